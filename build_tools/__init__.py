@@ -1,0 +1,1 @@
+"""What `setup.py` needs to compile the library; nothing here is installed."""
