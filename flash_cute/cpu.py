@@ -1,0 +1,78 @@
+"""The forward on the CPU: PyTorch's own flash attention does the arithmetic, its gaps are closed here.
+
+Those gaps (torch 2.10 to 2.15): its causal mask is the top-left one, it reports LSE 0 for a row whose
+scores are all -inf, it reads a strided last dim wrongly, it dies of SIGFPE when there are no keys, and
+in 16 bits its LSE is off by 6e-5. So 16-bit inputs are computed in float32 (twice as fast in float16
+and as fast in bfloat16 on an AVX-512 CPU, LSE within 1e-5), and the bottom-right mask, which is a
+rectangle that every row sees and a square under the diagonal, is the two computed apart and merged.
+"""
+
+import torch
+from torch import Tensor
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def fwd(q: Tensor, k: Tensor, v: Tensor, causal: str, scale: float | None, backend: str) -> tuple[Tensor, Tensor]:
+    """The kernel of `flash_cute::fwd` and `flash_cute::_fwd` for CPU tensors; raises what the library's checks raise."""
+    factor: float = torch.ops.flash_cute.check_fwd(q, k, v, causal, scale, backend)
+    with torch.no_grad():
+        return _fwd(q, k, v, causal, factor)
+
+
+def _fwd(q: Tensor, k: Tensor, v: Tensor, causal: str, scale: float) -> tuple[Tensor, Tensor]:
+    len_q, len_k = q.shape[2], k.shape[2]
+    compute = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out = torch.empty_like(q)  # (B, Hq, Nq, D), q's order of dims in memory
+    lse = torch.empty(q.shape[:3], dtype=compute)  # (B, Hq, Nq)
+
+    diagonal = len_k - len_q if causal == "bottom_right" else 0
+    blind = len_q if len_k == 0 else max(0, -diagonal)  # leading rows that see no key
+    shared = max(0, diagonal)  # leading keys that every row sees
+    out[:, :, :blind] = 0
+    lse[:, :, :blind] = -torch.inf
+    if blind == len_q or lse.numel() == 0:
+        return out, lse
+
+    q, k, v = _readable(q[:, :, blind:], compute), _readable(k, compute), _readable(v, compute)
+    if causal == "none":
+        part_out, part_lse = _attend(q, k, v, False, scale)
+    elif shared == 0:
+        part_out, part_lse = _attend(q, k, v, True, scale)
+    else:
+        part_out, part_lse = _merge(
+            _attend(q, k[:, :, :shared], v[:, :, :shared], False, scale),
+            _attend(q, k[:, :, shared:], v[:, :, shared:], True, scale),
+        )
+    # Softmax is NaN where a row sees keys but all its scores are -inf, and where one is +inf or NaN.
+    out[:, :, blind:] = part_out.masked_fill_(~part_lse.isfinite().unsqueeze(-1), torch.nan)
+    lse[:, :, blind:] = part_lse
+    return out, lse
+
+
+def _readable(x: Tensor, dtype: torch.dtype) -> Tensor:
+    x = x.to(dtype)
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, top_left: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention where every row sees at least one key: (out, lse), lse by its formula also for inf and NaN."""
+    out, lse = _flash(q, k, v, 0.0, top_left, scale=scale)
+    suspect = (lse == 0) | ~lse.isfinite()  # 0 may also be honest: a single key, score 0
+    group = q.shape[1] // k.shape[1]
+    for batch, head in suspect.any(-1).nonzero().tolist():
+        keys = k[batch, head // group]  # (Nk, D)
+        for rows in suspect[batch, head].nonzero().squeeze(-1).split(1024):
+            scores = scale * (q[batch, head, rows] @ keys.mT)  # (rows, Nk)
+            if top_left:
+                scores.masked_fill_(torch.arange(keys.shape[0]) > rows.unsqueeze(-1), -torch.inf)
+            lse[batch, head, rows] = scores.logsumexp(-1)
+    return out, lse
+
+
+def _merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Attention over the union of two disjoint sets of keys."""
+    lse = torch.logaddexp(one[1], other[1])
+    out = sum(part * (part_lse - lse).exp_().unsqueeze(-1) for part, part_lse in (one, other))
+    assert isinstance(out, Tensor)
+    return out, lse

@@ -1,0 +1,190 @@
+"""Which kernel `flash_cute.fwd` will run for a call, and why: as text for a person and as data."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _ops, report
+
+__all__ = ["Explanation", "explain", "kernel_matches"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What will run. `str()` is the text, `data` the same as plain JSON types.
+
+    Keys of `data` that every backend has: `backend`, `reasons` (sentences), `copies` (argument name to the
+    reason why it is copied, or None). For a kernel also `kernel`, `dtype`, `head_dim` (the tensors'),
+    `kernel_head_dim`, `mask`, `block_m` (query rows a CTA), `block_n` (keys a step), `threads` (a CTA),
+    `stages`, `smem_bytes` (a CTA), `ctas_per_sm`, `capability` and `compiled`: the compiler's report on
+    that very kernel (`arch`, `registers`, `spill_stores` and `spill_loads` in bytes, ...), or None where
+    the driver compiles it from PTX.
+    """
+
+    data: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """`data`, as a copy that may be changed."""
+        copy: dict[str, Any] = json.loads(json.dumps(self.data))
+        return copy
+
+    def __str__(self) -> str:
+        rows = list(_rows(self.data))
+        width = max(len(title) for title, _ in rows)
+        return "\n".join(f"{title:<{width}}  {text}" for title, text in rows)
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool | str = False,
+    *,
+    scale: float | None = None,
+    backend: str | None = None,
+    capability: int | None = None,
+) -> Explanation:
+    """Say which kernel `fwd` would run for these arguments; nothing is launched.
+
+    The answer is that of the plan function that the launch itself asks, so it is what runs.
+
+    Args:
+        q, k, v, causal, scale, backend: as in `flash_cute.fwd`; for a `capability` other than the tensors'
+            own device, tensors on the CPU or the meta device will do.
+        capability: `None`: the tensors' own device. Else plan for a GPU of that compute capability, ten
+            times major plus minor: 80 (A100), 86, 89, 90 (H100), 120.
+
+    Raises:
+        ValueError: as `fwd` raises for the same arguments.
+
+    Example:
+        >>> x = torch.empty(4, 16, 4096, 128, dtype=torch.bfloat16, device="meta")
+        >>> explain(x, x, x, causal=True, capability=80).data["backend"]
+        'sm80'
+    """
+    if isinstance(causal, bool):
+        causal = "bottom_right" if causal else "none"
+    plan = json.loads(_ops.fwd_plan(q, k, v, causal, scale, backend or "auto", capability or 0))
+    if "kernel" in plan:
+        plan["compiled"] = _compiled(plan)
+    return Explanation(plan)
+
+
+def kernel_matches(plan: dict[str, Any], kernel_name: str) -> bool:
+    """Whether `kernel_name`, as a profiler or the compiler prints it, is the kernel of a plan (`Explanation.data`).
+
+    Takes demangled and mangled names.
+
+    Example:
+        >>> plan = explain(*[torch.empty(1, 1, 64, 64, dtype=torch.half)] * 3, capability=80).data
+        >>> kernel_matches(plan, "void at::native::elementwise_kernel<128, 4>(int)")
+        False
+    """
+    facts = _facts(kernel_name)
+    return facts is not None and all(
+        (
+            facts["backend"] == plan["backend"],
+            facts["kernel"] == plan["kernel"],
+            facts["dtype"] == plan["dtype"],
+            facts["head_dim"] == plan["kernel_head_dim"],
+            facts["mask"] == plan["mask"],
+            facts["tile"][:4] == [plan["block_m"], plan["block_n"], plan["threads"] // 32, plan["stages"]],
+        )
+    )
+
+
+_ELEMENTS = {"half_t": "float16", "__half": "float16", "bfloat16_t": "bfloat16", "__nv_bfloat16": "bfloat16"}
+_MASKS = {"FullMask": "full", "CausalMask": "causal"}
+
+
+def _facts(kernel_name: str) -> dict[str, Any] | None:
+    """What a kernel's name says of it, or None for a kernel that is not ours.
+
+    Demangled: `flash_cute::sm80::fwd_kernel<flash_cute::sm80::FwdTraits<cutlass::half_t, 128,
+    flash_cute::Variant<flash_cute::CausalMask>, flash_cute::sm80::FwdTile{128, 64, 4, 1, false, 2}>>`;
+    mangled, the same words come with lengths in front and numbers as `Li128E`.
+    """
+    kernel = re.search(r"flash_cute(?:::|4)(sm\d+)(?:::|\d{2})(\w+?_kernel)(?:<|I)", kernel_name)
+    element = re.search("|".join(_ELEMENTS), kernel_name)
+    mask = re.search("|".join(_MASKS), kernel_name)
+    head_dim = re.search(r"(?:half_t|__half|bfloat16_t|__nv_bfloat16)(?:, (?:\(int\))?|ELi)(\d+)", kernel_name)
+    tile = re.search(r"Tile\)?\{([^}]*)\}", kernel_name) or re.search(r"TileE((?:L[a-z]\d+E)+)", kernel_name)
+    if not (kernel and element and mask and head_dim and tile):
+        return None
+    values = re.findall(r"L[a-z](\d+)E|(\d+)(?![\w)])|\b(true|false)\b", tile[1])
+    return {
+        "backend": kernel[1],
+        "kernel": kernel[2],
+        "dtype": _ELEMENTS[element[0]],
+        "head_dim": int(head_dim[1]),
+        "mask": _MASKS[mask[0]],
+        "tile": [int(mangled or number or word == "true") for mangled, number, word in values],
+    }
+
+
+def _compiled(plan: dict[str, Any]) -> dict[str, Any] | None:
+    """The compiler's report on the machine code that a device of the plan's capability loads."""
+    capability = plan["capability"]
+    found: dict[str, Any] | None = None
+    for entry in report.load()["kernels"]:
+        arch = _arch_number(entry["arch"])
+        # Machine code runs on its own major version, from its minor version on; the closest is loaded.
+        fits = arch // 10 == capability // 10 and arch <= capability
+        best = found is None or arch > _arch_number(found["arch"])
+        if fits and best and kernel_matches(plan, entry["kernel"]):
+            found = entry
+    return found
+
+
+def _arch_number(arch: str) -> int:
+    digits = re.search(r"\d+", arch)
+    return int(digits[0]) if digits else 0
+
+
+def _rows(data: dict[str, Any]) -> "list[tuple[str, str]]":
+    rows = [("backend", data["backend"])]
+    if "kernel" in data:
+        name = f"flash_cute::{data['backend']}::{data['kernel']}"
+        padded = "" if data["head_dim"] == data["kernel_head_dim"] else f" (the tensors have {data['head_dim']})"
+        capability = data["capability"]
+        rows += [
+            ("device", f"compute capability {capability // 10}.{capability % 10}"),
+            ("kernel", f"{name}, {data['dtype']}, head dim {data['kernel_head_dim']}{padded}, {data['mask']} mask"),
+            (
+                "tile",
+                f"{data['block_m']} query rows a CTA, {data['block_n']} keys a step, {data['threads']} threads, "
+                f"{_count(data['stages'], 'K/V stage')}",
+            ),
+            (
+                "shared memory",
+                f"{data['smem_bytes'] / 1024:.1f} KiB a CTA, built for {_count(data['ctas_per_sm'], 'CTA')} an SM",
+            ),
+            ("registers", _registers(data)),
+        ]
+        if data.get("grid"):
+            rows.append(("grid", " x ".join(str(size) for size in data["grid"]) + " CTAs"))
+    copied = [f"{name}: {why}" for name, why in (data.get("copies") or {}).items() if why]
+    rows += _block("copied", copied or ["nothing"])
+    rows += _block("why", data["reasons"])
+    return rows
+
+
+def _block(title: str, lines: list[str]) -> "list[tuple[str, str]]":
+    return [(title if index == 0 else "", line) for index, line in enumerate(lines)]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _registers(data: dict[str, Any]) -> str:
+    entry = data["compiled"]
+    if entry is None:
+        return "not known: the driver compiles this kernel from PTX on this device"
+    spilled = entry["spill_stores"] + entry["spill_loads"]
+    spills = f"{entry['spill_stores']} / {entry['spill_loads']} bytes spilled / reloaded" if spilled else "no spills"
+    return f"{entry['registers']} a thread, {spills} ({entry['arch']} code, nvcc {report.load()['nvcc']})"

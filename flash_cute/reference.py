@@ -1,0 +1,139 @@
+"""Attention written down plainly: the float64 oracle, and the yardstick for how exact is exact enough.
+
+One head at a time, so that memory is the (Nq, Nk) scores of one head. Differentiable by autograd.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool | str = False, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The oracle: what `flash_cute.fwd` should return, computed in float64 on the tensors' own device.
+
+    Args:
+        q: `(B, Hq, Nq, D)`, any floating dtype.
+        k: `(B, Hkv, Nk, D)`, Hkv divides Hq.
+        v: `(B, Hkv, Nk, Dv)`.
+        causal: `False`, `True` (= `"bottom_right"`) or `"top_left"`, as in `flash_cute.fwd`.
+        scale: `None`: `1 / sqrt(D)`.
+
+    Returns:
+        `(out, lse)`: `(B, Hq, Nq, Dv)` and `(B, Hq, Nq)`, both float64, lse a natural log.
+
+    Example:
+        >>> q, k, v = (torch.randn(1, 2, 16, 8) for _ in range(3))
+        >>> out, lse = attention(q, k, v, causal=True)
+        >>> torch.allclose(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).double(),
+        ...     atol=1e-5)
+        True
+    """
+    if scale is None:
+        scale = 1 / math.sqrt(q.shape[-1])
+    outs, lses = [], []
+    for head_q, head_k, head_v in _heads(q.double(), k.double(), v.double()):
+        scores = _mask(scale * (head_q @ head_k.mT), causal, -torch.inf)  # (Nq, Nk)
+        out = scores.softmax(-1) @ head_v  # (Nq, Dv)
+        outs.append(_mask_blind_rows(out, causal, len_k=head_k.shape[0]))
+        lses.append(scores.logsumexp(-1))  # (Nq,)
+    return _unheads(outs, q, v.shape[-1]), _unheads(lses, q)
+
+
+def unfused(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool | str = False, scale: float | None = None
+) -> Tensor:
+    """The same formula, every step in the input dtype, as PyTorch without a fused kernel computes it.
+
+    Arguments as `attention`; returns out, `(B, Hq, Nq, Dv)` in q's dtype. Its error is the yardstick of
+    `compare`.
+    """
+    if scale is None:
+        scale = 1 / math.sqrt(q.shape[-1])
+    outs = []
+    for head_q, head_k, head_v in _heads(q, k, v):
+        scores = _mask((head_q @ head_k.mT) * scale, causal, -torch.inf)
+        outs.append(_mask_blind_rows(scores.softmax(-1) @ head_v, causal, len_k=head_k.shape[0]))
+    return _unheads(outs, q, v.shape[-1])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Largest absolute errors against the oracle, and what the contract allows."""
+
+    out_error: float
+    out_allowed: float  # 2x the unfused error + eps(dtype) * max|reference| + 1e-5
+    lse_error: float  # relative to max(1, |lse|)
+    lse_allowed: float = 1e-4
+
+    @property
+    def ok(self) -> bool:
+        return self.out_error <= self.out_allowed and self.lse_error <= self.lse_allowed
+
+
+def compare(
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool | str = False,
+    scale: float | None = None,
+) -> Comparison:
+    """How far `(out, lse)` of `flash_cute.fwd(q, k, v, causal, scale=scale)` are from the oracle.
+
+    For finite inputs: where the oracle is NaN, any difference counts as an infinite error.
+    """
+    exact_out, exact_lse = attention(q, k, v, causal, scale)
+    plain = unfused(q, k, v, causal, scale)
+    peak = exact_out.abs().max().item() if exact_out.numel() else 0.0
+    allowed = 2 * _largest(plain.double() - exact_out) + torch.finfo(q.dtype).eps * peak + 1e-5
+    blind = exact_lse == -torch.inf
+    lse_error = ((lse.double() - exact_lse) / exact_lse.abs().clamp(min=1)).masked_fill(
+        blind & (lse == -torch.inf), 0
+    )
+    return Comparison(_largest(out.double() - exact_out), allowed, _largest(lse_error))
+
+
+def _largest(difference: Tensor) -> float:
+    if difference.numel() == 0:
+        return 0.0
+    return difference.abs().nan_to_num(nan=torch.inf).max().item()
+
+
+def _heads(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    group = q.shape[1] // k.shape[1] if k.shape[1] else 1
+    for batch in range(q.shape[0]):
+        for head in range(q.shape[1]):
+            yield q[batch, head], k[batch, head // group], v[batch, head // group]
+
+
+def _unheads(heads: list[Tensor], q: Tensor, *last: int) -> Tensor:
+    shape = (*q.shape[:3], *last)
+    if not heads:
+        return q.new_zeros(shape)
+    return torch.stack(heads).view(shape)
+
+
+def _seen(len_q: int, len_k: int, causal: bool | str, device: torch.device) -> Tensor:
+    """(Nq, Nk) bool: whether row i sees column j."""
+    if causal in (False, "none"):
+        return torch.ones(len_q, len_k, dtype=torch.bool, device=device)
+    if causal not in (True, "bottom_right", "top_left"):
+        raise ValueError(f'causal: expected False, True, "bottom_right" or "top_left", got {causal!r}')
+    diagonal = 0 if causal == "top_left" else len_k - len_q
+    return torch.ones(len_q, len_k, dtype=torch.bool, device=device).tril(diagonal)
+
+
+def _mask(scores: Tensor, causal: bool | str, value: float) -> Tensor:
+    return scores.masked_fill(~_seen(*scores.shape, causal, scores.device), value)
+
+
+def _mask_blind_rows(out: Tensor, causal: bool | str, len_k: int) -> Tensor:
+    """0 for the rows that see no key, where softmax gives NaN."""
+    blind = ~_seen(out.shape[0], len_k, causal, out.device).any(-1)
+    return out.masked_fill(blind.unsqueeze(-1), 0)

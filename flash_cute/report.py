@@ -1,0 +1,27 @@
+"""The compiler's report that was saved when the library was built: registers, spills, seconds a file."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+PATH = Path(__file__).parent / "compile_report.json"
+
+
+@cache
+def load() -> dict[str, Any]:
+    """The report as data, or an empty one for a build without CUDA kernels.
+
+    Keys: `nvcc` (version), `kernels` (one entry a kernel and architecture: `file`, `arch`, `kernel`
+    (demangled name), `registers`, `spill_stores`, `spill_loads` (bytes), `stack`, `smem_static`),
+    `files` (`file`, `seconds`) and `warnings`.
+    """
+    if not PATH.exists():
+        return {"nvcc": None, "kernels": [], "files": [], "warnings": []}
+    report: dict[str, Any] = json.loads(PATH.read_text())
+    return report
+
+
+def built_architectures() -> set[str]:
+    """The kernel folders that were built: a subset of {"sm80", "sm90"}."""
+    return {arch for entry in load()["kernels"] for arch in ("sm80", "sm90") if f"::{arch}::" in entry["kernel"]}
