@@ -1,0 +1,318 @@
+"""Measure flash_cute beside its peers.
+
+    python bench/run.py --grid paper --peers cudnn,flash --out bench/results/NAME.csv
+
+Prints a table (TFLOP/s, ratio to each peer, geometric mean of the ratios) and writes a CSV of every figure with its
+spread and with the GPU, torch, cuDNN and commit that it belongs to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.metadata
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+if not __package__:
+    # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
+    sys.path[:] = [*sys.path[1:], str(ROOT)]
+
+from bench import backends, workloads  # noqa: E402
+from bench.timing import Cell, time_cell  # noqa: E402
+from bench.workloads import Workload  # noqa: E402
+from flash_cute._timing import Clock, Contender, measure, tflops  # noqa: E402
+
+CLOCKS_OF_GRID: dict[str, tuple[Clock, ...]] = {"small": ("wall", "graph"), "host": ("host",)}
+HOST_ROUNDS = 41
+SHAPE_COLUMNS = ("grid", "B", "H", "Hkv", "N", "M", "D", "dtype", "causal")
+
+
+def environment(device: torch.device, commit: str) -> dict[str, str]:
+    """What a figure belongs to."""
+    facts = {
+        "gpu": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "cudnn": "",
+        "driver": "",
+        "python": platform.python_version(),
+        "flash_cute": _package_version(),
+        "commit": commit or _commit(),
+    }
+    if device.type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+        number = torch.backends.cudnn.version() or 0
+        facts["cudnn"] = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+        facts["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
+    return facts
+
+
+def _package_version() -> str:
+    try:
+        return importlib.metadata.version("flash_cute")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _commit() -> str:
+    commit = _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
+    if not commit:
+        return "unknown"
+    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}+changes" if changed else commit
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def matrix_product_tflops(device: torch.device, size: int = 8192) -> float:
+    """Rate of a bf16 matrix product: what this card sustains, beside which the attention figures are to be read."""
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    b = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    timing = measure([Contender("matmul", lambda: a @ b)], device, seconds=0.3)["matmul"]
+    return tflops(2.0 * size**3, timing.median)
+
+
+def rows_of(grid: str, cell: Cell, peers: Sequence[str], facts: dict[str, str]) -> list[dict[str, object]]:
+    """The CSV rows of a cell, one a provider; a provider that did not run has a row that says why."""
+    w = cell.workload
+    shape: dict[str, object] = {
+        "grid": grid,
+        **{name: getattr(w, name) for name in SHAPE_COLUMNS[1:]},
+    }
+    rows: list[dict[str, object]] = []
+    for name, timing in cell.timings.items():
+        row: dict[str, object] = {
+            **shape,
+            "provider": name,
+            "clock": cell.clock,
+            "mode": cell.mode,
+            "median_us": f"{timing.median * 1e6:.3f}",
+            "best_us": f"{timing.best * 1e6:.3f}",
+            "spread": f"{timing.spread:.4f}",
+            "tflops": f"{tflops(w.flops, timing.median):.2f}",
+            "rounds": len(timing.rounds),
+            "calls": timing.calls,
+            "input_sets": cell.sets,
+            "plan": cell.plans.get(name, ""),
+        }
+        if name in cell.differences:
+            row["difference"] = f"{cell.differences[name]:.2e} from {cell.compared_with}"
+        if backends.is_ours(name):
+            for peer in peers:
+                ratio = cell.ratio(name, peer)
+                if ratio is not None:
+                    row[f"ratio_{peer}"] = f"{ratio.median:.4f}"
+                    row[f"ratio_{peer}_spread"] = f"{ratio.spread:.4f}"
+        rows.append({**row, **facts})
+    for name, reason in cell.missing.items():
+        rows.append({**shape, "provider": name, "clock": cell.clock, "mode": cell.mode, "missing": reason, **facts})
+    return rows
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, object]], peers: Sequence[str], facts: dict[str, str]) -> None:
+    columns = [*SHAPE_COLUMNS, "provider", "clock", "mode", "median_us", "best_us", "spread", "tflops"]
+    for peer in peers:
+        columns += [f"ratio_{peer}", f"ratio_{peer}_spread"]
+    columns += ["rounds", "calls", "input_sets", "difference", "plan", "missing", *facts]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def short(name: str) -> str:
+    """A provider's name as a column head."""
+    return name.removeprefix("flash_cute:")
+
+
+class Table:
+    """The printed table: a line a cell as soon as it is measured, then the geometric means."""
+
+    def __init__(self, providers: Sequence[str]) -> None:
+        self.providers = providers
+        peers = [name for name in providers if not backends.is_ours(name)]
+        self.pairs = [(ours, peer) for ours in providers if backends.is_ours(ours) for peer in peers]
+        self.ratios: dict[tuple[str, Clock, str, str, str], list[float]] = {}
+        self.reasons: dict[tuple[str, str], int] = {}
+
+    def head(self, grid: str, clock: Clock, mode: str) -> None:
+        unit = "us a call, median (best)" if clock == "host" else "TFLOP/s"
+        print(f"\n{grid}: {unit}, clock {clock}" + (f", {mode} mode" if mode != "grad" else ""))
+        figures = "".join(f" {short(name):>13}" for name in self.providers)
+        print(f"{'':<42}{figures}" + "".join(f" {f'{short(ours)}/{peer}':>17}" for ours, peer in self.pairs))
+
+    def line(self, grid: str, cell: Cell) -> None:
+        text = f"{cell.workload.label:<42}"
+        for name in self.providers:
+            text += f" {self._figure(cell, name):>13}"
+        for ours, peer in self.pairs:
+            ratio = cell.ratio(ours, peer)
+            text += f" {f'{ratio.median:.3f} ±{ratio.spread:.3f}' if ratio else '-':>17}"
+            if ratio:
+                self.ratios.setdefault((grid, cell.clock, cell.mode, ours, peer), []).append(ratio.median)
+        for name in cell.wrong:
+            text += f"  WRONG: {name} differs by {cell.differences[name]:.2e} from {cell.compared_with}"
+        for name, reason in cell.missing.items():
+            self.reasons[name, reason] = self.reasons.get((name, reason), 0) + 1
+        print(text, flush=True)
+
+    def _figure(self, cell: Cell, name: str) -> str:
+        timing = cell.timings.get(name)
+        if timing is None:
+            return "-"
+        if cell.clock == "host":
+            return f"{timing.median * 1e6:.1f} ({timing.best * 1e6:.1f})"
+        rate = tflops(cell.workload.flops, timing.median)
+        return f"{rate:.{0 if rate >= 100 else 2}f} ±{timing.spread * 100:.1f}%"
+
+    def foot(self) -> None:
+        if self.ratios:
+            print("\ngeometric mean of the ratios (least, cells)")
+        for (grid, clock, mode, ours, peer), values in self.ratios.items():
+            mean = statistics.geometric_mean(values)
+            pair = f"{short(ours)}/{peer}"
+            print(f"  {grid:<6} {clock:<6} {mode:<9} {pair:<18} {mean:.3f} ({min(values):.3f}, {len(values)})")
+        if self.reasons:
+            print("\nnot measured")
+        for (name, reason), cells in self.reasons.items():
+            print(f"  {name}, {cells} cell{'s' if cells > 1 else ''}: {reason}")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="bench/run.py",
+        description=(__doc__ or "").split("\n")[0],
+        epilog=f"providers: {', '.join(backends.OURS)} (ours); {', '.join(backends.PEERS)} (peers)",
+    )
+    parser.add_argument("--grid", help=f"one or several of {', '.join(workloads.GRIDS)}; without it, a single case")
+    parser.add_argument("--ours", default="flash_cute", help="providers of ours, separated by commas (flash_cute)")
+    parser.add_argument("--peers", default="cudnn,flash", help="peers, separated by commas, or all (cudnn,flash)")
+    parser.add_argument("--out", type=Path, help="CSV to write")
+    parser.add_argument(
+        "--clock", choices=["events", "graph", "wall", "host"], help="events, unless the grid has clocks of its own"
+    )
+    parser.add_argument("--seconds", type=float, default=0.2, help="measured time a provider and cell (0.2)")
+    parser.add_argument(
+        "--rounds", type=int, help=f"turns of each provider, 5 or more (7; {HOST_ROUNDS} on clock host)"
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the random inputs (the time)")
+    parser.add_argument("--commit", default="", help="commit to name in the CSV (git's)")
+    parser.add_argument("--triton-tutorial", type=Path, help="a copy of Triton's fused-attention tutorial")
+    workloads.add_shape_flags(parser)
+    flags = parser.parse_args(arguments)
+    if flags.rounds is not None and flags.rounds < 5:
+        parser.error(f"--rounds: expected 5 or more, given {flags.rounds}")
+    flags.grids = _names(flags.grid or "case")
+    for grid in flags.grids:
+        if grid not in workloads.GRIDS and grid != "case":
+            parser.error(f"--grid: expected one or several of {', '.join(workloads.GRIDS)}, given {grid!r}")
+    flags.ours = _names(flags.ours)
+    flags.peers = list(backends.PEERS) if flags.peers == "all" else _names(flags.peers)
+    for name in (*flags.ours, *flags.peers):
+        if name not in (*backends.OURS, *backends.PEERS):
+            parser.error(f"provider: expected one of {', '.join(backends.OURS + backends.PEERS)}, given {name!r}")
+    return flags
+
+
+def clocks_of(grid: str, flags: argparse.Namespace, device: torch.device) -> tuple[Clock, ...]:
+    wanted: tuple[Clock, ...] = (flags.clock,) if flags.clock else CLOCKS_OF_GRID.get(grid, ("events",))
+    if device.type == "cuda":
+        return wanted
+    return ("host",) if wanted == ("host",) else ("wall",)
+
+
+def cells_of(grid: str, flags: argparse.Namespace) -> list[Workload]:
+    return [workloads.from_flags(flags)] if grid == "case" else workloads.GRIDS[grid]()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    flags = parse(arguments)
+    device = torch.device(flags.device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    started = time.perf_counter()
+    facts = environment(device, flags.commit)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        facts["matmul_tflops"] = f"{matrix_product_tflops(device):.0f}"
+    print(", ".join(f"{name} {value}" for name, value in facts.items() if value), f"seed {flags.seed}", sep=", ")
+
+    providers = []
+    rows: list[dict[str, object]] = []
+    for name in (*flags.ours, *flags.peers):
+        reason = backends.absent(name, flags.triton_tutorial)
+        if reason is None:
+            providers.append(name)
+        else:
+            print(f"absent: {name}: {reason}")
+            rows.append({"grid": flags.grid or "case", "provider": name, "missing": reason, **facts})
+    table = Table(providers)
+    right = True
+    for grid in flags.grids:
+        for cell in measured_cells(grid, flags, device, table):
+            right &= not cell.wrong
+            rows += rows_of(grid, cell, flags.peers, facts)
+            if flags.out:  # after each cell: a run that is cut off leaves what it measured
+                write_csv(flags.out, rows, flags.peers, facts)
+    table.foot()
+    if flags.out:
+        print(f"\nwrote {flags.out}: {len(rows)} rows", end="")
+    print(f"\n{time.perf_counter() - started:.0f} s in all")
+    return 0 if right and any("tflops" in row for row in rows) else 1
+
+
+def measured_cells(grid: str, flags: argparse.Namespace, device: torch.device, table: Table) -> Iterator[Cell]:
+    """Measure a grid and print its table: line by line, or after the last cell where there are several tables."""
+    clocks = clocks_of(grid, flags, device)
+    modes = ("grad", "inference") if "host" in clocks else ("grad",)
+    one_table = len(clocks) * len(modes) == 1
+    if one_table:
+        table.head(grid, clocks[0], modes[0])
+    cells: list[Cell] = []
+    for workload in cells_of(grid, flags):
+        for cell in time_cell(
+            workload,
+            table.providers,
+            device,
+            clocks=clocks,
+            modes=modes,
+            rounds=flags.rounds or (HOST_ROUNDS if "host" in clocks else 7),
+            seconds=flags.seconds,
+            seed=flags.seed,
+            triton_tutorial=flags.triton_tutorial,
+        ):
+            cells.append(cell)
+            if one_table:
+                table.line(grid, cell)
+            yield cell
+    if not one_table:
+        for clock in clocks:
+            for mode in modes:
+                table.head(grid, clock, mode)
+                for cell in cells:
+                    if (cell.clock, cell.mode) == (clock, mode):
+                        table.line(grid, cell)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

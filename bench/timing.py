@@ -1,0 +1,147 @@
+"""One cell of a table: every provider on one workload, checked against each other, then timed by turns."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from bench import backends
+from bench.workloads import Inputs, Workload
+from flash_cute._timing import Clock, Contender, Ratio, Timing, input_sets, measure, rotate, speed_ratio
+
+LARGEST_DIFFERENCE = 0.02  # of ||ours - peer|| / ||peer||: two right answers in bf16 differ by 0.004
+
+
+@dataclass
+class Cell:
+    """What was measured of one workload on one clock. Providers that did not run are in `missing`, with the reason."""
+
+    workload: Workload
+    clock: Clock
+    mode: str
+    sets: int
+    timings: dict[str, Timing] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    differences: dict[str, float] = field(default_factory=dict)
+    compared_with: str = ""
+    plans: dict[str, str] = field(default_factory=dict)
+
+    def ratio(self, ours: str, peer: str) -> Ratio | None:
+        if ours not in self.timings or peer not in self.timings:
+            return None
+        return speed_ratio(self.timings[ours], self.timings[peer])
+
+    @property
+    def wrong(self) -> list[str]:
+        """Providers of ours whose answer is not the peer's; NaN counts."""
+        return [name for name, difference in self.differences.items() if not difference <= LARGEST_DIFFERENCE]
+
+
+@contextmanager
+def _both(first: AbstractContextManager[object], second: AbstractContextManager[object]) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(first)
+        stack.enter_context(second)
+        yield
+
+
+def time_cell(
+    workload: Workload,
+    providers: Sequence[str],
+    device: torch.device,
+    *,
+    clocks: Sequence[Clock],
+    modes: Sequence[str] = ("grad",),
+    rounds: int = 7,
+    seconds: float = 0.2,
+    seed: int = 0,
+    triton_tutorial: Path | None = None,
+) -> list[Cell]:
+    """Measure the providers on one workload: a `Cell` a clock and mode.
+
+    Args:
+        workload: the problem.
+        providers: names from `backends.OURS` and `backends.PEERS`; ours are compared with the first peer that runs.
+        device: where.
+        clocks: see `flash_cute._timing`.
+        modes: "grad" (grad mode on, nothing requires grad) and "inference" (`torch.inference_mode`).
+        rounds: turns of each provider.
+        seconds: measured time a provider and cell.
+        seed: of the random inputs.
+        triton_tutorial: a copy of Triton's fused-attention tutorial.
+    """
+    sets = input_sets(workload.input_bytes, device)
+    inputs = [workload.make_inputs(device, seed + index) for index in range(sets)]
+    missing: dict[str, str] = {}
+    ready: list[backends.Backend] = []
+    outputs: dict[str, torch.Tensor] = {}
+    for name in providers:
+        try:
+            backend = backends.prepare(name, workload, device, triton_tutorial)
+            outputs[name] = backends.first_call(backend, inputs[0])
+            ready.append(backend)
+        except backends.Unavailable as reason:
+            missing[name] = str(reason)
+    compared_with, differences = _differences(outputs)
+    outputs.clear()
+    plans = {backend.name: _plan(backend.name, workload, inputs[0]) for backend in ready}
+
+    cells = []
+    for clock in clocks:
+        for mode in modes:
+            cell = Cell(workload, clock, mode, sets, {}, dict(missing), differences, compared_with, plans)
+            contenders = [_contender(backend, inputs, mode) for backend in ready]
+            cell.timings = measure(
+                contenders, device, clock=clock, rounds=rounds, seconds=seconds, failures=cell.missing
+            )
+            cells.append(cell)
+    return cells
+
+
+def _contender(backend: backends.Backend, inputs: Sequence[Inputs], mode: str) -> Contender:
+    call = rotate(backend.call, [backend.arrange(one) for one in inputs])
+    if mode == "grad":
+        return Contender(backend.name, call, backend.context)
+    return Contender(backend.name, call, lambda: _both(torch.inference_mode(), backend.context()))
+
+
+def _differences(outputs: dict[str, torch.Tensor]) -> tuple[str, dict[str, float]]:
+    """The provider compared with (the first peer that ran, else the first of ours), and ||ours - it|| / ||it||."""
+    if not outputs:
+        return "", {}
+    reference = next((name for name in outputs if not backends.is_ours(name)), next(iter(outputs)))
+    expected = outputs[reference].float()
+    norm = expected.norm().clamp_min(1e-30)
+    return reference, {
+        name: float((out.float() - expected).norm() / norm)
+        for name, out in outputs.items()
+        if backends.is_ours(name) and name != reference
+    }
+
+
+@functools.cache
+def _explains() -> bool:
+    import flash_cute
+
+    return hasattr(flash_cute, "explain")
+
+
+def _plan(name: str, workload: Workload, inputs: Inputs) -> str:
+    """The kernel and tile that the library says it runs, in a few words; empty for a peer."""
+    if not backends.is_ours(name) or not _explains():
+        return ""
+    import flash_cute
+
+    backend = name.partition(":")[2] or None
+    plan = flash_cute.explain(*inputs, backends.causal_argument(workload), backend=backend).data
+    words = [str(plan.get("backend", "")), str(plan.get("config", ""))]
+    if plan.get("block_m"):
+        words.append(
+            f"{plan['block_m']}x{plan.get('block_n')} threads {plan.get('threads')} stages {plan.get('stages')}"
+        )
+    return " ".join(word for word in words if word)
