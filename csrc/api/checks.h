@@ -1,0 +1,172 @@
+// What a call must satisfy, checked once, before anything is allocated or launched.
+//
+// An error reads "flash_cute: <argument>: expected <what>, got <what>" and is std::invalid_argument,
+// which Python sees as ValueError.
+#pragma once
+
+#include <climits>
+#include <cmath>
+#include <optional>
+#include <sstream>
+
+#include "tensor.h"
+
+namespace flash_cute {
+
+enum class Causal { kNone, kTopLeft, kBottomRight };
+enum class Backend { kAuto, kCpu, kSm80, kSm90 };
+
+struct FwdArgs {
+  TensorInfo q;  // (batch, heads_q,  len_q, head_dim)
+  TensorInfo k;  // (batch, heads_kv, len_k, head_dim)
+  TensorInfo v;  // (batch, heads_kv, len_k, head_dim)
+  std::string_view causal;
+  std::optional<double> scale;
+  std::string_view backend;
+};
+
+// A call that has passed: the arguments as the plan wants them.
+struct FwdProblem {
+  int batch;
+  int heads_q;
+  int heads_kv;
+  int len_q;
+  int len_k;
+  int head_dim;
+  double scale;
+  Causal causal;
+  Backend backend;  // as asked for; kAuto is resolved by the plan
+};
+
+// The message is put together only when the check fails.
+template <class... Parts>
+[[noreturn, gnu::noinline, gnu::cold]] void fail(Parts const&... parts) {
+  std::ostringstream message;
+  message << "flash_cute: ";
+  (message << ... << parts);
+  throw std::invalid_argument(message.str());
+}
+#define FLASH_CUTE_CHECK(condition, ...)                             \
+  do {                                                               \
+    if (__builtin_expect(!(condition), 0)) ::flash_cute::fail(__VA_ARGS__); \
+  } while (0)
+
+inline std::string dtype_name(int32_t dtype) {
+  if (dtype == aoti_torch_dtype_float16()) return "float16";
+  if (dtype == aoti_torch_dtype_bfloat16()) return "bfloat16";
+  if (dtype == aoti_torch_dtype_float32()) return "float32";
+  if (dtype == aoti_torch_dtype_float64()) return "float64";
+  if (dtype == aoti_torch_dtype_float8_e4m3fn()) return "float8_e4m3fn";
+  if (dtype == aoti_torch_dtype_float8_e5m2()) return "float8_e5m2";
+  if (dtype == aoti_torch_dtype_int32()) return "int32";
+  if (dtype == aoti_torch_dtype_int64()) return "int64";
+  if (dtype == aoti_torch_dtype_bool()) return "bool";
+  if (dtype == aoti_torch_dtype_complex64()) return "complex64";
+  return "another dtype";
+}
+
+inline std::string device_name(TensorInfo const& tensor) {
+  if (is_cuda(tensor)) return "cuda:" + std::to_string(tensor.device_index);
+  if (is_cpu(tensor)) return "cpu";
+  return tensor.device_type == aoti_torch_device_type_meta() ? "meta" : "another device";
+}
+
+inline std::string shape_text(TensorInfo const& tensor) {
+  std::string text = "(";
+  for (int64_t dim = 0; dim < tensor.rank; ++dim) {
+    text += (dim ? ", " : "") + std::to_string(tensor.sizes[dim]);
+  }
+  return text + ")";
+}
+
+inline Causal parse_causal(std::string_view causal) {
+  if (causal == "none") return Causal::kNone;
+  if (causal == "top_left") return Causal::kTopLeft;
+  if (causal == "bottom_right") return Causal::kBottomRight;
+  fail("causal: expected 'none', 'top_left' or 'bottom_right', got '", causal, "'");
+}
+
+inline Backend parse_backend(std::string_view backend) {
+  if (backend == "auto") return Backend::kAuto;
+  if (backend == "cpu") return Backend::kCpu;
+  if (backend == "sm80") return Backend::kSm80;
+  if (backend == "sm90") return Backend::kSm90;
+  fail("backend: expected 'auto', 'cpu', 'sm80' or 'sm90', got '", backend, "'");
+}
+
+inline void check_dtype(FwdArgs const& args, bool on_cuda) {
+  int32_t const dtype = args.q.dtype;
+  bool const is_16_bit = dtype == aoti_torch_dtype_float16() || dtype == aoti_torch_dtype_bfloat16();
+  bool const is_wide = dtype == aoti_torch_dtype_float32() || dtype == aoti_torch_dtype_float64();
+  FLASH_CUTE_CHECK(!on_cuda || is_16_bit, "q: expected float16 or bfloat16 on CUDA, got ", dtype_name(dtype));
+  FLASH_CUTE_CHECK(is_16_bit || is_wide, "q: expected float16, bfloat16, float32 or float64, got ",
+                   dtype_name(dtype));
+  for (TensorInfo const* other : {&args.k, &args.v}) {
+    FLASH_CUTE_CHECK(other->dtype == dtype, other->name, ": expected q's dtype ", dtype_name(dtype), ", got ",
+                     dtype_name(other->dtype));
+  }
+}
+
+inline void check_devices(FwdArgs const& args) {
+  TensorInfo const& q = args.q;
+  for (TensorInfo const* other : {&args.k, &args.v}) {
+    FLASH_CUTE_CHECK(other->device_type == q.device_type && other->device_index == q.device_index, other->name,
+                     ": expected q's device ", device_name(q), ", got ", device_name(*other));
+  }
+}
+
+inline void check_shapes(FwdArgs const& args) {
+  auto const& [q, k, v, causal, scale, backend] = args;
+  for (TensorInfo const* tensor : {&q, &k, &v}) {
+    FLASH_CUTE_CHECK(tensor->rank == 4, tensor->name, ": expected 4 dims (batch, heads, length, head_dim), got ",
+                     tensor->rank, ": ", shape_text(*tensor));
+    for (int dim = 0; dim < 4; ++dim) {
+      FLASH_CUTE_CHECK(tensor->sizes[dim] <= INT_MAX, tensor->name, ": expected sizes below 2^31, got ",
+                       shape_text(*tensor));
+    }
+  }
+  FLASH_CUTE_CHECK(q.sizes[3] > 0, "q: expected a head dim of at least 1, got ", shape_text(q));
+  FLASH_CUTE_CHECK(k.sizes[3] == q.sizes[3], "k: expected q's head dim ", q.sizes[3], ", got ", k.sizes[3]);
+  FLASH_CUTE_CHECK(v.sizes[3] == q.sizes[3], "v: expected q's head dim ", q.sizes[3],
+                   " (a head dim of v's own is not supported yet), got ", v.sizes[3]);
+  FLASH_CUTE_CHECK(k.sizes[0] == q.sizes[0], "k: expected q's batch size ", q.sizes[0], ", got ", k.sizes[0]);
+  FLASH_CUTE_CHECK(v.sizes[0] == q.sizes[0], "v: expected q's batch size ", q.sizes[0], ", got ", v.sizes[0]);
+  FLASH_CUTE_CHECK(v.sizes[1] == k.sizes[1], "v: expected as many heads as k, ", k.sizes[1], ", got ", v.sizes[1]);
+  FLASH_CUTE_CHECK(v.sizes[2] == k.sizes[2], "v: expected k's length ", k.sizes[2], ", got ", v.sizes[2]);
+  FLASH_CUTE_CHECK(k.sizes[1] > 0 ? q.sizes[1] % k.sizes[1] == 0 : q.sizes[1] == 0,
+                   "q: expected a number of heads that is a multiple of k's ", k.sizes[1], ", got ", q.sizes[1]);
+}
+
+inline double check_scale(std::optional<double> scale, int head_dim) {
+  if (!scale) return 1.0 / std::sqrt(static_cast<double>(head_dim));
+  FLASH_CUTE_CHECK(std::isfinite(*scale) && *scale > 0, "scale: expected a finite number above 0, got ", *scale);
+  return *scale;
+}
+
+// `on_cuda`: whether CUDA's rules hold, as they do for CUDA tensors and for a plan for a given GPU.
+inline FwdProblem check_fwd(FwdArgs const& args, bool on_cuda) {
+  check_devices(args);
+  check_dtype(args, on_cuda);
+  check_shapes(args);
+  FwdProblem const problem{.batch = static_cast<int>(args.q.sizes[0]),
+                           .heads_q = static_cast<int>(args.q.sizes[1]),
+                           .heads_kv = static_cast<int>(args.k.sizes[1]),
+                           .len_q = static_cast<int>(args.q.sizes[2]),
+                           .len_k = static_cast<int>(args.k.sizes[2]),
+                           .head_dim = static_cast<int>(args.q.sizes[3]),
+                           .scale = check_scale(args.scale, static_cast<int>(args.q.sizes[3])),
+                           .causal = parse_causal(args.causal),
+                           .backend = parse_backend(args.backend)};
+  FLASH_CUTE_CHECK(!on_cuda || std::isnormal(static_cast<float>(problem.scale)),
+                   "scale: expected a number that float32 holds, got ", problem.scale);
+  FLASH_CUTE_CHECK(!on_cuda || problem.head_dim <= 256, "q: expected a head dim of at most 256 on CUDA, got ",
+                   problem.head_dim);
+  FLASH_CUTE_CHECK(!on_cuda || problem.backend != Backend::kCpu,
+                   "backend: expected 'auto', 'sm80' or 'sm90' for CUDA tensors, got 'cpu'");
+  FLASH_CUTE_CHECK(!is_cpu(args.q) || on_cuda || problem.backend == Backend::kAuto ||
+                       problem.backend == Backend::kCpu,
+                   "backend: expected 'auto' or 'cpu' for CPU tensors, got '", args.backend, "'");
+  return problem;
+}
+
+}  // namespace flash_cute

@@ -1,0 +1,21 @@
+// The forward as the operators call it.
+#pragma once
+
+#include "dispatch.h"
+
+namespace flash_cute {
+
+struct FwdResult {
+  Tensor out;  // (batch, heads_q, len_q, head_dim), laid out like empty_like(q)
+  Tensor lse;  // (batch, heads_q, len_q), float32, contiguous
+};
+
+// CUDA tensors, on the current stream of their device.
+FwdResult fwd_cuda(FwdArgs const& args);
+
+Gpu device_gpu(int device_index);
+
+// The answer of plan_fwd as JSON. `capability` 0: that of the tensors' own device.
+std::string fwd_plan_json(FwdArgs const& args, int64_t capability);
+
+}  // namespace flash_cute

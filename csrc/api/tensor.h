@@ -1,0 +1,167 @@
+// Tensors and strings of PyTorch's C shim: who owns them, and what the checks read of them.
+//
+// Thinner than torch::stable::Tensor because a launch's host time is a promise: no shared_ptr, and
+// metadata is read once a call.
+#pragma once
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/c/shim.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace flash_cute {
+
+// The shim writes PyTorch's own message to stderr and returns only a code.
+inline void check_shim(AOTITorchError code, char const* action) {
+  if (code != 0) {
+    throw std::runtime_error(std::string("flash_cute: PyTorch could not ") + action +
+                             "; its own message stands on stderr");
+  }
+}
+
+struct DeleteTensor {
+  void operator()(AtenTensorHandle handle) const { aoti_torch_delete_tensor_object(handle); }
+};
+struct DeleteString {
+  void operator()(StringHandle handle) const { torch_delete_string(handle); }
+};
+using Tensor = std::unique_ptr<AtenTensorOpaque, DeleteTensor>;
+using String = std::unique_ptr<StringOpaque, DeleteString>;
+
+inline std::string_view view(String const& string) {
+  size_t length = 0;
+  char const* data = nullptr;
+  check_shim(torch_string_length(string.get(), &length), "read a string");
+  check_shim(torch_string_c_str(string.get(), &data), "read a string");
+  return {data, length};
+}
+
+// The metadata of one argument; borrowed from a Tensor that outlives it.
+struct TensorInfo {
+  char const* name;  // as the user calls it, for messages
+  AtenTensorHandle handle;
+  int64_t const* sizes = nullptr;    // [rank]
+  int64_t const* strides = nullptr;  // [rank], in elements
+  int64_t rank = 0;
+  int32_t dtype = 0;
+  int32_t device_type = 0;
+  int32_t device_index = 0;
+};
+
+inline TensorInfo tensor_info(char const* name, AtenTensorHandle handle) {
+  int32_t layout = 0;
+  check_shim(aoti_torch_get_layout(handle, &layout), "read a tensor's layout");
+  if (layout != aoti_torch_layout_strided()) {
+    throw std::invalid_argument(std::string("flash_cute: ") + name +
+                                ": expected a strided tensor, got a sparse or nested one");
+  }
+  TensorInfo info{.name = name, .handle = handle};
+  int64_t* sizes = nullptr;
+  int64_t* strides = nullptr;
+  check_shim(aoti_torch_get_sizes(handle, &sizes), "read a tensor's sizes");
+  check_shim(aoti_torch_get_strides(handle, &strides), "read a tensor's strides");
+  check_shim(aoti_torch_get_dim(handle, &info.rank), "read a tensor's rank");
+  check_shim(aoti_torch_get_dtype(handle, &info.dtype), "read a tensor's dtype");
+  check_shim(aoti_torch_get_device_type(handle, &info.device_type), "read a tensor's device");
+  check_shim(aoti_torch_get_device_index(handle, &info.device_index), "read a tensor's device");
+  info.sizes = sizes;
+  info.strides = strides;
+  return info;
+}
+
+inline bool is_cuda(TensorInfo const& tensor) {
+  return tensor.device_type == aoti_torch_device_type_cuda();
+}
+inline bool is_cpu(TensorInfo const& tensor) {
+  return tensor.device_type == aoti_torch_device_type_cpu();
+}
+
+inline void const* data_pointer(AtenTensorHandle tensor) {
+  void const* data = nullptr;
+  check_shim(torch_get_const_data_ptr(tensor, &data), "read a tensor's data pointer");
+  return data;
+}
+
+inline void* mutable_data_pointer(AtenTensorHandle tensor) {
+  void* data = nullptr;
+  check_shim(torch_get_mutable_data_ptr(tensor, &data), "read a tensor's data pointer");
+  return data;
+}
+
+template <size_t kRank>
+Tensor empty_strided(std::array<int64_t, kRank> const& sizes, std::array<int64_t, kRank> const& strides,
+                     int32_t dtype, TensorInfo const& like) {
+  AtenTensorHandle handle = nullptr;
+  check_shim(aoti_torch_empty_strided(kRank, sizes.data(), strides.data(), dtype, like.device_type,
+                                      like.device_index, &handle),
+             "allocate a tensor (out of memory?)");
+  return Tensor(handle);
+}
+
+template <size_t kRank>
+std::array<int64_t, kRank> contiguous_strides(std::array<int64_t, kRank> const& sizes) {
+  std::array<int64_t, kRank> strides{};
+  int64_t stride = 1;
+  for (size_t dim = kRank; dim-- > 0;) {
+    strides[dim] = stride;
+    stride *= sizes[dim] > 1 ? sizes[dim] : 1;
+  }
+  return strides;
+}
+
+// Whether the elements fill one block of memory, each once, in some order of the dims.
+inline bool is_dense(TensorInfo const& tensor) {
+  int64_t stride = 1;
+  unsigned left = 0;  // a bit for each dim that is still to be placed; sizes 0 and 1 need no place
+  for (int dim = 0; dim < 4; ++dim) left |= tensor.sizes[dim] > 1 ? 1u << dim : 0;
+  while (left != 0) {
+    int next = 3;
+    while (next >= 0 && !((left >> next & 1) && tensor.strides[next] == stride)) --next;
+    if (next < 0) return false;
+    stride *= tensor.sizes[next];
+    left &= ~(1u << next);
+  }
+  return true;
+}
+
+// The strides that torch.empty_like gives a tensor of 4 dims: its own when it is dense, else packed
+// in the order of its strides. The fake in Python calls empty_like, so the two must agree.
+inline std::array<int64_t, 4> empty_like_strides(TensorInfo const& tensor) {
+  int64_t const* sizes = tensor.sizes;
+  int64_t const* strides = tensor.strides;
+  if (is_dense(tensor)) return {strides[0], strides[1], strides[2], strides[3]};
+  // Insertion sort, innermost dim first: a zero stride compares as equal to every other, which is no
+  // strict ordering, and PyTorch's result depends on the order of the comparisons.
+  std::array<int, 4> order{3, 2, 1, 0};
+  auto compare = [&](int a, int b) {  // > 0: a belongs outside b; < 0: inside; 0: either
+    if (strides[a] == 0 || strides[b] == 0) return 0;
+    if (strides[a] != strides[b]) return strides[a] > strides[b] ? 1 : -1;
+    return sizes[a] > sizes[b] ? 1 : 0;
+  };
+  for (int i = 1; i < 4; ++i) {
+    int moving = i;
+    for (int j = i - 1; j >= 0; --j) {
+      int const comparison = compare(order[j], order[moving]);
+      if (comparison < 0) break;
+      if (comparison > 0) {
+        std::swap(order[j], order[moving]);
+        moving = j;
+      }
+    }
+  }
+  std::array<int64_t, 4> packed{};
+  int64_t stride = 1;
+  for (int dim : order) {
+    packed[dim] = stride;
+    stride *= sizes[dim] > 1 ? sizes[dim] : 1;
+  }
+  return packed;
+}
+
+}  // namespace flash_cute
