@@ -34,9 +34,7 @@ def _load_library() -> None:
         ) from error
 
 
-def _fake_fwd(
-    q: Tensor, k: Tensor, v: Tensor, causal: str, scale: float | None, backend: str
-) -> tuple[Tensor, Tensor]:
+def _fake_fwd(q: Tensor, k: Tensor, v: Tensor, causal: str, scale: float | None, backend: str) -> tuple[Tensor, Tensor]:
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=lse_dtype)
 

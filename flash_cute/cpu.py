@@ -14,10 +14,32 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def fwd(q: Tensor, k: Tensor, v: Tensor, causal: str, scale: float | None, backend: str) -> tuple[Tensor, Tensor]:
-    """The kernel of `flash_cute::fwd` and `flash_cute::_fwd` for CPU tensors; raises what the library's checks raise."""
+    """The kernel of `flash_cute::fwd` and `flash_cute::_fwd` for CPU tensors; the library checks the arguments."""
     factor: float = torch.ops.flash_cute.check_fwd(q, k, v, causal, scale, backend)
     with torch.no_grad():
         return _fwd(q, k, v, causal, factor)
+
+
+def copies(q: Tensor, k: Tensor, v: Tensor) -> dict[str, str | None]:
+    """Why each argument is copied; what `explain` says."""
+    return {name: _why_copied(x) for name, x in (("q", q), ("k", k), ("v", v))}
+
+
+def reasons(q: Tensor, k: Tensor, causal: str) -> list[str]:
+    """How a call is computed, in sentences; what `explain` says."""
+    sentences = ["PyTorch's own flash attention for the CPU does the arithmetic."]
+    if causal == "bottom_right" and q.shape[2] < k.shape[2]:
+        sentences.append(
+            f"The first {k.shape[2] - q.shape[2]} keys, which every row sees, and the square under the diagonal are "
+            "computed apart and merged by their LSE."
+        )
+    return sentences
+
+
+def _why_copied(x: Tensor) -> str | None:
+    if x.dtype in (torch.float16, torch.bfloat16):
+        return "computed in float32"
+    return None if x.stride(-1) == 1 else "its last dim is not contiguous"
 
 
 def _fwd(q: Tensor, k: Tensor, v: Tensor, causal: str, scale: float) -> tuple[Tensor, Tensor]:

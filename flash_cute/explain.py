@@ -5,10 +5,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from . import _ops, report
+from . import _ops, cpu, report
 
 __all__ = ["Explanation", "explain", "kernel_matches"]
 
@@ -17,12 +16,12 @@ __all__ = ["Explanation", "explain", "kernel_matches"]
 class Explanation:
     """What will run. `str()` is the text, `data` the same as plain JSON types.
 
-    Keys of `data` that every backend has: `backend`, `reasons` (sentences), `copies` (argument name to the
-    reason why it is copied, or None). For a kernel also `kernel`, `dtype`, `head_dim` (the tensors'),
-    `kernel_head_dim`, `mask`, `block_m` (query rows a CTA), `block_n` (keys a step), `threads` (a CTA),
-    `stages`, `smem_bytes` (a CTA), `ctas_per_sm`, `capability` and `compiled`: the compiler's report on
-    that very kernel (`arch`, `registers`, `spill_stores` and `spill_loads` in bytes, ...), or None where
-    the driver compiles it from PTX.
+    Keys of `data`: the call (`dtype`, `batch`, `heads_q`, `heads_kv`, `len_q`, `len_k`, `head_dim`, `causal`,
+    `mask`, `scale`), `backend`, `reasons` (sentences), `copies` ("q", "k", "v" and "out" to the reason why it is
+    copied, or None); and of the kernel (None on the CPU) `kernel`, `kernel_head_dim`, `config` (index into the
+    tile table), `block_m` (query rows a CTA), `block_n` (keys a step), `threads` (a CTA), `stages`, `smem_bytes`
+    (a CTA), `ctas_per_sm`, `tiles` and `capability`. `compiled` is the compiler's report on that very kernel (`arch`,
+    `registers`, `spill_stores` and `spill_loads` in bytes, ...), or None where the driver compiles it from PTX.
     """
 
     data: dict[str, Any]
@@ -69,7 +68,10 @@ def explain(
     if isinstance(causal, bool):
         causal = "bottom_right" if causal else "none"
     plan = json.loads(_ops.fwd_plan(q, k, v, causal, scale, backend or "auto", capability or 0))
-    if "kernel" in plan:
+    if plan["backend"] == "cpu":
+        plan["copies"] |= cpu.copies(q, k, v)
+        plan["reasons"] += cpu.reasons(q, k, causal)
+    else:
         plan["compiled"] = _compiled(plan)
     return Explanation(plan)
 
@@ -145,9 +147,9 @@ def _arch_number(arch: str) -> int:
     return int(digits[0]) if digits else 0
 
 
-def _rows(data: dict[str, Any]) -> "list[tuple[str, str]]":
+def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("backend", data["backend"])]
-    if "kernel" in data:
+    if data["backend"] != "cpu":
         name = f"flash_cute::{data['backend']}::{data['kernel']}"
         padded = "" if data["head_dim"] == data["kernel_head_dim"] else f" (the tensors have {data['head_dim']})"
         capability = data["capability"]
@@ -157,7 +159,7 @@ def _rows(data: dict[str, Any]) -> "list[tuple[str, str]]":
             (
                 "tile",
                 f"{data['block_m']} query rows a CTA, {data['block_n']} keys a step, {data['threads']} threads, "
-                f"{_count(data['stages'], 'K/V stage')}",
+                f"{_count(data['stages'], 'K/V stage')}, {_count(data['tiles'], 'tile')} in all",
             ),
             (
                 "shared memory",
@@ -165,15 +167,13 @@ def _rows(data: dict[str, Any]) -> "list[tuple[str, str]]":
             ),
             ("registers", _registers(data)),
         ]
-        if data.get("grid"):
-            rows.append(("grid", " x ".join(str(size) for size in data["grid"]) + " CTAs"))
-    copied = [f"{name}: {why}" for name, why in (data.get("copies") or {}).items() if why]
+    copied = [f"{name}: {why}" for name, why in data["copies"].items() if why]
     rows += _block("copied", copied or ["nothing"])
     rows += _block("why", data["reasons"])
     return rows
 
 
-def _block(title: str, lines: list[str]) -> "list[tuple[str, str]]":
+def _block(title: str, lines: list[str]) -> list[tuple[str, str]]:
     return [(title if index == 0 else "", line) for index, line in enumerate(lines)]
 
 

@@ -37,16 +37,14 @@ def attention(
         scale = 1 / math.sqrt(q.shape[-1])
     outs, lses = [], []
     for head_q, head_k, head_v in _heads(q.double(), k.double(), v.double()):
-        scores = _mask(scale * (head_q @ head_k.mT), causal, -torch.inf)  # (Nq, Nk)
+        scores = _mask(scale * (head_q @ head_k.mT), causal)  # (Nq, Nk)
         out = scores.softmax(-1) @ head_v  # (Nq, Dv)
         outs.append(_mask_blind_rows(out, causal, len_k=head_k.shape[0]))
         lses.append(scores.logsumexp(-1))  # (Nq,)
     return _unheads(outs, q, v.shape[-1]), _unheads(lses, q)
 
 
-def unfused(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool | str = False, scale: float | None = None
-) -> Tensor:
+def unfused(q: Tensor, k: Tensor, v: Tensor, causal: bool | str = False, scale: float | None = None) -> Tensor:
     """The same formula, every step in the input dtype, as PyTorch without a fused kernel computes it.
 
     Arguments as `attention`; returns out, `(B, Hq, Nq, Dv)` in q's dtype. Its error is the yardstick of
@@ -56,7 +54,7 @@ def unfused(
         scale = 1 / math.sqrt(q.shape[-1])
     outs = []
     for head_q, head_k, head_v in _heads(q, k, v):
-        scores = _mask((head_q @ head_k.mT) * scale, causal, -torch.inf)
+        scores = _mask((head_q @ head_k.mT) * scale, causal)
         outs.append(_mask_blind_rows(scores.softmax(-1) @ head_v, causal, len_k=head_k.shape[0]))
     return _unheads(outs, q, v.shape[-1])
 
@@ -93,9 +91,7 @@ def compare(
     peak = exact_out.abs().max().item() if exact_out.numel() else 0.0
     allowed = 2 * _largest(plain.double() - exact_out) + torch.finfo(q.dtype).eps * peak + 1e-5
     blind = exact_lse == -torch.inf
-    lse_error = ((lse.double() - exact_lse) / exact_lse.abs().clamp(min=1)).masked_fill(
-        blind & (lse == -torch.inf), 0
-    )
+    lse_error = ((lse.double() - exact_lse) / exact_lse.abs().clamp(min=1)).masked_fill(blind & (lse == -torch.inf), 0)
     return Comparison(_largest(out.double() - exact_out), allowed, _largest(lse_error))
 
 
@@ -129,8 +125,9 @@ def _seen(len_q: int, len_k: int, causal: bool | str, device: torch.device) -> T
     return torch.ones(len_q, len_k, dtype=torch.bool, device=device).tril(diagonal)
 
 
-def _mask(scores: Tensor, causal: bool | str, value: float) -> Tensor:
-    return scores.masked_fill(~_seen(*scores.shape, causal, scores.device), value)
+def _mask(scores: Tensor, causal: bool | str) -> Tensor:
+    len_q, len_k = scores.shape
+    return scores.masked_fill(~_seen(len_q, len_k, causal, scores.device), -torch.inf)
 
 
 def _mask_blind_rows(out: Tensor, causal: bool | str, len_k: int) -> Tensor:
