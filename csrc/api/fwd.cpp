@@ -128,6 +128,13 @@ Operand operand(TensorInfo const& tensor, Copy reason, int padded_head_dim) {
   return result;
 }
 
+FwdResult allocate(TensorInfo const& q) {
+  Sizes const sizes{q.sizes[0], q.sizes[1], q.sizes[2], q.sizes[3]};
+  std::array<int64_t, 3> const lse_sizes{q.sizes[0], q.sizes[1], q.sizes[2]};
+  return {.out = empty_strided(sizes, empty_like_strides(q), q.dtype, q),
+          .lse = empty_strided(lse_sizes, contiguous_strides(lse_sizes), aoti_torch_dtype_float32(), q)};
+}
+
 void launch_fwd(FwdArgs const& args, FwdProblem const& problem, FwdDecision const& decision, FwdResult const& result) {
   Operand const q = operand(args.q, decision.q, decision.padded_head_dim);
   Operand const k = operand(args.k, decision.k, decision.padded_head_dim);
@@ -189,11 +196,7 @@ FwdResult fwd_cuda(FwdArgs const& args) {
   FwdDecision const decision = plan_fwd(args, problem, device_gpu(args.q.device_index));
 
   CurrentDevice const device(args.q.device_index);
-  std::array<int64_t, 3> const lse_sizes{problem.batch, problem.heads_q, problem.len_q};
-  FwdResult result{
-      .out = empty_strided(Sizes{args.q.sizes[0], args.q.sizes[1], args.q.sizes[2], args.q.sizes[3]},
-                           empty_like_strides(args.q), args.q.dtype, args.q),
-      .lse = empty_strided(lse_sizes, contiguous_strides(lse_sizes), aoti_torch_dtype_float32(), args.q)};
+  FwdResult result = allocate(args.q);
   if (num_tiles(problem, decision.shape) > 0) launch_fwd(args, problem, decision, result);
   return result;
 }

@@ -152,10 +152,6 @@ std::string cpu_plan_json(FwdArgs const& args, FwdProblem const& problem) {
   JsonObject json;
   json.string("backend", "cpu");
   add_call(json, args, problem);
-  for (char const* key : {"kernel", "kernel_head_dim", "config", "block_m", "block_n", "threads", "stages",
-                          "smem_bytes", "ctas_per_sm", "tiles", "capability"}) {
-    json.raw(key, "null");
-  }
   json.raw("copies", copies_json(problem, nullptr));
   json.raw("reasons", json_list({problem.backend == Backend::kCpu ? "Backend cpu was asked for."
                                                                   : "Backend cpu serves CPU tensors."}));

@@ -115,11 +115,14 @@ std::array<int64_t, kRank> contiguous_strides(std::array<int64_t, kRank> const& 
   return strides;
 }
 
-// Whether the elements fill one block of memory, each once, in some order of the dims.
+// Whether the elements, if there are any, fill one block of memory, each once, in some order of the dims.
 inline bool is_dense(TensorInfo const& tensor) {
   int64_t stride = 1;
-  unsigned left = 0;  // a bit for each dim that is still to be placed; sizes 0 and 1 need no place
-  for (int dim = 0; dim < 4; ++dim) left |= tensor.sizes[dim] > 1 ? 1u << dim : 0;
+  unsigned left = 0;  // a bit for each dim that is still to be placed; size 1 needs no place
+  for (int dim = 0; dim < 4; ++dim) {
+    if (tensor.sizes[dim] == 0) return true;
+    if (tensor.sizes[dim] > 1) left |= 1u << dim;
+  }
   while (left != 0) {
     int next = 3;
     while (next >= 0 && !((left >> next & 1) && tensor.strides[next] == stride)) --next;
