@@ -178,7 +178,7 @@ class Table:
         if cell.clock == "host":
             return f"{timing.median * 1e6:.1f} ({timing.best * 1e6:.1f})"
         rate = tflops(cell.workload.flops, timing.median)
-        return f"{rate:.{0 if rate >= 100 else 2}f} ±{timing.spread * 100:.1f}%"
+        return f"{f'{rate:.0f}' if rate >= 100 else f'{rate:.3g}'} ±{timing.spread * 100:.1f}%"
 
     def foot(self) -> None:
         if self.ratios:

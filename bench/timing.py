@@ -139,9 +139,6 @@ def _plan(name: str, workload: Workload, inputs: Inputs) -> str:
 
     backend = name.partition(":")[2] or None
     plan = flash_cute.explain(*inputs, backends.causal_argument(workload), backend=backend).data
-    words = [str(plan.get("backend", "")), str(plan.get("config", ""))]
-    if plan.get("block_m"):
-        words.append(
-            f"{plan['block_m']}x{plan.get('block_n')} threads {plan.get('threads')} stages {plan.get('stages')}"
-        )
-    return " ".join(word for word in words if word)
+    if not plan.get("kernel"):
+        return str(plan["backend"])
+    return "{backend} {block_m}x{block_n} threads {threads} stages {stages}".format(**plan)
