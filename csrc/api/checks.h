@@ -46,8 +46,8 @@ template <class... Parts>
   (message << ... << parts);
   throw std::invalid_argument(message.str());
 }
-#define FLASH_CUTE_CHECK(condition, ...)                             \
-  do {                                                               \
+#define FLASH_CUTE_CHECK(condition, ...)                                    \
+  do {                                                                      \
     if (__builtin_expect(!(condition), 0)) ::flash_cute::fail(__VA_ARGS__); \
   } while (0)
 

@@ -77,26 +77,7 @@ inline sm80::Chip sm80_chip(int capability) {
   return sm80::kSmem99K;
 }
 
-inline Backend choose_backend(FwdProblem const& problem, int capability) {
-  FLASH_CUTE_CHECK(capability >= 80, "q: expected a GPU of compute capability 8.0 (Ampere) or newer, got ",
-                   capability / 10, ".", capability % 10);
-  bool const has_sm80 = !instances(Backend::kSm80).empty();
-  bool const has_sm90 = !instances(Backend::kSm90).empty();
-  FLASH_CUTE_CHECK(has_sm80 || has_sm90,
-                   "this build has no CUDA kernels: expected CPU tensors, or a build without FLASH_CUTE_NO_CUDA");
-  if (problem.backend == Backend::kSm90) {
-    FLASH_CUTE_CHECK(capability == 90, "backend: 'sm90' expects a GPU of compute capability 9.0, got ",
-                     capability / 10, ".", capability % 10);
-    FLASH_CUTE_CHECK(has_sm90, "backend: 'sm90' is not in this build; build with FLASH_CUTE_ARCHS=\"sm80;sm90\"");
-    return Backend::kSm90;
-  }
-  if (problem.backend == Backend::kAuto && capability == 90 && has_sm90) return Backend::kSm90;
-  FLASH_CUTE_CHECK(has_sm80, "backend: 'sm80' is not in this build, and a GPU of compute capability ",
-                   capability / 10, ".", capability % 10, " needs it; build with FLASH_CUTE_ARCHS=\"sm80;sm90\"");
-  return Backend::kSm80;
-}
-
-// The smallest kernel that holds the head dim.
+// The smallest kernel that holds the head dim; its `launch` is null when this build has none.
 inline FwdInstance find_instance(Backend backend, int head_dim, bool causal) {
   FwdInstance best{};
   for (FwdInstance const& instance : instances(backend)) {
@@ -105,10 +86,26 @@ inline FwdInstance find_instance(Backend backend, int head_dim, bool causal) {
       best = instance;
     }
   }
-  FLASH_CUTE_CHECK(best.launch != nullptr, "q: this build has no ", backend == Backend::kSm90 ? "sm90" : "sm80",
-                   " kernel for head dim ", head_dim, causal ? ", causal" : ", full",
-                   "; build with FLASH_CUTE_HEAD_DIMS listing ", head_dim, " or more");
   return best;
+}
+
+// sm90 on the GPU that it is for, where this build has such a kernel; else sm80.
+inline Backend choose_backend(Backend asked, int capability, int head_dim, bool causal) {
+  FLASH_CUTE_CHECK(capability >= 80, "q: expected a GPU of compute capability 8.0 (Ampere) or newer, got ",
+                   capability / 10, ".", capability % 10);
+  FLASH_CUTE_CHECK(asked != Backend::kSm90 || capability == 90,
+                   "backend: 'sm90' expects a GPU of compute capability 9.0, got ", capability / 10, ".",
+                   capability % 10);
+  bool const has_sm80 = !instances(Backend::kSm80).empty();
+  bool const has_sm90 = !instances(Backend::kSm90).empty();
+  FLASH_CUTE_CHECK(has_sm80 || has_sm90,
+                   "this build has no CUDA kernels: expected CPU tensors, or a build without FLASH_CUTE_NO_CUDA");
+  bool const fits_sm90 = capability == 90 && find_instance(Backend::kSm90, head_dim, causal).launch != nullptr;
+  Backend const backend = asked != Backend::kAuto ? asked : fits_sm90 ? Backend::kSm90 : Backend::kSm80;
+  FLASH_CUTE_CHECK(backend == Backend::kSm90 ? has_sm90 : has_sm80, "backend: '",
+                   backend == Backend::kSm90 ? "sm90" : "sm80", "' is not in this build, and compute capability ",
+                   capability / 10, ".", capability % 10, " needs it; build with FLASH_CUTE_ARCHS=all");
+  return backend;
 }
 
 // The kernels move rows of the head dim as 16-byte vectors: 8 elements.
@@ -144,15 +141,20 @@ inline int64_t num_tiles(FwdProblem const& problem, KernelShape const& shape) {
 
 inline FwdDecision plan_fwd(FwdArgs const& args, FwdProblem const& problem, Gpu gpu) {
   bool const causal = problem.causal != Causal::kNone;
-  FwdDecision decision{.backend = choose_backend(problem, gpu.capability),
+  int const padded_head_dim = (problem.head_dim + 7) / 8 * 8;
+  FwdDecision decision{.backend = choose_backend(problem.backend, gpu.capability, padded_head_dim, causal),
                        .gpu = gpu,
-                       .padded_head_dim = (problem.head_dim + 7) / 8 * 8,
+                       .padded_head_dim = padded_head_dim,
                        .q = read_copy(args.q),
                        .k = read_copy(args.k),
                        .v = read_copy(args.v),
                        .out = write_copy(args.q)};
-  decision.instance = find_instance(decision.backend, decision.padded_head_dim, causal);
-  int const head_dim = decision.instance.head_dim;
+  decision.instance = find_instance(decision.backend, padded_head_dim, causal);
+  FLASH_CUTE_CHECK(decision.instance.launch != nullptr, "q: this build has no ",
+                   decision.backend == Backend::kSm90 ? "sm90" : "sm80", " kernel for head dim ", problem.head_dim,
+                   causal ? ", causal" : ", full", "; build with FLASH_CUTE_HEAD_DIMS listing ", padded_head_dim,
+                   " or more");
+  int const head_dim = decision.instance.head_dim;  // the kernel's
   int config = 0;
   if (decision.backend == Backend::kSm80) {
     config = sm80_chip(gpu.capability);

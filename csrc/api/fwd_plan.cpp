@@ -97,7 +97,8 @@ std::string why_backend(FwdProblem const& problem, FwdDecision const& decision) 
   if (problem.backend != Backend::kAuto) return "Backend " + name + " was asked for, on " + gpu + ".";
   if (decision.backend == Backend::kSm90) return "Backend sm90 is the one for " + gpu + ".";
   if (decision.gpu.capability != 90) return "Backend sm80 serves " + gpu + "; sm90 needs exactly 9.0.";
-  return "Backend sm80 serves " + gpu + " because this build has no sm90 kernels.";
+  return "Backend sm80 serves " + gpu + " because this build has no sm90 kernel for head dim " +
+         std::to_string(problem.head_dim) + (decision.plan.causal ? ", causal." : ", full.");
 }
 
 std::string why_tile(FwdProblem const& problem, FwdDecision const& decision) {
@@ -108,6 +109,9 @@ std::string why_tile(FwdProblem const& problem, FwdDecision const& decision) {
   if (decision.backend == Backend::kSm80) {
     text += ", on chips with up to " + std::to_string(sm80::kMaxSmemBytes[decision.plan.config] / 1024) +
             " KB of shared memory a CTA";
+  } else {
+    text += ", with " + std::to_string(num_tiles(problem, shape)) + " tiles for " +
+            std::to_string(decision.gpu.num_sms) + " multiprocessors";
   }
   if (problem.len_k == 0) text += " (there are no keys: out is 0, lse -inf)";
   return text + ".";
