@@ -206,7 +206,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--grid", help=f"one or several of {', '.join(workloads.GRIDS)}; without it, a single case")
     parser.add_argument("--ours", default="flash_cute", help="providers of ours, separated by commas (flash_cute)")
     parser.add_argument("--peers", default="cudnn,flash", help="peers, separated by commas, or all (cudnn,flash)")
-    parser.add_argument("--out", type=Path, help="CSV to write")
+    parser.add_argument("--out", help="CSV to write; with {grid} in its name, one for each grid")
     parser.add_argument(
         "--clock", choices=["events", "graph", "wall", "host"], help="events, unless the grid has clocks of its own"
     )
@@ -265,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             providers.append(name)
         else:
             print(f"absent: {name}: {reason}")
-            rows.append({"grid": flags.grid or "case", "provider": name, "missing": reason, **facts})
+            rows.append({"grid": "", "provider": name, "missing": reason, **facts})
     table = Table(providers)
     right = True
     for grid in flags.grids:
@@ -273,10 +273,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             right &= not cell.wrong
             rows += rows_of(grid, cell, flags.peers, facts)
             if flags.out:  # after each cell: a run that is cut off leaves what it measured
-                write_csv(flags.out, rows, flags.peers, facts)
+                of_file = [row for row in rows if row["grid"] in ("", grid)] if "{grid}" in flags.out else rows
+                write_csv(Path(flags.out.replace("{grid}", grid)), of_file, flags.peers, facts)
     table.foot()
-    if flags.out:
-        print(f"\nwrote {flags.out}: {len(rows)} rows", end="")
     print(f"\n{time.perf_counter() - started:.0f} s in all")
     return 0 if right and any("tflops" in row for row in rows) else 1
 
