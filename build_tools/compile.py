@@ -75,7 +75,7 @@ def _ninja_file(config: BuildConfig, toolkit: CudaToolkit | None, library: Path)
     cxx_flags = [*CXX_FLAGS, *includes, f"-isystem {torch}/include"]
     cxx_flags += [f"-isystem {torch}/include/torch/csrc/api/include", f"-DTORCH_TARGET_VERSION={TORCH_TARGET}"]
     link_inputs = []
-    lines = ["ninja_required_version = 1.5", f"cxx = {cxx}"]
+    lines = ["ninja_required_version = 1.5", "builddir = build", f"cxx = {cxx}"]
     if toolkit is None:
         cxx_flags.append("-DFLASH_CUTE_NO_CUDA")
     else:

@@ -37,7 +37,7 @@ def parse_kernels(file: str, output: str) -> list[dict[str, Any]]:
         elif entry is None:
             continue
         elif found := _FRAME.search(line):
-            entry |= zip(("stack", "spill_stores", "spill_loads"), map(int, found.groups()))
+            entry |= zip(("stack", "spill_stores", "spill_loads"), map(int, found.groups()), strict=True)
         elif found := _USED.search(line):
             entry |= {"registers": int(found[1]), "smem_static": int(found[2] or 0)}
             kernels.append(entry)

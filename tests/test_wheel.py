@@ -1,0 +1,130 @@
+"""One wheel for every torch: an operator of it is called under the oldest, the newest and a CPU-only torch.
+
+Importing would prove nothing: a library built for a later torch loads, and fails where it passes a dtype.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+import torch
+
+OLDEST = "2.10.0"  # of the torches that pyproject.toml claims
+CPU_ONLY = "2.13.0+cpu"  # any would do
+
+CALL = """
+import torch, flash_cute
+from flash_cute import _ops
+print(torch.__version__, torch.version.cuda, flash_cute.__file__)
+torch.manual_seed(0)
+q, k, v = torch.randn(2, 4, 33, 48), torch.randn(2, 2, 65, 48), torch.randn(2, 2, 65, 48)
+for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+    out, lse = flash_cute.fwd(*(x.to(dtype) for x in (q, k, v)), causal=True, scale=0.2)
+    ref_out, ref_lse = flash_cute.reference.attention(q, k, v, True, 0.2)
+    assert out.dtype == dtype and (out - ref_out).abs().max() < 0.05, dtype
+    assert (lse - ref_lse).abs().max() < 0.02, dtype
+half = [x.half() for x in (q, k, v)]
+assert '"backend"' in _ops.fwd_plan(*half, "bottom_right", None, "auto", 90)
+try:
+    torch.ops.flash_cute.fwd(q, k, v.half(), "none", None, "auto")
+except (ValueError, RuntimeError) as error:
+    assert "dtype" in str(error)
+else:
+    raise AssertionError("a wrong dtype was taken")
+if torch.cuda.is_available():
+    out, lse = flash_cute.fwd(*(x.cuda() for x in half), causal=True, scale=0.2)
+    assert (out.cpu() - ref_out).abs().max() < 0.05
+print("called")
+"""
+
+
+def _run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **environment}
+    env.pop("PYTHONPATH", None)
+    return subprocess.run([str(word) for word in command], env=env, capture_output=True, text=True)
+
+
+def _pip(python: Path | str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs this environment's pip on another's interpreter, so that a venv needs no pip of its own."""
+    return _run(sys.executable, "-m", "pip", "--python", python, *words)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that is installed here, packed again from its files: installing changes none of them."""
+    dist = distribution("flash_cute")
+    files = [file for file in dist.files or [] if ".." not in file.parts and file.suffix != ".pyc"]
+    if not any(file.name == "_C.abi3.so" for file in files):
+        pytest.skip("flash_cute is installed in editable mode, so there is no wheel to test")
+    tag = (dist.read_text("WHEEL") or "").split("Tag: ")[1].split()[0]
+    path = tmp_path_factory.mktemp("wheel") / f"flash_cute-{dist.version}-{tag}.whl"
+    installers_own = ("INSTALLER", "REQUESTED", "direct_url.json")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for file in files:
+            if file.name not in installers_own:
+                packed.write(str(file.locate()), str(file))
+    return path
+
+
+def test_wheel_is_small(wheel: Path) -> None:
+    assert wheel.stat().st_size <= 50_000_000
+
+
+def _newest() -> str | None:
+    answer = _run(sys.executable, "-m", "pip", "index", "versions", "torch").stdout
+    return answer.split("(")[1].split(")")[0] if "(" in answer else None
+
+
+def _is_here(which: str, version: str) -> bool:
+    """Whether the torch that runs these tests is the one wanted."""
+    return torch.version.cuda is None if which == "cpu" else torch.__version__.split("+")[0] == version
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A place for a venv; pytest's own would be kept, and a torch takes gigabytes."""
+    with tempfile.TemporaryDirectory(prefix="flash_cute_") as name:
+        yield Path(name)
+
+
+@pytest.mark.venv
+@pytest.mark.parametrize("which", ["oldest", "newest", "cpu"])
+def test_operator_works_under_torch(which: str, wheel: Path, folder: Path) -> None:
+    version = {"oldest": OLDEST, "newest": _newest(), "cpu": CPU_ONLY}[which]
+    if version is None:
+        _cannot("pip cannot ask its index for torch's versions")
+    if _is_here(which, version):
+        python = Path(sys.executable)
+    else:
+        python = _venv(folder, version)
+        installed = _pip(python, "install", "--no-deps", wheel)
+        assert installed.returncode == 0, installed.stderr
+    done = _run(python, "-P" if sys.version_info >= (3, 11) else "-B", "-c", CALL, PYTHONDONTWRITEBYTECODE="1")
+    assert done.returncode == 0 and "called" in done.stdout, done.stdout + done.stderr
+    print(done.stdout)
+
+
+def _venv(folder: Path, version: str) -> Path:
+    made = _run(sys.executable, "-m", "venv", "--without-pip", folder)
+    assert made.returncode == 0, made.stderr
+    python = folder / "bin/python"
+    # Compiling torch's Python files would take half as long again as installing it.
+    got = _pip(python, "install", "--no-compile", f"torch=={version}", "numpy")
+    if got.returncode:
+        _cannot(f"pip cannot install torch {version}: {got.stderr.strip().splitlines()[-1]}")
+    return python
+
+
+def _cannot(why: str) -> None:
+    """Skips where there is no index to install from; in CI that is a failure."""
+    if os.environ.get("FLASH_CUTE_REQUIRE_VENVS"):
+        pytest.fail(why)
+    pytest.skip(why)
