@@ -127,9 +127,12 @@ def output_of(command: Sequence[str]) -> str:
     """Standard output of a command; if it fails, the end of what it said is raised."""
     done = said(command)
     if done.returncode != 0:
-        end = (done.stdout + done.stderr).strip().splitlines()[-15:]
-        raise SystemExit(f"{Path(command[0]).name} failed with exit status {done.returncode}:\n" + "\n".join(end))
+        raise SystemExit(f"{Path(command[0]).name} failed with exit status {done.returncode}:\n{end_of(done)}")
     return done.stdout
+
+
+def end_of(done: subprocess.CompletedProcess[str]) -> str:
+    return "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
 
 
 def chip_metrics(ncu: str) -> set[str]:
@@ -166,7 +169,14 @@ def collect(ncu: str, provider: str, metrics: Sequence[str], report: Path, flags
         f"--export={report}",
     ]
     command += [f"--set={flags.set}"] if flags.set else [f"--section={section}" for section in SECTIONS]
-    output_of([*command, sys.executable, str(Path(__file__).resolve()), "--child", provider, *flags.shape])
+    report.unlink(missing_ok=True)
+    done = said([*command, sys.executable, str(Path(__file__).resolve()), "--child", provider, *flags.shape])
+    if not report.exists():
+        refused = [name for name in metrics if name in done.stdout + done.stderr]
+        if refused and len(refused) < len(metrics):
+            print(f"ncu refuses: {', '.join(refused)}")
+            return collect(ncu, provider, [name for name in metrics if name not in refused], report, flags)
+        raise SystemExit(f"{provider}: ncu wrote no report:\n{end_of(done)}")
     page = output_of([ncu, "--import", str(report), "--csv", "--page=raw", "--print-units=base"])
     report.with_suffix(".raw.csv").write_text(page)
     return parse_raw_page(page, provider)

@@ -140,11 +140,19 @@ def short(name: str) -> str:
     return name.removeprefix("flash_cute:")
 
 
+def others_over_cudnn() -> dict[tuple[str, ...], float]:
+    """By shape, how far the best of FlashAttention-3 and -4 was ahead of cuDNN on an H100; see bench/README.md."""
+    with (ROOT / "bench" / "others_h100.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {tuple(row[name] for name in SHAPE_COLUMNS[1:]): float(row["best_over_cudnn"]) for row in rows}
+
+
 class Table:
     """The printed table: a line a cell as soon as it is measured, then the geometric means."""
 
-    def __init__(self, providers: Sequence[str]) -> None:
+    def __init__(self, providers: Sequence[str], gpu: str) -> None:
         self.providers = providers
+        self.others = others_over_cudnn() if "H100" in gpu and "cudnn" in providers else {}
         peers = [name for name in providers if not backends.is_ours(name)]
         self.pairs = [(ours, peer) for ours in providers if backends.is_ours(ours) for peer in peers]
         self.ratios: dict[tuple[str, Clock, str, str, str], list[float]] = {}
@@ -154,7 +162,8 @@ class Table:
         unit = "us a call, median (best)" if clock == "host" else "TFLOP/s"
         print(f"\n{grid}: {unit}, clock {clock}" + (f", {mode} mode" if mode != "grad" else ""))
         figures = "".join(f" {short(name):>13}" for name in self.providers)
-        print(f"{'':<42}{figures}" + "".join(f" {f'{short(ours)}/{peer}':>17}" for ours, peer in self.pairs))
+        ratios = "".join(f" {f'{short(ours)}/{peer}':>17}" for ours, peer in self.pairs)
+        print(f"{'':<42}{figures}{ratios}" + (" others/cudnn" if self.others else ""))
 
     def line(self, grid: str, cell: Cell) -> None:
         text = f"{cell.workload.label:<42}"
@@ -165,6 +174,9 @@ class Table:
             text += f" {f'{ratio.median:.3f} ±{ratio.spread:.3f}' if ratio else '-':>17}"
             if ratio:
                 self.ratios.setdefault((grid, cell.clock, cell.mode, ours, peer), []).append(ratio.median)
+        if self.others and cell.clock == "events":
+            ahead = self.others.get(tuple(str(getattr(cell.workload, name)) for name in SHAPE_COLUMNS[1:]))
+            text += f" {f'{ahead:.2f}' if ahead else '-':>12}"
         for name in cell.wrong:
             text += f"  WRONG: {name} differs by {cell.differences[name]:.2e} from {cell.compared_with}"
         for name, reason in cell.missing.items():
@@ -182,11 +194,12 @@ class Table:
 
     def foot(self) -> None:
         if self.ratios:
-            print("\ngeometric mean of the ratios (least, cells)")
+            print("\ngeometric mean of the ratios (least, cells, of them below 1)")
         for (grid, clock, mode, ours, peer), values in self.ratios.items():
             mean = statistics.geometric_mean(values)
             pair = f"{short(ours)}/{peer}"
-            print(f"  {grid:<6} {clock:<6} {mode:<9} {pair:<18} {mean:.3f} ({min(values):.3f}, {len(values)})")
+            below = sum(value < 1 for value in values)
+            print(f"  {grid:<6} {clock:<6} {mode:<9} {pair:<18} {mean:.3f} ({min(values):.3f}, {len(values)}, {below})")
         if self.reasons:
             print("\nnot measured")
         for (name, reason), cells in self.reasons.items():
@@ -266,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print(f"absent: {name}: {reason}")
             rows.append({"grid": "", "provider": name, "missing": reason, **facts})
-    table = Table(providers)
+    table = Table(providers, facts["gpu"])
     right = True
     for grid in flags.grids:
         for cell in measured_cells(grid, flags, device, table):
