@@ -1,0 +1,158 @@
+"""The grid: which shapes, masks and dtypes the kernels are tested on.
+
+Every kernel, whatever its architecture, is held to the same grid; lengths stand around the edges of
+the tiles in use (32, 64, 128), head dims on the instances and between them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+Causal = bool | str
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# (q, k, v, causal, *, scale) -> (out, lse)
+Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+CAUSAL: tuple[Causal, ...] = (False, "bottom_right", "top_left")
+CUDA_DTYPES = (torch.float16, torch.bfloat16)
+CPU_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+# One head dim a compiled instance, and the largest tensor that may use it.
+INSTANCE_HEAD_DIMS = (32, 64, 96, 128, 192, 256)
+# Every head dim that a kernel reads in place, and some that are padded to one.
+NATIVE_HEAD_DIMS = tuple(range(8, 257, 8))
+PADDED_HEAD_DIMS = (1, 3, 20, 33, 100, 129, 250, 255)
+
+# (len_q, len_k)
+TINY_LENGTHS = ((1, 1), (1, 64), (64, 1), (2, 3))
+EDGE_LENGTHS = (
+    (31, 33),
+    (63, 65),
+    (64, 64),
+    (65, 63),
+    (65, 127),
+    (127, 127),
+    (128, 128),
+    (129, 257),
+    (257, 129),
+)
+LONG_LENGTHS = ((113, 203), (203, 113), (1, 1023), (1023, 1024), (1024, 1023), (300, 2049))
+LENGTHS = TINY_LENGTHS + EDGE_LENGTHS + LONG_LENGTHS
+
+# Query heads, key heads.
+HEADS = ((1, 1), (2, 1), (4, 4), (4, 2), (6, 2), (8, 1), (12, 3))
+
+
+def mask_name(causal: Causal) -> str:
+    """The operator's name of a mask: none, top_left or bottom_right."""
+    if isinstance(causal, str):
+        return causal
+    return "bottom_right" if causal else "none"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem: shapes, mask and dtype."""
+
+    head_dim: int
+    len_q: int
+    len_k: int
+    causal: Causal = False
+    dtype: torch.dtype = torch.float16
+    batch: int = 2
+    heads_q: int = 2
+    heads_kv: int = 2
+
+    def __str__(self) -> str:
+        return (
+            f"{dtype_name(self.dtype)}-d{self.head_dim}-{self.len_q}x{self.len_k}"
+            f"-{mask_name(self.causal)}-b{self.batch}h{self.heads_q}k{self.heads_kv}"
+        )
+
+    def inputs(self, device: str | torch.device, rng: torch.Generator) -> Inputs:
+        """q, k, v: contiguous, standard normal."""
+        q = self._normal(self.heads_q, self.len_q, device, rng)
+        k = self._normal(self.heads_kv, self.len_k, device, rng)
+        v = self._normal(self.heads_kv, self.len_k, device, rng)
+        return q, k, v
+
+    def _normal(self, heads: int, length: int, device: str | torch.device, rng: torch.Generator) -> torch.Tensor:
+        shape = (self.batch, heads, length, self.head_dim)
+        return torch.randn(shape, generator=rng).to(device=device, dtype=self.dtype)
+
+
+def masks_for(len_q: int, len_k: int) -> tuple[Causal, ...]:
+    """The masks that differ at these lengths: both alignments agree on a square."""
+    return CAUSAL[:2] if len_q == len_k else CAUSAL
+
+
+def cross(
+    head_dims: Iterable[int],
+    lengths: Iterable[tuple[int, int]],
+    dtypes: Iterable[torch.dtype],
+    **fixed: Any,
+) -> Iterator[Case]:
+    """Every head dim by every length by every mask that matters there by every dtype."""
+    for head_dim, (len_q, len_k), dtype in itertools.product(head_dims, lengths, dtypes):
+        for causal in masks_for(len_q, len_k):
+            yield Case(head_dim, len_q, len_k, causal, dtype, **fixed)
+
+
+def sampled_dtypes(
+    head_dims: Iterable[int], lengths: Iterable[tuple[int, int]], dtypes: tuple[torch.dtype, ...]
+) -> Iterator[Case]:
+    """As `cross`, with the dtypes taken in turn: for grids where each dtype need not meet each size."""
+    turn = itertools.cycle(dtypes)
+    for head_dim, (len_q, len_k) in itertools.product(head_dims, lengths):
+        for causal in masks_for(len_q, len_k):
+            yield Case(head_dim, len_q, len_k, causal, next(turn))
+
+
+# What compute-sanitizer sees: each compiled instance once with each mask, ragged lengths.
+SANITIZER_CASES = frozenset(
+    Case(head_dim, len_q, len_k, causal, dtype)
+    for head_dim in INSTANCE_HEAD_DIMS
+    for (len_q, len_k), causal, dtype in (
+        ((113, 203), False, torch.float16),
+        ((203, 113), "bottom_right", torch.bfloat16),
+        ((113, 203), "top_left", torch.float16),
+    )
+)
+
+
+def params(cpu: Iterable[Case] = (), cuda: Iterable[Case] = ()) -> list[Any]:
+    """`parametrize("device, case", params(...))`: the device of each case, its marks and its name."""
+    on_cpu = [pytest.param("cpu", case, id=f"cpu-{case}") for case in cpu]
+    on_cuda = []
+    for case in cuda:
+        marks = [pytest.mark.cuda]
+        if case in SANITIZER_CASES:
+            marks.append(pytest.mark.sanitizer)
+        on_cuda.append(pytest.param("cuda", case, id=f"cuda-{case}", marks=marks))
+    return on_cpu + on_cuda
+
+
+def plan(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: Causal = False,
+    *,
+    scale: float | None = None,
+    backend: str | None = None,
+    capability: int = 0,
+) -> dict[str, Any]:
+    """What the launch would do, from the same function that it asks. capability 80: as if on sm_80."""
+    text = torch.ops.flash_cute.fwd_plan(q, k, v, mask_name(causal), scale, backend or "auto", capability)
+    return json.loads(text)

@@ -1,0 +1,179 @@
+"""How far a result may stand from the truth.
+
+The truth is float64. A result may err at most twice as much as PyTorch's unfused computation in the
+inputs' own dtype, plus one rounding of the output, plus 1e-5; the LSE by 1e-4 * max(1, |lse|). The
+rule is applied to every block of rows on its own, because under a causal mask the first rows are so
+much larger than the last that one maximum over all of them would hide an error in the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import torch
+from cases import Causal, mask_name
+
+import flash_cute
+import flash_cute.reference
+
+ROWS = 64  # a block of the comparison
+ABSOLUTE = 1e-5
+LSE_RELATIVE = 1e-4
+
+# Where the float64 reference is computed: None is the inputs' own device. Under compute-sanitizer the
+# CPU is faster, and keeps every kernel but ours out of the log (pytest --oracle cpu).
+oracle_device: str | None = None
+
+
+def visible(len_q: int, len_k: int, causal: Causal, device: torch.device | str = "cpu") -> torch.Tensor:
+    """(len_q, len_k) bool: which key each row sees."""
+    row = torch.arange(len_q, device=device)[:, None]
+    column = torch.arange(len_k, device=device)[None, :]
+    match mask_name(causal):
+        case "none":
+            return torch.ones(len_q, len_k, dtype=torch.bool, device=device)
+        case "top_left":
+            return column <= row
+        case "bottom_right":
+            return column <= row + len_k - len_q
+        case other:
+            raise ValueError(f"no mask is named {other!r}")
+
+
+def unfused(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: Causal = False,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention as three PyTorch operations, each rounded to the dtype of the inputs: out and lse."""
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    group = q.shape[1] // k.shape[1]
+    k = k.repeat_interleave(group, dim=1)
+    v = v.repeat_interleave(group, dim=1)
+    scores = (q @ k.transpose(-1, -2)) * scale
+    seen = visible(q.shape[2], k.shape[2], causal, q.device)
+    scores = scores.masked_fill(~seen, -math.inf)
+    lse = torch.logsumexp(scores.to(torch.promote_types(q.dtype, torch.float32)), dim=-1)
+    weights = torch.softmax(scores, dim=-1).masked_fill(~seen.any(-1)[:, None], 0)
+    return weights @ v, lse
+
+
+def mismatches(
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: Causal = False,
+    scale: float | None = None,
+) -> list[str]:
+    """What is wrong with (out, lse), one sentence each; empty when the contract is met."""
+    problems = _form_problems(out, lse, q, v)
+    if problems or out.numel() == 0:
+        return problems
+    plain, _ = unfused(q.detach(), k.detach(), v.detach(), causal, scale)
+    device = oracle_device or q.device
+    q, k, v, out, lse, plain = (x.detach().to(device) for x in (q, k, v, out, lse, plain))
+    true_out, true_lse = flash_cute.reference.attention(q, k, v, causal, scale)
+    return _out_problems(out, plain, true_out, torch.finfo(q.dtype).eps) + _lse_problems(lse, true_lse)
+
+
+def assert_matches(
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: Causal = False,
+    scale: float | None = None,
+) -> None:
+    """Fails unless (out, lse) is attention of q, k and v, within the contract's bounds."""
+    problems = mismatches(out, lse, q, k, v, causal, scale)
+    assert not problems, "; ".join(problems)
+
+
+def _form_problems(out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, v: torch.Tensor) -> list[str]:
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    expected = {
+        "out's shape": (tuple(out.shape), (*q.shape[:3], v.shape[3])),
+        "lse's shape": (tuple(lse.shape), tuple(q.shape[:3])),
+        "out's dtype": (out.dtype, q.dtype),
+        "lse's dtype": (lse.dtype, lse_dtype),
+        "out's device": (out.device, q.device),
+        "lse's device": (lse.device, q.device),
+    }
+    return [f"{name} is {given}, expected {wanted}" for name, (given, wanted) in expected.items() if given != wanted]
+
+
+def _block_max(x: torch.Tensor) -> torch.Tensor:
+    """(B, H, N, D) -> (blocks of ROWS rows,): the largest magnitude in each; NaN counts as infinite."""
+    rows = x.double().abs().nan_to_num(nan=math.inf, posinf=math.inf).amax(dim=(0, 1, 3))
+    padding = -rows.shape[0] % ROWS
+    return torch.nn.functional.pad(rows, (0, padding)).view(-1, ROWS).amax(dim=1)
+
+
+def _out_problems(out: torch.Tensor, plain: torch.Tensor, truth: torch.Tensor, eps: float) -> list[str]:
+    error = _block_max(out.double() - truth)
+    # Where the unfused computation overflows it is no yardstick: only the other terms count.
+    plain_error = _block_max(plain.double() - truth)
+    plain_error = torch.where(plain_error.isfinite(), plain_error, 0.0)
+    bound = 2 * plain_error + eps * _block_max(truth) + ABSOLUTE
+    bad = (error > bound).nonzero().flatten().tolist()
+    return [
+        f"rows {ROWS * block} to {min(ROWS * (block + 1), out.shape[2]) - 1} of out err by "
+        f"{error[block]:.3g}, allowed {bound[block]:.3g} (unfused errs by {plain_error[block]:.3g})"
+        for block in bad[:3]
+    ]
+
+
+def _lse_problems(lse: torch.Tensor, truth: torch.Tensor) -> list[str]:
+    lse, truth = lse.double(), truth.double()
+    empty = truth == -math.inf
+    if not torch.equal(lse == -math.inf, empty):
+        count = int(((lse == -math.inf) ^ empty).sum())
+        return [f"lse is -inf in other rows than those that see no key: {count} rows differ"]
+    error = (lse - truth).masked_fill(empty, 0).abs().nan_to_num(nan=math.inf)
+    excess = error - (LSE_RELATIVE * truth.abs().clamp(min=1)).masked_fill(empty, 0)
+    if not (excess > 0).any():
+        return []
+    at = tuple(int(i) for i in torch.unravel_index(excess.argmax(), excess.shape))
+    return [
+        f"lse errs most at (b, h, i) = {at}: {lse[at]:.7g} where {truth[at]:.7g} is right; "
+        f"{int((excess > 0).sum())} rows err"
+    ]
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """x as integers, so that equal NaNs compare equal and 0 differs from -0."""
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    return x.detach().contiguous().view(integer)
+
+
+def same_bits(a: tuple[torch.Tensor, ...], b: tuple[torch.Tensor, ...]) -> bool:
+    """Whether two results, (out, lse) each, are the same to the bit."""
+    return len(a) == len(b) and all(torch.equal(bits(x), bits(y)) for x, y in zip(a, b, strict=True))
+
+
+@contextlib.contextmanager
+def nan_in_new_memory(q: torch.Tensor) -> Iterator[None]:
+    """Within it every tensor made by `empty` starts as NaN, the outputs of an attention of q too.
+
+    PyTorch's deterministic mode fills what goes through `empty`; for a way of allocating that it does
+    not know, the blocks that the caching allocator would hand out next are filled as well.
+    """
+    if q.is_cuda:
+        for _ in range(2):
+            out = torch.full_like(q, math.nan)
+            lse = torch.full(q.shape[:3], math.nan, device=q.device)
+        del out, lse
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)

@@ -1,0 +1,54 @@
+"""The same inputs give the same bits, every time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import INSTANCE_HEAD_DIMS, Case
+from numerics import bits, same_bits
+
+import flash_cute
+
+pytestmark = pytest.mark.kernel
+
+SHAPES = (
+    Case(64, 113, 203, True),
+    Case(128, 1024, 1024, True, torch.bfloat16, 2, 8, 2),
+    Case(128, 333, 2000, False, torch.float16, 1, 16, 16),
+    Case(64, 2048, 2048, "top_left", torch.bfloat16, 1, 4, 4),
+    Case(32, 64, 4096, False, torch.float16, 1, 2, 2),
+    Case(256, 700, 900, True, torch.bfloat16, 1, 4, 2),
+)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_a_thousand_calls(device: str, case: Case, backend: str | None, rng: torch.Generator) -> None:
+    """Compared on the GPU, so that calls follow each other closely and meet in the caches."""
+    q, k, v = case.inputs(device, rng)
+    out, lse = flash_cute.fwd(q, k, v, case.causal, backend=backend)
+    first_out, first_lse = bits(out), bits(lse)
+    different = torch.zeros((), dtype=torch.int64, device=device)
+    for _ in range(1000):
+        out, lse = flash_cute.fwd(q, k, v, case.causal, backend=backend)
+        different += (bits(out) != first_out).any() | (bits(lse) != first_lse).any()
+    assert int(different) == 0
+
+
+@pytest.mark.parametrize("head_dim", INSTANCE_HEAD_DIMS)
+def test_ten_calls(device: str, head_dim: int, backend: str | None, rng: torch.Generator) -> None:
+    q, k, v = Case(head_dim, 200, 300).inputs(device, rng)
+    first = flash_cute.fwd(q, k, v, True, backend=backend)
+    for _ in range(10):
+        assert same_bits(flash_cute.fwd(q, k, v, True, backend=backend), first)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("device", ["cuda"])
+def test_batches_and_heads_do_not_depend_on_each_other(device: str, backend: str | None, rng: torch.Generator) -> None:
+    q, k, v = Case(64, 200, 300, batch=3, heads_q=4).inputs(device, rng)
+    out, lse = flash_cute.fwd(q, k, v, True, backend=backend)
+    for b in range(3):
+        alone = flash_cute.fwd(q[b : b + 1], k[b : b + 1], v[b : b + 1], True, backend=backend)
+        assert same_bits(alone, (out[b : b + 1], lse[b : b + 1]))

@@ -1,0 +1,233 @@
+"""A call that cannot be served says which argument, what was expected and what was given; nothing else happens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cases import Case, plan
+
+import flash_cute
+
+ERRORS = (RuntimeError, ValueError, TypeError)
+CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
+Call = dict[str, Any]
+
+
+def _call(device: str) -> Call:
+    """A good call: q (2, 4, 5, 16), k and v (2, 2, 7, 16), float16."""
+    q, k, v = Case(16, 5, 7, heads_q=4).inputs(device, torch.Generator().manual_seed(0))
+    return {"q": q, "k": k, "v": v, "causal": "none", "scale": None, "backend": "auto"}
+
+
+def _resized(name: str, *shape: int) -> Callable[[Call], Any]:
+    return lambda call: call[name].new_zeros(shape)
+
+
+def _as(name: str, dtype: torch.dtype) -> Callable[[Call], Any]:
+    return lambda call: call[name].to(dtype)
+
+
+# Name: what to replace in the good call, and what the sentence must hold.
+BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "q_rank": ({"q": _resized("q", 4, 5, 16)}, (r"\bq\b", "4", "3")),
+    "k_rank": ({"k": _resized("k", 1, 2, 2, 7, 16)}, (r"\bk\b", "4", "5")),
+    "v_rank": ({"v": _resized("v", 16)}, (r"\bv\b", "4", "1")),
+    "q_scalar": ({"q": _resized("q")}, (r"\bq\b", "4", "0")),
+    "all_int32": (
+        {x: _as(x, torch.int32) for x in "qkv"},
+        (r"\bq\b", "float16", "bfloat16", "int32"),
+    ),
+    "all_bool": ({x: _as(x, torch.bool) for x in "qkv"}, (r"\bq\b", "float16", "bool")),
+    "all_complex": (
+        {x: _as(x, torch.complex64) for x in "qkv"},
+        (r"\bq\b", "float16", "complex64"),
+    ),
+    "all_float8": (
+        {x: _as(x, torch.float8_e4m3fn) for x in "qkv"},
+        (r"\bq\b", "float16", "float8_e4m3fn"),
+    ),
+    "k_dtype": ({"k": _as("k", torch.float32)}, (r"\bk\b", "float16", "float32")),
+    "v_dtype": ({"v": _as("v", torch.bfloat16)}, (r"\bv\b", "float16", "bfloat16")),
+    "k_batch": ({"k": _resized("k", 3, 2, 7, 16)}, (r"\bk\b", "batch", "2", "3")),
+    "v_batch": ({"v": _resized("v", 1, 2, 7, 16)}, (r"\bv\b", "batch", "2", "1")),
+    "k_head_dim": ({"k": _resized("k", 2, 2, 7, 24)}, (r"\bk\b", "head dim", "16", "24")),
+    "v_head_dim": ({"v": _resized("v", 2, 2, 7, 24)}, (r"\bv\b", "head dim", "16", "24")),
+    "v_length": ({"v": _resized("v", 2, 2, 8, 16)}, (r"\bv\b", "length", "7", "8")),
+    "v_heads": ({"v": _resized("v", 2, 4, 7, 16)}, (r"\bv\b", "heads", "2", "4")),
+    "head_ratio": (
+        {x: _resized(x, 2, 3, 7, 16) for x in "kv"},
+        (r"\bq\b", "heads", "multiple", "3", "4"),
+    ),
+    "more_key_heads": ({x: _resized(x, 2, 8, 7, 16) for x in "kv"}, ("heads", "8", "4")),
+    "no_key_heads": ({x: _resized(x, 2, 0, 7, 16) for x in "kv"}, ("heads", "0", "4")),
+    "head_dim_0": (
+        {"q": _resized("q", 2, 4, 5, 0), **{x: _resized(x, 2, 2, 7, 0) for x in "kv"}},
+        (r"\bq\b", "head dim", "0"),
+    ),
+    "scale_nan": ({"scale": float("nan")}, ("scale", "finite", "nan")),
+    "scale_inf": ({"scale": float("inf")}, ("scale", "finite", "inf")),
+    "scale_minus_inf": ({"scale": float("-inf")}, ("scale", "finite", "-inf")),
+    "scale_negative": ({"scale": -0.5}, ("scale", "-0.5")),
+    "scale_zero": ({"scale": 0.0}, ("scale", "0")),
+    "causal": ({"causal": "diagonal"}, ("causal", "top_left", "bottom_right", "diagonal")),
+    "causal_empty": ({"causal": ""}, ("causal", "top_left", "bottom_right")),
+    "backend": ({"backend": "fast"}, ("backend", "sm80", "cpu", "fast")),
+}
+
+OPERATORS = ("fwd", "_fwd", "fwd_plan")
+
+
+def _apply(call: Call, changes: dict[str, Any]) -> Call:
+    made = {name: f(call) if callable(f) else f for name, f in changes.items()}
+    return {**call, **made}
+
+
+def _python(call: Call) -> Any:
+    causal = False if call["causal"] == "none" else call["causal"]
+    return flash_cute.fwd(call["q"], call["k"], call["v"], causal, scale=call["scale"], backend=call["backend"])
+
+
+def _operator(name: str, call: Call) -> Any:
+    extra = (0,) if name == "fwd_plan" else ()
+    return getattr(torch.ops.flash_cute, name)(*call.values(), *extra)
+
+
+def _assert_says(error: BaseException, words: tuple[str, ...]) -> None:
+    sentence = str(error).splitlines()[0]
+    missing = [word for word in words if not re.search(word, sentence)]
+    assert not missing, f"{missing} not in: {sentence}"
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_function(device: str, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    changes, words = BAD[name]
+    call = _apply(_call(device), changes)
+    capfd.readouterr()
+    with pytest.raises(ERRORS) as caught:
+        _python(call)
+    assert capfd.readouterr() == ("", ""), "an error printed something"
+    _assert_says(caught.value, words)
+    out, _ = _python(_call(device))
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("name", BAD)
+def test_operator(device: str, operator: str, name: str) -> None:
+    changes, words = BAD[name]
+    with pytest.raises(ERRORS) as caught:
+        _operator(operator, _apply(_call(device), changes))
+    _assert_says(caught.value, words)
+
+
+@pytest.mark.parametrize("name", ["q_rank", "all_int32", "scale_nan", "head_ratio", "causal"])
+def test_explain(device: str, name: str) -> None:
+    changes, words = BAD[name]
+    call = _apply(_call(device), changes)
+    causal = False if call["causal"] == "none" else call["causal"]
+    with pytest.raises(ERRORS) as caught:
+        flash_cute.explain(call["q"], call["k"], call["v"], causal, scale=call["scale"])
+    _assert_says(caught.value, words)
+
+
+def test_sentences_are_the_same_everywhere(device: str) -> None:
+    """The checks stand once: the function, its operators and the plan say the same."""
+    for changes, _ in BAD.values():
+        said = set()
+        for operator in OPERATORS:
+            with pytest.raises(ERRORS) as caught:
+                _operator(operator, _apply(_call(device), changes))
+            said.add(str(caught.value).splitlines()[0])
+        assert len(said) == 1, said
+
+
+@pytest.mark.parametrize("causal", [None, 1.5, "", "Top_Left", [True]], ids=repr)
+def test_causal_that_is_no_mask(device: str, causal: Any) -> None:
+    call = _call(device)
+    with pytest.raises(ERRORS, match="causal"):
+        flash_cute.fwd(call["q"], call["k"], call["v"], causal)
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+@pytest.mark.parametrize("value", [None, 3.0, [[1.0]]], ids=repr)
+def test_not_a_tensor(device: str, which: str, value: Any) -> None:
+    call = {**_call(device), which: value}
+    with pytest.raises((*ERRORS, AttributeError)):
+        _python(call)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("device", [CUDA])
+def test_wide_dtypes_on_cuda(device: str, dtype: torch.dtype) -> None:
+    call = _apply(_call(device), {x: _as(x, dtype) for x in "qkv"})
+    with pytest.raises(ERRORS) as caught:
+        _python(call)
+    _assert_says(caught.value, (r"\bq\b", "float16", "bfloat16", str(dtype)[6:], "CUDA"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_plan_for_a_gpu_holds_cudas_rules(dtype: torch.dtype) -> None:
+    call = _apply(_call("cpu"), {x: _as(x, dtype) for x in "qkv"})
+    with pytest.raises(ERRORS) as caught:
+        plan(call["q"], call["k"], call["v"], capability=80)
+    _assert_says(caught.value, (r"\bq\b", "float16", str(dtype)[6:]))
+
+
+def test_head_dim_above_256_for_a_gpu() -> None:
+    q = torch.zeros(1, 1, 4, 264, dtype=torch.float16)
+    with pytest.raises(ERRORS) as caught:
+        plan(q, q, q, capability=80)
+    _assert_says(caught.value, ("q", "head dim", "256", "264"))
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_head_dim_above_256_on_cuda(device: str) -> None:
+    q = torch.zeros(1, 1, 4, 264, dtype=torch.float16, device=device)
+    with pytest.raises(ERRORS, match=r"256.*264"):
+        flash_cute.fwd(q, q, q)
+
+
+@pytest.mark.parametrize("capability", [50, 70, 75])
+def test_gpu_too_old(capability: int) -> None:
+    q = torch.zeros(1, 1, 4, 64, dtype=torch.float16)
+    with pytest.raises(ERRORS) as caught:
+        plan(q, q, q, capability=capability)
+    major, minor = divmod(capability, 10)
+    _assert_says(caught.value, (rf"{major}\.?{minor}", r"8\.?0"))
+
+
+@pytest.mark.parametrize("which", ["k", "v"])
+@pytest.mark.parametrize("device", [CUDA])
+def test_devices_mixed(device: str, which: str) -> None:
+    for here, there in ((device, "cpu"), ("cpu", device)):
+        call = _call(here)
+        call[which] = call[which].to(there)
+        with pytest.raises(ERRORS) as caught:
+            _python(call)
+        _assert_says(caught.value, (rf"\b{which}\b|\bq\b|\bk\b", "cuda:0", "cpu"))
+
+
+@pytest.mark.parametrize("device", [CUDA])
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
+def test_two_gpus_mixed(device: str) -> None:
+    call = _call(device)
+    call["k"] = call["k"].to("cuda:1")
+    with pytest.raises(ERRORS, match=r"\bk\b.*cuda:0.*cuda:1"):
+        _python(call)
+
+
+@pytest.mark.parametrize("device", [CUDA])
+@pytest.mark.parametrize("name", BAD)
+def test_nothing_is_allocated_or_launched(device: str, name: str) -> None:
+    changes, _ = BAD[name]
+    call = _apply(_call(device), changes)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    with pytest.raises(ERRORS):
+        _python(call)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    torch.cuda.synchronize()

@@ -1,0 +1,117 @@
+"""Sizes past what 32 bits or a launch grid's dims hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import Case, Causal, Forward
+from numerics import assert_matches
+
+import flash_cute
+
+pytestmark = pytest.mark.kernel
+
+ON_CUDA = [pytest.param("cuda", marks=pytest.mark.cuda)]
+GIB = 1 << 30
+
+
+@pytest.fixture
+def room(device: str) -> None:
+    """Skips where the GPU has less than 40 GiB free; leaves no cached blocks behind."""
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info()[0] < 40 * GIB:
+        pytest.skip("needs 40 GiB of free GPU memory")
+
+
+@pytest.fixture
+def cuda_rng(seed: int) -> torch.Generator:
+    return torch.Generator(device="cuda").manual_seed(seed)
+
+
+def _normal(*shape: int, rng: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, generator=rng, device=rng.device, dtype=torch.bfloat16)
+
+
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize("device", ON_CUDA)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_more_than_2_to_31_elements(
+    device: str, causal: Causal, backend: str | None, cuda_rng: torch.Generator
+) -> None:
+    """q, k, v and out of 2^31 + 2^20 elements each; heads on both sides of the 2^31st are checked."""
+    batch, heads, length, head_dim = 8196 // 4, 8, 1024, 128
+    q, k, v = (_normal(batch, heads, length, head_dim, rng=cuda_rng) for _ in range(3))
+    assert q.numel() > 2**31
+    out, lse = flash_cute.fwd(q, k, v, causal, backend=backend)
+    past = 2**31 // (heads * length * head_dim)
+    for some in (slice(0, 1), slice(past - 1, past + 1), slice(batch - 1, batch)):
+        assert_matches(out[some], lse[some], q[some], k[some], v[some], causal)
+    assert torch.isfinite(out.view(-1, head_dim)[:, 0]).all()
+
+
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize("device", ON_CUDA)
+def test_strides_past_2_to_31(device: str, backend: str | None, cuda_rng: torch.Generator) -> None:
+    """Two batches, and two heads, further apart than 32 bits reach; most of the memory is never touched."""
+    far = 2**31 + 2**10
+    memory = torch.empty(far + 2**20, dtype=torch.bfloat16, device=device)
+    small = torch.Generator().manual_seed(cuda_rng.initial_seed())
+    # For 2 batches of 2 heads of 65 rows of 64: each puts the last element past the 2^31st.
+    far_batches, far_heads = (far, 130 * 64, 64, 1), (130 * 64, far, 64, 1)
+    far_rows = (64, 128, far // 64 // 8 * 8, 1)
+    for strides in (far_batches, far_heads, far_rows):
+        inputs = []
+        for i, x in enumerate(Case(64, 65, 65, dtype=torch.bfloat16).inputs(device, small)):
+            inputs.append(memory.as_strided(x.shape, strides, i * 2**16).copy_(x))
+        assert_matches(*flash_cute.fwd(*inputs, True, backend=backend), *inputs, True)
+
+
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize("device", ON_CUDA)
+def test_one_head_of_more_than_2_to_31_elements(device: str, backend: str | None, cuda_rng: torch.Generator) -> None:
+    """2^24 + 77 keys: those that matter, for each row another, lie past the 2^31st element."""
+    rows, head_dim, keys = 64, 128, 2**24 + 77
+    k = torch.empty(1, 1, keys, head_dim, dtype=torch.bfloat16, device=device)
+    k.normal_(generator=cuda_rng)
+    v = k.flip(3)
+    found = torch.arange(rows, device=device) + keys - rows
+    q = k[:, :, found].clone()
+    out, lse = flash_cute.fwd(q, k, v, scale=1.0, backend=backend)
+    # |k|^2 is 128 +- 16, another key's product 0 +- 11: the row's own key has practically all the weight.
+    own = (q.double() * q.double()).sum(-1)
+    torch.testing.assert_close(out, v[:, :, found], rtol=0.02, atol=0.02)
+    torch.testing.assert_close(lse.double(), own, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("device", ON_CUDA)
+@pytest.mark.parametrize(("batch", "heads"), [(65_537, 1), (1, 65_537), (300, 300)])
+def test_more_heads_than_a_grid_dim_holds(
+    device: str, batch: int, heads: int, fwd: Forward, cuda_rng: torch.Generator
+) -> None:
+    q, k, v = (_normal(batch, heads, 5, 32, rng=cuda_rng) for _ in range(3))
+    out, lse = fwd(q, k, v, True)
+    flat = [x.reshape(1, batch * heads, *x.shape[2:]) for x in (out, lse, q, k, v)]
+    for some in (slice(0, 50), slice(65_400, 65_537), slice(batch * heads - 50, None)):
+        assert_matches(*(x[:, some] for x in flat), True)
+    scores = (q.float() @ k.float().mT) * 32**-0.5
+    scores = scores.masked_fill(~torch.ones(5, 5, dtype=torch.bool, device=device).tril(), -1e30)
+    torch.testing.assert_close(lse, scores.logsumexp(-1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", ON_CUDA)
+def test_more_row_tiles_than_a_grid_dim_holds(device: str, fwd: Forward, cuda_rng: torch.Generator) -> None:
+    """2^22 + 2^17 rows of a few keys: over 65,535 tiles even at 64 rows each."""
+    rows = 2**22 + 2**17
+    q = _normal(1, 1, rows, 32, rng=cuda_rng)
+    k, v = (_normal(1, 1, 9, 32, rng=cuda_rng) for _ in range(2))
+    out, lse = fwd(q, k, v)
+    for some in (slice(0, 200), slice(2**22 - 200, 2**22 + 200), slice(rows - 200, rows)):
+        assert_matches(out[:, :, some], lse[:, :, some], q[:, :, some], k, v)
+    expected = ((q.float() @ k.float().mT) * 32**-0.5).logsumexp(-1)
+    torch.testing.assert_close(lse, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_many_heads_on_the_cpu() -> None:
+    q = torch.randn(40_000, 2, 3, 8)
+    out, lse = flash_cute.fwd(q, q, q, True)
+    assert_matches(out[-50:], lse[-50:], q[-50:], q[-50:], q[-50:], True)
