@@ -189,6 +189,7 @@ def measure(
     rounds: int = 7,
     seconds: float = 0.2,
     failures: dict[str, str] | None = None,
+    on_turn: Callable[[], None] | None = None,
 ) -> dict[str, Timing]:
     """Time the contenders by turns, about `seconds` each, in rounds whose order rotates.
 
@@ -201,6 +202,7 @@ def measure(
         rounds: how many times each contender has its turn.
         seconds: measured time a contender, all rounds together.
         failures: where given, a contender that raises is left out and its reason stored here; else the error is raised.
+        on_turn: called after each turn, outside what is timed; for a progress bar.
 
     Returns:
         A `Timing` for each contender that ran, by name.
@@ -220,6 +222,8 @@ def measure(
         for position in range(len(batches)):
             batch = batches[(position + turn) % len(batches)]
             samples[batch.contender.name].append(batch.run())
+            if on_turn is not None:
+                on_turn()
     return {batch.contender.name: Timing(tuple(samples[batch.contender.name]), batch.calls) for batch in batches}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import Tensor
 from . import _ops, cpu, report
 
 __all__ = ["Explanation", "explain", "kernel_matches"]
+
+WIDTH = 110  # columns of the text
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,13 @@ class Explanation:
         return copy
 
     def __str__(self) -> str:
-        rows = list(_rows(self.data))
-        width = max(len(title) for title, _ in rows)
-        return "\n".join(f"{title:<{width}}  {text}" for title, text in rows)
+        rows = _rows(self.data)
+        indent = max(len(title) for title, _ in rows) + 2
+        lines = []
+        for title, text in rows:
+            first, *rest = textwrap.wrap(text, WIDTH - indent)
+            lines += [title.ljust(indent) + first, *(" " * (indent + 2) + line for line in rest)]
+        return "\n".join(lines)
 
 
 def explain(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,15 @@ transformers = pytest.importorskip("transformers", minversion="5")
 FILE = Path(__file__).parents[1] / "examples" / "sentence_embeddings.py"
 # Where only a folder with the weights is at hand (a float16 copy, say) and not the package that carries them.
 FOLDER = os.environ.get("FLASH_CUTE_MINILM")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """On a busy machine the threads of so small a model wait for each other ten times as long as they work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,196 @@
+"""`explain` says what runs: the plan of the launch, the compiler's figures of that kernel, and why."""
+
+from __future__ import annotations
+
+import json
+
+import cases
+import pytest
+import torch
+
+import flash_cute
+from flash_cute import report
+from flash_cute.explain import kernel_matches
+
+CAPABILITIES = (80, 86, 89, 90, 120)
+
+needs_kernels = pytest.mark.skipif(not report.load()["kernels"], reason="this build has no CUDA kernels")
+
+DEMANGLED = (
+    "void flash_cute::sm80::fwd_kernel<flash_cute::sm80::FwdTraits<cutlass::half_t, 128, "
+    "flash_cute::Variant<flash_cute::CausalMask>, flash_cute::sm80::FwdTile{128, 64, 4, 1, false, 2}> >"
+    "(flash_cute::FwdParams)"
+)
+OLD_DEMANGLED = DEMANGLED.replace(
+    "flash_cute::sm80::FwdTile{128, 64, 4, 1, false, 2}",
+    "(flash_cute::sm80::FwdTile){128, 64, (int)4, 1, (bool)0, 2}",
+)
+MANGLED = (
+    "_ZN10flash_cute4sm8010fwd_kernelINS0_9FwdTraitsIN7cutlass6half_tELi128ENS_7VariantINS_10CausalMaskEEEXtl"
+    "NS0_7FwdTileELi128ELi64ELi4ELi1ELb0ELi2EEEEEEEvNS_9FwdParamsE"
+)
+PLAN = {
+    "backend": "sm80",
+    "kernel": "fwd_kernel",
+    "dtype": "float16",
+    "kernel_head_dim": 128,
+    "mask": "causal",
+    "block_m": 128,
+    "block_n": 64,
+    "threads": 128,
+    "stages": 1,
+    "ctas_per_sm": 2,
+}
+
+
+def meta(head_dim: int, dtype: torch.dtype = torch.float16, length: int = 1000) -> torch.Tensor:
+    return torch.empty(2, 8, length, head_dim, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize("name", [DEMANGLED, OLD_DEMANGLED, MANGLED], ids=["demangled", "old", "mangled"])
+def test_kernel_names_are_understood(name):
+    assert kernel_matches(PLAN, name)
+    assert kernel_matches(
+        PLAN | {"dtype": "bfloat16"}, name.replace("6half_t", "10bfloat16_t").replace("half_t", "bfloat16_t")
+    )
+    different = {
+        "backend": "sm90",
+        "dtype": "bfloat16",
+        "kernel_head_dim": 64,
+        "mask": "full",
+        "block_m": 64,
+        "block_n": 128,
+        "threads": 256,
+        "stages": 2,
+    }
+    for key, value in different.items():
+        assert not kernel_matches(PLAN | {key: value}, name), key
+
+
+@pytest.mark.parametrize(
+    "name", ["", "void at::native::elementwise_kernel<128, 4>(int)", "flash_fwd_kernel<Flash_fwd_kernel_traits<128>>"]
+)
+def test_other_kernels_do_not_match(name):
+    assert not kernel_matches(PLAN, name)
+
+
+def test_cpu():
+    q, k, v = (torch.randn(1, 4, n, 16) for n in (5, 9, 9))
+    explanation = flash_cute.explain(q, k, v, True)
+    assert explanation.data["backend"] == "cpu"
+    assert explanation.data["copies"] == {"q": None, "k": None, "v": None, "out": None}
+    assert "first 4 keys" in str(explanation)
+    half = flash_cute.explain(q.half(), k.half(), v.half())
+    assert half.data["copies"]["q"] == "computed in float32"
+    strided = flash_cute.explain(q, k, torch.randn(1, 4, 16, 9).mT)
+    assert strided.data["copies"] == {"q": None, "k": None, "v": "its last dim is not contiguous", "out": None}
+
+
+def test_data_is_plain_and_a_copy():
+    q = torch.randn(1, 4, 5, 16)
+    explanation = flash_cute.explain(q, q, q)
+    data = explanation.to_dict()
+    assert json.loads(json.dumps(data)) == explanation.data
+    data["copies"]["q"] = "changed"
+    assert explanation.data["copies"]["q"] is None
+
+
+def test_same_errors_as_the_call():
+    q = torch.randn(1, 4, 5, 16)
+    for arguments, options in [((q, q[:, :3], q[:, :3]), {}), ((q, q, q.double()), {}), ((q, q, q), {"scale": 0.0})]:
+        with pytest.raises(ValueError) as of_fwd:
+            flash_cute.fwd(*arguments, **options)
+        with pytest.raises(ValueError) as of_explain:
+            flash_cute.explain(*arguments, **options)
+        assert str(of_fwd.value) == str(of_explain.value)
+
+
+@needs_kernels
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("dtype", cases.CUDA_DTYPES, ids=cases.dtype_name)
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_plan_has_its_compiled_kernel(capability, dtype, causal):
+    for head_dim in cases.INSTANCE_HEAD_DIMS:
+        x = meta(head_dim, dtype)
+        for backend in {"sm80"} if capability != 90 else {"sm80", None}:
+            data = flash_cute.explain(x, x, x, causal, backend=backend, capability=capability).data
+            compiled = data["compiled"]
+            assert compiled is not None, (head_dim, backend)
+            assert 0 < compiled["registers"] <= 255
+            assert kernel_matches(data, compiled["kernel"])
+            assert not any(data["copies"].values())
+
+
+@needs_kernels
+def test_code_of_the_right_architecture():
+    x = meta(64)
+    loaded = {
+        capability: flash_cute.explain(x, x, x, backend="sm80", capability=capability).data["compiled"]["arch"]
+        for capability in CAPABILITIES
+    }
+    assert loaded == {80: "sm_80", 86: "sm_80", 89: "sm_80", 90: "sm_90", 120: "sm_120"}
+    from_ptx = flash_cute.explain(x, x, x, backend="sm80", capability=100)
+    assert from_ptx.data["compiled"] is None
+    assert "from PTX" in str(from_ptx)
+
+
+@needs_kernels
+def test_padding_and_copies_are_named():
+    x = meta(60)
+    explanation = flash_cute.explain(x, x, x, capability=80)
+    assert explanation.data["head_dim"] == 60
+    assert explanation.data["kernel_head_dim"] == 64
+    assert all("padded" in reason for reason in explanation.data["copies"].values())
+    text = str(explanation)
+    assert "head dim 64 (the tensors have 60)" in text
+    assert "q: head dim 60 is padded to 64" in text
+
+    strided = flash_cute.explain(
+        meta(64), meta(64), torch.empty(2, 8, 64, 1000, device="meta").half().mT, capability=80
+    )
+    assert strided.data["copies"] == {"q": None, "k": None, "v": "its last dim is not contiguous", "out": None}
+
+
+@needs_kernels
+def test_text_is_tidy():
+    x = meta(60)
+    lines = str(flash_cute.explain(x, x, x, True, capability=90)).splitlines()
+    assert [line.split("  ")[0] for line in lines if not line.startswith(" ")] == [
+        "backend",
+        "device",
+        "kernel",
+        "tile",
+        "shared memory",
+        "registers",
+        "copied",
+        "why",
+    ]
+    assert max(map(len, lines)) <= 110
+
+
+@pytest.mark.cuda
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", cases.CUDA_DTYPES, ids=cases.dtype_name)
+@pytest.mark.parametrize("causal", [False, True, "top_left"])
+@pytest.mark.parametrize("head_dim", [*cases.INSTANCE_HEAD_DIMS, 8, 72, 100])
+def test_the_profiler_saw_that_kernel(head_dim, causal, dtype, backend):
+    q, k, v = (torch.randn(1, 4, n, head_dim, device="cuda", dtype=dtype) for n in (130, 300, 300))
+    data = flash_cute.explain(q, k, v, causal, backend=backend).data
+    flash_cute.fwd(q, k, v, causal, backend=backend)
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        flash_cute.fwd(q, k, v, causal, backend=backend)
+        torch.cuda.synchronize()
+    ran = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    ours = [name for name in ran if "flash_cute" in name]
+    assert len(ours) == 1, ran
+    assert kernel_matches(data, ours[0]), (ours[0], data)
+    if not any(data["copies"].values()):
+        assert [name for name in ran if not name.startswith("Memset")] == ours
+
+
+@pytest.fixture
+def device() -> str:
+    """What conftest's `backend` asks for: these tests make their tensors themselves."""
+    return "cuda"
