@@ -1,0 +1,49 @@
+// Views of MMA register fragments that softmax, masks and the second product need. They serve
+// mma.sync (a thread's C fragment is (2, 2)) and WGMMA ((2, 2, N/8)) alike: in both, a thread's first
+// pair runs along columns and its second along rows.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+namespace flash_cute {
+
+using namespace cute;
+
+// (MMA, MMA_M, MMA_N) -> (rows, columns) of the same registers: ((2, MMA_M), (2, [N/8,] MMA_N)).
+template <class Layout>
+CUTE_HOST_DEVICE constexpr auto rowcol_layout(Layout acc) {
+  static_assert(decltype(rank(acc))::value == 3);
+  auto const thread = get<0>(acc);
+  if constexpr (decltype(rank(thread))::value == 2) {
+    return make_layout(make_layout(get<1>(thread), get<1>(acc)), make_layout(get<0>(thread), get<2>(acc)));
+  } else {
+    return make_layout(make_layout(get<1>(thread), get<1>(acc)),
+                       make_layout(get<0>(thread), get<2>(thread), get<2>(acc)));
+  }
+}
+
+template <class Tensor>
+CUTE_HOST_DEVICE constexpr auto rowcol_view(Tensor&& acc) {
+  return make_tensor(acc.data(), rowcol_layout(acc.layout()));
+}
+
+// The first product's C fragment read in the order of the second's A operand, for m16n8k16: two
+// neighbouring 8-column blocks form one 16-deep k step.
+// ((2, 2), MMA_M, MMA_N) -> ((2, 2, 2), MMA_M, MMA_N / 2)
+template <class Layout>
+CUTE_HOST_DEVICE constexpr auto operand_a_layout(Layout acc) {
+  static_assert(decltype(size<0>(acc))::value == 4 && decltype(rank(acc))::value == 3);
+  auto const halves = logical_divide(acc, Shape<Underscore, Underscore, _2>{});  // (4, MMA_M, (2, MMA_N / 2))
+  return make_layout(make_layout(get<0, 0>(halves), get<0, 1>(halves), get<2, 0>(halves)), get<1>(halves),
+                     get<2, 1>(halves));
+}
+
+// One k step of an A fragment as (rows, columns): ((2, 2, 2), MMA_M) -> ((2, MMA_M), (2, 2)).
+template <class Tensor>
+CUTE_HOST_DEVICE constexpr auto rowcol_step(Tensor&& frag) {
+  auto const layout = frag.layout();
+  return make_tensor(frag.data(), make_layout(make_layout(get<0, 1>(layout), get<1>(layout)),
+                                              make_layout(get<0, 0>(layout), get<0, 2>(layout))));
+}
+
+}  // namespace flash_cute

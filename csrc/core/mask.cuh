@@ -1,0 +1,68 @@
+// What a row sees. A mask is one function, the first column that a row does not see; the range of key
+// tiles, which of them need masking, and the masking itself all follow from it.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "../params.h"
+#include "variant.h"
+
+namespace flash_cute {
+
+using namespace cute;
+
+struct FullMask {
+  CUTE_HOST_DEVICE static int column_limit(FwdParams const& params, int /*row*/) { return params.len_k; }
+};
+
+struct CausalMask {
+  // Negative where the row sees nothing.
+  CUTE_HOST_DEVICE static int column_limit(FwdParams const& params, int row) {
+    return min(params.len_k, row + params.diagonal + 1);
+  }
+};
+
+// The key tiles that a query tile visits: [0, unmasked) whole, [unmasked, end) element by element.
+struct KeyRange {
+  int unmasked;
+  int end;
+};
+
+template <class Mask, int kBlockM, int kBlockN>
+CUTE_HOST_DEVICE KeyRange key_range(FwdParams const& params, int m_block) {
+  int const first_row = m_block * kBlockM;
+  int const last_row = min(first_row + kBlockM, params.len_q) - 1;
+  int const first_limit = max(0, Mask::column_limit(params, first_row));
+  int const last_limit = max(0, Mask::column_limit(params, last_row));
+  return {first_limit / kBlockN, ceil_div(last_limit, kBlockN)};
+}
+
+// Sets the scores of one tile that a row does not see to -inf. tScS holds each score's (row, column)
+// within the tile for this thread, tScS_0 for thread 0: their columns differ by one number a thread, so
+// each comparison is with a constant.
+template <class Mask, class Scores, class Coords, class Coords0>
+CUTE_DEVICE void apply_mask(Scores& scores,              // (rows, columns)
+                            Coords const& tScS,          // (rows, columns) -> (row, column)
+                            Coords0 const& tScS_0,       // the same of thread 0, static
+                            FwdParams const& params, int first_row, int first_column) {
+  int const thread_column = first_column + get<1>(tScS(_0{}, _0{}));
+  CUTE_UNROLL
+  for (int i = 0; i < size<0>(scores); ++i) {
+    int const row = first_row + get<0>(tScS(i, _0{}));
+    int const limit = Mask::column_limit(params, row) - thread_column;
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(scores); ++j) {
+      if (int(get<1>(tScS_0(_0{}, j))) >= limit) {
+        scores(i, j) = -INFINITY;
+      }
+    }
+  }
+}
+
+// Whether a row sees any column: decides between "no key" (out 0) and "keys, all at -inf" (out NaN).
+template <class Mask>
+CUTE_HOST_DEVICE bool row_sees_a_key(FwdParams const& params, int row) {
+  return Mask::column_limit(params, row) > 0;
+}
+
+}  // namespace flash_cute

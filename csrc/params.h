@@ -1,0 +1,42 @@
+// What a kernel is given: plain data, valid on host and device. No torch, no CuTe.
+#pragma once
+
+#include <cstdint>
+
+namespace flash_cute {
+
+// Element strides of one (batch, head, row, column) tensor; the column stride is 1.
+struct Strides {
+  int64_t batch;
+  int64_t head;
+  int64_t row;
+};
+
+struct FwdParams {
+  void const* q;  // (batch, heads_q,  len_q, head_dim), 16-bit elements
+  void const* k;  // (batch, heads_kv, len_k, head_dim)
+  void const* v;  // (batch, heads_kv, len_k, head_dim)
+  void* out;      // (batch, heads_q,  len_q, head_dim)
+  float* lse;     // (batch, heads_q,  len_q), contiguous, natural log of the scaled scores
+
+  Strides q_strides;
+  Strides k_strides;
+  Strides v_strides;
+  Strides out_strides;
+
+  int batch;
+  int heads_q;
+  int heads_kv;  // divides heads_q; query head h reads key head h / (heads_q / heads_kv)
+  int len_q;     // > 0
+  int len_k;     // may be 0
+  int head_dim;  // a multiple of 8, at most the kernel's kHeadDim
+
+  // Causal only: row i sees columns j <= i + diagonal.
+  // bottom_right: len_k - len_q; top_left: 0.
+  int diagonal;
+
+  float scale;       // multiplies q.k; finite and > 0
+  float scale_log2;  // scale * log2(e)
+};
+
+}  // namespace flash_cute

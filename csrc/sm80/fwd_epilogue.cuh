@@ -1,0 +1,60 @@
+// Accumulator to memory: O through shared memory in 16-byte rows, the LSE straight from registers.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "../core/convert.cuh"
+#include "../core/layout.cuh"
+#include "../core/mask.cuh"
+#include "../core/scheduler.cuh"
+#include "fwd_traits.cuh"
+#include "load_cp_async.cuh"
+
+namespace flash_cute::sm80 {
+
+template <class Traits, class Softmax, class Accumulator>
+CUTE_DEVICE void fwd_epilogue(FwdParams const& params, TileCoord const tile, typename Traits::SharedStorage& smem,
+                              Softmax& softmax,
+                              Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
+  using Element = typename Traits::Element;
+  constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
+  int const thread = threadIdx.x;
+  int const first_row = tile.m_block * kBlockM;
+  typename Traits::Mma mma;
+
+  auto acc = rowcol_view(tOrO);  // (rows, head dim)
+  constexpr int kRows = decltype(size<0>(acc))::value;
+  float lse[kRows];
+  softmax.finish(acc, lse);
+
+  auto cO = make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{});
+  auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO));  // (rows, head dim) -> (row, column)
+  float* const lse_head = params.lse + (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
+  CUTE_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    int const row = first_row + get<0>(tOcO(i, _0{}));
+    if (get<1>(tOcO(_0{}, _0{})) == 0 && row < params.len_q) lse_head[row] = lse[i];
+    if (lse[i] == -INFINITY && row_sees_a_key<typename Traits::Mask>(params, row)) {
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(acc); ++j) acc(i, j) = NAN;
+    }
+  }
+
+  // A warp writes only rows of Q that it alone has read: no barrier is needed before.
+  auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)
+  convert(tOrO, rO);
+  auto sO = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});  // (BLK_M, D)
+  auto const copy_o = make_tiled_copy_C(Copy_Atom<UniversalCopy<uint32_t>, Element>{}, mma).get_slice(thread);
+  copy(Copy_Atom<UniversalCopy<uint32_t>, Element>{}, copy_o.retile_S(rO), copy_o.partition_D(sO));
+  __syncthreads();
+
+  auto mO = make_head_tensor(static_cast<Element*>(params.out), params.out_strides, tile.batch, tile.head,
+                             params.len_q, params.head_dim);
+  auto gO = local_tile(mO, Shape<Int<kBlockM>, Int<kHeadDim>>{}, make_coord(tile.m_block, _0{}));  // (BLK_M, D)
+  typename Traits::GmemStore gmem_store;
+  auto const gmem_thread = gmem_store.get_slice(thread);
+  store_tile(gmem_store, gmem_thread.partition_S(sO), gmem_thread.partition_D(gO), gmem_thread.partition_S(cO),
+             params.len_q - first_row, params.head_dim);
+}
+
+}  // namespace flash_cute::sm80

@@ -1,0 +1,56 @@
+// The tile table of the sm80 forward. Plain constants: the kernel traits, the dispatcher and the
+// build's resource test all read them here.
+#pragma once
+
+#include "../plan.h"
+
+namespace flash_cute::sm80 {
+
+// One kernel's tuning. Every warp owns block_m / warps whole query rows (split-Q).
+struct FwdTile {
+  int block_m;
+  int block_n;
+  int warps;
+  int stages;       // K and V buffers; 1: K and V take turns, a load always one product ahead
+  bool q_in_regs;   // hold Q's fragments for the whole loop instead of reading shared memory each step
+  int ctas_per_sm;  // register budget: 65536 / (32 * warps * ctas_per_sm)
+};
+
+// Chips that need tables of their own.
+enum Chip : int {
+  kA100 = 0,     // sm_80, sm_87 and newer data-centre parts forced onto this path: 163 KB a CTA
+  kSmem99K = 1,  // sm_86, sm_89, sm_120: 99 KB a CTA
+  kH100 = 2,     // sm_90 forced onto this path: 227 KB a CTA
+  kNumChips = 3,
+};
+
+constexpr int kMaxSmemBytes[kNumChips] = {163 * 1024, 99 * 1024, 227 * 1024};
+
+constexpr FwdTile fwd_tile(int head_dim, bool causal, int chip) {
+  (void)causal;
+  (void)chip;
+  if (head_dim <= 64) {
+    return {.block_m = 128, .block_n = 64, .warps = 4, .stages = 2, .q_in_regs = true, .ctas_per_sm = 2};
+  }
+  if (head_dim <= 128) {
+    return {.block_m = 128, .block_n = 64, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
+  }
+  return {.block_m = 64, .block_n = 32, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 1};
+}
+
+// Q, then `stages` buffers of K and of V, 16-bit; the output tile reuses Q's.
+constexpr int fwd_smem_bytes(FwdTile tile, int head_dim) {
+  return 2 * head_dim * (tile.block_m + 2 * tile.stages * tile.block_n);
+}
+
+constexpr KernelShape fwd_shape(int head_dim, bool causal, int chip) {
+  FwdTile const tile = fwd_tile(head_dim, causal, chip);
+  return {.block_m = tile.block_m,
+          .block_n = tile.block_n,
+          .threads = 32 * tile.warps,
+          .stages = tile.stages,
+          .smem_bytes = fwd_smem_bytes(tile, head_dim),
+          .ctas_per_sm = tile.ctas_per_sm};
+}
+
+}  // namespace flash_cute::sm80

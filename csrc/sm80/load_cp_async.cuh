@@ -1,0 +1,57 @@
+// Tiles of a (length, head dim) matrix between global and shared memory, in 16-byte chunks.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+namespace flash_cute::sm80 {
+
+using namespace cute;
+
+// One head of q, k, v or out: (length, head dim). Rows and columns outside it are never touched.
+template <class Element, class Params>
+CUTE_DEVICE auto make_head_tensor(Element* base, Params const& strides, int batch, int head, int length, int head_dim) {
+  int64_t const offset = batch * strides.batch + head * strides.head;
+  return make_tensor(make_gmem_ptr(base + offset), make_shape(length, head_dim), make_stride(strides.row, _1{}));
+}
+
+// Starts the copy of one tile, a row of chunks at a time. What lies past `rows` or `columns` is filled with
+// zeros, so that whatever follows the tensor in memory, NaN included, has no influence. kAllRows: the caller
+// knows that no row is past.
+template <bool kAllRows, class Element, class Smem, class Coords>
+CUTE_DEVICE void load_tile(Element const* gmem,  // this thread's first chunk of the tile
+                           int64_t row_stride,   // in elements
+                           Smem&& tXsX,          // (CPY, CPY_ROW, CPY_COLUMN)
+                           Coords const& tXcX,   // (CPY, CPY_ROW, CPY_COLUMN) -> (row, column) in the tile
+                           int rows, int columns) {
+  using Chunk = SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>;
+  int const row_step = get<0>(tXcX(_0{}, _1{}, _0{})) - get<0>(tXcX(_0{}, _0{}, _0{}));
+  CUTE_UNROLL
+  for (int r = 0; r < size<1>(tXsX); ++r) {
+    bool const row_inside = kAllRows || get<0>(tXcX(_0{}, r, _0{})) < rows;
+    CUTE_UNROLL
+    for (int c = 0; c < size<2>(tXsX); ++c) {
+      int const column = get<1>(tXcX(_0{}, _0{}, c));
+      Chunk::copy(*reinterpret_cast<uint128_t const*>(gmem + (column - get<1>(tXcX(_0{}, _0{}, _0{})))),
+                  *reinterpret_cast<uint128_t*>(&tXsX(_0{}, r, c)), row_inside && column < columns);
+    }
+    gmem += row_step * row_stride;
+    asm volatile("" : "+l"(gmem));  // or the compiler keeps a 64-bit offset for each r in registers, and spills
+  }
+}
+
+template <class TiledCopy, class Smem, class Gmem, class Coords>
+CUTE_DEVICE void store_tile(TiledCopy const& tiled_copy, Smem const& tXsX, Gmem&& tXgX, Coords const& tXcX, int rows,
+                            int columns) {
+  CUTE_UNROLL
+  for (int r = 0; r < size<1>(tXsX); ++r) {
+    if (get<0>(tXcX(_0{}, r, _0{})) >= rows) continue;
+    CUTE_UNROLL
+    for (int c = 0; c < size<2>(tXsX); ++c) {
+      if (get<1>(tXcX(_0{}, _0{}, c)) < columns) {
+        copy(tiled_copy, tXsX(_, r, c), tXgX(_, r, c));
+      }
+    }
+  }
+}
+
+}  // namespace flash_cute::sm80
