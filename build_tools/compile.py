@@ -28,6 +28,7 @@ OBJ = ROOT / "build/obj"
 TORCH_TARGET = "0x020a000000000000"
 
 CXX_FLAGS = ["-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+# -lineinfo, so that a profiler shows source lines: four times the code in an object, 0.4 MB a file in the wheel.
 NVCC_FLAGS = [
     *("-O3", "-DNDEBUG", "-std=c++20", "--expt-relaxed-constexpr", "-lineinfo"),
     *("-Xptxas", "-v", "-Xcompiler", "-fPIC,-fvisibility=hidden"),

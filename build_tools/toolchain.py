@@ -126,7 +126,7 @@ def _installed_homes() -> list[Path]:
 
 
 def _pypi_homes() -> list[Path]:
-    return [home for place in _package_folders("nvidia") for home in sorted(place.glob("cu*"), reverse=True)]
+    return [nvcc.parent.parent for place in _package_folders("nvidia") for nvcc in sorted(place.glob("cu*/bin/nvcc"))]
 
 
 def _problem(home: Path) -> str | None:
