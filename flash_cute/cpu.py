@@ -1,6 +1,6 @@
 """The forward on the CPU: PyTorch's own flash attention does the arithmetic, its gaps are closed here.
 
-Those gaps (torch 2.10 to 2.15): its causal mask is the top-left one, it reports LSE 0 for a row whose
+Those gaps, in torch 2.11 and 2.13: its causal mask is the top-left one, it reports LSE 0 for a row whose
 scores are all -inf, it reads a strided last dim wrongly, it dies of SIGFPE when there are no keys, and
 in 16 bits its LSE is off by 6e-5. So 16-bit inputs are computed in float32 (twice as fast in float16
 and as fast in bfloat16 on an AVX-512 CPU, LSE within 1e-5), and the bottom-right mask, which is a

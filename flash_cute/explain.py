@@ -94,18 +94,18 @@ def kernel_matches(plan: dict[str, Any], kernel_name: str) -> bool:
         False
     """
     facts = _facts(kernel_name)
-    return facts is not None and all(
-        (
-            facts["backend"] == plan["backend"],
-            facts["kernel"] == plan["kernel"],
-            facts["dtype"] == plan["dtype"],
-            facts["head_dim"] == plan["kernel_head_dim"],
-            facts["mask"] == plan["mask"],
-            facts["tile"][:4] == [plan["block_m"], plan["block_n"], plan["threads"] // 32, plan["stages"]],
-        )
-    )
+    if facts is None or facts["backend"] != plan["backend"]:
+        return False
+    known = {**plan, "head_dim": plan["kernel_head_dim"], "warps": plan["threads"] // 32}
+    tile = zip(_TILE_FIELDS[plan["backend"]], facts.pop("tile"), strict=False)  # zeros at its end have no name
+    return all(known.get(field, value) == value for field, value in [*facts.items(), *tile])
 
 
+# Of FwdTile in csrc/<backend>/fwd_tile.h, in order. The plan does not tell all of them.
+_TILE_FIELDS = {
+    "sm80": ("block_m", "block_n", "warps", "stages", "q_in_regs", "ctas_per_sm"),
+    "sm90": ("block_m", "block_n", "stages", "o_buffer", "ping_pong"),
+}
 _ELEMENTS = {"half_t": "float16", "__half": "float16", "bfloat16_t": "bfloat16", "__nv_bfloat16": "bfloat16"}
 _MASKS = {"FullMask": "full", "CausalMask": "causal"}
 

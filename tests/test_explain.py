@@ -62,9 +62,18 @@ def test_kernel_names_are_understood(name):
         "block_n": 128,
         "threads": 256,
         "stages": 2,
+        "ctas_per_sm": 1,
     }
     for key, value in different.items():
         assert not kernel_matches(PLAN | {key: value}, name), key
+
+
+def test_sm90_kernel_names_are_understood():
+    sm90 = DEMANGLED.replace("sm80", "sm90").replace("{128, 64, 4, 1, false, 2}", "{128, 176, 2, true, true}")
+    plan = PLAN | {"backend": "sm90", "block_n": 176, "stages": 2, "threads": 384}
+    assert kernel_matches(plan, sm90)
+    assert not kernel_matches(plan | {"stages": 1}, sm90)
+    assert not kernel_matches(PLAN, sm90)
 
 
 @pytest.mark.parametrize(
