@@ -46,6 +46,11 @@ class BuildLibrary(build_ext):
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         build_library(read_config(), target, target.parent / "compile_report.json")
 
+    def copy_extensions_to_source(self) -> None:
+        """An editable install: the report goes beside the library."""
+        super().copy_extensions_to_source()
+        shutil.copy2(Path(self.build_lib) / "flash_cute/compile_report.json", ROOT / "flash_cute")
+
 
 setup(
     # Not a Python module: torch.ops.load_library loads it. As an Extension it makes the wheel a
