@@ -51,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.seed = random.SystemRandom().randrange(2**31)
     if config.option.oracle == "cpu":
         numerics.oracle_device = "cpu"
+    # The problems are small: on a busy machine threads that wait for each other made the suite 20 times slower.
+    torch.set_num_threads(1)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

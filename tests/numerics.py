@@ -75,9 +75,9 @@ def mismatches(
     problems = _form_problems(out, lse, q, v)
     if problems or out.numel() == 0:
         return problems
-    plain, _ = unfused(q.detach(), k.detach(), v.detach(), causal, scale)
     device = oracle_device or q.device
-    q, k, v, out, lse, plain = (x.detach().to(device) for x in (q, k, v, out, lse, plain))
+    q, k, v, out, lse = (x.detach().to(device) for x in (q, k, v, out, lse))
+    plain, _ = unfused(q, k, v, causal, scale)
     true_out, true_lse = flash_cute.reference.attention(q, k, v, causal, scale)
     return _out_problems(out, plain, true_out, torch.finfo(q.dtype).eps) + _lse_problems(lse, true_lse)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,11 @@ import flash_cute
 
 FORWARD_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 SOME_LAYOUTS = [x for x in LAYOUTS if x.name in ("contiguous", "bnhd", "surrounded", "strided_columns")]
+
+
+def _can_compile() -> bool:
+    headers = Path(sysconfig.get_path("include")) / "Python.h"
+    return shutil.which("g++") is not None and headers.exists()
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +83,7 @@ def test_one_graph_for_all_lengths(device: str, causal: Causal, rng: torch.Gener
     assert counter.frame_count == 1, "a new length was compiled anew"
 
 
+@pytest.mark.skipif(not _can_compile(), reason="inductor needs a C++ compiler and Python's headers")
 def test_inductor(device: str, rng: torch.Generator) -> None:
     def attend(x: torch.Tensor) -> torch.Tensor:
         q, k, v = x.unflatten(-1, (3, 4, 32)).transpose(1, 3).unbind(2)
@@ -113,7 +122,6 @@ def test_make_fx_traces_one_operator(device: str, rng: torch.Generator) -> None:
     traced = torch.fx.experimental.proxy_tensor.make_fx(lambda *x: flash_cute.fwd(*x, True), tracing_mode="symbolic")(
         q, k, v
     )
-    calls = [n for n in traced.graph.nodes if n.op == "call_function" and "flash_cute" in str(n)]
-    calls += [n for n in traced.graph.nodes if n not in calls and "flash_cute" in str(n.target)]
+    calls = [node for node in traced.graph.nodes if "flash_cute" in str(node.target)]
     assert len(calls) == 1, traced.graph
     assert_matches(*traced(q, k, v), q, k, v, True)

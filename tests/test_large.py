@@ -63,7 +63,8 @@ def test_strides_past_2_to_31(device: str, backend: str | None, cuda_rng: torch.
         inputs = []
         for i, x in enumerate(Case(64, 65, 65, dtype=torch.bfloat16).inputs(device, small)):
             inputs.append(memory.as_strided(x.shape, strides, i * 2**16).copy_(x))
-        assert_matches(*flash_cute.fwd(*inputs, True, backend=backend), *inputs, True)
+        out, lse = flash_cute.fwd(*inputs, True, backend=backend)
+        assert_matches(out, lse, *(x.contiguous() for x in inputs), True)
 
 
 @pytest.mark.usefixtures("room")
@@ -74,12 +75,11 @@ def test_one_head_of_more_than_2_to_31_elements(device: str, backend: str | None
     k = torch.empty(1, 1, keys, head_dim, dtype=torch.bfloat16, device=device)
     k.normal_(generator=cuda_rng)
     v = k.flip(3)
-    found = torch.arange(rows, device=device) + keys - rows
-    q = k[:, :, found].clone()
+    q = k[:, :, -rows:].clone()
     out, lse = flash_cute.fwd(q, k, v, scale=1.0, backend=backend)
     # |k|^2 is 128 +- 16, another key's product 0 +- 11: the row's own key has practically all the weight.
     own = (q.double() * q.double()).sum(-1)
-    torch.testing.assert_close(out, v[:, :, found], rtol=0.02, atol=0.02)
+    torch.testing.assert_close(out, v[:, :, -rows:], rtol=0.02, atol=0.02)
     torch.testing.assert_close(lse.double(), own, rtol=1e-4, atol=1e-2)
 
 
@@ -93,7 +93,7 @@ def test_more_heads_than_a_grid_dim_holds(
     flat = [x.reshape(1, batch * heads, *x.shape[2:]) for x in (out, lse, q, k, v)]
     for some in (slice(0, 50), slice(65_400, 65_537), slice(batch * heads - 50, None)):
         assert_matches(*(x[:, some] for x in flat), True)
-    scores = (q.float() @ k.float().mT) * 32**-0.5
+    scores = (q.float().unsqueeze(3) * k.float().unsqueeze(2)).sum(-1) * 32**-0.5
     scores = scores.masked_fill(~torch.ones(5, 5, dtype=torch.bool, device=device).tril(), -1e30)
     torch.testing.assert_close(lse, scores.logsumexp(-1), rtol=1e-4, atol=1e-4)
 

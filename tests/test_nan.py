@@ -60,7 +60,8 @@ def test_seen_key_gives_what_pytorch_gives(
     out, lse = fwd(q, k, v, causal)
     plain_out, plain_lse = unfused(q, k, v, causal)
 
-    seeing = visible(113, 203, causal, device)[:, column]
+    # A row of which every score is -inf is left to the test below: PyTorch itself has two answers.
+    seeing = visible(113, 203, causal, device)[:, column] & (plain_lse[0, 1] != -math.inf)
     given, expected = out[0, 1, seeing].float(), plain_out[0, 1, seeing].float()
     assert torch.equal(given.isnan(), expected.isnan())
     assert torch.equal(given.isinf(), expected.isinf())
@@ -105,14 +106,13 @@ def test_rows_of_other_tiles_are_untouched(
 
 def test_a_row_of_q_touches_no_other(device: str, fwd: Forward, rng: torch.Generator) -> None:
     q, k, v = Case(64, 130, 203).inputs(device, rng)
-    clean = fwd(q, k, v, True)
-    q[:, :, 70] = math.nan
-    out, lse = fwd(q, k, v, True)
-    others = torch.arange(130, device=device) != 70
+    bad = q.clone()
+    bad[:, :, 70] = math.nan
+    out, lse = fwd(bad, k, v)
     assert out[:, :, 70].isnan().all()
     assert lse[:, :, 70].isnan().all()
-    assert torch.equal(bits(out[:, :, others]), bits(clean[0][:, :, others]))
-    assert torch.equal(bits(lse[:, :, others]), bits(clean[1][:, :, others]))
+    for rows in (slice(0, 70), slice(71, 130)):
+        assert_matches(out[:, :, rows], lse[:, :, rows], q[:, :, rows], k, v)
 
 
 def test_all_scores_minus_infinity(device: str, fwd: Forward, rng: torch.Generator) -> None:

@@ -107,7 +107,7 @@ def test_threads_at_once(device: str, backend: str | None, rng: torch.Generator)
 @pytest.mark.parametrize("device", ON_CUDA)
 def test_outputs_may_be_freed_at_once(device: str, backend: str | None, rng: torch.Generator) -> None:
     """Temporaries (here the copies of misaligned inputs) live as long as the kernel reads them."""
-    q, k, v = Case(33, 200, 300, heads_q=8).inputs(device, rng)
+    q, k, v = Case(33, 200, 300, heads_q=8, heads_kv=8).inputs(device, rng)
     expected = flash_cute.fwd(q, k, v, True, backend=backend)
     torch.cuda._sleep(LONG_SLEEP // 10)
     results = []
