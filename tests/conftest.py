@@ -1,4 +1,4 @@
-"""Options, marks and fixtures of the tests.
+r"""Options, marks and fixtures of the tests.
 
     pytest tests                         everything; CUDA cases are skipped where there is no GPU
     pytest tests --seed 17               with the inputs of the run whose header printed seed 17
