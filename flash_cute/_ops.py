@@ -4,29 +4,17 @@ The schemas, the input checks and the CUDA kernels are in the library (csrc/api/
 fake (shape) functions for torch.compile, the CPU kernels and vmap's refusal; autograd.py adds autograd.
 """
 
-from pathlib import Path
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from . import autograd, cpu
-
-PACKAGE = Path(__file__).parent
+from . import _built, autograd, cpu
 
 
 def _load_library() -> None:
-    libraries = sorted(PACKAGE.glob("_C*.so"))
-    if not libraries:
-        raise ImportError(
-            f"flash_cute's compiled library (_C*.so) is not in {PACKAGE}. If that is a source checkout, run "
-            "`pip install .` in it and import flash_cute from another folder, or `pip install -e .`."
-        )
-    if len(libraries) > 1:
-        names = ", ".join(path.name for path in libraries)
-        raise ImportError(f"{PACKAGE} holds several compiled libraries ({names}): delete all but the newest build.")
     try:
-        torch.ops.load_library(str(libraries[0]))
+        torch.ops.load_library(str(_built.folder() / _built.LIBRARY))
     except OSError as error:
         raise ImportError(
             f"flash_cute's compiled library does not load under torch {torch.__version__}: flash_cute needs "

@@ -2,10 +2,11 @@
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-PATH = Path(__file__).parent / "compile_report.json"
+from . import _built
+
+PATH = _built.folder() / "compile_report.json"
 
 
 @cache

@@ -20,7 +20,7 @@ import flash_cute
 from flash_cute import report
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = next(Path(flash_cute.__file__).parent.glob("_C*.so"))
+LIBRARY = report.PATH.parent / "_C.abi3.so"
 REPORT = report.load()
 
 needs_kernels = pytest.mark.skipif(not REPORT["kernels"], reason="this build has no CUDA kernels")
