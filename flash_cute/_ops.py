@@ -4,6 +4,7 @@ The schemas, the input checks and the CUDA kernels are in the library (csrc/api/
 fake (shape) functions for torch.compile, the CPU kernels and vmap's refusal; autograd.py adds autograd.
 """
 
+import re
 from typing import NoReturn
 
 import torch
@@ -32,6 +33,16 @@ def _refuse_vmap(info: object, in_dims: object, *args: object) -> NoReturn:
         "flash_cute.fwd does not work under vmap: it takes batches already; put the mapped dim into q's, k's and "
         "v's first dim (for example q.flatten(0, 1)) and call it once."
     )
+
+
+# How the sentence of a check in csrc/api begins: "flash_cute: <argument>: "; those of CUDA's failures do not.
+_REFUSAL = re.compile(r"flash_cute: \w+: ")
+
+
+def raise_refusal(error: RuntimeError) -> None:
+    """Raise ValueError if `error` is a check's: up to torch 2.13 it would be one already, torch 2.15 lost the type."""
+    if _REFUSAL.match(str(error)):
+        raise ValueError(str(error)) from None
 
 
 _load_library()

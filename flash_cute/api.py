@@ -47,7 +47,8 @@ def fwd(
 
     Raises:
         ValueError: the call cannot be served; the sentence names the argument, what was expected and what
-            was given. Nothing has been launched then.
+            was given. Nothing has been launched then. (`torch.ops.flash_cute.fwd`, and so a compiled graph,
+            says the same in a RuntimeError under torch 2.15.)
         NotImplementedError: from `backward()`, since there is no backward yet, for tensors with a forward-mode
             tangent, and under `torch.vmap`.
 
@@ -66,10 +67,14 @@ def fwd(
         backend = "auto"
     if forward_ad._current_level >= 0:
         refuse_tangents(q, k, v)
-    # The operator with autograd costs 12 us a call more (torch 2.11), also where nothing requires grad.
-    if is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return _fwd(q, k, v, causal, scale, backend)
-    return _fwd_without_autograd(q, k, v, causal, scale, backend)
+    try:
+        # The operator with autograd costs 12 us a call more (torch 2.11), also where nothing requires grad.
+        if is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            return _fwd(q, k, v, causal, scale, backend)
+        return _fwd_without_autograd(q, k, v, causal, scale, backend)
+    except RuntimeError as error:
+        _ops.raise_refusal(error)
+        raise
 
 
 def backends() -> dict[str, bool]:

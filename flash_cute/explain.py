@@ -74,7 +74,11 @@ def explain(
     """
     if isinstance(causal, bool):
         causal = "bottom_right" if causal else "none"
-    plan = json.loads(_ops.fwd_plan(q, k, v, causal, scale, backend or "auto", capability or 0))
+    try:
+        plan = json.loads(_ops.fwd_plan(q, k, v, causal, scale, backend or "auto", capability or 0))
+    except RuntimeError as error:
+        _ops.raise_refusal(error)
+        raise
     if plan["backend"] == "cpu":
         plan["copies"] |= cpu.copies(q, k, v)
         plan["reasons"] += cpu.reasons(q, k, causal)

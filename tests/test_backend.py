@@ -9,7 +9,6 @@ from numerics import assert_matches, same_bits
 
 import flash_cute
 
-ERRORS = (RuntimeError, ValueError)
 NAMES = ("cpu", "sm80", "sm90")
 ON_CUDA = [pytest.param("cuda", marks=pytest.mark.cuda)]
 
@@ -32,21 +31,21 @@ def test_cpu_is_what_cpu_tensors_get(rng: torch.Generator) -> None:
 @pytest.mark.parametrize("name", ["sm80", "sm90"])
 def test_gpu_backend_for_cpu_tensors_raises(name: str, rng: torch.Generator) -> None:
     q, k, v = Case(64, 65, 77).inputs("cpu", rng)
-    with pytest.raises(ERRORS, match=f"backend.*{name}"):
+    with pytest.raises(ValueError, match=f"backend.*{name}"):
         flash_cute.fwd(q, k, v, backend=name)
 
 
 @pytest.mark.parametrize("device", ON_CUDA)
 def test_cpu_for_cuda_tensors_raises(device: str, rng: torch.Generator) -> None:
     q, k, v = Case(64, 65, 77).inputs(device, rng)
-    with pytest.raises(ERRORS, match=r"backend.*cpu"):
+    with pytest.raises(ValueError, match=r"backend.*cpu"):
         flash_cute.fwd(q, k, v, backend="cpu")
 
 
 @pytest.mark.parametrize("capability", [80, 86, 89, 120])
 def test_sm90_elsewhere_raises(capability: int) -> None:
     q = torch.empty(1, 1, 64, 64, dtype=torch.float16)
-    with pytest.raises(ERRORS, match=r"(?i)backend.*sm90"):
+    with pytest.raises((ValueError, RuntimeError), match=r"(?i)backend.*sm90"):  # RuntimeError: torch 2.15
         plan(q, q, q, backend="sm90", capability=capability)
 
 
