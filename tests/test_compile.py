@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flash_cute
 
+# All of opcheck's but test_aot_dispatch_dynamic, which runs the backward where an input requires grad: that must raise.
 FORWARD_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 SOME_LAYOUTS = [x for x in LAYOUTS if x.name in ("contiguous", "bnhd", "surrounded", "strided_columns")]
 
@@ -54,7 +55,7 @@ def test_opcheck_head_dims(device: str, head_dim: int, rng: torch.Generator) -> 
 
 @pytest.mark.parametrize("layout", SOME_LAYOUTS, ids=str)
 def test_opcheck_requires_grad(device: str, layout: Any, rng: torch.Generator) -> None:
-    """All of opcheck but its run of the backward, which raises by design."""
+    """With the checks that do not run the backward; that it raises is tested in test_autograd.py."""
     q, k, v, *rest = _arguments(device, rng, "top_left", layout)
     inputs = [x.detach().requires_grad_() for x in (q, k, v)]
     torch.library.opcheck(torch.ops.flash_cute.fwd.default, (*inputs, *rest), test_utils=FORWARD_CHECKS)
