@@ -34,9 +34,10 @@ NVCC_FLAGS = [
     *("-Xptxas", "-v", "-Xcompiler", "-fPIC,-fvisibility=hidden"),
 ]
 # libtorch by name, so that it is NEEDED; of CUDA nothing is: the runtime is linked statically, and the
-# one function of torch_cuda that is called is a weak symbol.
+# one function of torch_cuda that is called is a weak symbol. -z defs: a kernel that the dispatcher names and no
+# file holds is an error here, and not when the library is loaded.
 LINK_FLAGS = [
-    *("-shared", "-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"),
+    *("-shared", "-Wl,-z,defs", "-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"),
     *("-ltorch_cpu", "-lc10", "-lrt", "-lpthread", "-ldl"),
 ]
 
