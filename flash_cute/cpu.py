@@ -67,7 +67,10 @@ def _fwd(q: Tensor, k: Tensor, v: Tensor, causal: str, scale: float) -> tuple[Te
             _attend(q, k[:, :, shared:], v[:, :, shared:], True, scale),
         )
     # Softmax is NaN where a row sees keys but all its scores are -inf, and where one is +inf or NaN.
-    out[:, :, blind:] = part_out.masked_fill_(~part_lse.isfinite().unsqueeze(-1), torch.nan)
+    lost = ~part_lse.isfinite()
+    if lost.any():  # seldom, and the pass over out is a tenth of a small problem's time
+        part_out.masked_fill_(lost.unsqueeze(-1), torch.nan)
+    out[:, :, blind:] = part_out
     lse[:, :, blind:] = part_lse
     return out, lse
 
