@@ -18,15 +18,6 @@
 
 namespace flash_cute::sm80 {
 
-#ifndef AHEAD
-#define AHEAD 1
-#endif
-#ifndef FAC
-#define FAC 0
-#endif
-#ifndef EXPI
-#define EXPI 1
-#endif
 // acc += A B. One ldmatrix brings B for 16 columns of one k step; it is issued while the tensor cores work on
 // the 16 columns before it, which hides its latency for 4 registers (a whole k step ahead would take 4 for
 // each 16 columns, and spill at head dim 128). fetch_a(k) makes A's fragments for step k, one step ahead.
@@ -44,15 +35,17 @@ CUTE_DEVICE void gemm(Mma const& mma,
   constexpr int kSteps = decltype(size<2>(tCsB))::value * kChunks;
   static_assert(decltype(size<1>(tCrB))::value == 2 * kChunks);
 
-  auto fetch_b = [&](int step) { copy(copy_b, tCsB(_, step % kChunks, step / kChunks), tCrB_copy(_, step % kChunks, step / kChunks)); };
-  CUTE_UNROLL
-  for (int step = 0; step < AHEAD; ++step) fetch_b(step);
+  auto fetch_b = [&](int step) {
+    int const k = step / kChunks, chunk = step % kChunks;
+    copy(copy_b, tCsB(_, chunk, k), tCrB_copy(_, chunk, k));
+  };
+  fetch_b(0);
   fetch_a(0);
   CUTE_UNROLL
   for (int step = 0; step < kSteps; ++step) {
     int const k = step / kChunks, chunk = step % kChunks;
-    if (step + AHEAD < kSteps) fetch_b(step + AHEAD);
-    if (chunk == (FAC ? kChunks - 1 : 0) && k + 1 < kSteps / kChunks) fetch_a(k + 1);
+    if (step + 1 < kSteps) fetch_b(step + 1);
+    if (chunk == 0 && step + kChunks < kSteps) fetch_a(k + 1);
     CUTE_UNROLL
     for (int m = 0; m < size<1>(tCrA); ++m) {
       CUTE_UNROLL
@@ -70,7 +63,7 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, TileCoord const tile,
                               Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   using Mask = typename Traits::Mask;
-  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   constexpr bool kTwoStages = Traits::kStages == 2, kQInRegs = Traits::kTile.q_in_regs;
   int const thread = threadIdx.x;
   int const head_kv = tile.head / (params.heads_q / params.heads_kv);
@@ -83,28 +76,21 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, TileCoord const tile,
   auto sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});   // (BLK_N, D, stage)
   auto sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});   // (BLK_N, D, stage)
   auto sVt = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutVt{});  // (D, BLK_N, stage)
-
+  // The same without the swizzle, from which CuTe can tell the shape of a register fragment.
   auto sVt_plain = make_tensor(make_smem_ptr(smem.v), get_nonswizzle_portion(typename Traits::SmemLayoutVt{}));
 
-  // Global to shared: this thread's chunks, and where they lie in the tile.
-  auto const gmem_thread = typename Traits::GmemLoad{}.get_slice(thread);
-  auto tQsQ = gmem_thread.partition_D(sQ);  // (CPY, CPY_M, CPY_D)
-  auto tKsK = gmem_thread.partition_D(sK);  // (CPY, CPY_N, CPY_D, stage)
-  auto tVsV = gmem_thread.partition_D(sV);  // (CPY, CPY_N, CPY_D, stage)
-  auto tQcQ = gmem_thread.partition_S(make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{}));
-  auto tKcK = gmem_thread.partition_S(make_identity_tensor(Shape<Int<kBlockN>, Int<kHeadDim>>{}));
-  auto first_chunk = [&](void const* base, Strides const& strides, int head, int row) {
-    return static_cast<Element const*>(base) + tile.batch * strides.batch + head * strides.head +
-           (row + get<0>(tKcK(_0{}, _0{}, _0{}))) * strides.row + get<1>(tKcK(_0{}, _0{}, _0{}));
+  // Global memory: where the tile of Q, and the next tiles of K and V to load, begin.
+  typename Traits::GmemLoad gmem_load;
+  auto tile_begin = [&](void const* base, Strides const& strides, int head, int row) {
+    return static_cast<Element const*>(base) + tile.batch * strides.batch + head * strides.head + row * strides.row;
   };
-  int const last_row = (range.end - 1) * kBlockN;
-  Element const* gK = first_chunk(params.k, params.k_strides, head_kv, last_row);  // of the next tile to load
-  Element const* gV = first_chunk(params.v, params.v_strides, head_kv, last_row);
+  Element const* gQ = tile_begin(params.q, params.q_strides, tile.head, tile.m_block * kBlockM);
+  Element const* gK = tile_begin(params.k, params.k_strides, head_kv, (range.end - 1) * kBlockN);
+  Element const* gV = tile_begin(params.v, params.v_strides, head_kv, (range.end - 1) * kBlockN);
 
   // Shared memory to registers, and the two products.
   typename Traits::Mma mma;
   auto const mma_thread = mma.get_slice(thread);
-  auto const mma_thread_0 = mma.get_slice(_0{});
   auto tSrQ = mma_thread.partition_fragment_A(sQ);                      // (MMA, MMA_M, MMA_D)
   auto tSrK = mma_thread.partition_fragment_B(sK(_, _, _0{}));          // (MMA, MMA_N, MMA_D)
   auto tOrV = mma_thread.partition_fragment_B(sVt_plain(_, _, _0{}));   // (MMA, MMA_D, MMA_N)
@@ -116,18 +102,14 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, TileCoord const tile,
   auto tSsK = copy_k.get_slice(thread).partition_S(sK);   // (CPY, CPY_N, CPY_D, stage)
   auto tOsV = copy_v.get_slice(thread).partition_S(sVt);  // (CPY, CPY_D, CPY_N, stage)
 
-  auto cS = make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{});
-  auto tScS = rowcol_view(mma_thread.partition_C(cS));      // (rows, columns) -> (row, column)
-  auto tScS_0 = rowcol_view(mma_thread_0.partition_C(cS));  // the same of thread 0
-
   // Loads come from the last tile to the first, too. Only the last can reach past len_k.
   auto load_k = [&](int n, int stage, auto all_rows) {
-    load_tile<decltype(all_rows)::value>(gK, params.k_strides.row, tKsK(_, _, _, stage), tKcK,
+    load_tile<decltype(all_rows)::value>(gmem_load, gK, params.k_strides.row, sK(_, _, stage),
                                          params.len_k - n * kBlockN, params.head_dim);
     gK -= kBlockN * params.k_strides.row;
   };
   auto load_v = [&](int n, int stage, auto all_rows) {
-    load_tile<decltype(all_rows)::value>(gV, params.v_strides.row, tVsV(_, _, _, stage), tKcK,
+    load_tile<decltype(all_rows)::value>(gmem_load, gV, params.v_strides.row, sV(_, _, stage),
                                          params.len_k - n * kBlockN, params.head_dim);
     gV -= kBlockN * params.v_strides.row;
   };
@@ -161,6 +143,9 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, TileCoord const tile,
 
     auto scores = rowcol_view(tSrS);  // (rows, columns)
     if constexpr (kMasked) {
+      auto cS = make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{});
+      auto tScS = rowcol_view(mma.get_slice(fresh_thread_index()).partition_C(cS));  // (rows, columns) -> (row, column)
+      auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));                // the same of thread 0
       apply_mask<Mask>(scores, tScS, tScS_0, params, tile.m_block * kBlockM, n * kBlockN);
     }
     auto acc = rowcol_view(tOrO);  // (rows, head dim)
@@ -169,15 +154,13 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, TileCoord const tile,
     // The numerators of one k step are made while the tensor cores work on the step before.
     auto tOrS = make_tensor(tSrS.data(), operand_a_layout(tSrS.layout()));  // (MMA, MMA_M, MMA_N)
     auto tOrP = make_tensor_like<Element>(tOrS);                            // (MMA, MMA_M, MMA_N)
-    if (!EXPI) softmax.exponentiate(scores);
     gemm(mma, tOrO, tOrP, tOrV, tOsV(_, _, _, stage), copy_v, [&](int k) {
-      if (EXPI) softmax.exponentiate(rowcol_step(tOrS(_, _, k)));
+      softmax.exponentiate(rowcol_step(tOrS(_, _, k)));
       convert(tOrS(_, _, k), tOrP(_, _, k));
     });
   };
 
-  load_tile<false>(first_chunk(params.q, params.q_strides, tile.head, tile.m_block * kBlockM), params.q_strides.row,
-                   tQsQ, tQcQ, params.len_q - tile.m_block * kBlockM, params.head_dim);
+  load_tile<false>(gmem_load, gQ, params.q_strides.row, sQ, params.len_q - tile.m_block * kBlockM, params.head_dim);
   cp_async_fence();
   load_k(range.end - 1, 0, false_type{});
   if constexpr (kTwoStages) load_v(range.end - 1, 0, false_type{});

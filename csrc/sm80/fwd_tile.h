@@ -26,16 +26,32 @@ enum Chip : int {
 
 constexpr int kMaxSmemBytes[kNumChips] = {163 * 1024, 99 * 1024, 227 * 1024};
 
-constexpr FwdTile fwd_tile(int head_dim, bool causal, int chip) {
-  (void)causal;
-  (void)chip;
-  if (head_dim <= 64) {
+// Every kernel wants 8 warps an SM with 255 registers each; where a tile's shared memory lets only one CTA of
+// four warps stay, ctas_per_sm is 1. docs/sm80_forward.md has the measurements behind each row.
+constexpr FwdTile fwd_tile(int head_dim, bool /*causal*/, int chip) {
+  if (head_dim <= 32) {
     return {.block_m = 128, .block_n = 64, .warps = 4, .stages = 2, .q_in_regs = true, .ctas_per_sm = 2};
   }
-  if (head_dim <= 128) {
+  if (head_dim <= 64) {
+    return {.block_m = 128, .block_n = 64, .warps = 4, .stages = 1, .q_in_regs = true, .ctas_per_sm = 2};
+  }
+  if (head_dim <= 96) {
     return {.block_m = 128, .block_n = 64, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
   }
-  return {.block_m = 64, .block_n = 32, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 1};
+  if (head_dim <= 128) {  // 64 keys a step spill
+    int const block_n = chip == kSmem99K ? 32 : 48;
+    return {.block_m = 128, .block_n = block_n, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
+  }
+  if (head_dim <= 192) {  // from here on a warp has 16 rows: 32 x 192 accumulators would take all registers
+    return chip == kH100
+               ? FwdTile{.block_m = 64, .block_n = 48, .warps = 4, .stages = 2, .q_in_regs = true, .ctas_per_sm = 2}
+               : FwdTile{.block_m = 64, .block_n = 32, .warps = 4, .stages = 1, .q_in_regs = true, .ctas_per_sm = 2};
+  }
+  switch (chip) {
+    case kA100: return {.block_m = 128, .block_n = 64, .warps = 8, .stages = 1, .q_in_regs = false, .ctas_per_sm = 1};
+    case kSmem99K: return {.block_m = 64, .block_n = 64, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 1};
+    default: return {.block_m = 64, .block_n = 64, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
+  }
 }
 
 // Q, then `stages` buffers of K and of V, 16-bit; the output tile reuses Q's.

@@ -14,28 +14,42 @@ CUTE_DEVICE auto make_head_tensor(Element* base, Params const& strides, int batc
   return make_tensor(make_gmem_ptr(base + offset), make_shape(length, head_dim), make_stride(strides.row, _1{}));
 }
 
+// threadIdx.x, read anew: nothing that is computed from it stays in registers between two loads. The
+// accumulators leave few: held addresses were spilled at head dim 128.
+CUTE_DEVICE int fresh_thread_index() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 // Starts the copy of one tile, a row of chunks at a time. What lies past `rows` or `columns` is filled with
 // zeros, so that whatever follows the tensor in memory, NaN included, has no influence. kAllRows: the caller
 // knows that no row is past.
-template <bool kAllRows, class Element, class Smem, class Coords>
-CUTE_DEVICE void load_tile(Element const* gmem,  // this thread's first chunk of the tile
+template <bool kAllRows, class TiledCopy, class Element, class Smem>
+CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy,
+                           Element const* gmem,  // the tile's first element
                            int64_t row_stride,   // in elements
-                           Smem&& tXsX,          // (CPY, CPY_ROW, CPY_COLUMN)
-                           Coords const& tXcX,   // (CPY, CPY_ROW, CPY_COLUMN) -> (row, column) in the tile
+                           Smem&& sX,            // (BLK, D)
                            int rows, int columns) {
   using Chunk = SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>;
-  int const row_step = get<0>(tXcX(_0{}, _1{}, _0{})) - get<0>(tXcX(_0{}, _0{}, _0{}));
+  auto const slice = tiled_copy.get_slice(fresh_thread_index());
+  auto tXsX = slice.partition_D(sX);                                // (CPY, CPY_ROW, CPY_COLUMN)
+  auto tXcX = slice.partition_S(make_identity_tensor(make_shape(size<0>(sX), size<1>(sX))));  // (CPY, CPY_ROW, CPY_COLUMN) -> (row, column)
+  int const first_row = get<0>(tXcX(_0{}, _0{}, _0{}));
+  int const first_column = get<1>(tXcX(_0{}, _0{}, _0{}));
+  int const row_step = get<0>(tXcX(_0{}, _1{}, _0{})) - first_row;
+  gmem += first_row * row_stride + first_column;
   CUTE_UNROLL
   for (int r = 0; r < size<1>(tXsX); ++r) {
     bool const row_inside = kAllRows || get<0>(tXcX(_0{}, r, _0{})) < rows;
     CUTE_UNROLL
     for (int c = 0; c < size<2>(tXsX); ++c) {
       int const column = get<1>(tXcX(_0{}, _0{}, c));
-      Chunk::copy(*reinterpret_cast<uint128_t const*>(gmem + (column - get<1>(tXcX(_0{}, _0{}, _0{})))),
+      Chunk::copy(*reinterpret_cast<uint128_t const*>(gmem + (column - first_column)),
                   *reinterpret_cast<uint128_t*>(&tXsX(_0{}, r, c)), row_inside && column < columns);
     }
     gmem += row_step * row_stride;
-    asm volatile("" : "+l"(gmem));  // or the compiler keeps a 64-bit offset for each r in registers, and spills
+    asm volatile("" : "+l"(gmem));  // or the compiler keeps a 64-bit offset for each r
   }
 }
 
