@@ -1,0 +1,32 @@
+"""What the documentation says can be done as it is written: its example runs, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted({ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_files(page: Path) -> None:
+    text = page.read_text()
+    links = {page.parent / link for link in re.findall(r"\]\((?!https?:)([^)#]+)", text)}
+    scripts = {ROOT / script for script in re.findall(r"^    python ([\w/]+\.py)", text, re.MULTILINE)}
+    assert not [str(target) for target in links | scripts if not target.exists()]
+
+
+def test_every_page_is_listed() -> None:
+    listed = (ROOT / "docs/README.md").read_text()
+    assert not [page.name for page in ROOT.glob("docs/*.md") if page.name != "README.md" and page.name not in listed]
+
+
+def test_example(python: Callable[..., str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    printed = python(example)
+    assert "torch.Size([2, 32, 1024, 128]) torch.Size([2, 32, 1024])" in printed
+    assert "backend" in printed
