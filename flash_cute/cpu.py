@@ -81,19 +81,17 @@ def _readable(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, top_left: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention where every row sees at least one key: (out, lse), by the formula also for inf and NaN."""
+    """Attention where every row sees at least one key: (out, lse), lse by its formula also for inf and NaN."""
     out, lse = _flash(q, k, v, 0.0, top_left, scale=scale)
     suspect = (lse == 0) | ~lse.isfinite()  # 0 may also be honest: a single key, score 0
     group = q.shape[1] // k.shape[1]
     for batch, head in suspect.any(-1).nonzero().tolist():
-        keys, values = k[batch, head // group], v[batch, head // group]  # (Nk, D)
+        keys = k[batch, head // group]  # (Nk, D)
         for rows in suspect[batch, head].nonzero().squeeze(-1).split(1024):
             scores = scale * (q[batch, head, rows] @ keys.mT)  # (rows, Nk)
             if top_left:
                 scores.masked_fill_(torch.arange(keys.shape[0]) > rows.unsqueeze(-1), -torch.inf)
             lse[batch, head, rows] = scores.logsumexp(-1)
-            # With AVX-512, aten's exp(-inf) can be NaN.
-            out[batch, head, rows] = scores.softmax(-1) @ values
     return out, lse
 
 

@@ -25,7 +25,7 @@ WHERE = "import flash_cute; print(flash_cute.__file__); print(len(flash_cute.rep
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     return subprocess.run([sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True)
 
