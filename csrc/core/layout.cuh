@@ -38,12 +38,12 @@ CUTE_HOST_DEVICE constexpr auto operand_a_layout(Layout acc) {
                      get<2, 1>(halves));
 }
 
-// One k step of an A fragment as (rows, columns): ((2, 2, 2), MMA_M) -> ((2, MMA_M), (2, 2)).
-template <class Tensor>
-CUTE_HOST_DEVICE constexpr auto rowcol_step(Tensor&& frag) {
-  auto const layout = frag.layout();
-  return make_tensor(frag.data(), make_layout(make_layout(get<0, 1>(layout), get<1>(layout)),
-                                              make_layout(get<0, 0>(layout), get<0, 2>(layout))));
+// The same for WGMMA, one 64-row block: ((2, 2, N / 8), 1, 1) -> ((2, 2, 2), 1, N / 16)
+template <class Layout>
+CUTE_HOST_DEVICE constexpr auto operand_a_layout_64(Layout acc) {
+  static_assert(decltype(size<1>(acc))::value == 1 && decltype(size<2>(acc))::value == 1);
+  auto const blocks = logical_divide(get<0, 2>(acc), _2{});  // (2, N / 16)
+  return make_layout(make_layout(get<0, 0>(acc), get<0, 1>(acc), get<0>(blocks)), get<1>(acc), get<1>(blocks));
 }
 
 }  // namespace flash_cute

@@ -41,11 +41,11 @@ struct OnlineSoftmax {
     }
   }
 
-  // First half of a step: takes a tile's raw scores into the running maximum and, if that has grown, brings
-  // the accumulator and the sums to it.
+  // Turns a tile of raw scores into numerators exp2(scale_log2 * (s - max)), after bringing the accumulator
+  // and the sums to a new maximum if one is needed.
   template <class Scores, class Accumulator>
-  CUTE_DEVICE void update_max(Scores const& scores,  // (rows, columns)
-                              Accumulator& acc) {    // (rows, head dim)
+  CUTE_DEVICE void step(Scores& scores,      // (rows, columns)
+                        Accumulator& acc) {  // (rows, head dim)
     static_assert(decltype(size<0>(scores))::value == kRows);
     float new_max[kRows];
     bool grown = false;
@@ -71,12 +71,6 @@ struct OnlineSoftmax {
         }
       }
     }
-  }
-
-  // Second half, for any part of the columns at a time: raw scores become numerators
-  // exp2(scale_log2 * (s - max)) and join the sums.
-  template <class Scores>
-  CUTE_DEVICE void exponentiate(Scores&& scores) {  // (rows, columns)
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float const offset = finite(row_max[i]) * scale_log2;

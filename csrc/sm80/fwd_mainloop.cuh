@@ -18,9 +18,8 @@
 
 namespace flash_cute::sm80 {
 
-// acc += A B. One ldmatrix brings B for 16 columns of one k step; it is issued while the tensor cores work on
-// the 16 columns before it, which hides its latency for 4 registers (a whole k step ahead would take 4 for
-// each 16 columns, and spill at head dim 128). fetch_a(k) makes A's fragments for step k, one step ahead.
+// acc += A B over all k steps. B's fragments of step k+1, and A's where fetch_a brings them, are on their way
+// from shared memory during step k.
 template <class Mma, class Acc, class FragA, class FragB, class SmemB, class CopyB, class FetchA>
 CUTE_DEVICE void gemm(Mma const& mma,
                       Acc& acc,           // (MMA, MMA_M, MMA_N)
@@ -31,28 +30,15 @@ CUTE_DEVICE void gemm(Mma const& mma,
   auto tCrB_copy = copy_b.get_slice(threadIdx.x).retile_D(tCrB);  // (CPY, CPY_N, CPY_K)
   CUTE_STATIC_ASSERT_V(size<2>(tCrA) == size<2>(tCrB));
   CUTE_STATIC_ASSERT_V(size<1>(tCsB) == size<1>(tCrB_copy));
-  constexpr int kChunks = decltype(size<1>(tCsB))::value;
-  constexpr int kSteps = decltype(size<2>(tCsB))::value * kChunks;
-  static_assert(decltype(size<1>(tCrB))::value == 2 * kChunks);
-
-  auto fetch_b = [&](int step) {
-    int const k = step / kChunks, chunk = step % kChunks;
-    copy(copy_b, tCsB(_, chunk, k), tCrB_copy(_, chunk, k));
+  auto fetch = [&](int k) {
+    copy(copy_b, tCsB(_, _, k), tCrB_copy(_, _, k));
+    fetch_a(k);
   };
-  fetch_b(0);
-  fetch_a(0);
+  fetch(0);
   CUTE_UNROLL
-  for (int step = 0; step < kSteps; ++step) {
-    int const k = step / kChunks, chunk = step % kChunks;
-    if (step + 1 < kSteps) fetch_b(step + 1);
-    if (chunk == 0 && step + kChunks < kSteps) fetch_a(k + 1);
-    CUTE_UNROLL
-    for (int m = 0; m < size<1>(tCrA); ++m) {
-      CUTE_UNROLL
-      for (int n = 2 * chunk; n < 2 * chunk + 2; ++n) {
-        cute::gemm(mma, tCrA(_, m, k), tCrB(_, n, k), acc(_, m, n));
-      }
-    }
+  for (int k = 0; k < size<2>(tCrA); ++k) {
+    if (k + 1 < size<2>(tCrA)) fetch(k + 1);
+    cute::gemm(mma, tCrA(_, _, k), tCrB(_, _, k), acc);
   }
 }
 
@@ -97,10 +83,10 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, TileCoord const tile,
   auto const copy_q = make_tiled_copy_A(typename Traits::SmemCopyAtom{}, mma);
   auto const copy_k = make_tiled_copy_B(typename Traits::SmemCopyAtom{}, mma);
   auto const copy_v = make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, mma);
-  auto tSsQ = copy_q.get_slice(thread).partition_S(sQ);        // (CPY, CPY_M, CPY_D)
-  auto tSrQ_copy = copy_q.get_slice(thread).retile_D(tSrQ);    // (CPY, CPY_M, CPY_D)
-  auto tSsK = copy_k.get_slice(thread).partition_S(sK);   // (CPY, CPY_N, CPY_D, stage)
-  auto tOsV = copy_v.get_slice(thread).partition_S(sVt);  // (CPY, CPY_D, CPY_N, stage)
+  auto tSsQ = copy_q.get_slice(thread).partition_S(sQ);      // (CPY, CPY_M, CPY_D)
+  auto tSrQ_copy = copy_q.get_slice(thread).retile_D(tSrQ);  // (CPY, CPY_M, CPY_D)
+  auto tSsK = copy_k.get_slice(thread).partition_S(sK);      // (CPY, CPY_N, CPY_D, stage)
+  auto tOsV = copy_v.get_slice(thread).partition_S(sVt);     // (CPY, CPY_D, CPY_N, stage)
 
   // Loads come from the last tile to the first, too. Only the last can reach past len_k.
   auto load_k = [&](int n, int stage, auto all_rows) {
@@ -149,15 +135,12 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, TileCoord const tile,
       apply_mask<Mask>(scores, tScS, tScS_0, params, tile.m_block * kBlockM, n * kBlockN);
     }
     auto acc = rowcol_view(tOrO);  // (rows, head dim)
-    softmax.update_max(scores, acc);
+    softmax.step(scores, acc);
 
-    // The numerators of one k step are made while the tensor cores work on the step before.
-    auto tOrS = make_tensor(tSrS.data(), operand_a_layout(tSrS.layout()));  // (MMA, MMA_M, MMA_N)
-    auto tOrP = make_tensor_like<Element>(tOrS);                            // (MMA, MMA_M, MMA_N)
-    gemm(mma, tOrO, tOrP, tOrV, tOsV(_, _, _, stage), copy_v, [&](int k) {
-      softmax.exponentiate(rowcol_step(tOrS(_, _, k)));
-      convert(tOrS(_, _, k), tOrP(_, _, k));
-    });
+    auto rP = make_tensor_like<Element>(tSrS);  // (MMA, MMA_M, MMA_N)
+    convert(tSrS, rP);
+    auto tOrP = make_tensor(rP.data(), operand_a_layout(rP.layout()));  // (MMA, MMA_M, MMA_K)
+    gemm(mma, tOrO, tOrP, tOrV, tOsV(_, _, _, stage), copy_v, [](int) {});
   };
 
   load_tile<false>(gmem_load, gQ, params.q_strides.row, sQ, params.len_q - tile.m_block * kBlockM, params.head_dim);
