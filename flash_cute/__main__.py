@@ -204,7 +204,7 @@ def timing_table(problem: Problem, peers: list[str], rounds: int, seed: int) -> 
 def _timing_columns(problem: Problem, timings: dict[str, Timing], name: str) -> str:
     timing = timings[name]
     columns = (
-        f"{timing.median * 1e3:10.4f} ms +-{timing.spread:5.1%}{tflops(problem.flops, timing.median):9.4g} TFLOP/s"
+        f"{timing.median * 1e3:10.4f} ms +-{timing.spread:5.1%} {tflops(problem.flops, timing.median):9.4g} TFLOP/s"
     )
     if name == OURS or OURS not in timings:
         return columns
