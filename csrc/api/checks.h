@@ -1,7 +1,8 @@
 // What a call must satisfy, checked once, before anything is allocated or launched.
 //
 // An error reads "flash_cute: <argument>: expected <what>, got <what>" and is std::invalid_argument,
-// which Python sees as ValueError.
+// which Python sees as ValueError (torch 2.15 as RuntimeError; flash_cute.fwd and explain make it a ValueError again,
+// which they know by that beginning).
 #pragma once
 
 #include <climits>
