@@ -1,0 +1,9 @@
+"""See the kernels: layouts, schedules and budgets, computed from the traits that are compiled.
+
+Needs the extra `flash_cute[inspect]` and a C++ compiler, and no GPU. `python -m flash_cute.inspect --help`.
+"""
+
+from .build import InspectError
+from .kernels import Buffer, Details, Kernel, Problem, find, kernels
+
+__all__ = ["Buffer", "Details", "InspectError", "Kernel", "Problem", "find", "kernels"]

@@ -1,0 +1,156 @@
+"""Shared memory's 32 banks of 4 bytes: which access patterns a kernel has, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from .kernels import Details, IntArray, Kernel
+
+__all__ = ["Access", "accesses", "chunk_addresses", "conflicts", "descriptor_addresses", "place_addresses"]
+
+BANKS = 32
+WORD = 4  # bytes
+
+
+@dataclass(frozen=True)
+class Access:
+    """One kind of access of a kernel: every instruction of every warp."""
+
+    name: str
+    instruction: str
+    addresses: IntArray  # (instructions, lanes): bytes from the start of the CTA's shared memory
+    width: int  # bytes a lane
+
+
+def conflicts(addresses: IntArray, width: int) -> IntArray:
+    """How many more passes each instruction takes than its bytes need.
+
+    A pass moves one word of each bank. Lanes are served in groups that together want 128 bytes: all 32 with 4
+    bytes each, 8 with 16 (ldmatrix: the 8 rows of one matrix). Lanes of a group that want the same word share it.
+
+    Args:
+        addresses: (instructions, lanes), in bytes.
+        width: bytes a lane: 4, 8 or 16.
+    """
+    count, lanes = addresses.shape
+    group = min(lanes, BANKS * WORD // width)
+    words = addresses[:, :, None] // WORD + np.arange(width // WORD)
+    words = words.reshape(count, lanes // group, group * width // WORD)
+    words = np.sort(words, axis=-1)
+    fresh = np.ones(words.shape, bool)
+    fresh[..., 1:] = words[..., 1:] != words[..., :-1]
+    per_bank = np.zeros((*words.shape[:2], BANKS), np.int32)
+    for bank in range(BANKS):
+        per_bank[..., bank] = (fresh & (words % BANKS == bank)).sum(-1)
+    needed = -(-group * width // (BANKS * WORD))
+    extra: IntArray = (np.maximum(per_bank.max(-1), needed) - needed).sum(-1)
+    return extra
+
+
+def place_addresses(details: Details, smem: str, stage: int = 0) -> IntArray:
+    """(row, column) -> byte address of an element of tensor `smem`, such as "K.smem"."""
+    name = smem[0]
+    places = details.arrays["Q.smem" if name == "O" else smem]  # O's tile is laid out as Q's
+    if places.ndim == 3:
+        places = places[:, :, stage]
+    addresses: IntArray = details.buffer(name).offset + places * details.facts["element_bytes"]
+    return addresses
+
+
+def accesses(kernel: Kernel) -> Iterator[Access]:
+    """Every access of the kernel to shared memory by lanes of a warp, or by a WGMMA."""
+    details = kernel.details()
+    if kernel.arch == "sm80":
+        yield from _sm80_accesses(details)
+    else:
+        yield from _sm90_accesses(details)
+
+
+def _stages(details: Details, smem: str) -> range:
+    places = details.arrays[smem]
+    return range(places.shape[2] if places.ndim == 3 else 1)
+
+
+def _by_warp(first: IntArray, lanes: int = 32) -> IntArray:
+    """(instruction, thread) -> (instruction of a warp, lane)"""
+    return first.reshape(first.shape[0], -1, 32)[:, :, :lanes].reshape(-1, lanes)
+
+
+def _sm80_accesses(details: Details) -> Iterator[Access]:
+    width = details.facts["gmem.bytes"]
+    for name, coord, smem in (("Q", "Q", "Q.smem"), ("K", "K", "K.smem"), ("V", "K", "V.rows")):
+        for stage in _stages(details, smem):
+            first = chunk_addresses(details, f"{coord}.gmem.coord", smem, width, stage)
+            yield Access(f"{name} into stage {stage}", f"cp.async {width} bytes", _by_warp(first), width)
+    for name in "QKV":
+        matrices, turned = details.facts[f"{name}.ldsm.matrices"], details.facts[f"{name}.ldsm.transposed"]
+        instruction = f"ldmatrix.x{matrices}" + (".trans" if turned else "")
+        for stage in _stages(details, f"{name}.smem"):
+            first = chunk_addresses(details, f"{name}.ldsm.coord", f"{name}.smem", 16, stage)
+            yield Access(f"{name} of stage {stage} to registers", instruction, _by_warp(first, 8 * matrices), 16)
+    width = details.facts["O.sts.bytes"]
+    first = chunk_addresses(details, "O.sts.coord", "O.smem", width)
+    yield Access("O to shared memory", f"st.shared.b{8 * width}", _by_warp(first), width)
+    width = details.facts["gmem.bytes"]
+    first = chunk_addresses(details, "O.gmem.coord", "O.smem", width)
+    yield Access("O to global memory", f"ld.shared.b{8 * width}", _by_warp(first), width)
+
+
+def _sm90_accesses(details: Details) -> Iterator[Access]:
+    for name in "QKV":
+        for stage in _stages(details, f"{name}.smem"):
+            rows = descriptor_addresses(details, name, stage)  # (step, row, column) of one atom
+            if name == "V":  # MN-major: rows of 16 bytes run along the head dim
+                rows = rows.swapaxes(1, 2)
+            steps, m, k = rows.shape
+            cores = rows.reshape(steps, m // 8, 8, k // 8, 8)[..., 0]  # (step, core row, row, core column)
+            cores = cores.transpose(0, 1, 3, 2).reshape(-1, 8)
+            yield Access(f"{name} of stage {stage} to the tensor cores", "wgmma core matrix", cores, 16)
+    matrices = details.facts["O.stsm.matrices"]
+    first = chunk_addresses(details, "O.stsm.coord", "O.smem", 16)
+    yield Access("O to shared memory", f"stmatrix.x{matrices}", _by_warp(first, 8 * matrices), 16)
+
+
+def chunk_addresses(details: Details, coord: str, smem: str, width: int, stage: int = 0) -> IntArray:
+    """(instruction, thread) -> where each lane's access begins; its elements must lie one after another."""
+    array = details.arrays[coord]
+    rows, columns = array.reshape(2, width // details.facts["element_bytes"], -1, array.shape[-1], order="F")
+    addresses = place_addresses(details, smem, stage)[rows, columns]
+    steps = np.arange(addresses.shape[0])[:, None, None] * details.facts["element_bytes"]
+    if not (addresses == addresses[:1] + steps).all() or (addresses[0] % width).any():
+        raise ValueError(f"{coord}: a lane's {width} bytes are not one aligned piece of {smem}")
+    begin: IntArray = addresses[0]
+    return begin
+
+
+# The hardware's numbers of a descriptor's swizzle -> bytes of a row, and address bits that are permuted.
+DESCRIPTOR_SWIZZLES = {1: (128, 3), 2: (64, 2), 3: (32, 1)}
+
+
+def descriptor_addresses(details: Details, name: str, stage: int = 0) -> IntArray:
+    """(step, row, column) -> the byte address that a WGMMA's descriptor of operand `name` leads to.
+
+    Row and column count within the atom's operand. K-major: 8 rows of a swizzle's width, the next 8 `stride`
+    bytes on. MN-major: the width along the rows, the next `leading` bytes on; 8 columns, the next `stride` on.
+    """
+    facts = details.facts
+    steps = details.arrays[f"{name}.descriptor"]
+    steps = steps.reshape(-1, *steps.shape[2:], order="F")[0]  # (step[, stage])
+    if steps.ndim == 2:
+        steps = steps[:, stage]
+    coords = details.arrays[f"{name}.mma.coord"][:, :, 0, 0, 0]
+    rows, columns = int(coords[0].max()) + 1, int(coords[1].max()) + 1
+    row, column = np.arange(rows)[:, None], np.arange(columns)[None, :]
+    width, bits = DESCRIPTOR_SWIZZLES[facts[f"{name}.descriptor.swizzle"]]
+    leading, stride = facts[f"{name}.descriptor.leading"], facts[f"{name}.descriptor.stride"]
+    if name == "V":
+        elements = width // 2
+        inside = row % elements * 2 + row // elements * leading + column % 8 * width + column // 8 * stride
+    else:
+        inside = row % 8 * width + row // 8 * stride + column * 2
+    linear = facts[f"{name}.descriptor.start"] + 16 * steps[:, None, None] + inside
+    addresses: IntArray = linear ^ (((linear >> 7) & ((1 << bits) - 1)) << 4)
+    return addresses

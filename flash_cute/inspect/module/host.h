@@ -1,0 +1,25 @@
+// What csrc/ takes for granted on a device and a host compiler does not know. Included before everything.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+struct DeviceIndex {
+  unsigned x = 0;
+  unsigned y = 0;
+  unsigned z = 0;
+};
+inline DeviceIndex threadIdx, blockIdx, gridDim;
+
+// CuTe asks for shared-memory addresses through this: here they count from the start of the SharedStorage
+// that is being described.
+#define CUTE_CVTA_GENERIC_TO_SHARED_ACTIVATED 1
+inline char const* shared_storage_begin = nullptr;
+inline size_t __cvta_generic_to_shared(void const* pointer) {
+  return size_t(static_cast<char const*>(pointer) - shared_storage_begin);
+}
+
+#include <algorithm>
+#include <cmath>
+
+#include <cute/tensor.hpp>

@@ -1,0 +1,81 @@
+// The registry of kernels, handed to Python.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "registry.h"
+
+namespace py = pybind11;
+
+void add_all(Registry& registry);  // generated
+
+namespace {
+
+Registry const& registry() {
+  static Registry const kernels = [] {
+    Registry all;
+    add_all(all);
+    return all;
+  }();
+  return kernels;
+}
+
+py::array_t<int> to_numpy(Array const& array) {
+  py::array_t<int, py::array::f_style> result(array.shape);
+  std::copy(array.data.begin(), array.data.end(), result.mutable_data());
+  return result;
+}
+
+FwdProblem to_problem(py::dict problem) {
+  auto get = [&](char const* name) { return problem[name].cast<int>(); };
+  return {get("batch"), get("heads_q"), get("heads_kv"), get("len_q"), get("len_k"), get("head_dim"), get("diagonal")};
+}
+
+py::list kernels() {
+  py::list all;
+  for (Kernel const& kernel : registry()) {
+    py::dict entry;
+    entry["arch"] = kernel.arch;
+    entry["mask"] = kernel.mask;
+    entry["config"] = kernel.config;
+    entry["config_index"] = kernel.config_index;
+    entry["head_dim"] = kernel.head_dim;
+    entry["tile"] = kernel.tile;
+    entry["shape"] = kernel.shape;
+    entry["facts"] = kernel.facts;
+    all.append(entry);
+  }
+  return all;
+}
+
+py::dict describe(size_t index) {
+  Details const details = registry().at(index).describe();
+  py::list buffers;
+  for (Buffer const& buffer : details.buffers) {
+    buffers.append(py::make_tuple(buffer.name, buffer.offset, buffer.bytes));
+  }
+  py::dict arrays;
+  for (auto const& [name, array] : details.arrays) arrays[py::str(name)] = to_numpy(array);
+  py::dict result;
+  result["buffers"] = buffers;
+  result["facts"] = details.facts;
+  result["swizzles"] = details.swizzles;
+  result["arrays"] = arrays;
+  return result;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_traits, module) {
+  module.def("kernels", &kernels);
+  module.def("describe", &describe);
+  module.def("schedule", [](size_t index, py::dict problem, int ctas) {
+    return to_numpy(registry().at(index).schedule(to_problem(problem), ctas));
+  });
+  module.def("column_limits", [](size_t index, py::dict problem) {
+    return to_numpy(registry().at(index).column_limits(to_problem(problem)));
+  });
+  module.def("masked", [](size_t index, py::dict problem, int m_block, int n_block) {
+    return to_numpy(registry().at(index).masked(to_problem(problem), m_block, n_block));
+  });
+}
