@@ -1,0 +1,21 @@
+// What one launch of the Hopper forward is given, built on the host.
+#pragma once
+
+#include <cuda.h>
+
+#include "../params.h"
+#include "fwd_scheduler.cuh"
+
+namespace flash_cute::sm90 {
+
+struct FwdArgs {
+  CUtensorMap q;    // box (64, kChunk)
+  CUtensorMap k;    // box (BLK_N, kChunk)
+  CUtensorMap v;    // box (BLK_N, kChunk)
+  CUtensorMap out;  // box (64, kChunk)
+  FwdParams params;
+  TileSchedule schedule;
+  int heads_per_kv;
+};
+
+}  // namespace flash_cute::sm90

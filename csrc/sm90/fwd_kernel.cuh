@@ -1,0 +1,67 @@
+// The Hopper forward: a persistent CTA of one producer warpgroup, of which one thread issues all TMA loads,
+// and one to three consumer warpgroups, each with 64 query rows of a tile. Registers move from the first to
+// the others by setmaxnreg.
+#pragma once
+
+#include "fwd_args.cuh"
+#include "fwd_epilogue.cuh"
+#include "fwd_mainloop.cuh"
+#include "fwd_scheduler.cuh"
+#include "fwd_traits.cuh"
+#include "load_tma.cuh"
+
+namespace flash_cute::sm90 {
+
+template <int kRegisters, bool kMore>
+CUTE_DEVICE void set_max_registers() {
+  if constexpr (kMore) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  }
+}
+
+template <class Traits>
+CUTE_DEVICE void fwd_consumer(FwdArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
+  PipelineState<Traits::kStages> k_state, v_state;
+  PipelineState<1> q_state;
+  TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>::start(warpgroup);
+  typename Traits::MmaPV mma;
+  for (TileIterator work(args.schedule); work.valid(); work.next()) {
+    TileCoord const tile = work.tile();
+    PipelinedSoftmax softmax(args.params.scale_log2);
+    auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
+    fwd_mainloop<Traits>(args.params, tile.m_block, warpgroup, smem, k_state, v_state, q_state, softmax, tOrO);
+    fwd_epilogue<Traits>(args, tile, warpgroup, smem, q_state, softmax, tOrO);
+    q_state.advance();
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constant__ FwdArgs const args) {
+  extern __shared__ char smem_bytes[];
+  auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_bytes);
+  int const warpgroup = __shfl_sync(0xffffffff, int(threadIdx.x) / 128, 0);  // uniform, and known to be
+
+  if (threadIdx.x == 0) {
+    prefetch_tma_descriptor(&args.q);
+    prefetch_tma_descriptor(&args.k);
+    prefetch_tma_descriptor(&args.v);
+    prefetch_tma_descriptor(&args.out);
+    smem.k_pipeline.init(4 * Traits::kWarpgroups);
+    smem.v_pipeline.init(4 * Traits::kWarpgroups);
+    for (auto& pipeline : smem.q_pipeline) pipeline.init(4);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // TMA sees the barriers
+  }
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    set_max_registers<Traits::kProducerRegs, false>();
+    if (threadIdx.x == 0) fwd_producer<Traits>(args, smem);
+  } else {
+    set_max_registers<Traits::kConsumerRegs, true>();
+    fwd_consumer<Traits>(args, smem, warpgroup - 1);
+  }
+}
+
+}  // namespace flash_cute::sm90

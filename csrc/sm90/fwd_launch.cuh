@@ -1,0 +1,103 @@
+// From a plan to a launch. Included only by the generated instance files.
+#pragma once
+
+#include <climits>
+
+#include <cuda_runtime.h>
+
+#include "fwd_kernel.cuh"
+
+namespace flash_cute::sm90 {
+
+using TensorMapEncoder = decltype(&cuTensorMapEncodeTiled);
+
+// The driver's encoder, found through the runtime so that nothing links to libcuda.
+inline TensorMapEncoder tensor_map_encoder() {
+  static auto const encoder = [] {
+    void* symbol = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaError_t const error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &symbol, 12000, cudaEnableDefault, &found);
+    bool const ok = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
+    return reinterpret_cast<TensorMapEncoder>(ok ? symbol : nullptr);
+  }();
+  return encoder;
+}
+
+// The map (column, row, head, batch) of a tensor, with boxes of `box_rows` x `box_columns`.
+template <class Element>
+bool encode_map(CUtensorMap* map, void const* data, Strides strides, int head_dim, int rows, int heads, int batch,
+                int box_rows, int box_columns) {
+  auto const encode = tensor_map_encoder();
+  if (encode == nullptr) return false;
+  cuuint64_t const sizes[] = {cuuint64_t(head_dim), cuuint64_t(rows), cuuint64_t(heads), cuuint64_t(batch)};
+  // A dim of size 1 is never stepped along, and its stride may be anything: give it a legal one.
+  auto const bytes = [](int size, int64_t stride) { return cuuint64_t(size == 1 ? 16 : stride * sizeof(Element)); };
+  cuuint64_t const pitches[] = {bytes(rows, strides.row), bytes(heads, strides.head), bytes(batch, strides.batch)};
+  cuuint32_t const box[] = {cuuint32_t(box_columns), cuuint32_t(box_rows), 1, 1};
+  cuuint32_t const steps[] = {1, 1, 1, 1};
+  auto const type = std::is_same_v<Element, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                             : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  auto const swizzle = box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  return encode(map, type, 4, const_cast<void*>(data), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <class Traits>
+cudaError_t launch(FwdParams const& params, cudaStream_t stream) {
+  using Element = typename Traits::Element;
+  FwdArgs args;
+  args.params = params;
+  args.schedule = TileSchedule::make(params, Traits::kBlockM, std::is_same_v<typename Traits::Mask, CausalMask>);
+  args.heads_per_kv = params.heads_q / params.heads_kv;
+  if (args.schedule.num_tiles() > INT_MAX) return cudaErrorInvalidConfiguration;
+
+  // Without keys nothing is loaded through K's and V's maps; they only have to be valid.
+  bool const keys = params.len_k > 0;
+  auto const encode = [&](CUtensorMap* map, void const* data, Strides strides, int rows, int heads, int box_rows) {
+    return encode_map<Element>(map, data, strides, params.head_dim, rows, heads, params.batch, box_rows,
+                               Traits::kChunk);
+  };
+  void const* const k = keys ? params.k : params.q;
+  void const* const v = keys ? params.v : params.q;
+  Strides const k_strides = keys ? params.k_strides : Strides{0, 0, 0};
+  Strides const v_strides = keys ? params.v_strides : Strides{0, 0, 0};
+  if (!encode(&args.q, params.q, params.q_strides, params.len_q, params.heads_q, Traits::kRows) ||
+      !encode(&args.k, k, k_strides, keys ? params.len_k : 1, params.heads_kv, Traits::kBlockN) ||
+      !encode(&args.v, v, v_strides, keys ? params.len_k : 1, params.heads_kv, Traits::kBlockN) ||
+      !encode(&args.out, params.out, params.out_strides, params.len_q, params.heads_q, Traits::kRows)) {
+    return cudaErrorInvalidValue;
+  }
+
+  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
+  int device = 0, num_sms = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(fwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  }
+  if (error != cudaSuccess) return error;
+  int const grid = int(std::min<int64_t>(args.schedule.num_tiles(), num_sms));
+  fwd_kernel<Traits><<<grid, Traits::kThreads, kSmemBytes, stream>>>(args);
+  return cudaGetLastError();
+}
+
+template <int kHeadDim, class Variant, int kConfig>
+cudaError_t launch_config(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+  constexpr FwdTile kTile = fwd_tile(kHeadDim, std::is_same_v<typename Variant::Mask, CausalMask>, kConfig);
+  return plan.dtype == DType::kFloat16
+             ? launch<FwdTraits<cutlass::half_t, kHeadDim, Variant, kTile>>(params, stream)
+             : launch<FwdTraits<cutlass::bfloat16_t, kHeadDim, Variant, kTile>>(params, stream);
+}
+
+template <int kHeadDim, class Variant>
+cudaError_t launch_fwd(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+  switch (plan.config) {
+    case kWide: return launch_config<kHeadDim, Variant, kWide>(plan, params, stream);
+    case kOther: return launch_config<kHeadDim, Variant, kOther>(plan, params, stream);
+    case kNarrow: return launch_config<kHeadDim, Variant, kNarrow>(plan, params, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace flash_cute::sm90

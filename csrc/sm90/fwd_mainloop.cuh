@@ -1,0 +1,159 @@
+// The consumer's loop over key tiles, from the last to the first: S = Q K^T, mask, softmax, O += P V.
+//
+// A step issues S(n) and then O += P V of the step before, so that the tensor cores have a product to do
+// while the softmax of n runs:
+//
+//     tensor cores | S(n) | O += P(n+1) V(n+1) |  S(n-1) | ...
+//     the others   |      |     softmax(n), convert P(n), rescale O      | ...
+//
+// With ping-pong a warpgroup waits for its turn before S(n) and hands on after issuing both products.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "../core/convert.cuh"
+#include "../core/layout.cuh"
+#include "../core/mask.cuh"
+#include "fwd_traits.cuh"
+#include "softmax.cuh"
+
+namespace flash_cute::sm90 {
+
+// Issues acc (+)= A B over all k steps as one batch. The caller waits.
+template <bool kZeroInit, class Mma, class FragA, class FragB, class Acc>
+CUTE_DEVICE void issue_gemm(Mma& mma,
+                            FragA& tCrA,        // (MMA, MMA_M, MMA_K): registers or descriptors
+                            FragB const& tCrB,  // (MMA, MMA_N, MMA_K): descriptors
+                            Acc& acc) {         // (MMA, MMA_M, MMA_N)
+  CUTE_STATIC_ASSERT_V(size<2>(tCrA) == size<2>(tCrB));
+  constexpr bool kAInRegs = !std::is_base_of_v<SM90::GMMA::DescriptorIterator, typename Mma::FrgTypeA>;
+  if constexpr (kAInRegs) warpgroup_fence_operand(tCrA);
+  warpgroup_fence_operand(acc);
+  warpgroup_arrive();
+  mma.accumulate_ = kZeroInit ? SM90::GMMA::ScaleOut::Zero : SM90::GMMA::ScaleOut::One;
+  CUTE_UNROLL
+  for (int k = 0; k < size<2>(tCrA); ++k) {
+    cute::gemm(mma, tCrA(_, _, k), tCrB(_, _, k), acc);
+    mma.accumulate_ = SM90::GMMA::ScaleOut::One;
+  }
+  warpgroup_commit_batch();
+  warpgroup_fence_operand(acc);
+  if constexpr (kAInRegs) warpgroup_fence_operand(tCrA);
+}
+
+// One warpgroup's part of one tile. Leaves the numerators' products in tOrO and the row statistics in
+// softmax; frees Q if nothing else will (kTile.o_buffer).
+template <class Traits, class Accumulator>
+CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgroup,
+                              typename Traits::SharedStorage& smem,
+                              PipelineState<Traits::kStages>& k_state, PipelineState<Traits::kStages>& v_state,
+                              PipelineState<1> const q_state, PipelinedSoftmax& softmax,
+                              Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
+  using Element = typename Traits::Element;
+  using Mask = typename Traits::Mask;
+  using Turn = TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>;
+  constexpr int kRows = Traits::kRows, kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  int const thread = threadIdx.x % 128;
+  int const first_row = m_block * kBlockM + warpgroup * kRows;
+
+  auto sQ = make_tensor(make_smem_ptr(smem.q(warpgroup)), typename Traits::SmemLayoutQ{});  // (64, D)
+  auto sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});          // (BLK_N, D, stage)
+  auto sVt = make_tensor(make_smem_ptr(smem.v[0]), typename Traits::SmemLayoutVt{});        // (D, BLK_N, stage)
+
+  typename Traits::MmaQK mma_qk;
+  typename Traits::MmaPV mma_pv;
+  auto const thread_qk = mma_qk.get_slice(thread);
+  auto const thread_pv = mma_pv.get_slice(thread);
+  auto tSrQ = thread_qk.partition_fragment_A(sQ);   // (MMA, MMA_M, MMA_D)
+  auto tSrK = thread_qk.partition_fragment_B(sK);   // (MMA, MMA_N, MMA_D, stage)
+  auto tOrV = thread_pv.partition_fragment_B(sVt);  // (MMA, MMA_D, MMA_N, stage)
+  auto tSrS = partition_fragment_C(mma_qk, Shape<Int<kRows>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
+  auto rP = make_tensor_like<Element>(tSrS);                                     // (MMA, MMA_M, MMA_N)
+  auto tOrP = make_tensor(rP.data(), operand_a_layout_64(rP.layout()));       // (MMA, MMA_M, MMA_K)
+  auto scores = rowcol_view(tSrS);                                               // (rows, columns)
+  auto acc = rowcol_view(tOrO);                                                  // (rows, head dim)
+
+  auto cS = make_identity_tensor(Shape<Int<kRows>, Int<kBlockN>>{});
+  auto tScS = rowcol_view(thread_qk.partition_C(cS));                       // (rows, columns) -> (row, column)
+  auto tScS_0 = rowcol_view(mma_qk.get_slice(_0{}).partition_C(cS));        // the same of thread 0
+
+  // The CTA's key tiles are those of its last row; a warpgroup only passes on those that none of its own
+  // rows sees: [end, cta_end).
+  int const cta_end = key_range<Mask, kBlockM, kBlockN>(params, m_block).end;
+  KeyRange const range = key_range<Mask, kRows, kBlockN>(params, m_block * Traits::kWarpgroups + warpgroup);
+  int const end = first_row < params.len_q ? range.end : 0;
+
+  auto issue_qk = [&] { issue_gemm<true>(mma_qk, tSrQ, tSrK(_, _, _, k_state.stage), tSrS); };
+  auto issue_pv = [&] { issue_gemm<false>(mma_pv, tOrP, tOrV(_, _, _, v_state.stage), tOrO); };
+  auto release_k = [&] {
+    smem.k_pipeline.release(k_state);
+    k_state.advance();
+  };
+  auto release_v = [&] {
+    smem.v_pipeline.release(v_state);
+    v_state.advance();
+  };
+  auto finish_scores = [&](int n, auto masked) {
+    if constexpr (decltype(masked)::value) {
+      apply_mask<Mask>(scores, tScS, tScS_0, params, first_row, n * kBlockN);
+    }
+    softmax.numerators(scores);
+  };
+  auto step = [&](int n, auto masked) {
+    smem.k_pipeline.wait_full(k_state);
+    Turn::take(warpgroup);
+    issue_qk();
+    smem.v_pipeline.wait_full(v_state);
+    issue_pv();  // of n + 1
+    Turn::hand_on(warpgroup);
+    warpgroup_wait<1>();
+    warpgroup_fence_operand(tSrS);
+    release_k();
+    finish_scores(n, masked);
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(tOrO);
+    release_v();
+    softmax.rescale(acc);
+    convert(tSrS, rP);
+  };
+
+  clear(tOrO);
+  smem.q_pipeline[warpgroup].wait_full(q_state);
+  for (int n = cta_end - 1; n >= end; --n) {
+    smem.k_pipeline.wait_full(k_state);
+    release_k();
+    smem.v_pipeline.wait_full(v_state);
+    release_v();
+    if (n > 0) {  // a tile has one turn fewer than steps: its first product is issued out of turn
+      Turn::take(warpgroup);
+      Turn::hand_on(warpgroup);
+    }
+  }
+  if (end == 0) {
+    if constexpr (Traits::kTile.o_buffer) smem.q_pipeline[warpgroup].release(q_state);
+    return;
+  }
+
+  int n = end - 1;
+  smem.k_pipeline.wait_full(k_state);
+  issue_qk();
+  warpgroup_wait<0>();
+  warpgroup_fence_operand(tSrS);
+  release_k();
+  finish_scores(n, true_type{});
+  convert(tSrS, rP);
+  --n;
+  if constexpr (!std::is_same_v<Mask, FullMask>) {
+    for (; n >= range.unmasked; --n) step(n, true_type{});
+  }
+  for (; n >= 0; --n) step(n, false_type{});
+
+  if constexpr (Traits::kTile.o_buffer) smem.q_pipeline[warpgroup].release(q_state);
+  smem.v_pipeline.wait_full(v_state);
+  issue_pv();
+  warpgroup_wait<0>();
+  warpgroup_fence_operand(tOrO);
+  release_v();
+}
+
+}  // namespace flash_cute::sm90

@@ -1,0 +1,95 @@
+// Online softmax in base 2, cut in two for the pipelined mainloop: the numerators of a tile are taken while
+// the product of the tile before still runs into the accumulator, which is rescaled once that is done.
+//
+// The maximum in use may lag the true one by kLag in the exponent: only when some row of the warp has grown
+// past that is a new one taken and the accumulator rescaled. Numerators so reach 2^kLag, which costs no
+// relative precision; the result is the same quotient in another scaling.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "../core/softmax.cuh"
+
+namespace flash_cute::sm90 {
+
+using namespace cute;
+
+CUTE_DEVICE float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+struct PipelinedSoftmax {
+  static constexpr int kRows = 2;  // of a thread, in a 64-row WGMMA
+  static constexpr float kLag = 8.f;
+
+  float scale_log2;
+  float row_max[kRows] = {-INFINITY, -INFINITY};  // the maximum in use, in units of the raw scores
+  float row_sum[kRows] = {0.f, 0.f};              // this thread's columns only
+  float factor[kRows];                            // what the accumulator owes to a new maximum,
+  bool owes = false;                              // if one was taken
+
+  CUTE_DEVICE explicit PipelinedSoftmax(float scale_log2_) : scale_log2(scale_log2_) {}
+
+  // Raw scores to numerators exp2(scale_log2 * (s - max)).
+  template <class Scores>
+  CUTE_DEVICE void numerators(Scores& scores) {  // (rows, columns)
+    static_assert(decltype(size<0>(scores))::value == kRows);
+    float new_max[kRows];
+    bool grown = false;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      float even = row_max[i], odd = row_max[i];  // two chains: the latency of one would show
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(scores); j += 2) {
+        even = fmaxf(even, scores(i, j));
+        odd = fmaxf(odd, scores(i, j + 1));
+      }
+      new_max[i] = quad_reduce(fmaxf(even, odd), [](float a, float b) { return fmaxf(a, b); });
+      grown |= (new_max[i] - row_max[i]) * scale_log2 > kLag;  // -inf to -inf compares false
+    }
+    owes = __any_sync(0xffffffff, grown);
+    if (owes) {
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        factor[i] = exp2_approx((row_max[i] - finite(new_max[i])) * scale_log2);
+        row_max[i] = new_max[i];
+        row_sum[i] *= factor[i];
+      }
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      float const offset = finite(row_max[i]) * scale_log2;
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(scores); ++j) {
+        scores(i, j) = exp2_approx(scores(i, j) * scale_log2 - offset);
+        row_sum[i] += scores(i, j);
+      }
+    }
+  }
+
+  template <class Accumulator>
+  CUTE_DEVICE void rescale(Accumulator& acc) const {  // (rows, head dim)
+    if (!owes) return;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(acc); ++j) acc(i, j) *= factor[i];
+    }
+  }
+
+  // The row's whole sum, and from it the log-sum-exp: -inf for a row without a finite score.
+  CUTE_DEVICE float sum(int i) const {
+    return quad_reduce(row_sum[i], [](float a, float b) { return a + b; });
+  }
+  CUTE_DEVICE float lse(int i, float sum, float scale) const {
+    return sum == 0.f ? -INFINITY : row_max[i] * scale + logf(sum);
+  }
+
+ private:
+  // A row whose scores so far are all -inf is measured from 0: its numerators are 0, not NaN.
+  CUTE_DEVICE static float finite(float x) { return x == -INFINITY ? 0.f : x; }
+};
+
+}  // namespace flash_cute::sm90
