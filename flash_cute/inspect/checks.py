@@ -238,6 +238,8 @@ PROBLEMS = tuple(
     )
     for causal in ("top_left", "bottom_right")
 )
+# On these the mask's own code runs, for every thread, on the tiles at both ends.
+MASKED = PROBLEMS[:4]
 
 
 def mask_and_schedule(kernel: Kernel) -> list[str]:
@@ -249,7 +251,7 @@ def mask_and_schedule(kernel: Kernel) -> list[str]:
             continue  # the same as top_left
         for ctas in (1, 7, 132) if kernel.arch == "sm90" else (0,):
             found += _schedule(kernel, problem, ctas)
-        found += _mask(kernel, problem)
+        found += _mask(kernel, problem, problem in MASKED)
     return sorted(set(found))
 
 
@@ -267,7 +269,7 @@ def _schedule(kernel: Kernel, problem: Problem, ctas: int) -> list[str]:
     return []
 
 
-def _mask(kernel: Kernel, problem: Problem) -> list[str]:
+def _mask(kernel: Kernel, problem: Problem, applied: bool) -> list[str]:
     found = []
     block_m, block_n = kernel.block_m, kernel.block_n
     limits = np.clip(kernel.column_limits(problem), 0, None)
@@ -291,7 +293,7 @@ def _mask(kernel: Kernel, problem: Problem) -> list[str]:
             found.append(f"key range of {problem}, row tile {m_block}: its last tile is seen by no row")
         if seen.min() < unmasked * block_n:
             found.append(f"key range of {problem}, row tile {m_block}: a tile that needs the mask goes without")
-    for m_block in {min(ranges), max(ranges)} if ranges else ():
+    for m_block in {min(ranges), max(ranges)} if ranges and applied else ():
         unmasked, end = ranges[m_block]
         for n_block in {unmasked, end - 1} & set(range(end)):
             held, hidden = kernel.masked(problem, m_block, n_block)

@@ -1,0 +1,64 @@
+"""When each tile runs, if a multiprocessor works off key tiles at a steady rate."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from .kernels import Kernel, Problem
+
+__all__ = ["Run", "Timeline", "timeline"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One tile on one multiprocessor's slot; times in key tiles."""
+
+    slot: int
+    start: int
+    end: int
+    m_block: int
+    head: int  # of all batches
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Every tile of a launch."""
+
+    runs: tuple[Run, ...]
+    slots: int
+
+    @property
+    def length(self) -> int:
+        return max((run.end for run in self.runs), default=0)
+
+    @property
+    def balance(self) -> float:
+        """Work over what the slots could do until the last is done: 1 is perfect."""
+        work = sum(run.end - run.start for run in self.runs)
+        return work / (self.slots * self.length) if self.length else 1.0
+
+
+def timeline(kernel: Kernel, problem: Problem, sms: int) -> Timeline:
+    """The real scheduler's tiles on `sms` multiprocessors.
+
+    A grid of one CTA a tile is handed out in order, to whichever slot is free first; a persistent grid's tiles are
+    where its schedule puts them. A tile takes one unit for each key tile that it visits.
+    """
+    slots = sms * kernel.shape["ctas_per_sm"]
+    tiles = kernel.schedule(problem, slots)
+    runs = []
+    free = [(0, slot) for slot in range(slots)]
+    busy_until = [0] * slots
+    for i in range(len(tiles["m_block"])):
+        length = int(tiles["end"][i])
+        if "cta" in tiles:
+            slot = int(tiles["cta"][i])
+            start = busy_until[slot]
+            busy_until[slot] += length
+        else:
+            start, slot = heapq.heappop(free)
+            heapq.heappush(free, (start + length, slot))
+        head = int(tiles["batch"][i]) * problem.heads_q + int(tiles["head"][i])
+        runs.append(Run(slot, start, start + length, int(tiles["m_block"][i]), head))
+    return Timeline(tuple(runs), slots)
