@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -102,6 +103,37 @@ def test_explain_says_what_the_traits_say(dtype: torch.dtype, kernels: tuple[Ker
             assert plan["ctas_per_sm"] == kernel.shape["ctas_per_sm"]
             told.add(kernel.index)
     assert told
+
+
+@pytest.mark.cuda
+@pytest.mark.kernel
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_driver_says_what_the_report_says(
+    head_dim: int, causal: bool, kernels: tuple[Kernel, ...], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Registers and shared memory of the kernel that ran, as the driver tells the profiler."""
+    x = torch.randn(1, 4, 300, head_dim, device="cuda", dtype=torch.float16)
+    backend = request.config.option.backend
+    plan = flash_cute.explain(x, x, x, causal, backend=backend).data
+    if plan["compiled"] is None:
+        pytest.skip("the driver compiled this kernel from PTX")
+    flash_cute.fwd(x, x, x, causal, backend=backend)
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        flash_cute.fwd(x, x, x, causal, backend=backend)
+        torch.cuda.synchronize()
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    ran = [event["args"] for event in events if event.get("cat") == "kernel" and "flash_cute" in event["name"]]
+    assert len(ran) == 1
+    mask = "causal" if causal else "full"
+    name = (plan["backend"], plan["kernel_head_dim"], mask, plan["config"])
+    kernel = next(k for k in kernels if (k.arch, k.head_dim, k.mask, k.config_index) == name)
+    assert ran[0]["registers per thread"] == plan["compiled"]["registers"]
+    assert ran[0]["shared memory"] == kernel.facts["smem_bytes"] + plan["compiled"]["smem_static"]
+    assert ran[0]["block"] == [kernel.facts["threads"], 1, 1]
 
 
 # --- The checks can fail ------------------------------------------------------------------------------------

@@ -311,6 +311,7 @@ def _draw_gantt(data: dict[str, Any]) -> Figure:
             )
         ax.axvline(panel["length"] * panel["balance"], color="black", linewidth=1, linestyle="--")
         ax.set_ylim(panel["slots"] - 0.5, -0.5)
+        ax.yaxis.get_major_locator().set_params(integer=True)
         ax.set_xlim(0, panel["length"])
         ax.set_ylabel("CTA slot")
         ax.set_title(f"{panel['kernel']}: {panel['balance']:.0%} of the slots' time is work", fontsize=9)
