@@ -74,7 +74,6 @@ def draw_panel(axes: Axes, chosen: Sequence[Figure], axis: str, look: dict[str, 
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
     axes.grid(axis="y", color="#dddddd", linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -99,6 +98,7 @@ def draw(results: Results, table: Table, axis: str, out: Path) -> None:
             if chosen:
                 draw_panel(panels[r][c], chosen, axis, look)
             panels[r][c].set_title(f"{column}, {row}", fontsize=10)
+        panels[r][0].set_ylim(bottom=0)  # of the whole row, once all of it is drawn: it ends the autoscaling
         panels[r][0].set_ylabel("TFLOP/s")
     for c in range(len(columns)):
         panels[-1][c].set_xlabel("length N" if axis == "N" else "head dim")
