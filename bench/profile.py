@@ -3,7 +3,8 @@
     python bench/profile.py --D 128 --N 4096 --causal --providers flash_cute:sm80,flash --out /tmp/d128
 
 With `--out`, the reports (NAME.PROVIDER.ncu-rep, source lines in them) and their pages as CSV are kept for the Nsight
-Compute window. The card's clocks are left as they are.
+Compute window. The card's clocks are left as they are. A third of the file is the table of counters, which is why it is
+long.
 """
 
 from __future__ import annotations
