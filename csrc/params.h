@@ -39,4 +39,44 @@ struct FwdParams {
   float scale_log2;  // scale * log2(e)
 };
 
+struct BwdParams {
+  void const* q;     // (batch, heads_q,  len_q, head_dim), 16-bit elements
+  void const* k;     // (batch, heads_kv, len_k, head_dim)
+  void const* v;     // (batch, heads_kv, len_k, head_dim)
+  void const* out;   // (batch, heads_q,  len_q, head_dim), the forward's
+  void const* dout;  // (batch, heads_q,  len_q, head_dim)
+  float const* lse;   // (batch, heads_q, len_q), contiguous, the forward's
+  float const* dlse;  // (batch, heads_q, len_q), contiguous; null: no gradient reaches the LSE
+  void* dq;  // (batch, heads_q,  len_q, head_dim)
+  void* dk;  // (batch, heads_kv, len_k, head_dim)
+  void* dv;  // (batch, heads_kv, len_k, head_dim)
+
+  // Workspace, see BwdWorkspace. Undefined when the launch begins; the first kernel writes what is read.
+  float* dq_acc;    // sums of dQ / scale, in an order of the architecture's own
+  float* lse_log2;  // (batch, heads_q, rows padded to whole row tiles): lse * log2(e); +inf for padding and for
+                    // rows that see no key, so that their P is 0
+  float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding
+  int* semaphores;  // (batch, heads_q, row tiles) of 0; null unless the sums of dQ are to have one order
+
+  Strides q_strides;
+  Strides k_strides;
+  Strides v_strides;
+  Strides out_strides;
+  Strides dout_strides;
+  Strides dq_strides;
+  Strides dk_strides;
+  Strides dv_strides;
+
+  int batch;
+  int heads_q;
+  int heads_kv;  // divides heads_q
+  int len_q;     // > 0
+  int len_k;     // > 0
+  int head_dim;  // a multiple of 8, at most the kernel's kHeadDim
+  int diagonal;  // as in FwdParams
+
+  float scale;
+  float scale_log2;
+};
+
 }  // namespace flash_cute

@@ -1,6 +1,8 @@
 // What the host decides before a launch, and what it then tells `explain`. No torch, no CuTe.
 #pragma once
 
+#include <cstdint>
+
 #ifndef FLASH_CUTE_NO_CUDA
 #include <cuda_runtime_api.h>
 #else  // a build without kernels has no toolkit's headers; only the names are needed
@@ -34,15 +36,49 @@ struct KernelShape {
   int ctas_per_sm;  // what the register budget was set for
 };
 
+struct BwdPlan {
+  DType dtype;
+  int head_dim;  // the kernel's kHeadDim
+  bool causal;
+  int config;    // index into the architecture's table; see <arch>/bwd_tile.h
+};
+
+// Where each part of the backward's workspace begins, in bytes; every part is 128-byte aligned.
+struct BwdWorkspace {
+  int64_t dq_acc;
+  int64_t lse_log2;
+  int64_t delta;
+  int64_t semaphores;
+  int64_t bytes;
+};
+
+// `shape` is that of the planned backward kernel; `head_dim` the kernel's.
+constexpr BwdWorkspace bwd_workspace(KernelShape const& shape, int head_dim, int64_t heads, int len_q,
+                                     bool deterministic) {
+  auto const aligned = [](int64_t bytes) { return (bytes + 127) / 128 * 128; };
+  int64_t const row_tiles = heads * ((int64_t{len_q} + shape.block_m - 1) / shape.block_m);
+  int64_t const rows = row_tiles * shape.block_m;
+  BwdWorkspace workspace{};
+  workspace.lse_log2 = workspace.dq_acc + aligned(4 * rows * head_dim);
+  workspace.delta = workspace.lse_log2 + aligned(4 * rows);
+  workspace.semaphores = workspace.delta + aligned(4 * rows);
+  workspace.bytes = workspace.semaphores + (deterministic ? aligned(4 * row_tiles) : 0);
+  return workspace;
+}
+
 // The kernels: one explicit instantiation a (head dim, variant), in a generated file of its own
-// (build/inst/<arch>_fwd_d<D>_<mask>.cu), holding both dtypes and every tile of the table.
+// (build/inst/<arch>_<fwd|bwd>_d<D>_<mask>.cu), holding both dtypes and every tile of the table.
 namespace sm80 {
 template <int kHeadDim, class Variant>
 cudaError_t launch_fwd(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);
+template <int kHeadDim, class Variant>
+cudaError_t launch_bwd(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
 }
 namespace sm90 {
 template <int kHeadDim, class Variant>
 cudaError_t launch_fwd(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);
+template <int kHeadDim, class Variant>
+cudaError_t launch_bwd(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
 }
 
 }  // namespace flash_cute

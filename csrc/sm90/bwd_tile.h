@@ -1,0 +1,43 @@
+// The tile table of the sm90 backward. Plain constants: the kernel traits, the dispatcher and the build's
+// resource test all read them here.
+#pragma once
+
+#include "../plan.h"
+
+namespace flash_cute::sm90 {
+
+// One kernel's tuning. A consumer warpgroup owns 64 keys: their dK and dV stay in its registers.
+struct BwdTile {
+  int block_m;  // query rows a mainloop step
+  int block_n;  // keys a CTA
+  int stages;   // Q and dO buffers
+};
+
+constexpr int kNumBwdConfigs = 1;
+
+constexpr BwdTile bwd_tile(int head_dim, bool /*causal*/, int /*config*/) {
+  if (head_dim <= 64) return {.block_m = 128, .block_n = 128, .stages = 2};
+  return {.block_m = 64, .block_n = 128, .stages = 2};
+}
+
+constexpr int bwd_smem_bytes(BwdTile tile, int head_dim) {
+  return 2 * head_dim * 2 * (tile.block_n + tile.stages * tile.block_m) + 2 * tile.block_m * tile.block_n + 4096;
+}
+
+constexpr KernelShape bwd_shape(int head_dim, bool causal, int config) {
+  BwdTile const tile = bwd_tile(head_dim, causal, config);
+  return {.block_m = tile.block_m,
+          .block_n = tile.block_n,
+          .threads = 2 * tile.block_n + 128,
+          .stages = tile.stages,
+          .smem_bytes = bwd_smem_bytes(tile, head_dim),
+          .ctas_per_sm = 1};
+}
+
+// A function of the shapes alone.
+constexpr int choose_bwd_config(int /*head_dim*/, bool /*causal*/, int /*len_q*/, int /*len_k*/, int64_t /*heads_kv*/,
+                                int /*num_sms*/) {
+  return 0;
+}
+
+}  // namespace flash_cute::sm90
