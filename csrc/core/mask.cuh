@@ -1,5 +1,5 @@
-// What a row sees. A mask is one function, the first column that a row does not see; the range of key
-// tiles, which of them need masking, and the masking itself all follow from it.
+// What a row sees. A mask is the first column that a row does not see, and its inverse, the first row that
+// sees a column; the range of tiles, which of them need masking, and the masking itself all follow.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -12,13 +12,26 @@ namespace flash_cute {
 using namespace cute;
 
 struct FullMask {
-  CUTE_HOST_DEVICE static int column_limit(FwdParams const& params, int /*row*/) { return params.len_k; }
+  template <class Params>
+  CUTE_HOST_DEVICE static int column_limit(Params const& params, int /*row*/) {
+    return params.len_k;
+  }
+  template <class Params>
+  CUTE_HOST_DEVICE static int first_row(Params const& /*params*/, int /*column*/) {
+    return 0;
+  }
 };
 
 struct CausalMask {
   // Negative where the row sees nothing.
-  CUTE_HOST_DEVICE static int column_limit(FwdParams const& params, int row) {
+  template <class Params>
+  CUTE_HOST_DEVICE static int column_limit(Params const& params, int row) {
     return min(params.len_k, row + params.diagonal + 1);
+  }
+  // May be len_q or more: no row sees the column.
+  template <class Params>
+  CUTE_HOST_DEVICE static int first_row(Params const& params, int column) {
+    return max(0, column - params.diagonal);
   }
 };
 
@@ -35,6 +48,24 @@ CUTE_HOST_DEVICE KeyRange key_range(FwdParams const& params, int m_block) {
   int const first_limit = max(0, Mask::column_limit(params, first_row));
   int const last_limit = max(0, Mask::column_limit(params, last_row));
   return {first_limit / kBlockN, ceil_div(last_limit, kBlockN)};
+}
+
+// The query tiles that a key tile is seen by, for the backward: [begin, unmasked) need masking element by
+// element, [unmasked, end) are seen whole. A key tile that reaches past len_k is masked throughout.
+struct RowRange {
+  int begin;
+  int unmasked;
+  int end;
+};
+
+template <class Mask, int kBlockM, int kBlockN>
+CUTE_HOST_DEVICE RowRange row_range(BwdParams const& params, int n_block) {
+  int const first_column = n_block * kBlockN;
+  int const end = ceil_div(params.len_q, kBlockM);
+  int const begin = min(end, Mask::first_row(params, first_column) / kBlockM);
+  bool const tail = first_column + kBlockN > params.len_k;
+  int const unmasked = tail ? end : ceil_div(Mask::first_row(params, first_column + kBlockN - 1), kBlockM);
+  return {begin, max(begin, min(end, unmasked)), end};
 }
 
 // Sets the scores of one tile that a row does not see to -inf. tScS holds each score's (row, column)

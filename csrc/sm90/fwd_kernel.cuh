@@ -9,17 +9,9 @@
 #include "fwd_scheduler.cuh"
 #include "fwd_traits.cuh"
 #include "load_tma.cuh"
+#include "warpgroup.cuh"
 
 namespace flash_cute::sm90 {
-
-template <int kRegisters, bool kMore>
-CUTE_DEVICE void set_max_registers() {
-  if constexpr (kMore) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-  } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-  }
-}
 
 template <class Traits>
 CUTE_DEVICE void fwd_consumer(FwdArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {

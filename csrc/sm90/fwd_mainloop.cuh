@@ -16,30 +16,9 @@
 #include "../core/mask.cuh"
 #include "fwd_traits.cuh"
 #include "softmax.cuh"
+#include "warpgroup.cuh"
 
 namespace flash_cute::sm90 {
-
-// Issues acc (+)= A B over all k steps as one batch. The caller waits.
-template <bool kZeroInit, class Mma, class FragA, class FragB, class Acc>
-CUTE_DEVICE void issue_gemm(Mma& mma,
-                            FragA& tCrA,        // (MMA, MMA_M, MMA_K): registers or descriptors
-                            FragB const& tCrB,  // (MMA, MMA_N, MMA_K): descriptors
-                            Acc& acc) {         // (MMA, MMA_M, MMA_N)
-  CUTE_STATIC_ASSERT_V(size<2>(tCrA) == size<2>(tCrB));
-  constexpr bool kAInRegs = !std::is_base_of_v<SM90::GMMA::DescriptorIterator, typename Mma::FrgTypeA>;
-  if constexpr (kAInRegs) warpgroup_fence_operand(tCrA);
-  warpgroup_fence_operand(acc);
-  warpgroup_arrive();
-  mma.accumulate_ = kZeroInit ? SM90::GMMA::ScaleOut::Zero : SM90::GMMA::ScaleOut::One;
-  CUTE_UNROLL
-  for (int k = 0; k < size<2>(tCrA); ++k) {
-    cute::gemm(mma, tCrA(_, _, k), tCrB(_, _, k), acc);
-    mma.accumulate_ = SM90::GMMA::ScaleOut::One;
-  }
-  warpgroup_commit_batch();
-  warpgroup_fence_operand(acc);
-  if constexpr (kAInRegs) warpgroup_fence_operand(tCrA);
-}
 
 // One warpgroup's part of one tile. Leaves the numerators' products in tOrO and the row statistics in
 // softmax; frees Q if nothing else will (kTile.o_buffer).
