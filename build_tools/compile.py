@@ -106,7 +106,7 @@ def _ninja_file(config: BuildConfig, toolkit: CudaToolkit | None, library: Path)
         "  description = link $out",
     ]
     objects = []
-    for instance in sorted(instances(config), key=lambda i: -i.head_dim):  # the slowest files first
+    for instance in sorted(instances(config), key=lambda i: (-i.head_dim, i.direction)):  # the slowest files first
         out = OBJ / f"{Path(instance.file_name).stem}.o"
         gencode = config.gencode[instance.arch]
         lines += [f"build {out} | {out}.json: nvcc {INST / instance.file_name}", f"  gencode = {gencode}"]

@@ -12,7 +12,7 @@ from .errors import BuildError
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Head dims of the forward's instances. Every other head dim runs in the smallest one that holds it.
+# Head dims of the instances. Every other head dim runs in the smallest one that holds it.
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)
 
 # The code each folder of csrc/ is compiled to. sm80/: one PTX, and machine code for the chips that do

@@ -2,14 +2,14 @@
 
 >>> import torch, flash_cute
 >>> q, k, v = (torch.randn(2, 8, 1024, 64) for _ in range(3))
->>> out, lse = flash_cute.fwd(q, k, v, causal=True)
+>>> out = flash_cute.attention(q, k, v, causal=True)
 >>> print(flash_cute.explain(q, k, v, causal=True))  # doctest: +SKIP
 """
 
 __version__ = "0.1.0"
 
 from . import reference
-from .api import backends, fwd
+from .api import attention, backends, bwd, fwd
 from .explain import Explanation, explain
 
-__all__ = ["Explanation", "__version__", "backends", "explain", "fwd", "reference"]
+__all__ = ["Explanation", "__version__", "attention", "backends", "bwd", "explain", "fwd", "reference"]

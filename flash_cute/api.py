@@ -1,30 +1,37 @@
 """The public functions."""
 
+from typing import Any
+
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor, are_deterministic_algorithms_enabled, is_grad_enabled
+from torch._C import _are_functorch_transforms_active
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from . import _ops
-from .autograd import refuse_tangents
+from .autograd import Backward, TransformedAttention, differentiable, refuse_tangents
 from .report import built_architectures
 
 _fwd = _ops.fwd
 _fwd_without_autograd = _ops.fwd_without_autograd
 
 
-def fwd(
+def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     causal: bool | str = False,
     *,
     scale: float | None = None,
+    return_lse: bool = False,
+    deterministic: bool | None = None,
     backend: str | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Exact attention: `softmax(scale * q @ k^T + mask) @ v`, and the logsumexp of each row's scores.
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact, differentiable attention: `softmax(scale * q @ k^T + mask) @ v`.
 
-    The method is FlashAttention-2 (arXiv 2307.08691) on the online softmax (arXiv 1805.02867): no
-    (Nq, Nk) matrix is ever in memory. Deterministic: the same inputs give the same bits.
+    The method is FlashAttention-2 (arXiv 2307.08691) on the online softmax (arXiv 1805.02867): no (Nq, Nk) matrix is
+    ever in memory, the backward recomputes its tiles from q, k and the logsumexp. `fwd` is the same with the
+    logsumexp always returned, `bwd` the backward beneath.
 
     Args:
         q: `(B, Hq, Nq, D)`, float16 or bfloat16; on the CPU also float32 or float64. Any strides: what is
@@ -36,21 +43,53 @@ def fwd(
         causal: `False`; `True` or `"bottom_right"`: row i sees columns j <= i + Nk - Nq, as a KV cache needs
             it; `"top_left"`: j <= i, as `scaled_dot_product_attention(is_causal=True)` has it.
         scale: what multiplies q.k; finite and > 0. `None`: `1 / sqrt(D)`.
-        backend: `None` picks the best one for the device; `"sm80"`, `"sm90"` or `"cpu"` insists.
+        return_lse: return the logsumexp of each row too. Gradients flow through it.
+        deterministic: whether the backward must give the same bits in every run. `None`: what
+            `torch.are_deterministic_algorithms_enabled()` says now. The forward always does.
+        backend: `None` picks the best one for the device; `"sm80"`, `"sm90"` or `"cpu"` insists, of the backward too.
 
     Returns:
-        out: `(B, Hq, Nq, D)` in q's dtype, laid out like `torch.empty_like(q)`.
-        lse: `(B, Hq, Nq)` float32 (float64 for float64 inputs), the natural log of the sum of
-            `exp(scale * q.k)` over the keys that the row sees.
+        out: `(B, Hq, Nq, D)` in q's dtype, laid out like `torch.empty_like(q)`; or, with `return_lse`, `(out, lse)`:
+        lse `(B, Hq, Nq)` float32 (float64 for float64 inputs), the natural log of the sum of `exp(scale * q.k)` over
+        the keys that the row sees.
 
-        A row that sees no key has out 0 and lse -inf; so has every row when Nk is 0.
+        A row that sees no key has out 0, lse -inf and gradients 0; so has every row when Nk is 0.
 
     Raises:
         ValueError: the call cannot be served; the sentence names the argument, what was expected and what
             was given. Nothing has been launched then. (`torch.ops.flash_cute.fwd`, and so a compiled graph,
             says the same in a RuntimeError under torch 2.15.)
-        NotImplementedError: from `backward()`, since there is no backward yet, for tensors with a forward-mode
-            tangent, and under `torch.vmap`.
+        NotImplementedError: for tensors with a forward-mode tangent, under `torch.vmap`, and from a double backward.
+
+    Example:
+        >>> q = torch.randn(2, 8, 128, 64, requires_grad=True)
+        >>> k, v = torch.randn(2, 2, 128, 64), torch.randn(2, 2, 128, 64)
+        >>> attention(q, k, v, causal=True).sum().backward()
+        >>> q.grad.shape
+        torch.Size([2, 8, 128, 64])
+    """
+    result: Tensor | tuple[Tensor, Tensor] = _attend(q, k, v, causal, scale, return_lse, deterministic, backend)
+    return result
+
+
+def fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool | str = False,
+    *,
+    scale: float | None = None,
+    deterministic: bool | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`attention` with the logsumexp of each row's scores: `(out, lse)`, both differentiable.
+
+    Args, errors: as in `attention`. The same inputs give the same bits.
+
+    Returns:
+        out: `(B, Hq, Nq, D)` in q's dtype, laid out like `torch.empty_like(q)`.
+        lse: `(B, Hq, Nq)` float32 (float64 for float64 inputs), the natural log of the sum of
+            `exp(scale * q.k)` over the keys that the row sees; -inf where it sees none.
 
     Example:
         >>> q = torch.randn(2, 8, 128, 64)
@@ -59,6 +98,21 @@ def fwd(
         >>> out.shape, lse.shape
         (torch.Size([2, 8, 128, 64]), torch.Size([2, 8, 128]))
     """
+    result: tuple[Tensor, Tensor] = _attend(q, k, v, causal, scale, True, deterministic, backend)
+    return result
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool | str,
+    scale: float | None,
+    return_lse: bool,
+    deterministic: bool | None,
+    backend: str | None,
+) -> Any:
+    """`attention`: resolve the defaults, and take the cheapest way that the call allows."""
     if causal is False:
         causal = "none"
     elif causal is True:
@@ -68,17 +122,87 @@ def fwd(
     if forward_ad._current_level >= 0:
         refuse_tangents(q, k, v)
     try:
-        # The operator with autograd costs 12 us a call more (torch 2.11), also where nothing requires grad.
-        if is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            return _fwd(q, k, v, causal, scale, backend)
-        return _fwd_without_autograd(q, k, v, causal, scale, backend)
+        if not (is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+            both = _fwd_without_autograd(q, k, v, causal, scale, backend)
+            return both if return_lse else both[0]
+        if deterministic is None:
+            deterministic = are_deterministic_algorithms_enabled()
+        if is_compiling():
+            both = _fwd(q, k, v, causal, scale, backend, deterministic)
+        elif _are_functorch_transforms_active():
+            both = TransformedAttention.apply(q, k, v, causal, scale, backend, deterministic)
+        else:
+            return differentiable(q, k, v, causal, scale, backend, deterministic, return_lse)
+        return both if return_lse else both[0]
+    except RuntimeError as error:
+        _ops.raise_refusal(error)
+        raise
+
+
+def bwd(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool | str = False,
+    *,
+    dlse: Tensor | None = None,
+    scale: float | None = None,
+    deterministic: bool | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of `attention`, for who keeps `out` and `lse` himself; autograd calls the same operator.
+
+    The method is FlashAttention-2's backward (arXiv 2307.08691, algorithm 2): P is recomputed a tile at a time from
+    the LSE, `dS = P * (dout @ v^T - delta)` with `delta = rowsum(dout * out) - dlse`. dk and dv are summed in
+    registers and always have the same bits; dq is summed in float32 in a workspace.
+
+    Args:
+        dout: gradient of out: `(B, Hq, Nq, D)` in q's dtype, any strides.
+        q, k, v, causal, scale, backend: as given to the forward.
+        out, lse: what the forward returned, `(B, Hq, Nq, D)` in q's dtype and `(B, Hq, Nq)` float32 (float64 for
+            float64 inputs). Of parts of the keys: the out and lse of the whole give that part's share of the gradients.
+        dlse: gradient of lse, like it in shape and dtype. `None`: 0.
+        deterministic: whether dq must have the same bits in every run. `None`: what
+            `torch.are_deterministic_algorithms_enabled()` says.
+
+    Returns:
+        `(dq, dk, dv)`, of the shapes and dtypes of q, k and v, laid out like `torch.empty_like` of each. Rows that
+        see no key have dq 0; so have keys that no row sees dk and dv 0.
+
+    Raises:
+        ValueError: as `attention`, also for dout, out, lse and dlse.
+        NotImplementedError: as `attention`; and the gradients themselves cannot be differentiated.
+
+    Example:
+        >>> q, k, v = (torch.randn(1, 2, 128, 64) for _ in range(3))
+        >>> out, lse = fwd(q, k, v, causal=True)
+        >>> dq, dk, dv = bwd(torch.ones_like(out), q, k, v, out, lse, causal=True)
+        >>> dq.shape
+        torch.Size([1, 2, 128, 64])
+    """
+    if isinstance(causal, bool):
+        causal = "bottom_right" if causal else "none"
+    if deterministic is None:
+        deterministic = are_deterministic_algorithms_enabled()
+    tensors = (dout, q, k, v, out, lse, dlse)
+    if forward_ad._current_level >= 0:
+        refuse_tangents(*tensors)
+    needs_autograd = is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    try:
+        if not needs_autograd:
+            return _ops.bwd_without_autograd(*tensors, causal, scale, deterministic, backend or "auto")
+        operator = _ops.bwd if is_compiling() else Backward.apply
+        return operator(*tensors, causal, scale, deterministic, backend or "auto")
     except RuntimeError as error:
         _ops.raise_refusal(error)
         raise
 
 
 def backends() -> dict[str, bool]:
-    """The names that `fwd(backend=...)` takes, and whether each can run on this machine's current device.
+    """The names that `attention(backend=...)` takes, and whether each can run on this machine's current device.
 
     Example:
         >>> backends()["cpu"]

@@ -13,8 +13,13 @@ from torch import Tensor
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-def fwd(q: Tensor, k: Tensor, v: Tensor, causal: str, scale: float | None, backend: str) -> tuple[Tensor, Tensor]:
-    """The kernel of `flash_cute::fwd` and `flash_cute::_fwd` for CPU tensors; the library checks the arguments."""
+def fwd(
+    q: Tensor, k: Tensor, v: Tensor, causal: str, scale: float | None, backend: str, deterministic: bool | None = None
+) -> tuple[Tensor, Tensor]:
+    """The kernel of `flash_cute::fwd` and `flash_cute::_fwd` for CPU tensors; the library checks the arguments.
+
+    `deterministic` is for the backward: a forward always is.
+    """
     factor: float = torch.ops.flash_cute.check_fwd(q, k, v, causal, scale, backend)
     with torch.no_grad():
         return _fwd(q, k, v, causal, factor)

@@ -3,6 +3,7 @@
 One head at a time, so that memory is the (Nq, Nk) scores of one head. Differentiable by autograd.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,10 +39,54 @@ def attention(
     outs, lses = [], []
     for head_q, head_k, head_v in _heads(q.double(), k.double(), v.double()):
         scores = _mask(scale * (head_q @ head_k.mT), causal)  # (Nq, Nk)
-        out = scores.softmax(-1) @ head_v  # (Nq, Dv)
-        outs.append(_mask_blind_rows(out, causal, len_k=head_k.shape[0]))
+        # Before the product for the gradients' sake, after it for NaN in v.
+        weights = _mask_blind_rows(scores.softmax(-1), causal, len_k=head_k.shape[0])
+        outs.append(_mask_blind_rows(weights @ head_v, causal, len_k=head_k.shape[0]))  # (Nq, Dv)
         lses.append(scores.logsumexp(-1))  # (Nq,)
     return _unheads(outs, q, v.shape[-1]), _unheads(lses, q)
+
+
+def gradients(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool | str = False,
+    scale: float | None = None,
+    dlse: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The oracle of the backward: what `flash_cute.bwd` should return, in float64 by autograd through `attention`.
+
+    Args:
+        dout: `(B, Hq, Nq, Dv)`, the gradient of out.
+        q, k, v, causal, scale: as in `attention`.
+        dlse: `(B, Hq, Nq)`, the gradient of the LSE; `None`: 0.
+
+    Returns:
+        `(dq, dk, dv)`, shaped like q, k and v, float64.
+
+    Example:
+        >>> q, k, v = (torch.randn(1, 2, 16, 8) for _ in range(3))
+        >>> dq, dk, dv = gradients(torch.ones(1, 2, 16, 8), q, k, v)
+        >>> torch.allclose(dv.sum(2), torch.full((1, 2, 8), 16.0).double())  # every row's weights sum to 1
+        True
+    """
+    if scale is None:
+        scale = 1 / math.sqrt(q.shape[-1])
+    group = q.shape[1] // k.shape[1] if k.shape[1] else 1
+    dq, dk, dv = (torch.zeros_like(x, dtype=torch.float64) for x in (q, k, v))
+    for b, h in itertools.product(range(q.shape[0]), range(q.shape[1])):
+        key = h // group
+        head = [x.detach().double().requires_grad_() for x in (q[b, h], k[b, key], v[b, key])]
+        with torch.enable_grad():
+            results = attention(head[0][None, None], head[1][None, None], head[2][None, None], causal, scale)
+        flow = [dout[b, h].double()[None, None], torch.zeros_like(results[1])]
+        if dlse is not None:
+            flow[1] += dlse[b, h]
+        parts = torch.autograd.grad(results, head, flow)
+        for total, part in zip((dq[b, h], dk[b, key], dv[b, key]), parts, strict=True):
+            total += part
+    return dq, dk, dv
 
 
 def unfused(q: Tensor, k: Tensor, v: Tensor, causal: bool | str = False, scale: float | None = None) -> Tensor:

@@ -1,13 +1,19 @@
-"""There is no backward yet: results know that they need one, and asking for it raises."""
+"""What is differentiable and what is not: through which results, by which ways, and what a second derivative says."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from cases import Case, Inputs
 from numerics import same_bits
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 import flash_cute
+from flash_cute import _ops
 
 
 @pytest.fixture
@@ -15,29 +21,89 @@ def inputs(device: str, rng: torch.Generator) -> Inputs:
     return Case(16, 5, 7, heads_q=4).inputs(device, rng)
 
 
+@pytest.fixture
+def leaves(inputs: Inputs) -> Inputs:
+    q, k, v = (x.requires_grad_() for x in inputs)
+    return q, k, v
+
+
+def _operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    return torch.ops.flash_cute.fwd(q, k, v, "bottom_right", None, "auto")
+
+
+def _function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    return flash_cute.fwd(q, k, v, True)
+
+
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    return flash_cute.attention(q, k, v, True, return_lse=True)
+
+
+WAYS = (_operator, _function, _attention)
+
+
+def _gradients(call: Callable[..., Any], leaves: Inputs) -> tuple[torch.Tensor, ...]:
+    out, lse = call(*leaves)
+    return torch.autograd.grad((out * out).sum() + (lse * lse).sum(), leaves)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_has_the_gradients_of_bwd(leaves: Inputs, way: Callable[..., Any]) -> None:
+    q, k, v = leaves
+    with torch.no_grad():
+        out, lse = flash_cute.fwd(q, k, v, True)
+        expected = flash_cute.bwd(2 * out, q, k, v, out, lse, True, dlse=2 * lse, deterministic=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert same_bits(_gradients(way, leaves), expected)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["q", "k", "v"])
 @pytest.mark.parametrize("result", [0, 1], ids=["out", "lse"])
-def test_backward_raises(inputs: Inputs, which: int, result: int) -> None:
+def test_one_input_and_one_result(inputs: Inputs, which: int, result: int, way: Callable[..., Any]) -> None:
     inputs[which].requires_grad_()
-    given = flash_cute.fwd(*inputs, True)[result]
+    given = way(*inputs)[result]
     assert given.requires_grad
-    with pytest.raises((RuntimeError, NotImplementedError), match="backward"):
-        given.sum().backward()
-    assert inputs[which].grad is None
+    given.sum().backward()
+    gradient = inputs[which].grad
+    assert gradient is not None
+    assert gradient.isfinite().all()
+    assert bool((gradient == 0).all()) == (which == 2 and result == 1), "v has no influence on the LSE, all others have"
+    assert all(x.grad is None for x in inputs if x is not inputs[which])
 
 
-def test_backward_of_the_operator_raises(inputs: Inputs) -> None:
-    inputs[0].requires_grad_()
-    out, lse = torch.ops.flash_cute.fwd(*inputs, "none", None, "auto")
-    with pytest.raises((RuntimeError, NotImplementedError), match="backward"):
-        torch.autograd.grad(out.sum() + lse.sum(), inputs[0])
-
-
-def test_gradient_of_a_non_leaf_raises(inputs: Inputs) -> None:
+def test_gradient_of_a_non_leaf(inputs: Inputs) -> None:
     weight = torch.ones((), device=inputs[0].device, requires_grad=True)
-    out, _ = flash_cute.fwd(inputs[0] * weight.half(), inputs[1], inputs[2])
-    with pytest.raises((RuntimeError, NotImplementedError), match="backward"):
-        out.sum().backward()
+    flash_cute.attention(inputs[0] * weight.half(), inputs[1], inputs[2]).sum().backward()
+    assert weight.grad is not None and weight.grad.isfinite()
+
+
+def test_attention_returns_the_lse_when_asked(inputs: Inputs) -> None:
+    out, lse = flash_cute.fwd(*inputs, True)
+    assert same_bits((flash_cute.attention(*inputs, True),), (out,))
+    assert same_bits(flash_cute.attention(*inputs, True, return_lse=True), (out, lse))
+    inputs[0].requires_grad_()
+    assert same_bits((flash_cute.attention(*inputs, True),), (out,))
+    assert same_bits(flash_cute.attention(*inputs, True, return_lse=True), (out, lse))
+
+
+@pytest.mark.parametrize("way", [*WAYS, lambda *x: (flash_cute.attention(*x, True), None)])
+def test_no_gradient_of_the_lse_is_made_up(
+    leaves: Inputs, way: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[torch.Tensor | None] = []
+    right = _ops.bwd_without_autograd
+
+    def watch(*args: Any) -> Any:
+        given.append(args[6])
+        return right(*args)
+
+    monkeypatch.setattr(_ops, "bwd_without_autograd", watch)
+    way(*leaves)[0].sum().backward()
+    assert given == [None]
 
 
 def test_nothing_requires_grad_unless_asked(inputs: Inputs) -> None:
@@ -63,3 +129,117 @@ def test_inference_tensors_work(inputs: Inputs) -> None:
     with torch.inference_mode():
         made = [x.clone() for x in inputs]
     assert same_bits(flash_cute.fwd(*made), flash_cute.fwd(*inputs))
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["q", "k", "v"])
+def test_an_input_changed_in_between_is_noticed(leaves: Inputs, which: int) -> None:
+    copies = [x * 1 for x in leaves]
+    out = flash_cute.attention(*copies)
+    copies[which].mul_(2)
+    with pytest.raises(RuntimeError, match="inplace"):
+        out.sum().backward()
+
+
+def test_a_result_changed_in_between_is_noticed(leaves: Inputs) -> None:
+    out, _ = flash_cute.fwd(*leaves)
+    out.mul_(2)
+    with pytest.raises(RuntimeError, match="inplace"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing(leaves: Inputs, use_reentrant: bool) -> None:
+    def block(*x: torch.Tensor) -> Any:
+        return flash_cute.fwd(2 * x[0], *x[1:], True, deterministic=True)
+
+    expected = _gradients(block, leaves)
+    out, lse = checkpoint(block, *leaves, use_reentrant=use_reentrant)
+    ((out * out).sum() + (lse * lse).sum()).backward()
+    assert same_bits(tuple(x.grad for x in leaves), expected)
+
+
+def _double(leaves: Inputs, way: Callable[..., Any]) -> None:
+    out, lse = way(*leaves)
+    (dq,) = torch.autograd.grad(out.float().sum() + lse.sum(), leaves[0], create_graph=True)
+    dq.sum().backward()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_double_backward_raises(leaves: Inputs, way: Callable[..., Any]) -> None:
+    with pytest.raises(NotImplementedError, match="double backward"):
+        _double(leaves, way)
+    assert all(x.grad is None for x in leaves)
+
+
+@pytest.mark.parametrize("operator", [False, True], ids=["function", "operator"])
+@pytest.mark.parametrize("which", range(7), ids=["dout", "q", "k", "v", "out", "lse", "dlse"])
+def test_derivative_of_bwd_raises(inputs: Inputs, which: int, operator: bool) -> None:
+    out, lse = flash_cute.fwd(*inputs)
+    tensors = [torch.ones_like(out), *inputs, out, lse, torch.ones_like(lse)]
+    tensors[which].requires_grad_()
+    *six, dlse = tensors
+    if operator:
+        gradients = torch.ops.flash_cute.bwd(*tensors, "none", None, False, "auto")
+    else:
+        gradients = flash_cute.bwd(*six, dlse=dlse)
+    with pytest.raises(NotImplementedError, match="double backward"):
+        gradients[2].sum().backward()
+
+
+def test_derivative_is_raised_only_when_asked_for(leaves: Inputs) -> None:
+    """create_graph for another part of a model's graph is no error."""
+    gradients = torch.autograd.grad(flash_cute.attention(*leaves).float().sum(), leaves, create_graph=True)
+    assert all(x.requires_grad for x in gradients)
+
+
+def test_torch_func(inputs: Inputs) -> None:
+    def loss(*x: torch.Tensor) -> torch.Tensor:
+        out, lse = flash_cute.fwd(*x, True, deterministic=True)
+        return (out * out).sum() + (lse * lse).sum()
+
+    given = torch.func.grad(loss, argnums=(0, 1, 2))(*inputs)
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    assert same_bits(given, torch.autograd.grad(loss(*leaves), leaves))
+    with pytest.raises(NotImplementedError, match="double backward"):
+        torch.func.grad(lambda q: torch.func.grad(loss)(q, *inputs[1:]).sum())(inputs[0])
+
+
+def test_forward_mode_is_refused(inputs: Inputs) -> None:
+    q, k, v = inputs
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            flash_cute.attention(dual, k, v)
+        out, lse = flash_cute.fwd(q, k, v)
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            flash_cute.bwd(dual, q, k, v, out, lse)
+
+
+@pytest.mark.parametrize("asked", [None, False, True])
+@pytest.mark.parametrize("mode", [False, True])
+@pytest.mark.parametrize("way", ["function", "operator", "bwd"])
+def test_deterministic_is_what_torch_says_when_called(
+    leaves: Inputs, asked: bool | None, mode: bool, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[bool] = []
+    right = _ops.bwd_without_autograd
+
+    def watch(*args: Any) -> Any:
+        given.append(args[9])
+        return right(*args)
+
+    monkeypatch.setattr(_ops, "bwd_without_autograd", watch)
+    torch.use_deterministic_algorithms(mode)
+    try:
+        if way == "bwd":
+            with torch.no_grad():
+                flash_cute.bwd(leaves[0], *leaves, *flash_cute.fwd(*leaves), deterministic=asked)
+        elif way == "operator":
+            out, _ = torch.ops.flash_cute.fwd(*leaves, "none", None, "auto", asked)
+        else:
+            out = flash_cute.attention(*leaves, deterministic=asked)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    if way != "bwd":
+        out.sum().backward()
+    assert given == [mode if asked is None else asked]

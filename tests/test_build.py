@@ -191,14 +191,16 @@ def test_unchanged_instances_keep_their_time_stamps(tools: Callable, tmp_path: P
         os.utime(path, ns=(1, 1))
     module.write_instances(tmp_path, built)
     assert {path.stat().st_mtime_ns for path in tmp_path.iterdir()} == {1}
+    directions = [x for x in ("fwd", "bwd") if (ROOT / f"csrc/sm80/{x}_launch.cuh").exists()]
+    assert "fwd" in directions
     assert {path.name for path in tmp_path.iterdir()} == {
         "instances.h",
-        "sm80_fwd_d64_full.cu",
-        "sm80_fwd_d64_causal.cu",
+        *(f"sm80_{direction}_d64_{mask}.cu" for direction in directions for mask in ("full", "causal")),
     }
     header = (tmp_path / "instances.h").read_text()
-    assert "INSTANCES_SM80(X) X(64, FullMask) X(64, CausalMask)\n" in header
-    assert "INSTANCES_SM90(X)\n" in header
+    for direction in directions:
+        assert f"{direction.upper()}_INSTANCES_SM80(X) X(64, FullMask) X(64, CausalMask)\n" in header
+    assert "FWD_INSTANCES_SM90(X)\n" in header and "BWD_INSTANCES_SM90(X)\n" in header
 
 
 PTXAS = """\

@@ -163,7 +163,7 @@ def test_every_refusal_is_a_value_error(requires_grad: bool, monkeypatch: pytest
         def refuse(*args: Any, sentence: str = sentence) -> Any:
             raise RuntimeError(sentence)
 
-        for operator in ("_fwd", "_fwd_without_autograd"):
+        for operator in ("differentiable", "_fwd_without_autograd"):
             monkeypatch.setattr(api, operator, refuse)
         with pytest.raises(expected) as caught:
             flash_cute.fwd(q, q, q)

@@ -5,6 +5,7 @@
 // which they know by that beginning).
 #pragma once
 
+#include <algorithm>
 #include <climits>
 #include <cmath>
 #include <optional>
@@ -26,8 +27,17 @@ struct FwdArgs {
   std::string_view backend;
 };
 
+struct BwdArgs {
+  FwdArgs call;     // the forward's
+  TensorInfo dout;  // (batch, heads_q, len_q, head_dim)
+  TensorInfo out;   // (batch, heads_q, len_q, head_dim), the forward's
+  TensorInfo lse;   // (batch, heads_q, len_q), the forward's
+  std::optional<TensorInfo> dlse;  // (batch, heads_q, len_q); none: no gradient reaches the LSE
+  bool deterministic;
+};
+
 // A call that has passed: the arguments as the plan wants them.
-struct FwdProblem {
+struct Problem {
   int batch;
   int heads_q;
   int heads_kv;
@@ -95,6 +105,16 @@ inline Backend parse_backend(std::string_view backend) {
   fail("backend: expected 'auto', 'cpu', 'sm80' or 'sm90', got '", backend, "'");
 }
 
+inline void check_same_dtype(TensorInfo const& q, TensorInfo const& other) {
+  FLASH_CUTE_CHECK(other.dtype == q.dtype, other.name, ": expected q's dtype ", dtype_name(q.dtype), ", got ",
+                   dtype_name(other.dtype));
+}
+
+inline void check_same_device(TensorInfo const& q, TensorInfo const& other) {
+  FLASH_CUTE_CHECK(other.device_type == q.device_type && other.device_index == q.device_index, other.name,
+                   ": expected q's device ", device_name(q), ", got ", device_name(other));
+}
+
 inline void check_dtype(FwdArgs const& args, bool on_cuda) {
   int32_t const dtype = args.q.dtype;
   bool const is_16_bit = dtype == aoti_torch_dtype_float16() || dtype == aoti_torch_dtype_bfloat16();
@@ -102,18 +122,7 @@ inline void check_dtype(FwdArgs const& args, bool on_cuda) {
   FLASH_CUTE_CHECK(!on_cuda || is_16_bit, "q: expected float16 or bfloat16 on CUDA, got ", dtype_name(dtype));
   FLASH_CUTE_CHECK(is_16_bit || is_wide, "q: expected float16, bfloat16, float32 or float64, got ",
                    dtype_name(dtype));
-  for (TensorInfo const* other : {&args.k, &args.v}) {
-    FLASH_CUTE_CHECK(other->dtype == dtype, other->name, ": expected q's dtype ", dtype_name(dtype), ", got ",
-                     dtype_name(other->dtype));
-  }
-}
-
-inline void check_devices(FwdArgs const& args) {
-  TensorInfo const& q = args.q;
-  for (TensorInfo const* other : {&args.k, &args.v}) {
-    FLASH_CUTE_CHECK(other->device_type == q.device_type && other->device_index == q.device_index, other->name,
-                     ": expected q's device ", device_name(q), ", got ", device_name(*other));
-  }
+  for (TensorInfo const* other : {&args.k, &args.v}) check_same_dtype(args.q, *other);
 }
 
 inline void check_shapes(FwdArgs const& args) {
@@ -145,11 +154,11 @@ inline double check_scale(std::optional<double> scale, int head_dim) {
 }
 
 // `on_cuda`: whether CUDA's rules hold, as they do for CUDA tensors and for a plan for a given GPU.
-inline FwdProblem check_fwd(FwdArgs const& args, bool on_cuda) {
-  check_devices(args);
+inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
+  for (TensorInfo const* other : {&args.k, &args.v}) check_same_device(args.q, *other);
   check_dtype(args, on_cuda);
   check_shapes(args);
-  FwdProblem const problem{.batch = static_cast<int>(args.q.sizes[0]),
+  Problem const problem{.batch = static_cast<int>(args.q.sizes[0]),
                            .heads_q = static_cast<int>(args.q.sizes[1]),
                            .heads_kv = static_cast<int>(args.k.sizes[1]),
                            .len_q = static_cast<int>(args.q.sizes[2]),
@@ -167,6 +176,35 @@ inline FwdProblem check_fwd(FwdArgs const& args, bool on_cuda) {
   FLASH_CUTE_CHECK(!is_cpu(args.q) || on_cuda || problem.backend == Backend::kAuto ||
                        problem.backend == Backend::kCpu,
                    "backend: expected 'auto' or 'cpu' for CPU tensors, got '", args.backend, "'");
+  return problem;
+}
+
+// The first `rank` sizes are q's, and there are no others.
+inline void check_shape_of_q(TensorInfo const& q, TensorInfo const& other, int rank) {
+  TensorInfo expected = q;
+  expected.rank = rank;
+  FLASH_CUTE_CHECK(other.rank == rank && std::equal(q.sizes, q.sizes + rank, other.sizes), other.name,
+                   ": expected the shape ", shape_text(expected), ", got ", shape_text(other));
+}
+
+inline void check_lse(TensorInfo const& q, TensorInfo const& lse) {
+  bool const is_double = q.dtype == aoti_torch_dtype_float64();
+  int32_t const dtype = is_double ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
+  check_same_device(q, lse);
+  FLASH_CUTE_CHECK(lse.dtype == dtype, lse.name, ": expected ", dtype_name(dtype), " for ", dtype_name(q.dtype),
+                   " inputs, got ", dtype_name(lse.dtype));
+  check_shape_of_q(q, lse, 3);
+}
+
+inline Problem check_bwd(BwdArgs const& args, bool on_cuda) {
+  Problem const problem = check_fwd(args.call, on_cuda);
+  for (TensorInfo const* other : {&args.dout, &args.out}) {
+    check_same_device(args.call.q, *other);
+    check_same_dtype(args.call.q, *other);
+    check_shape_of_q(args.call.q, *other, 4);
+  }
+  check_lse(args.call.q, args.lse);
+  if (args.dlse) check_lse(args.call.q, *args.dlse);
   return problem;
 }
 

@@ -13,8 +13,6 @@ struct FwdResult {
 // CUDA tensors, on the current stream of their device.
 FwdResult fwd_cuda(FwdArgs const& args);
 
-Gpu device_gpu(int device_index);
-
 // The answer of plan_fwd as JSON. `capability` 0: that of the tensors' own device.
 std::string fwd_plan_json(FwdArgs const& args, int64_t capability);
 

@@ -1,13 +1,15 @@
 // The operators: every schema stands here, and here alone.
 //
-//   fwd       attention; autograd is attached to it from Python
-//   _fwd      the same kernel without autograd, whose bookkeeping costs more than the launch
-//   fwd_plan  what fwd would do, as JSON; capability 0 is the tensors' own device, 90 plans as on an H100
-//   check_fwd raises what fwd would raise, and returns the scale that it would use
+//   fwd        attention; autograd is attached to it from Python. `deterministic` is its backward's
+//   _fwd       the same kernel without autograd, whose bookkeeping costs more than the launch
+//   fwd_plan   what fwd would do, as JSON; capability 0 is the tensors' own device, 90 plans as on an H100
+//   check_fwd  raises what fwd would raise, and returns the scale that it would use
+//   bwd, _bwd, bwd_plan, check_bwd   the same of the backward, which has no derivative of its own
 //
-// CPU kernels of fwd and _fwd are registered from Python.
+// CPU kernels of fwd, _fwd, bwd and _bwd are registered from Python.
 #include <torch/csrc/stable/library.h>
 
+#include "bwd.h"
 #include "fwd.h"
 
 namespace flash_cute {
@@ -15,17 +17,34 @@ namespace {
 
 namespace stable = torch::stable::detail;
 
-// Owns what PyTorch puts on the stack: q, k, v, causal, scale, backend. Boxed by hand, since in torch
-// 2.11 TORCH_BOX leaks every str argument.
+// Walks over what PyTorch puts on the stack, which the kernel owns. Boxed by hand, since in torch 2.11
+// TORCH_BOX leaks every str argument.
+class StackReader {
+ public:
+  explicit StackReader(StableIValue const* stack) : next_(stack) {}
+
+  template <class T>
+  T value() {
+    return stable::to<T>(*next_++);
+  }
+  Tensor tensor() { return Tensor(value<AtenTensorHandle>()); }
+  Tensor optional_tensor() { return Tensor(value<std::optional<AtenTensorHandle>>().value_or(nullptr)); }
+  String string() { return String(value<StringHandle>()); }
+
+ private:
+  StableIValue const* next_;
+};
+
+// What the stack holds of a forward. Its members are read in the order of their declaration, the schema's.
 class FwdStack {
  public:
-  explicit FwdStack(StableIValue const* stack)
-      : q_(stable::to<AtenTensorHandle>(stack[0])),
-        k_(stable::to<AtenTensorHandle>(stack[1])),
-        v_(stable::to<AtenTensorHandle>(stack[2])),
-        causal_(stable::to<StringHandle>(stack[3])),
-        scale_(stable::to<std::optional<double>>(stack[4])),
-        backend_(stable::to<StringHandle>(stack[5])) {}
+  explicit FwdStack(StackReader& stack)
+      : q_(stack.tensor()),
+        k_(stack.tensor()),
+        v_(stack.tensor()),
+        causal_(stack.string()),
+        scale_(stack.value<std::optional<double>>()),
+        backend_(stack.string()) {}
 
   FwdArgs args() const {
     return {.q = tensor_info("q", q_.get()),
@@ -43,40 +62,130 @@ class FwdStack {
   String backend_;
 };
 
-void boxed_fwd(StableIValue* stack, uint64_t, uint64_t) {
-  FwdStack const owned(stack);
+class BwdStack {
+ public:
+  explicit BwdStack(StackReader& stack)
+      : dout_(stack.tensor()),
+        q_(stack.tensor()),
+        k_(stack.tensor()),
+        v_(stack.tensor()),
+        out_(stack.tensor()),
+        lse_(stack.tensor()),
+        dlse_(stack.optional_tensor()),
+        causal_(stack.string()),
+        scale_(stack.value<std::optional<double>>()),
+        deterministic_(stack.value<bool>()),
+        backend_(stack.string()) {}
+
+  BwdArgs args() const {
+    BwdArgs args{.call = {.q = tensor_info("q", q_.get()),
+                          .k = tensor_info("k", k_.get()),
+                          .v = tensor_info("v", v_.get()),
+                          .causal = view(causal_),
+                          .scale = scale_,
+                          .backend = view(backend_)},
+                 .dout = tensor_info("dout", dout_.get()),
+                 .out = tensor_info("out", out_.get()),
+                 .lse = tensor_info("lse", lse_.get()),
+                 .dlse = std::nullopt,
+                 .deterministic = deterministic_};
+    if (dlse_) args.dlse = tensor_info("dlse", dlse_.get());
+    return args;
+  }
+
+ private:
+  Tensor dout_, q_, k_, v_, out_, lse_;
+  Tensor dlse_;  // null: none was given
+  String causal_;
+  std::optional<double> scale_;
+  bool deterministic_;
+  String backend_;
+};
+
+void return_fwd(StableIValue* stack, FwdStack const& owned) {
   FwdResult result = fwd_cuda(owned.args());
   stack[0] = stable::from(result.out.release());
   stack[1] = stable::from(result.lse.release());
 }
 
+void boxed_fwd(StableIValue* stack, uint64_t, uint64_t) {
+  StackReader reader(stack);
+  FwdStack const owned(reader);
+  reader.value<std::optional<bool>>();  // the backward's
+  return_fwd(stack, owned);
+}
+
+void boxed_fwd_without_autograd(StableIValue* stack, uint64_t, uint64_t) {
+  StackReader reader(stack);
+  return_fwd(stack, FwdStack(reader));
+}
+
 void boxed_fwd_plan(StableIValue* stack, uint64_t, uint64_t) {
-  FwdStack const owned(stack);
-  stack[0] = stable::from(fwd_plan_json(owned.args(), stable::to<int64_t>(stack[6])));
+  StackReader reader(stack);
+  FwdStack const owned(reader);
+  stack[0] = stable::from(fwd_plan_json(owned.args(), reader.value<int64_t>()));
 }
 
 void boxed_check_fwd(StableIValue* stack, uint64_t, uint64_t) {
-  FwdStack const owned(stack);
+  StackReader reader(stack);
+  FwdStack const owned(reader);
   FwdArgs const args = owned.args();
   stack[0] = stable::from(check_fwd(args, is_cuda(args.q)).scale);
+}
+
+void boxed_bwd(StableIValue* stack, uint64_t, uint64_t) {
+  StackReader reader(stack);
+  BwdStack const owned(reader);
+  BwdResult result = bwd_cuda(owned.args());
+  stack[0] = stable::from(result.dq.release());
+  stack[1] = stable::from(result.dk.release());
+  stack[2] = stable::from(result.dv.release());
+}
+
+void boxed_bwd_plan(StableIValue* stack, uint64_t, uint64_t) {
+  StackReader reader(stack);
+  FwdStack const owned(reader);
+  bool const deterministic = reader.value<bool>();
+  stack[0] = stable::from(bwd_plan_json(owned.args(), deterministic, reader.value<int64_t>()));
+}
+
+void boxed_check_bwd(StableIValue* stack, uint64_t, uint64_t) {
+  StackReader reader(stack);
+  BwdStack const owned(reader);
+  BwdArgs const args = owned.args();
+  stack[0] = stable::from(check_bwd(args, is_cuda(args.call.q)).scale);
 }
 
 }  // namespace
 }  // namespace flash_cute
 
+// What a forward is given, and a backward.
+#define FLASH_CUTE_FWD "Tensor q, Tensor k, Tensor v, str causal, float? scale, str backend"
+#define FLASH_CUTE_BWD                                                                                       \
+  "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, str causal, float? scale, " \
+  "bool deterministic, str backend"
+
 STABLE_TORCH_LIBRARY(flash_cute, m) {
-  m.def("fwd(Tensor q, Tensor k, Tensor v, str causal, float? scale, str backend) -> (Tensor out, Tensor lse)");
-  m.def("_fwd(Tensor q, Tensor k, Tensor v, str causal, float? scale, str backend) -> (Tensor out, Tensor lse)");
-  m.def("fwd_plan(Tensor q, Tensor k, Tensor v, str causal, float? scale, str backend, int capability) -> str");
-  m.def("check_fwd(Tensor q, Tensor k, Tensor v, str causal, float? scale, str backend) -> float");
+  m.def("fwd(" FLASH_CUTE_FWD ", bool? deterministic=None) -> (Tensor out, Tensor lse)");
+  m.def("_fwd(" FLASH_CUTE_FWD ") -> (Tensor out, Tensor lse)");
+  m.def("fwd_plan(" FLASH_CUTE_FWD ", int capability) -> str");
+  m.def("check_fwd(" FLASH_CUTE_FWD ") -> float");
+  m.def("bwd(" FLASH_CUTE_BWD ") -> (Tensor dq, Tensor dk, Tensor dv)");
+  m.def("_bwd(" FLASH_CUTE_BWD ") -> (Tensor dq, Tensor dk, Tensor dv)");
+  m.def("bwd_plan(" FLASH_CUTE_FWD ", bool deterministic, int capability) -> str");
+  m.def("check_bwd(" FLASH_CUTE_BWD ") -> float");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_cute, CUDA, m) {
   m.impl("fwd", &flash_cute::boxed_fwd);
-  m.impl("_fwd", &flash_cute::boxed_fwd);
+  m.impl("_fwd", &flash_cute::boxed_fwd_without_autograd);
+  m.impl("bwd", &flash_cute::boxed_bwd);
+  m.impl("_bwd", &flash_cute::boxed_bwd);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_cute, CompositeExplicitAutograd, m) {
   m.impl("fwd_plan", &flash_cute::boxed_fwd_plan);
   m.impl("check_fwd", &flash_cute::boxed_check_fwd);
+  m.impl("bwd_plan", &flash_cute::boxed_bwd_plan);
+  m.impl("check_bwd", &flash_cute::boxed_check_bwd);
 }

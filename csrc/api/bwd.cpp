@@ -1,0 +1,99 @@
+// The backward on CUDA: check, plan, allocate, launch. As in fwd.cpp, nothing outlives a call: the workspace
+// is a tensor of its own.
+#include "bwd.h"
+
+#ifdef FLASH_CUTE_NO_CUDA
+
+namespace flash_cute {
+
+BwdResult bwd_cuda(BwdArgs const&) {
+  throw std::runtime_error("flash_cute: this build has no CUDA kernels (it was built with FLASH_CUTE_NO_CUDA)");
+}
+
+}  // namespace flash_cute
+
+#else
+
+#include "operand.h"
+
+namespace flash_cute {
+namespace {
+
+void launch_bwd(BwdArgs const& args, Problem const& problem, BwdDecision const& decision, BwdResult const& result) {
+  int const head_dim = decision.padded_head_dim;
+  Operand const q(args.call.q, decision.q, head_dim);
+  Operand const k(args.call.k, decision.k, head_dim);
+  Operand const v(args.call.v, decision.v, head_dim);
+  Operand const out(args.out, decision.out, head_dim);
+  Operand const dout(args.dout, decision.dout, head_dim);
+  RowOperand const lse(args.lse);
+  std::optional<RowOperand> dlse;
+  if (args.dlse) dlse.emplace(*args.dlse);
+  Result const dq(tensor_info("dq", result.dq.get()), decision.dq, head_dim);
+  Result const dk(tensor_info("dk", result.dk.get()), decision.dk, head_dim);
+  Result const dv(tensor_info("dv", result.dv.get()), decision.dv, head_dim);
+
+  BwdWorkspace const& offsets = decision.workspace;
+  Tensor const workspace = empty_strided<1>({offsets.bytes}, {1}, aoti_torch_dtype_uint8(), args.call.q);
+  auto const part = [bytes = static_cast<char*>(mutable_data_pointer(workspace.get()))](int64_t offset) {
+    return static_cast<void*>(bytes + offset);
+  };
+
+  BwdParams const params{.q = q.data,
+                         .k = k.data,
+                         .v = v.data,
+                         .out = out.data,
+                         .dout = dout.data,
+                         .lse = lse.data,
+                         .dlse = dlse ? dlse->data : nullptr,
+                         .dq = dq.data,
+                         .dk = dk.data,
+                         .dv = dv.data,
+                         .dq_acc = static_cast<float*>(part(offsets.dq_acc)),
+                         .lse_log2 = static_cast<float*>(part(offsets.lse_log2)),
+                         .delta = static_cast<float*>(part(offsets.delta)),
+                         .semaphores = args.deterministic ? static_cast<int*>(part(offsets.semaphores)) : nullptr,
+                         .q_strides = q.strides,
+                         .k_strides = k.strides,
+                         .v_strides = v.strides,
+                         .out_strides = out.strides,
+                         .dout_strides = dout.strides,
+                         .dq_strides = dq.strides,
+                         .dk_strides = dk.strides,
+                         .dv_strides = dv.strides,
+                         .batch = problem.batch,
+                         .heads_q = problem.heads_q,
+                         .heads_kv = problem.heads_kv,
+                         .len_q = problem.len_q,
+                         .len_k = problem.len_k,
+                         .head_dim = head_dim,
+                         .diagonal = diagonal(problem),
+                         .scale = static_cast<float>(problem.scale),
+                         .scale_log2 = static_cast<float>(problem.scale * kLog2E)};
+  check_cuda(decision.instance.launch(decision.plan, params, current_stream(args.call.q.device_index)),
+             "launch the backward");
+  for (Result const* gradient : {&dq, &dk, &dv}) gradient->finish();
+}
+
+}  // namespace
+
+BwdResult bwd_cuda(BwdArgs const& args) {
+  Problem const problem = check_bwd(args, /*on_cuda=*/true);
+  FwdArgs const& call = args.call;
+  FLASH_CUTE_CHECK(is_cuda(call.q), "q: expected a CUDA tensor, got ", device_name(call.q));
+  BwdDecision const decision =
+      plan_bwd(call, &args.dout, &args.out, args.deterministic, problem, device_gpu(call.q.device_index));
+
+  CurrentDevice const device(call.q.device_index);
+  BwdResult result{.dq = empty_like(call.q), .dk = empty_like(call.k), .dv = empty_like(call.v)};
+  if (decision.workspace.bytes > 0) {
+    launch_bwd(args, problem, decision, result);
+  } else {  // no keys, no rows or no heads: what there is has no influence
+    for (Tensor const* gradient : {&result.dq, &result.dk, &result.dv}) zero(gradient->get());
+  }
+  return result;
+}
+
+}  // namespace flash_cute
+
+#endif  // FLASH_CUTE_NO_CUDA

@@ -1,0 +1,21 @@
+// The backward as the operators call it.
+#pragma once
+
+#include "dispatch.h"
+
+namespace flash_cute {
+
+struct BwdResult {
+  Tensor dq;  // laid out like empty_like(q)
+  Tensor dk;  // like empty_like(k)
+  Tensor dv;  // like empty_like(v)
+};
+
+// CUDA tensors, on the current stream of their device.
+BwdResult bwd_cuda(BwdArgs const& args);
+
+// The answer of plan_bwd as JSON, for dout and out laid out like empty_like(q). `capability` 0: that of the
+// tensors' own device.
+std::string bwd_plan_json(FwdArgs const& call, bool deterministic, int64_t capability);
+
+}  // namespace flash_cute

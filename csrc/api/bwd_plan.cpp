@@ -1,0 +1,61 @@
+// The plan of a backward as JSON.
+#include "bwd.h"
+#include "plan_json.h"
+
+namespace flash_cute {
+namespace {
+
+std::vector<NamedCopy> tensors(BwdDecision const& decision) {
+  return {{"q", decision.q, false},       {"k", decision.k, false},   {"v", decision.v, false},
+          {"out", decision.out, false},   {"dout", decision.dout, false}, {"dq", decision.dq, true},
+          {"dk", decision.dk, true},      {"dv", decision.dv, true}};
+}
+
+std::string why_tile(BwdDecision const& decision) {
+  KernelShape const& shape = decision.shape;
+  std::string text = "Tile of " + std::to_string(shape.block_n) + " keys by " + std::to_string(shape.block_m) +
+                     " query rows: " + table_entry(decision);
+  if (decision.backend == Backend::kSm80) text += sm80_chip_text(decision.plan.config);
+  return text + ".";
+}
+
+std::vector<std::string> reasons(Problem const& problem, BwdDecision const& decision) {
+  std::vector<std::string> sentences{why_backend(problem, decision, "backward"), why_tile(decision)};
+  add_tensor_reasons(sentences, problem, decision, tensors(decision));
+  if (decision.workspace.bytes == 0) {
+    sentences.push_back("Nothing is launched: there is no row or no key, and every gradient is 0.");
+    return sentences;
+  }
+  if (problem.heads_q > problem.heads_kv) {
+    sentences.push_back("A CTA loops over the " + std::to_string(problem.heads_q / problem.heads_kv) +
+                        " query heads of its key head, so that dk and dv are summed in registers.");
+  }
+  sentences.push_back(decision.deterministic
+                          ? "Deterministic: the key tiles of a row tile add to dq in one order."
+                          : "Not deterministic: the sums of dq have the order in which key tiles are done; dk and dv "
+                            "have the same bits in every run.");
+  return sentences;
+}
+
+}  // namespace
+
+std::string bwd_plan_json(FwdArgs const& call, bool deterministic, int64_t capability) {
+  auto const [problem, gpu] = check_planned(call, capability);
+  if (!gpu) {
+    JsonObject json = call_json("cpu", call, problem);
+    json.boolean("deterministic", true)
+        .raw("copies", copies_json(tensors({}), problem))
+        .raw("reasons", json_list(cpu_reasons(problem)));
+    return json.text();
+  }
+  BwdDecision const decision = plan_bwd(call, nullptr, nullptr, deterministic, problem, *gpu);
+  JsonObject json = call_json(backend_name(decision.backend), call, problem);
+  add_kernel(json, "bwd_kernel", decision, num_key_tiles(problem, decision.shape));
+  json.boolean("deterministic", deterministic)
+      .number("workspace_bytes", decision.workspace.bytes)
+      .raw("copies", copies_json(tensors(decision), problem))
+      .raw("reasons", json_list(reasons(problem, decision)));
+  return json.text();
+}
+
+}  // namespace flash_cute

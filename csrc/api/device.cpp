@@ -1,0 +1,66 @@
+#include "device.h"
+
+#ifdef FLASH_CUTE_NO_CUDA
+
+namespace flash_cute {
+
+Gpu device_gpu(int) {
+  throw std::runtime_error("flash_cute: this build has no CUDA kernels (it was built with FLASH_CUTE_NO_CUDA)");
+}
+
+}  // namespace flash_cute
+
+#else
+
+#include <atomic>
+
+// A CPU-only PyTorch has no such symbol, and the library loads there too.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
+                                                                                   void** stream);
+
+namespace flash_cute {
+
+// Asked of the driver once a device. Threads that ask at once store the same answer.
+Gpu device_gpu(int device_index) {
+  constexpr int kCached = 64;
+  static std::array<std::atomic<int64_t>, kCached> cache{};  // 0, or the two figures packed
+  bool const cached = device_index >= 0 && device_index < kCached;
+  if (cached) {
+    int64_t const packed = cache[device_index].load(std::memory_order_relaxed);
+    if (packed != 0) return {.capability = static_cast<int>(packed >> 32), .num_sms = static_cast<int>(packed)};
+  }
+  auto ask = [&](cudaDeviceAttr attribute) {
+    int value = 0;
+    check_cuda(cudaDeviceGetAttribute(&value, attribute, device_index), "describe the device");
+    return value;
+  };
+  Gpu const gpu{.capability = 10 * ask(cudaDevAttrComputeCapabilityMajor) + ask(cudaDevAttrComputeCapabilityMinor),
+                .num_sms = ask(cudaDevAttrMultiProcessorCount)};
+  if (cached) cache[device_index].store(int64_t{gpu.capability} << 32 | gpu.num_sms, std::memory_order_relaxed);
+  return gpu;
+}
+
+void check_cuda(cudaError_t error, char const* action) {
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string("flash_cute: CUDA could not ") + action + ": " + cudaGetErrorName(error) +
+                           " (" + cudaGetErrorString(error) + ")");
+}
+
+CurrentDevice::CurrentDevice(int device_index) : guard_(device_index) {
+  int current = -1;
+  check_cuda(cudaGetDevice(&current), "read the current device");
+  if (current != device_index) check_cuda(cudaSetDevice(device_index), "set the current device");
+}
+
+cudaStream_t current_stream(int device_index) {
+  if (aoti_torch_get_current_cuda_stream == nullptr) {
+    throw std::runtime_error("flash_cute: this PyTorch is built without CUDA and has no stream to launch on");
+  }
+  void* stream = nullptr;
+  check_shim(aoti_torch_get_current_cuda_stream(device_index, &stream), "name the current stream");
+  return static_cast<cudaStream_t>(stream);
+}
+
+}  // namespace flash_cute
+
+#endif  // FLASH_CUTE_NO_CUDA

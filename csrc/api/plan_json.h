@@ -1,0 +1,188 @@
+// A plan as JSON, for people and tests: what both directions' plans have in common, and sentences that say why.
+#pragma once
+
+#include <cstdio>
+#include <vector>
+
+#include "device.h"
+
+namespace flash_cute {
+
+inline std::string quoted(std::string_view text) {
+  std::string result = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
+    result += c;
+  }
+  return result + "\"";
+}
+
+// One JSON object, its fields in the order of the calls.
+class JsonObject {
+ public:
+  JsonObject& raw(std::string_view key, std::string const& value) {
+    text_ += (text_.empty() ? "" : ", ") + quoted(key) + ": " + value;
+    return *this;
+  }
+  JsonObject& string(std::string_view key, std::string_view value) { return raw(key, quoted(value)); }
+  JsonObject& boolean(std::string_view key, bool value) { return raw(key, value ? "true" : "false"); }
+  JsonObject& number(std::string_view key, int64_t value) { return raw(key, std::to_string(value)); }
+  JsonObject& number(std::string_view key, double value) {
+    char digits[32];
+    std::snprintf(digits, sizeof digits, "%.17g", value);
+    return raw(key, digits);
+  }
+  std::string text() const { return "{" + text_ + "}"; }
+
+ private:
+  std::string text_;
+};
+
+inline std::string json_list(std::vector<std::string> const& items) {
+  std::string text;
+  for (std::string const& item : items) text += (text.empty() ? "" : ", ") + quoted(item);
+  return "[" + text + "]";
+}
+
+inline std::string capability_text(int capability) {
+  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+}
+
+inline std::string causal_name(Causal causal) {
+  switch (causal) {
+    case Causal::kNone: return "none";
+    case Causal::kTopLeft: return "top_left";
+    case Causal::kBottomRight: return "bottom_right";
+  }
+  return "";
+}
+
+// One tensor of a call, and why it is copied.
+struct NamedCopy {
+  char const* name;
+  Copy copy;
+  bool written;  // else read
+};
+
+inline std::string copy_reason(Copy copy, Problem const& problem) {
+  switch (copy) {
+    case Copy::kNone: return "";
+    case Copy::kHeadDimPadded:
+      return "head dim " + std::to_string(problem.head_dim) + " is padded to " +
+             std::to_string((problem.head_dim + 7) / 8 * 8) + ", a multiple of 8";
+    case Copy::kLastDimStrided: return "its last dim is not contiguous";
+    case Copy::kBaseMisaligned: return "its first element is not at a 16-byte boundary";
+    case Copy::kStrideMisaligned: return "a batch, head or row stride is not a multiple of 8 elements";
+  }
+  return "";
+}
+
+inline std::string copies_json(std::vector<NamedCopy> const& tensors, Problem const& problem) {
+  JsonObject copies;
+  for (auto const& [name, copy, written] : tensors) {
+    copies.raw(name, copy == Copy::kNone ? "null" : quoted(copy_reason(copy, problem)));
+  }
+  return copies.text();
+}
+
+template <class DecisionType>
+std::string why_backend(Problem const& problem, DecisionType const& decision, std::string const& direction) {
+  std::string const name = backend_name(decision.backend);
+  std::string const gpu = "compute capability " + capability_text(decision.gpu.capability);
+  if (problem.backend != Backend::kAuto) return "Backend " + name + " was asked for, on " + gpu + ".";
+  if (decision.backend == Backend::kSm90) return "Backend sm90 is the one for " + gpu + ".";
+  if (decision.gpu.capability != 90) return "Backend sm80 serves " + gpu + "; sm90 needs exactly 9.0.";
+  return "Backend sm80 serves " + gpu + " because this build has no sm90 " + direction + " kernel for head dim " +
+         std::to_string(problem.head_dim) + (decision.plan.causal ? ", causal." : ", full.");
+}
+
+template <class DecisionType>
+std::string table_entry(DecisionType const& decision) {
+  return std::string("the ") + backend_name(decision.backend) + " table's entry for head dim " +
+         std::to_string(decision.plan.head_dim) + (decision.plan.causal ? ", causal" : ", full");
+}
+
+inline std::string sm80_chip_text(int chip) {
+  return ", on chips with up to " + std::to_string(sm80::kMaxSmemBytes[chip] / 1024) +
+         " KB of shared memory a CTA";
+}
+
+// Sentences about the head dim and the copies.
+template <class DecisionType>
+void add_tensor_reasons(std::vector<std::string>& sentences, Problem const& problem, DecisionType const& decision,
+                        std::vector<NamedCopy> const& tensors) {
+  if (decision.plan.head_dim != decision.padded_head_dim) {
+    sentences.push_back("Head dim " + std::to_string(problem.head_dim) + " runs in the kernel for " +
+                        std::to_string(decision.plan.head_dim) + ", the smallest in this build that holds it.");
+  }
+  for (auto const& [name, copy, written] : tensors) {
+    if (copy == Copy::kNone) continue;
+    sentences.push_back(std::string(name) +
+                        (written ? " is written to a buffer and copied from it: " : " is copied once: ") +
+                        copy_reason(copy, problem) + ".");
+  }
+}
+
+inline JsonObject call_json(std::string_view backend, FwdArgs const& args, Problem const& problem) {
+  JsonObject json;
+  json.string("backend", backend)
+      .string("dtype", dtype_name(args.q.dtype))
+      .number("batch", int64_t{problem.batch})
+      .number("heads_q", int64_t{problem.heads_q})
+      .number("heads_kv", int64_t{problem.heads_kv})
+      .number("len_q", int64_t{problem.len_q})
+      .number("len_k", int64_t{problem.len_k})
+      .number("head_dim", int64_t{problem.head_dim})
+      .string("causal", causal_name(problem.causal))
+      .string("mask", problem.causal == Causal::kNone ? "full" : "causal")
+      .number("scale", problem.scale);
+  return json;
+}
+
+template <class DecisionType>
+void add_kernel(JsonObject& json, std::string_view kernel, DecisionType const& decision, int64_t tiles) {
+  json.string("kernel", kernel)
+      .number("kernel_head_dim", int64_t{decision.plan.head_dim})
+      .number("config", int64_t{decision.plan.config})
+      .number("block_m", int64_t{decision.shape.block_m})
+      .number("block_n", int64_t{decision.shape.block_n})
+      .number("threads", int64_t{decision.shape.threads})
+      .number("stages", int64_t{decision.shape.stages})
+      .number("smem_bytes", int64_t{decision.shape.smem_bytes})
+      .number("ctas_per_sm", int64_t{decision.shape.ctas_per_sm})
+      .number("tiles", tiles)
+      .number("capability", int64_t{decision.gpu.capability});
+}
+
+inline std::vector<std::string> cpu_reasons(Problem const& problem) {
+  return {problem.backend == Backend::kCpu ? "Backend cpu was asked for." : "Backend cpu serves CPU tensors."};
+}
+
+// The tensors' own GPU unless another capability is asked for; then one as large as an H100.
+inline Gpu planned_gpu(TensorInfo const& q, int capability) {
+  if (is_cuda(q)) {
+    Gpu const own = device_gpu(q.device_index);
+    if (capability == 0 || capability == own.capability) return own;
+  }
+  return {.capability = capability, .num_sms = 132};
+}
+
+// What is to be planned for: a checked call, and the GPU, or none for the CPU.
+struct PlannedCall {
+  Problem problem;
+  std::optional<Gpu> gpu;
+};
+
+inline PlannedCall check_planned(FwdArgs const& args, int64_t capability) {
+  FLASH_CUTE_CHECK(capability >= 0 && capability < 1000,
+                   "capability: expected 0 (the tensors' own device) or a GPU's, like 90, got ", capability);
+  bool const on_cuda = capability > 0 || is_cuda(args.q);
+  Problem const problem = check_fwd(args, on_cuda);
+  if (!on_cuda && is_cpu(args.q)) return {.problem = problem, .gpu = std::nullopt};
+  FLASH_CUTE_CHECK(on_cuda, "capability: expected that of a GPU, like 90, since q is on ", device_name(args.q),
+                   "; got 0");
+  return {.problem = problem, .gpu = planned_gpu(args.q, static_cast<int>(capability))};
+}
+
+}  // namespace flash_cute

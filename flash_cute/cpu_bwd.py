@@ -1,0 +1,89 @@
+"""The backward on the CPU: the formulas, a tile of query rows at a time.
+
+    P  = exp(scale * Q K^T - lse)        dV = P^T dO
+    dS = P * (dO V^T - delta)            dQ = scale * dS K
+    delta = rowsum(dO * O) - dLSE        dK = scale * dS^T Q
+
+16-bit inputs are computed in float32, as in the forward. All query heads of a key head stand in one matrix, so that
+k and v are not copied for them and the products sum their gradients. A tile's scores take at most 64 MiB.
+"""
+
+import torch
+from torch import Tensor
+
+SCORES = 1 << 24  # elements of a tile's (batch, query heads, rows, keys)
+
+
+def bwd(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    causal: str,
+    scale: float | None,
+    deterministic: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The kernel of `flash_cute::bwd` and `flash_cute::_bwd` for CPU tensors; the library checks the arguments.
+
+    It is deterministic whatever `deterministic` says.
+    """
+    factor: float = torch.ops.flash_cute.check_bwd(dout, q, k, v, out, lse, dlse, causal, scale, deterministic, backend)
+    with torch.no_grad():
+        return _bwd(dout, q, k, v, out, lse, dlse, causal, factor)
+
+
+def _bwd(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    causal: str,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    (batch, heads_q, len_q, head_dim), (_, heads_kv, len_k, _) = q.shape, k.shape
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+    if 0 in (batch, heads_q, len_q, len_k):
+        return dq.zero_(), dk.zero_(), dv.zero_()
+
+    compute = torch.float64 if q.dtype == torch.float64 else torch.float32
+    diagonal = len_k - len_q if causal == "bottom_right" else 0
+    keys, values = k.to(compute), v.to(compute)  # (B, Hkv, Nk, D)
+    dk_sum, dv_sum = (torch.zeros(k.shape, dtype=compute) for _ in range(2))
+    group = heads_q // heads_kv
+
+    def grouped(x: Tensor) -> Tensor:
+        """(B, Hq, rows, ...) as (B, Hkv, group * rows, ...): the query heads of a key head under each other."""
+        return x.to(compute).unflatten(1, (heads_kv, group)).flatten(2, 3)
+
+    step = max(1, SCORES // (batch * heads_q * len_k))
+    for start in range(0, len_q, step):
+        rows = slice(start, min(start + step, len_q))
+        count = rows.stop - start
+        # The keys that some row of the tile sees come first.
+        end = len_k if causal == "none" else max(0, min(len_k, rows.stop + diagonal))
+        tile_q, tile_dout = grouped(q[:, :, rows]), grouped(dout[:, :, rows])  # (B, Hkv, group * rows, D)
+        tile_lse = lse[:, :, rows]  # (B, Hq, rows)
+        blind = tile_lse == -torch.inf  # P is exp(-inf) for them
+        delta = (dout[:, :, rows].to(compute) * out[:, :, rows].to(compute)).sum(-1)  # (B, Hq, rows)
+        if dlse is not None:
+            delta -= dlse[:, :, rows]
+        tile_lse, delta = tile_lse.masked_fill(blind, torch.inf), delta.masked_fill(blind, 0)
+
+        tile_k, tile_v = keys[:, :, :end], values[:, :, :end]
+        p = (tile_q @ tile_k.mT).mul_(scale).sub_(grouped(tile_lse).unsqueeze(-1))  # (B, Hkv, group * rows, end)
+        if causal != "none":
+            last = torch.arange(start, rows.stop).repeat(group) + diagonal
+            p.masked_fill_(torch.arange(end) > last.unsqueeze(-1), -torch.inf)
+        p.exp_()
+        dv_sum[:, :, :end] += p.mT @ tile_dout
+        ds = (tile_dout @ tile_v.mT).sub_(grouped(delta).unsqueeze(-1)).mul_(p)
+        dk_sum[:, :, :end] += ds.mT @ tile_q
+        dq[:, :, rows] = (ds @ tile_k).mul_(scale).view(batch, heads_q, count, head_dim)
+    return dq, dk.copy_(dk_sum.mul_(scale)), dv.copy_(dv_sum)
