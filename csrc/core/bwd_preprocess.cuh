@@ -1,0 +1,108 @@
+// Before the backward proper: each row's log-sum-exp in base 2 and delta = rowsum(dO * O) - dLSE, and zeros where
+// sums will be made. Bound by memory: O and dO are read once, the sums written once.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <climits>
+
+#include <cute/tensor.hpp>
+#include <cutlass/array.h>
+#include <cutlass/numeric_conversion.h>
+
+#include "../params.h"
+
+namespace flash_cute {
+
+using namespace cute;
+
+// Where a row's statistics stand among those of its row tile.
+struct RowOrder {
+  CUTE_HOST_DEVICE static constexpr int position(int row) { return row; }
+};
+
+namespace preprocess {
+
+constexpr int kThreads = 256;
+constexpr int kVector = 8;  // elements of a 16-byte load
+
+// Neighbouring threads that share a row: the power of two that covers it.
+constexpr int threads_per_row(int head_dim) {
+  int threads = 1;
+  while (threads * kVector < head_dim) threads *= 2;
+  return threads;
+}
+
+template <class Element>
+CUTE_DEVICE float dot(uint4 const& a, uint4 const& b) {
+  using Vector = cutlass::Array<Element, kVector>;
+  cutlass::NumericArrayConverter<float, Element, kVector> const to_float;
+  auto const x = to_float(reinterpret_cast<Vector const&>(a));
+  auto const y = to_float(reinterpret_cast<Vector const&>(b));
+  float sum = 0.f;
+  CUTE_UNROLL
+  for (int i = 0; i < kVector; ++i) sum += x[i] * y[i];
+  return sum;
+}
+
+}  // namespace preprocess
+
+// One CTA a row tile.
+template <class Element, int kBlockM, int kHeadDim, class Order>
+__global__ void __launch_bounds__(preprocess::kThreads) bwd_preprocess_kernel(BwdParams const params, int m_blocks) {
+  using namespace preprocess;
+  constexpr int kThreadsPerRow = threads_per_row(kHeadDim);
+  constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
+  constexpr float kLog2e = 1.4426950408889634f;
+  static_assert(kBlockM % kRowsAtOnce == 0 && kThreadsPerRow <= 32);
+  int const m_block = blockIdx.x % m_blocks;
+  int64_t const batch_head = blockIdx.x / m_blocks;
+  int64_t const batch = batch_head / params.heads_q, head = batch_head % params.heads_q;
+  int const column = threadIdx.x % kThreadsPerRow * kVector;
+
+  auto const* const out = static_cast<Element const*>(params.out) + batch * params.out_strides.batch +
+                          head * params.out_strides.head + column;
+  auto const* const dout = static_cast<Element const*>(params.dout) + batch * params.dout_strides.batch +
+                           head * params.dout_strides.head + column;
+  CUTE_UNROLL
+  for (int i = 0; i < kBlockM / kRowsAtOnce; ++i) {
+    int const tile_row = i * kRowsAtOnce + threadIdx.x / kThreadsPerRow;
+    int const row = m_block * kBlockM + tile_row;
+    bool const inside = row < params.len_q;
+    float delta = 0.f;
+    if (inside && column < params.head_dim) {
+      uint4 const o = __ldcs(reinterpret_cast<uint4 const*>(out + row * params.out_strides.row));
+      uint4 const d = __ldg(reinterpret_cast<uint4 const*>(dout + row * params.dout_strides.row));
+      delta = dot<Element>(o, d);
+    }
+    CUTE_UNROLL
+    for (int lane = kThreadsPerRow / 2; lane > 0; lane /= 2) delta += __shfl_xor_sync(0xffffffff, delta, lane);
+    if (column == 0) {
+      int64_t const source = batch_head * params.len_q + row;
+      float const lse = inside ? params.lse[source] : -INFINITY;
+      if (inside && params.dlse != nullptr) delta -= params.dlse[source];
+      int64_t const target = int64_t{blockIdx.x} * kBlockM + Order::position(tile_row);
+      params.lse_log2[target] = lse == -INFINITY ? INFINITY : lse * kLog2e;
+      params.delta[target] = delta;
+    }
+  }
+
+  auto* const sums = reinterpret_cast<float4*>(params.dq_acc + int64_t{blockIdx.x} * kBlockM * kHeadDim);
+  CUTE_UNROLL
+  for (int i = 0; i < kBlockM * kHeadDim / 4 / kThreads; ++i) {
+    sums[i * kThreads + threadIdx.x] = make_float4(0.f, 0.f, 0.f, 0.f);
+  }
+  if (params.semaphores != nullptr && threadIdx.x == 0) params.semaphores[blockIdx.x] = 0;
+}
+
+template <class Element, int kBlockM, int kHeadDim, class Order = RowOrder>
+cudaError_t launch_bwd_preprocess(BwdParams const& params, cudaStream_t stream) {
+  int const m_blocks = ceil_div(params.len_q, kBlockM);
+  int64_t const row_tiles = int64_t{m_blocks} * params.heads_q * params.batch;
+  if (row_tiles > INT_MAX) return cudaErrorInvalidConfiguration;
+  bwd_preprocess_kernel<Element, kBlockM, kHeadDim, Order>
+      <<<int(row_tiles), preprocess::kThreads, 0, stream>>>(params, m_blocks);
+  return cudaGetLastError();
+}
+
+}  // namespace flash_cute
