@@ -8,7 +8,7 @@
 
 namespace flash_cute {
 
-inline std::string quoted(std::string_view text) {
+inline std::string json_string(std::string_view text) {
   std::string result = "\"";
   for (char c : text) {
     if (c == '"' || c == '\\') result += '\\';
@@ -22,10 +22,10 @@ inline std::string quoted(std::string_view text) {
 class JsonObject {
  public:
   JsonObject& raw(std::string_view key, std::string const& value) {
-    text_ += (text_.empty() ? "" : ", ") + quoted(key) + ": " + value;
+    text_ += (text_.empty() ? "" : ", ") + json_string(key) + ": " + value;
     return *this;
   }
-  JsonObject& string(std::string_view key, std::string_view value) { return raw(key, quoted(value)); }
+  JsonObject& string(std::string_view key, std::string_view value) { return raw(key, json_string(value)); }
   JsonObject& boolean(std::string_view key, bool value) { return raw(key, value ? "true" : "false"); }
   JsonObject& number(std::string_view key, int64_t value) { return raw(key, std::to_string(value)); }
   JsonObject& number(std::string_view key, double value) {
@@ -41,7 +41,7 @@ class JsonObject {
 
 inline std::string json_list(std::vector<std::string> const& items) {
   std::string text;
-  for (std::string const& item : items) text += (text.empty() ? "" : ", ") + quoted(item);
+  for (std::string const& item : items) text += (text.empty() ? "" : ", ") + json_string(item);
   return "[" + text + "]";
 }
 
@@ -81,7 +81,7 @@ inline std::string copy_reason(Copy copy, Problem const& problem) {
 inline std::string copies_json(std::vector<NamedCopy> const& tensors, Problem const& problem) {
   JsonObject copies;
   for (auto const& [name, copy, written] : tensors) {
-    copies.raw(name, copy == Copy::kNone ? "null" : quoted(copy_reason(copy, problem)));
+    copies.raw(name, copy == Copy::kNone ? "null" : json_string(copy_reason(copy, problem)));
   }
   return copies.text();
 }
