@@ -13,6 +13,9 @@ MASKS = {"full": "FullMask", "causal": "CausalMask"}
 ARCHS = ("sm80", "sm90")  # the dispatcher names every one, built or not
 DIRECTIONS = ("fwd", "bwd")
 
+# Head dims for which a kernel has no instance of its own: they run in the next larger one, or on the other architecture.
+LEFT_OUT = {("sm90", "bwd"): (96, 192, 256)}
+
 
 @dataclass(frozen=True)
 class Instance:
@@ -43,7 +46,13 @@ class Instance:
 def instances(config: BuildConfig) -> list[Instance]:
     """Every kernel of the architectures asked for; a direction that a folder of csrc/ does not have is left out."""
     kernels = [(arch, direction) for arch in config.gencode for direction in DIRECTIONS if _exists(arch, direction)]
-    return [Instance(*kernel, d, mask) for kernel in kernels for d in config.head_dims for mask in MASKS]
+    return [
+        Instance(*kernel, d, mask)
+        for kernel in kernels
+        for d in config.head_dims
+        if d not in LEFT_OUT.get(kernel, ())
+        for mask in MASKS
+    ]
 
 
 def _exists(arch: str, direction: str) -> bool:

@@ -2,6 +2,8 @@
 // sees a column; the range of tiles, which of them need masking, and the masking itself all follow.
 #pragma once
 
+#include <climits>
+
 #include <cute/tensor.hpp>
 
 #include "../params.h"
@@ -84,6 +86,26 @@ CUTE_DEVICE void apply_mask(Scores& scores,              // (rows, columns)
     CUTE_UNROLL
     for (int j = 0; j < size<1>(scores); ++j) {
       if (int(get<1>(tScS_0(_0{}, j))) >= limit) {
+        scores(i, j) = -INFINITY;
+      }
+    }
+  }
+}
+
+// The same for a transposed tile: tScS holds (column, row).
+template <class Mask, class Scores, class Coords, class Coords0>
+CUTE_DEVICE void apply_mask_transposed(Scores& scores,         // (columns, rows)
+                                       Coords const& tScS,     // (columns, rows) -> (column, row)
+                                       Coords0 const& tScS_0,  // the same of thread 0, static
+                                       BwdParams const& params, int first_row, int first_column) {
+  int const thread_row = first_row + get<1>(tScS(_0{}, _0{}));
+  CUTE_UNROLL
+  for (int i = 0; i < size<0>(scores); ++i) {
+    int const column = first_column + get<0>(tScS(i, _0{}));
+    int const begin = column < params.len_k ? Mask::first_row(params, column) - thread_row : INT_MAX;
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(scores); ++j) {
+      if (int(get<1>(tScS_0(_0{}, j))) < begin) {
         scores(i, j) = -INFINITY;
       }
     }

@@ -16,12 +16,16 @@ struct BwdTile {
 constexpr int kNumBwdConfigs = 1;
 
 constexpr BwdTile bwd_tile(int head_dim, bool /*causal*/, int /*config*/) {
-  if (head_dim <= 64) return {.block_m = 128, .block_n = 128, .stages = 2};
+  if (head_dim <= 64) return {.block_m = 128, .block_n = 128, .stages = 2};  // 64 rows: 15 to 30 % slower
   return {.block_m = 64, .block_n = 128, .stages = 2};
 }
 
+// K and V, `stages` buffers of Q and of dO with their row statistics, two of dS, dQ, 1 KB
+// for the barriers.
 constexpr int bwd_smem_bytes(BwdTile tile, int head_dim) {
-  return 2 * head_dim * 2 * (tile.block_n + tile.stages * tile.block_m) + 2 * tile.block_m * tile.block_n + 4096;
+  int const operands = 2 * head_dim * 2 * (tile.block_n + tile.stages * tile.block_m);
+  int const results = 2 * 2 * tile.block_m * tile.block_n + 4 * tile.block_m * head_dim;
+  return operands + results + 8 * tile.stages * tile.block_m + 1024;
 }
 
 constexpr KernelShape bwd_shape(int head_dim, bool causal, int config) {

@@ -39,10 +39,10 @@ struct Pipeline {
   uint64_t full[kStages];
   uint64_t empty[kStages];
 
-  CUTE_DEVICE void init(int consumer_warps) {
+  CUTE_DEVICE void init(int consumer_arrivals, int producer_arrivals = 1) {
     for (int i = 0; i < kStages; ++i) {
-      initialize_barrier(full[i], 1);
-      initialize_barrier(empty[i], consumer_warps);
+      initialize_barrier(full[i], producer_arrivals);
+      initialize_barrier(empty[i], consumer_arrivals);
     }
   }
 
@@ -66,6 +66,17 @@ struct Pipeline {
     if (elect_lane()) arrive_barrier(empty[state.stage]);
   }
 
+  // Where warps produce and one thread consumes.
+  CUTE_DEVICE void arrive_full(PipelineState<kStages> state) {
+    jitter();
+    __syncwarp();
+    if (elect_lane()) arrive_barrier(full[state.stage]);
+  }
+  CUTE_DEVICE void arrive_empty(PipelineState<kStages> state) {
+    jitter();
+    arrive_barrier(empty[state.stage]);
+  }
+
  private:
   CUTE_DEVICE static bool elect_lane() { return threadIdx.x % 32 == 0; }
 };
@@ -74,6 +85,8 @@ struct Pipeline {
 enum NamedBarrier : int {
   kTurn = 1,      // + warpgroup: it is this warpgroup's turn at the tensor cores
   kEpilogue = 5,  // + warpgroup: O in shared memory may be overwritten, or is complete
+  kScores = 1,    // backward: dS of a step is complete in shared memory
+  kResults = 2,   // + warpgroup, backward: dK and dV are complete in shared memory
 };
 
 CUTE_DEVICE void named_sync(int barrier, int threads) {

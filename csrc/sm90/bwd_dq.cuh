@@ -1,0 +1,133 @@
+// dQ is summed over the key tiles in float32, in memory. A consumer warpgroup leaves its part of a row tile in
+// shared memory and goes on; one thread for each of them adds it there by bulk reductions. The sums lie in the order
+// of the WGMMA fragments, four of a thread together: nobody has to put them in rows before the convert kernel does.
+//
+// With semaphores the key tiles of a row tile add in the order of their numbers, so that the sum has the same
+// bits each time. A CTA waits only for CTAs launched before it.
+#pragma once
+
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/tensor.hpp>
+
+#include "../core/convert.cuh"
+#include "bwd_args.cuh"
+#include "bwd_traits.cuh"
+#include "pipeline.cuh"
+
+namespace flash_cute::sm90 {
+
+// Read anew at each use: nothing that is computed from it stays in registers, which the accumulators leave few of.
+CUTE_DEVICE int consumer_thread() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread - 128;
+}
+
+// The turns of the key tiles at a row tile: the semaphore counts the warpgroups that have added.
+CUTE_DEVICE void wait_turn(int const* semaphore, int turn) {
+  int arrived;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(arrived) : "l"(semaphore) : "memory");
+  } while (arrived < turn);
+  asm volatile("fence.proxy.async;" ::: "memory");  // what the acquire saw comes before the bulk reduction
+}
+
+CUTE_DEVICE void bulk_wait_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+CUTE_DEVICE void end_turn(int* semaphore) {
+  bulk_wait_written();
+  asm volatile("fence.proxy.async;" ::: "memory");
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(semaphore) : "memory");
+}
+
+// A consumer warpgroup's part of dQ, in fragment order: the sums' offset i + 4 * 128 * j is register 4 * j + i % 4 of
+// thread i / 4.
+template <class Traits, class Accumulator>
+CUTE_DEVICE void store_dq(typename Traits::SharedStorage& smem, int warpgroup, PipelineState<1> state,
+                          Accumulator const& tdQrdQ) {  // (MMA, MMA_M, MMA_D)
+  static_assert(decltype(size(tdQrdQ))::value == Traits::kDqPerThread);
+  auto* const place = reinterpret_cast<float4*>(smem.dq[warpgroup]) + consumer_thread() % 128;
+  smem.dq_pipeline[warpgroup].wait_empty(state);  // the sums of the step before have been read
+  CUTE_UNROLL
+  for (int i = 0; i < Traits::kDqPerThread; i += 4) {
+    place[i * 32] = make_float4(tdQrdQ(i), tdQrdQ(i + 1), tdQrdQ(i + 2), tdQrdQ(i + 3));
+  }
+}
+
+// Makes it known, after a fence for the async proxy.
+template <class Traits>
+CUTE_DEVICE void publish_dq(typename Traits::SharedStorage& smem, int warpgroup, PipelineState<1>& state) {
+  smem.dq_pipeline[warpgroup].arrive_full(state);
+  state.advance();
+}
+
+// One thread a consumer warpgroup: adds what store_dq leaves to memory, step by step.
+template <class Traits>
+CUTE_DEVICE void add_dq(BwdArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
+  constexpr int kElements = Traits::kDqPerThread * 128;
+  BwdParams const& params = args.params;
+  KeyTile const tile(args);
+  RowRange const range = row_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(params, tile.n_block);
+  PipelineState<1> state;
+  int const first_head = tile.batch * params.heads_q + tile.head_kv * args.group;
+#pragma unroll 1
+  for (int head = first_head; head < first_head + args.group; ++head) {
+#pragma unroll 1
+    for (int row_tile = head * args.m_blocks + range.end - 1; row_tile >= head * args.m_blocks + range.begin; --row_tile) {
+      smem.dq_pipeline[warpgroup].wait_full(state);
+      if (params.semaphores != nullptr) wait_turn(params.semaphores + row_tile, Traits::kWarpgroups * tile.n_block);
+      float* const sums = params.dq_acc + (int64_t{row_tile} * Traits::kWarpgroups + warpgroup) * kElements;
+      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
+                   "r"(cast_smem_ptr_to_uint(smem.dq[warpgroup])), "n"(kElements * sizeof(float))
+                   : "memory");
+      tma_store_arrive();
+      tma_store_wait<0>();
+      smem.dq_pipeline[warpgroup].arrive_empty(state);
+      if (params.semaphores != nullptr) end_turn(params.semaphores + row_tile);
+      state.advance();
+    }
+  }
+  bulk_wait_written();  // shared memory must stay until then
+}
+
+// dQ of one row tile: sums to 16-bit rows.
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kConsumerThreads) bwd_convert_kernel(__grid_constant__ BwdArgs const args) {
+  using Element = typename Traits::Element;
+  __shared__ alignas(1024) Element smem[Traits::kQElements];
+  int const thread = threadIdx.x;
+  int const m_block = blockIdx.x % args.m_blocks;
+  int const head = blockIdx.x / args.m_blocks % args.params.heads_q;
+  int const batch = blockIdx.x / args.m_blocks / args.params.heads_q;
+
+  typename Traits::MmaQueries mma;
+  auto tdQrdQ = partition_fragment_C(mma, Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
+  int64_t const part = int64_t{blockIdx.x} * Traits::kWarpgroups + thread / 128;
+  auto const* const sums = reinterpret_cast<float4 const*>(args.params.dq_acc) + part * Traits::kDqPerThread * 32;
+  CUTE_UNROLL
+  for (int i = 0; i < Traits::kDqPerThread; i += 4) {
+    float4 const four = __ldcs(sums + i * 32 + thread % 128);
+    tdQrdQ(i) = four.x * args.params.scale;
+    tdQrdQ(i + 1) = four.y * args.params.scale;
+    tdQrdQ(i + 2) = four.z * args.params.scale;
+    tdQrdQ(i + 3) = four.w * args.params.scale;
+  }
+  auto rdQ = make_tensor_like<Element>(tdQrdQ);  // (MMA, MMA_M, MMA_D)
+  convert(tdQrdQ, rdQ);
+  auto sdQ = make_tensor(make_smem_ptr(smem), typename Traits::SmemLayoutDq{});  // (BLK_M, D)
+  auto const copy_dq = make_tiled_copy_C(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, mma).get_slice(thread);
+  copy(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, copy_dq.retile_S(rdQ), copy_dq.partition_D(sdQ));
+  tma_store_fence();
+  __syncthreads();
+  if (thread == 0) {
+    CUTE_UNROLL
+    for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
+      SM90_TMA_STORE_4D::copy(&args.dq, smem + chunk * Traits::kBlockM * Traits::kChunk, chunk * Traits::kChunk,
+                              m_block * Traits::kBlockM, head, batch);
+    }
+    tma_store_arrive();
+    tma_store_wait<0>();
+  }
+}
+
+}  // namespace flash_cute::sm90
