@@ -13,7 +13,8 @@ MASKS = {"full": "FullMask", "causal": "CausalMask"}
 ARCHS = ("sm80", "sm90")  # the dispatcher names every one, built or not
 DIRECTIONS = ("fwd", "bwd")
 
-# Head dims for which a kernel has no instance of its own: they run in the next larger one, or on the other architecture.
+# Head dims for which a kernel has no instance of its own: they run in the next larger one, or on the other
+# architecture.
 LEFT_OUT = {("sm90", "bwd"): (96, 192, 256)}
 
 

@@ -10,6 +10,7 @@ struct DeviceIndex {
   unsigned z = 0;
 };
 inline DeviceIndex threadIdx, blockIdx, gridDim;
+inline void __syncwarp(unsigned = 0xffffffff) {}
 
 // CuTe asks for shared-memory addresses through this: here they count from the start of the SharedStorage
 // that is being described.
