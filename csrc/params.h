@@ -55,7 +55,7 @@ struct BwdParams {
   float* dq_acc;    // sums of dQ / scale, in an order of the architecture's own
   float* lse_log2;  // (batch, heads_q, rows padded to whole row tiles): lse * log2(e); +inf for padding and for
                     // rows that see no key, so that their P is 0
-  float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding
+  float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding and for rows that see no key
   int* semaphores;  // (batch, heads_q, row tiles) of 0; null unless the sums of dQ are to have one order
 
   Strides q_strides;

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(preprocess::kThreads) bwd_preprocess_kernel(Bw
       if (inside && params.dlse != nullptr) delta -= params.dlse[source];
       int64_t const target = int64_t{blockIdx.x} * kBlockM + Order::position(tile_row);
       params.lse_log2[target] = lse == -INFINITY ? INFINITY : lse * kLog2e;
-      params.delta[target] = delta;
+      params.delta[target] = lse == -INFINITY ? 0.f : delta;  // whatever flows into what a blind row returns
     }
   }
 
