@@ -36,6 +36,22 @@ def bwd(
         return _bwd(dout, q, k, v, out, lse, dlse, causal, factor)
 
 
+def copies(q: Tensor) -> dict[str, str | None]:
+    """Why each argument is copied; what `explain` says."""
+    why = "computed in float32" if q.dtype in (torch.float16, torch.bfloat16) else None
+    return dict.fromkeys(("q", "k", "v", "out", "dout"), why)
+
+
+def reasons(q: Tensor, k: Tensor) -> list[str]:
+    """How a call is computed, in sentences; what `explain` says."""
+    rows = _tile_rows(q, k)
+    return [f"PyTorch's matrix products do the arithmetic, {min(rows, max(1, q.shape[2]))} query rows at a time."]
+
+
+def _tile_rows(q: Tensor, k: Tensor) -> int:
+    return max(1, SCORES // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
+
+
 def _bwd(
     dout: Tensor,
     q: Tensor,
@@ -62,7 +78,7 @@ def _bwd(
         """(B, Hq, rows, ...) as (B, Hkv, group * rows, ...): the query heads of a key head under each other."""
         return x.to(compute).unflatten(1, (heads_kv, group)).flatten(2, 3)
 
-    step = max(1, SCORES // (batch * heads_q * len_k))
+    step = _tile_rows(q, k)
     for start in range(0, len_q, step):
         rows = slice(start, min(start + step, len_q))
         count = rows.stop - start

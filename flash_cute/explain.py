@@ -1,4 +1,4 @@
-"""Which kernel `flash_cute.fwd` will run for a call, and why: as text for a person and as data."""
+"""Which kernel an attention or its backward will run for a call, and why: as text for a person and as data."""
 
 import json
 import re
@@ -6,9 +6,9 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, are_deterministic_algorithms_enabled
 
-from . import _ops, cpu, report
+from . import _ops, cpu, cpu_bwd, report
 
 __all__ = ["Explanation", "explain", "kernel_matches"]
 
@@ -25,6 +25,9 @@ class Explanation:
     tile table), `block_m` (query rows a CTA), `block_n` (keys a step), `threads` (a CTA), `stages`, `smem_bytes`
     (a CTA), `ctas_per_sm`, `tiles` and `capability`. `compiled` is the compiler's report on that very kernel (`arch`,
     `registers`, `spill_stores` and `spill_loads` in bytes, ...), or None where the driver compiles it from PTX.
+
+    Of a backward: `block_n` is the keys that a CTA owns, `block_m` the query rows of a step, `copies` has "dout",
+    "dq", "dk" and "dv" too, and there are `deterministic` and (None on the CPU) `workspace_bytes`.
     """
 
     data: dict[str, Any]
@@ -53,19 +56,23 @@ def explain(
     scale: float | None = None,
     backend: str | None = None,
     capability: int | None = None,
+    backward: bool = False,
+    deterministic: bool | None = None,
 ) -> Explanation:
-    """Say which kernel `fwd` would run for these arguments; nothing is launched.
+    """Say which kernel `attention` (or `fwd`) would run for these arguments, or its backward; nothing is launched.
 
     The answer is that of the plan function that the launch itself asks, so it is what runs.
 
     Args:
-        q, k, v, causal, scale, backend: as in `flash_cute.fwd`; for a `capability` other than the tensors'
+        q, k, v, causal, scale, backend: as in `flash_cute.attention`; for a `capability` other than the tensors'
             own device, tensors on the CPU or the meta device will do.
         capability: `None`: the tensors' own device. Else plan for a GPU of that compute capability, ten
             times major plus minor: 80 (A100), 86, 89, 90 (H100), 120.
+        backward: explain the backward's kernel instead of the forward's, for a dout laid out like out.
+        deterministic: as in `attention`; it matters for the backward alone.
 
     Raises:
-        ValueError: as `fwd` raises for the same arguments.
+        ValueError: as `attention` raises for the same arguments.
 
     Example:
         >>> x = torch.empty(4, 16, 4096, 128, dtype=torch.bfloat16, device="meta")
@@ -74,14 +81,20 @@ def explain(
     """
     if isinstance(causal, bool):
         causal = "bottom_right" if causal else "none"
+    call = (q, k, v, causal, scale, backend or "auto")
+    if deterministic is None:
+        deterministic = are_deterministic_algorithms_enabled()
     try:
-        plan = json.loads(_ops.fwd_plan(q, k, v, causal, scale, backend or "auto", capability or 0))
+        if backward:
+            plan = json.loads(_ops.bwd_plan(*call, deterministic, capability or 0))
+        else:
+            plan = json.loads(_ops.fwd_plan(*call, capability or 0))
     except RuntimeError as error:
         _ops.raise_refusal(error)
         raise
     if plan["backend"] == "cpu":
-        plan["copies"] |= cpu.copies(q, k, v)
-        plan["reasons"] += cpu.reasons(q, k, causal)
+        plan["copies"] |= cpu_bwd.copies(q) if backward else cpu.copies(q, k, v)
+        plan["reasons"] += cpu_bwd.reasons(q, k) if backward else cpu.reasons(q, k, causal)
     else:
         plan["compiled"] = _compiled(plan)
     return Explanation(plan)
@@ -101,14 +114,23 @@ def kernel_matches(plan: dict[str, Any], kernel_name: str) -> bool:
     if facts is None or facts["backend"] != plan["backend"]:
         return False
     known = {**plan, "head_dim": plan["kernel_head_dim"], "warps": plan["threads"] // 32}
-    tile = zip(_TILE_FIELDS[plan["backend"]], facts.pop("tile"), strict=False)  # zeros at its end have no name
+    fields = _TILE_FIELDS[plan["backend"]].get(facts["kernel"])
+    if fields is None:
+        return False
+    tile = zip(fields, facts.pop("tile"), strict=False)  # zeros at its end have no name
     return all(known.get(field, value) == value for field, value in [*facts.items(), *tile])
 
 
-# Of FwdTile in csrc/<backend>/fwd_tile.h, in order. The plan does not tell all of them.
+# Of FwdTile and BwdTile in csrc/<backend>/*_tile.h, in order. The plan does not tell all of them.
 _TILE_FIELDS = {
-    "sm80": ("block_m", "block_n", "warps", "stages", "q_in_regs", "ctas_per_sm"),
-    "sm90": ("block_m", "block_n", "stages", "o_buffer", "ping_pong"),
+    "sm80": {
+        "fwd_kernel": ("block_m", "block_n", "warps", "stages", "q_in_regs", "ctas_per_sm"),
+        "bwd_kernel": ("block_m", "block_n", "warps", "ctas_per_sm"),
+    },
+    "sm90": {
+        "fwd_kernel": ("block_m", "block_n", "stages", "o_buffer", "ping_pong"),
+        "bwd_kernel": ("block_m", "block_n", "stages"),
+    },
 }
 _ELEMENTS = {"half_t": "float16", "__half": "float16", "bfloat16_t": "bfloat16", "__nv_bfloat16": "bfloat16"}
 _MASKS = {"FullMask": "full", "CausalMask": "causal"}
@@ -167,21 +189,28 @@ def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
         rows += [
             ("device", f"compute capability {capability // 10}.{capability % 10}"),
             ("kernel", f"{name}, {data['dtype']}, head dim {data['kernel_head_dim']}{padded}, {data['mask']} mask"),
-            (
-                "tile",
-                f"{data['block_m']} query rows a CTA, {data['block_n']} keys a step, {data['threads']} threads, "
-                f"{_count(data['stages'], 'K/V stage')}, {_count(data['tiles'], 'tile')} in all",
-            ),
+            ("tile", _tile(data)),
             (
                 "shared memory",
                 f"{data['smem_bytes'] / 1024:.1f} KiB a CTA, built for {_count(data['ctas_per_sm'], 'CTA')} an SM",
             ),
             ("registers", _registers(data)),
         ]
+        if "workspace_bytes" in data:
+            rows.append(("workspace", f"{data['workspace_bytes'] / 2**20:.1f} MiB"))
     copied = [f"{name}: {why}" for name, why in data["copies"].items() if why]
     rows += _block("copied", copied or ["nothing"])
     rows += _block("why", data["reasons"])
     return rows
+
+
+def _tile(data: dict[str, Any]) -> str:
+    rows, keys = f"{data['block_m']} query rows", f"{data['block_n']} keys"
+    owned, walked, buffers = (keys, rows, "Q/dO") if data["kernel"] == "bwd_kernel" else (rows, keys, "K/V")
+    return (
+        f"{owned} a CTA, {walked} a step, {data['threads']} threads, "
+        f"{_count(data['stages'], f'{buffers} stage')}, {_count(data['tiles'], 'tile')} in all"
+    )
 
 
 def _block(title: str, lines: list[str]) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +16,15 @@ from typing import Any
 import pytest
 import torch
 
-from flash_cute.report import built_architectures
+from flash_cute.report import built_architectures, load
 
 Causal = bool | str
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 # (q, k, v, causal, *, scale) -> (out, lse)
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# (dout, q, k, v, causal, *, dlse, scale, deterministic) -> (dq, dk, dv)
+Backward = Callable[..., Gradients]
 
 CAUSAL: tuple[Causal, ...] = (False, "bottom_right", "top_left")
 CUDA_DTYPES = (torch.float16, torch.bfloat16)
@@ -143,6 +147,29 @@ def params(cpu: Iterable[Case] = (), cuda: Iterable[Case] = ()) -> list[Any]:
             marks.append(pytest.mark.sanitizer)
         on_cuda.append(pytest.param("cuda", case, id=f"cuda-{case}", marks=marks))
     return on_cpu + on_cuda
+
+
+def backward_plan(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: Causal = False,
+    *,
+    deterministic: bool = False,
+    backend: str | None = None,
+    capability: int = 0,
+) -> dict[str, Any]:
+    """As `plan`, of the backward."""
+    if capability and not backward_head_dims("sm80"):
+        pytest.skip("this build has no sm80 backward to plan for")
+    call = (q, k, v, mask_name(causal), None, backend or "auto")
+    return json.loads(torch.ops.flash_cute.bwd_plan(*call, deterministic, capability))
+
+
+def backward_head_dims(arch: str) -> tuple[int, ...]:
+    """The head dims of this build's backward kernels for the architecture."""
+    found = (re.match(rf"{arch}_bwd_d(\d+)_", entry["file"]) for entry in load()["files"])
+    return tuple(sorted({int(match[1]) for match in found if match}))
 
 
 def plan(

@@ -3,7 +3,7 @@ r"""Options, marks and fixtures of the tests.
     pytest tests                         everything; CUDA cases are skipped where there is no GPU
     pytest tests --seed 17               with the inputs of the run whose header printed seed 17
     pytest tests --backend sm80          only the kernel tests, on that backend
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --kernel-regex kns=fwd_kernel \
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --kernel-regex kns=wd_ \
         python -m pytest tests -m sanitizer --oracle cpu
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import numerics
 import pytest
 import torch
-from cases import Causal, Forward
+from cases import Backward, Causal, Forward, Gradients
 
 import flash_cute
 
@@ -119,6 +119,29 @@ def fwd(backend: str | None) -> Forward:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with numerics.nan_in_new_memory(q):
             return flash_cute.fwd(q, k, v, causal, scale=scale, backend=backend)
+
+    return call
+
+
+@pytest.fixture
+def bwd(backend: str | None) -> Backward:
+    """The gradients of an attention on the backend under test; outputs and workspace full of NaN before."""
+
+    def call(
+        dout: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: Causal = False,
+        *,
+        dlse: torch.Tensor | None = None,
+        scale: float | None = None,
+        deterministic: bool = False,
+    ) -> Gradients:
+        with torch.no_grad(), numerics.nan_in_new_memory(q):
+            out, lse = flash_cute.fwd(q, k, v, causal, scale=scale, backend=backend)
+            options = {"dlse": dlse, "scale": scale, "deterministic": deterministic, "backend": backend}
+            return flash_cute.bwd(dout, q, k, v, out, lse, causal, **options)
 
     return call
 

@@ -3,7 +3,8 @@
 The truth is float64. A result may err at most twice as much as PyTorch's unfused computation in the
 inputs' own dtype, plus one rounding of the output, plus 1e-5; the LSE by 1e-4 * max(1, |lse|). The
 rule is applied to every block of rows on its own, because under a causal mask the first rows are so
-much larger than the last that one maximum over all of them would hide an error in the others.
+much larger than the last that one maximum over all of them would hide an error in the others. Gradients
+are held to the rule of the output, each by its own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from cases import Causal, mask_name
+from cases import Causal, Gradients, mask_name
 
 import flash_cute
 import flash_cute.reference
@@ -96,6 +97,67 @@ def assert_matches(
     assert not problems, "; ".join(problems)
 
 
+def gradient_mismatches(
+    gradients: Gradients,
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: Causal = False,
+    scale: float | None = None,
+    dlse: torch.Tensor | None = None,
+) -> list[str]:
+    """What is wrong with the gradients of q, k and v, one sentence each; empty when the contract is met."""
+    problems = []
+    for name, given, x in zip(("dq", "dk", "dv"), gradients, (q, k, v), strict=True):
+        for what in ("shape", "dtype", "device"):
+            if getattr(given, what) != getattr(x, what):
+                problems.append(f"{name}'s {what} is {getattr(given, what)}, expected {getattr(x, what)}")
+    if problems:
+        return problems
+    device = oracle_device or q.device
+    q, k, v, dout = (x.detach().to(device) for x in (q, k, v, dout))
+    dlse = None if dlse is None else dlse.detach().to(device)
+    plain = _unfused_gradients(dout, q, k, v, causal, scale, dlse)
+    truth = flash_cute.reference.gradients(dout, q, k, v, causal, scale, dlse)
+    for name, given, plain_one, true_one in zip(("dq", "dk", "dv"), gradients, plain, truth, strict=True):
+        if given.numel():
+            given = given.detach().to(device)
+            problems += _out_problems(given, plain_one, true_one, torch.finfo(q.dtype).eps, name)
+    return problems
+
+
+def assert_gradients_match(
+    gradients: Gradients,
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: Causal = False,
+    scale: float | None = None,
+    dlse: torch.Tensor | None = None,
+) -> None:
+    """Fails unless the gradients are those of attention of q, k and v for dout and dlse, within the bounds."""
+    problems = gradient_mismatches(gradients, dout, q, k, v, causal, scale, dlse)
+    assert not problems, "; ".join(problems)
+
+
+def _unfused_gradients(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: Causal,
+    scale: float | None,
+    dlse: torch.Tensor | None,
+) -> Gradients:
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    with torch.enable_grad():
+        out, lse = unfused(leaves[0], leaves[1], leaves[2], causal, scale)
+    dq, dk, dv = torch.autograd.grad((out, lse), leaves, (dout, torch.zeros_like(lse) if dlse is None else dlse))
+    return dq, dk, dv
+
+
 def _form_problems(out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, v: torch.Tensor) -> list[str]:
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     expected = {
@@ -116,7 +178,9 @@ def _block_max(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(rows, (0, padding)).view(-1, ROWS).amax(dim=1)
 
 
-def _out_problems(out: torch.Tensor, plain: torch.Tensor, truth: torch.Tensor, eps: float) -> list[str]:
+def _out_problems(
+    out: torch.Tensor, plain: torch.Tensor, truth: torch.Tensor, eps: float, name: str = "out"
+) -> list[str]:
     error = _block_max(out.double() - truth)
     # Where the unfused computation overflows it is no yardstick: only the other terms count.
     plain_error = _block_max(plain.double() - truth)
@@ -124,7 +188,7 @@ def _out_problems(out: torch.Tensor, plain: torch.Tensor, truth: torch.Tensor, e
     bound = 2 * plain_error + eps * _block_max(truth) + ABSOLUTE
     bad = (error > bound).nonzero().flatten().tolist()
     return [
-        f"rows {ROWS * block} to {min(ROWS * (block + 1), out.shape[2]) - 1} of out err by "
+        f"rows {ROWS * block} to {min(ROWS * (block + 1), out.shape[2]) - 1} of {name} err by "
         f"{error[block]:.3g}, allowed {bound[block]:.3g} (unfused errs by {plain_error[block]:.3g})"
         for block in bad[:3]
     ]
@@ -154,13 +218,13 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def same_bits(a: tuple[torch.Tensor, ...], b: tuple[torch.Tensor, ...]) -> bool:
-    """Whether two results, (out, lse) each, are the same to the bit."""
+    """Whether two results are the same to the bit."""
     return len(a) == len(b) and all(torch.equal(bits(x), bits(y)) for x, y in zip(a, b, strict=True))
 
 
 @contextlib.contextmanager
 def nan_in_new_memory(q: torch.Tensor) -> Iterator[None]:
-    """Within it every tensor made by `empty` starts as NaN, the outputs of an attention of q too.
+    """Within it every tensor made by `empty` starts as NaN: outputs and workspaces of an attention of q too.
 
     PyTorch's deterministic mode fills what goes through `empty`; for a way of allocating that it does
     not know, the blocks that the caching allocator would hand out next are filled as well.

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flash_cute
 
-# All of opcheck's but test_aot_dispatch_dynamic, which runs the backward where an input requires grad: that must raise.
+# All of opcheck's but test_aot_dispatch_dynamic, which runs the backward where an input requires grad; bwd has none.
 FORWARD_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 SOME_LAYOUTS = [x for x in LAYOUTS if x.name in ("contiguous", "bnhd", "surrounded", "strided_columns")]
 
@@ -55,10 +55,24 @@ def test_opcheck_head_dims(device: str, head_dim: int, rng: torch.Generator) -> 
 
 @pytest.mark.parametrize("layout", SOME_LAYOUTS, ids=str)
 def test_opcheck_requires_grad(device: str, layout: Any, rng: torch.Generator) -> None:
-    """With the checks that do not run the backward; that it raises is tested in test_autograd.py."""
     q, k, v, *rest = _arguments(device, rng, "top_left", layout)
     inputs = [x.detach().requires_grad_() for x in (q, k, v)]
-    torch.library.opcheck(torch.ops.flash_cute.fwd.default, (*inputs, *rest), test_utils=FORWARD_CHECKS)
+    torch.library.opcheck(torch.ops.flash_cute.fwd.default, (*inputs, *rest, True))
+
+
+@pytest.mark.parametrize("operator", ["bwd", "_bwd"])
+@pytest.mark.parametrize("layout", SOME_LAYOUTS, ids=str)
+def test_opcheck_backward(device: str, layout: Any, operator: str, rng: torch.Generator) -> None:
+    q, k, v, causal, scale, backend = _arguments(device, rng, True, layout)
+    out, lse = flash_cute.fwd(q, k, v, True)
+    call = getattr(torch.ops.flash_cute, operator).default
+    dout = torch.ones_like(out)
+    for dlse in (None, torch.ones_like(lse)):
+        torch.library.opcheck(call, (dout, q, k, v, out, lse, dlse, causal, scale, True, backend))
+    if operator == "bwd":
+        dout.requires_grad_()
+        options = (causal, scale, True, backend)
+        torch.library.opcheck(call, (dout, q, k, v, out, lse, None, *options), test_utils=FORWARD_CHECKS)
 
 
 def test_opcheck_empty(device: str) -> None:
@@ -84,6 +98,79 @@ def test_one_graph_for_all_lengths(device: str, causal: Causal, rng: torch.Gener
     assert counter.frame_count == 1, "a new length was compiled anew"
 
 
+@pytest.mark.parametrize("return_lse", [False, True], ids=["out", "lse"])
+@pytest.mark.parametrize("causal", CAUSAL, ids=mask_name)
+def test_one_graph_for_all_lengths_with_gradients(
+    device: str, causal: Causal, return_lse: bool, rng: torch.Generator
+) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        given = flash_cute.attention(2 * q, k, v, causal, return_lse=return_lse, deterministic=True)
+        if return_lse:
+            out, lse = given
+            return (out * out).sum() + lse.exp().sum()
+        return (given * given).sum()
+
+    compiled = torch.compile(attend, backend=counter, fullgraph=True, dynamic=True)
+    for len_q, len_k in ((17, 33), (64, 130), (100, 77), (5, 6)):
+        leaves = [x.requires_grad_() for x in Case(64, len_q, len_k, heads_q=6).inputs(device, rng)]
+        expected = torch.autograd.grad(attend(*leaves), leaves)
+        given = torch.autograd.grad(compiled(*leaves), leaves)
+        assert same_bits(given, expected)
+    assert counter.frame_count == 1, "a new length was compiled anew"
+
+
+@pytest.mark.parametrize("mode", [False, True])
+def test_deterministic_is_what_torch_says_in_a_graph(mode: bool, rng: torch.Generator) -> None:
+    inputs = [x.requires_grad_() for x in Case(64, 17, 33).inputs("cpu", rng)]
+    seen = []
+
+    def backend(module: torch.fx.GraphModule, example: Any) -> Any:
+        seen.extend(n.args[-1] for n in module.graph.nodes if "flash_cute" in str(n.target))
+        return module
+
+    torch.use_deterministic_algorithms(mode)
+    try:
+        torch.compile(flash_cute.attention, backend=backend, fullgraph=True)(*inputs)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen == [mode]
+
+
+def test_double_backward_of_a_graph_raises(device: str, rng: torch.Generator) -> None:
+    leaves = [x.requires_grad_() for x in Case(64, 17, 33).inputs(device, rng)]
+    out = torch.compile(flash_cute.attention, backend="aot_eager", fullgraph=True)(*leaves)
+    with pytest.raises((RuntimeError, NotImplementedError), match="double backward"):
+        (dq,) = torch.autograd.grad(out.float().sum(), leaves[0], create_graph=True)
+        dq.float().sum().backward()
+
+
+@pytest.mark.parametrize("use_reentrant", [False])
+def test_checkpoint_in_a_graph(device: str, use_reentrant: bool, rng: torch.Generator) -> None:
+    def block(*x: torch.Tensor) -> torch.Tensor:
+        return flash_cute.attention(2 * x[0], *x[1:], True, deterministic=True)
+
+    def attend(*x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(block, *x, use_reentrant=use_reentrant)
+
+    leaves = [x.requires_grad_() for x in Case(64, 65, 77).inputs(device, rng)]
+    expected = torch.autograd.grad(block(*leaves).float().square().sum(), leaves)
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    assert same_bits(torch.autograd.grad(compiled(*leaves).float().square().sum(), leaves), expected)
+
+
+def test_gradients_of_a_strided_graph_input(device: str, rng: torch.Generator) -> None:
+    """The fakes say how the gradients are laid out; a graph that relies on it is right."""
+    layout = next(x for x in LAYOUTS if x.name == "bnhd")
+    leaves = [layout.make(x).detach().requires_grad_() for x in Case(64, 65, 77).inputs(device, rng)]
+    compiled = torch.compile(flash_cute.attention, backend="aot_eager", fullgraph=True)
+    given = torch.autograd.grad(compiled(*leaves, deterministic=True).float().square().sum(), leaves)
+    expected = torch.autograd.grad(flash_cute.attention(*leaves, deterministic=True).float().square().sum(), leaves)
+    assert same_bits(given, expected)
+    assert [x.stride() for x in given] == [x.stride() for x in leaves]
+
+
 @pytest.mark.skipif(not _can_compile(), reason="inductor needs a C++ compiler and Python's headers")
 def test_inductor(device: str, rng: torch.Generator) -> None:
     if device == "cpu" and torch.cuda.is_available():
@@ -97,6 +184,9 @@ def test_inductor(device: str, rng: torch.Generator) -> None:
     x = torch.randn(2, 65, 384, generator=rng).to(device, torch.bfloat16)
     compiled = torch.compile(attend, fullgraph=True, dynamic=True)
     torch.testing.assert_close(compiled(x), attend(x), rtol=0.05, atol=0.05)
+    x.requires_grad_()
+    given, expected = (torch.autograd.grad(f(x).sum(), x)[0] for f in (compiled, attend))
+    torch.testing.assert_close(given, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -36,6 +36,44 @@ def test_a_thousand_calls(device: str, case: Case, backend: str | None, rng: tor
     assert int(different) == 0
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["default", "deterministic"])
+@pytest.mark.parametrize("case", [*SHAPES, Case(96, 500, 700, True), Case(192, 700, 500, False)], ids=str)
+def test_a_thousand_backwards(
+    device: str, case: Case, deterministic: bool, backend: str | None, rng: torch.Generator
+) -> None:
+    """dk and dv in both modes, dq in the deterministic one."""
+    q, k, v = case.inputs(device, rng)
+    out, lse = flash_cute.fwd(q, k, v, case.causal, backend=backend)
+    dout = torch.randn(q.shape, generator=rng).to(q)
+    options = {"dlse": lse.nan_to_num(neginf=0), "deterministic": deterministic, "backend": backend}
+
+    def gradients() -> list[torch.Tensor]:
+        dq, dk, dv = flash_cute.bwd(dout, q, k, v, out, lse, case.causal, **options)
+        return [bits(x) for x in ((dq, dk, dv) if deterministic else (dk, dv))]
+
+    first = gradients()
+    different = torch.zeros((), dtype=torch.int64, device=device)
+    for _ in range(1000):
+        for x, y in zip(gradients(), first, strict=True):
+            different += (x != y).any()
+    assert int(different) == 0
+
+
+@pytest.mark.parametrize("head_dim", INSTANCE_HEAD_DIMS)
+def test_ten_backwards(device: str, head_dim: int, backend: str | None, rng: torch.Generator) -> None:
+    leaves = [x.requires_grad_() for x in Case(head_dim, 200, 300, heads_q=4).inputs(device, rng)]
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        out = flash_cute.attention(*leaves, True, deterministic=True, backend=backend)
+        return torch.autograd.grad(out.float().square().sum(), leaves)
+
+    first = gradients()
+    for _ in range(10):
+        assert same_bits(gradients(), first)
+
+
 @pytest.mark.parametrize("head_dim", INSTANCE_HEAD_DIMS)
 def test_ten_calls(device: str, head_dim: int, backend: str | None, rng: torch.Generator) -> None:
     q, k, v = Case(head_dim, 200, 300).inputs(device, rng)

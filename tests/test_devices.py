@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from cases import Case, Forward
-from numerics import assert_matches
+from cases import Backward, Case, Forward
+from numerics import assert_gradients_match, assert_matches
 
 import flash_cute
 
@@ -43,6 +43,16 @@ def test_on_cuda_1s_current_stream(device: str, backend: str | None, rng: torch.
             result = flash_cute.fwd(*inputs, True, backend=backend)
     stream.synchronize()
     assert_matches(*result, *late, True)
+
+
+@pytest.mark.parametrize("device", ["cuda:1"])
+@pytest.mark.parametrize("head_dim", [64, 100, 256])
+def test_backward_on_cuda_1(device: str, head_dim: int, bwd: Backward, rng: torch.Generator) -> None:
+    q, k, v = Case(head_dim, 113, 203, heads_q=4).inputs(device, rng)
+    with torch.cuda.device(0):
+        given = bwd(q, q, k, v, True, deterministic=True)
+        assert torch.cuda.current_device() == 0
+    assert_gradients_match(given, q, q, k, v, True)
 
 
 FIRST_CALL = """

@@ -80,7 +80,21 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "backend": ({"backend": "fast"}, ("backend", "sm80", "cpu", "fast")),
 }
 
-OPERATORS = ("fwd", "_fwd", "fwd_plan")
+OPERATORS = ("fwd", "_fwd", "fwd_plan", "bwd", "_bwd", "bwd_plan")
+
+# The same of the backward's own arguments, which are like q (2, 4, 5, 16) and its rows.
+BAD_BACKWARD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "dout_rank": ({"dout": _resized("dout", 4, 5, 16)}, (r"\bdout\b", r"\(2, 4, 5, 16\)", r"\(4, 5, 16\)")),
+    "dout_shape": ({"dout": _resized("dout", 2, 4, 5, 24)}, (r"\bdout\b", r"\(2, 4, 5, 16\)", r"\(2, 4, 5, 24\)")),
+    "dout_dtype": ({"dout": _as("dout", torch.bfloat16)}, (r"\bdout\b", "float16", "bfloat16")),
+    "out_shape": ({"out": _resized("out", 2, 4, 6, 16)}, (r"\bout\b", r"\(2, 4, 5, 16\)", r"\(2, 4, 6, 16\)")),
+    "out_dtype": ({"out": _as("out", torch.float32)}, (r"\bout\b", "float16", "float32")),
+    "lse_rank": ({"lse": _resized("lse", 2, 4, 5, 1)}, (r"\blse\b", r"\(2, 4, 5\)", r"\(2, 4, 5, 1\)")),
+    "lse_shape": ({"lse": _resized("lse", 2, 5, 4)}, (r"\blse\b", r"\(2, 4, 5\)", r"\(2, 5, 4\)")),
+    "lse_dtype": ({"lse": _as("lse", torch.float16)}, (r"\blse\b", "float32", "float16")),
+    "dlse_shape": ({"dlse": _resized("dlse", 2, 4, 1)}, (r"\bdlse\b", r"\(2, 4, 5\)", r"\(2, 4, 1\)")),
+    "dlse_dtype": ({"dlse": _as("dlse", torch.float64)}, (r"\bdlse\b", "float32", "float64")),
+}
 
 
 def _apply(call: Call, changes: dict[str, Any]) -> Call:
@@ -93,8 +107,31 @@ def _python(call: Call) -> Any:
     return flash_cute.fwd(call["q"], call["k"], call["v"], causal, scale=call["scale"], backend=call["backend"])
 
 
+def _backward_call(device: str) -> Call:
+    """A good call of the backward of `_call`."""
+    call = _call(device)
+    rows = torch.zeros(2, 4, 5, device=device)
+    like_q = torch.zeros_like(call["q"])
+    tensors = {"dout": like_q, "q": call["q"], "k": call["k"], "v": call["v"], "out": like_q, "lse": rows, "dlse": rows}
+    return {**tensors, "causal": "none", "scale": None, "deterministic": False, "backend": "auto"}
+
+
+def _python_backward(call: Call) -> Any:
+    causal = False if call["causal"] == "none" else call["causal"]
+    tensors = [call[x] for x in ("dout", "q", "k", "v", "out", "lse")]
+    options = {x: call[x] for x in ("dlse", "scale", "deterministic", "backend")}
+    return flash_cute.bwd(*tensors, causal, **options)
+
+
 def _operator(name: str, call: Call) -> Any:
-    extra = (0,) if name == "fwd_plan" else ()
+    """A call of an operator for what is wrong with q, k, v, mask, scale or backend."""
+    if name in ("bwd", "_bwd"):
+        call = {**_backward_call("cpu"), **call}
+        for x in ("dout", "out"):
+            call[x] = torch.zeros_like(call["q"])
+        call["lse"] = call["q"].new_zeros(call["q"].shape[:3], dtype=torch.float32)
+        call["dlse"] = None
+    extra = {"fwd_plan": (0,), "bwd_plan": (False, 0)}.get(name, ())
     return getattr(torch.ops.flash_cute, name)(*call.values(), *extra)
 
 
@@ -126,14 +163,57 @@ def test_operator(device: str, operator: str, name: str) -> None:
     _assert_says(caught.value, words)
 
 
+@pytest.mark.parametrize("name", BAD_BACKWARD)
+def test_backward(device: str, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    changes, words = BAD_BACKWARD[name]
+    call = _apply(_backward_call(device), changes)
+    capfd.readouterr()
+    with pytest.raises(ValueError) as caught:
+        _python_backward(call)
+    assert capfd.readouterr() == ("", ""), "an error printed something"
+    _assert_says(caught.value, words)
+    for operator in ("bwd", "_bwd"):
+        with pytest.raises(RAW_ERRORS) as raw:
+            getattr(torch.ops.flash_cute, operator)(*call.values())
+        assert str(raw.value).splitlines()[0] == str(caught.value).splitlines()[0]
+    assert all(x.isfinite().all() for x in _python_backward(_backward_call(device)))
+
+
+@pytest.mark.parametrize("name", ["q_rank", "all_int32", "scale_nan", "head_ratio", "causal", "backend"])
+def test_backward_checks_what_the_forward_does(device: str, name: str) -> None:
+    changes, words = BAD[name]
+    with pytest.raises(ValueError) as caught:
+        _python_backward(_apply(_backward_call(device), changes))
+    _assert_says(caught.value, words)
+
+
+def test_float64_wants_a_float64_lse() -> None:
+    wide = {x: _as(x, torch.float64) for x in ("dout", "q", "k", "v", "out")}
+    with pytest.raises(ValueError, match=r"lse: expected float64 for float64 inputs, got float32"):
+        _python_backward(_apply(_backward_call("cpu"), wide))
+    both = {x: _as(x, torch.float64) for x in ("lse", "dlse")}
+    _python_backward(_apply(_backward_call("cpu"), {**wide, **both}))
+
+
+@pytest.mark.parametrize("which", ["dout", "out", "lse", "dlse"])
+@pytest.mark.parametrize("device", [CUDA])
+def test_backward_devices_mixed(device: str, which: str) -> None:
+    call = _backward_call(device)
+    call[which] = call[which].cpu()
+    with pytest.raises(ValueError) as caught:
+        _python_backward(call)
+    _assert_says(caught.value, (rf"\b{which}\b", "cuda:0", "cpu"))
+
+
 @pytest.mark.parametrize("name", ["q_rank", "all_int32", "scale_nan", "head_ratio", "causal"])
 def test_explain(device: str, name: str) -> None:
     changes, words = BAD[name]
     call = _apply(_call(device), changes)
     causal = False if call["causal"] == "none" else call["causal"]
-    with pytest.raises(ValueError) as caught:
-        flash_cute.explain(call["q"], call["k"], call["v"], causal, scale=call["scale"])
-    _assert_says(caught.value, words)
+    for backward in (False, True):
+        with pytest.raises(ValueError) as caught:
+            flash_cute.explain(call["q"], call["k"], call["v"], causal, scale=call["scale"], backward=backward)
+        _assert_says(caught.value, words)
 
 
 def test_sentences_are_the_same_everywhere(device: str) -> None:

@@ -13,6 +13,7 @@ from flash_cute import report
 from flash_cute.explain import kernel_matches
 
 CAPABILITIES = (80, 86, 89, 90, 120)
+BACKWARDS = {arch: dims for arch in ("sm80", "sm90") if (dims := cases.backward_head_dims(arch))}
 
 needs_kernels = pytest.mark.skipif(not report.load()["kernels"], reason="this build has no CUDA kernels")
 
@@ -76,6 +77,22 @@ def test_sm90_kernel_names_are_understood():
     assert not kernel_matches(PLAN, sm90)
 
 
+BACKWARD = (
+    "void flash_cute::sm90::bwd_kernel<flash_cute::sm90::BwdTraits<cutlass::bfloat16_t, 128, "
+    "flash_cute::Variant<flash_cute::FullMask>, flash_cute::sm90::BwdTile{64, 128, 2}> >(flash_cute::sm90::BwdArgs)"
+)
+
+
+def test_backward_kernel_names_are_understood():
+    plan = PLAN | {"backend": "sm90", "kernel": "bwd_kernel", "dtype": "bfloat16", "mask": "full", "stages": 2}
+    plan |= {"block_m": 64, "block_n": 128, "threads": 384}
+    assert kernel_matches(plan, BACKWARD)
+    assert not kernel_matches(plan | {"kernel": "fwd_kernel"}, BACKWARD)
+    assert not kernel_matches(plan | {"block_m": 128}, BACKWARD)
+    assert not kernel_matches(plan, BACKWARD.replace("bwd_kernel", "bwd_convert_kernel"))
+    assert not kernel_matches(plan, "void flash_cute::bwd_preprocess_kernel<cutlass::bfloat16_t>(int)")
+
+
 @pytest.mark.parametrize(
     "name", ["", "void at::native::elementwise_kernel<128, 4>(int)", "flash_fwd_kernel<Flash_fwd_kernel_traits<128>>"]
 )
@@ -93,6 +110,69 @@ def test_cpu():
     assert half.data["copies"]["q"] == "computed in float32"
     strided = flash_cute.explain(q, k, torch.randn(1, 4, 16, 9).mT)
     assert strided.data["copies"] == {"q": None, "k": None, "v": "its last dim is not contiguous", "out": None}
+
+
+def test_backward_on_the_cpu():
+    q, k, v = (torch.randn(1, 4, n, 16).half() for n in (5, 9, 9))
+    explanation = flash_cute.explain(q, k, v, True, backward=True)
+    assert explanation.data["backend"] == "cpu"
+    assert explanation.data["deterministic"] is True
+    assert explanation.data["copies"] == {
+        **dict.fromkeys(("q", "k", "v", "out", "dout"), "computed in float32"),
+        **dict.fromkeys(("dq", "dk", "dv")),
+    }
+    assert "5 query rows at a time" in str(explanation)
+
+
+@pytest.mark.skipif(not BACKWARDS, reason="this build has no backward kernels")
+@pytest.mark.parametrize("backend", BACKWARDS)
+def test_backward(backend):
+    q, k = meta(100, length=300), torch.empty(2, 2, 500, 100, dtype=torch.float16, device="meta")
+    options = {"backend": backend, "capability": 90, "backward": True}
+    explanation = flash_cute.explain(q, k, k, True, deterministic=True, **options)
+    data, text = explanation.data, str(explanation)
+    assert data["kernel"] == "bwd_kernel"
+    assert data["deterministic"] is True
+    assert data["tiles"] == 2 * 2 * -(-500 // data["block_n"])
+    assert set(data["copies"]) == {"q", "k", "v", "out", "dout", "dq", "dk", "dv"}
+    assert all("padded" in reason for reason in data["copies"].values())
+    assert f"flash_cute::{backend}::bwd_kernel" in text
+    assert f"workspace      {data['workspace_bytes'] / 2**20:.1f} MiB" in text
+    assert "Deterministic: " in text
+    assert "4 query heads" in text
+    assert max(map(len, text.splitlines())) <= 110
+    other = flash_cute.explain(q, k, k, True, **options)
+    assert other.data["deterministic"] is False
+    assert "Not deterministic: " in str(other)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert flash_cute.explain(q, k, k, True, **options).data == data
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.skipif(not BACKWARDS, reason="this build has no backward kernels")
+def test_backward_without_work():
+    q, k = meta(64), torch.empty(2, 8, 0, 64, dtype=torch.float16, device="meta")
+    explanation = flash_cute.explain(q, k, k, capability=80 if "sm80" in BACKWARDS else 90, backward=True)
+    assert explanation.data["workspace_bytes"] == 0
+    assert "Nothing is launched" in str(explanation)
+
+
+@pytest.mark.skipif(not BACKWARDS, reason="this build has no backward kernels")
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("dtype", cases.CUDA_DTYPES, ids=cases.dtype_name)
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_backward_plan_has_its_compiled_kernel(capability, dtype, causal):
+    for backend in BACKWARDS if capability == 90 else {"sm80"}.intersection(BACKWARDS):
+        for head_dim in BACKWARDS[backend]:
+            x = meta(head_dim, dtype)
+            data = flash_cute.explain(x, x, x, causal, backend=backend, capability=capability, backward=True).data
+            compiled = data["compiled"]
+            assert compiled is not None, (head_dim, backend)
+            assert 0 < compiled["registers"] <= 255
+            assert kernel_matches(data, compiled["kernel"])
+            assert not any(data["copies"].values())
 
 
 def test_data_is_plain_and_a_copy():
@@ -195,6 +275,28 @@ def test_the_profiler_saw_that_kernel(head_dim, causal, dtype, backend):
     ours = [name for name in ran if "flash_cute" in name]
     assert len(ours) == 1, ran
     assert kernel_matches(data, ours[0]), (ours[0], data)
+    if not any(data["copies"].values()):
+        assert [name for name in ran if not name.startswith("Memset")] == ours
+
+
+@pytest.mark.cuda
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", cases.CUDA_DTYPES, ids=cases.dtype_name)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [*cases.INSTANCE_HEAD_DIMS, 100])
+def test_the_profiler_saw_that_backward(head_dim, causal, dtype, backend):
+    q, k, v = (torch.randn(1, 4, n, head_dim, device="cuda", dtype=dtype) for n in (130, 300, 300))
+    data = flash_cute.explain(q, k, v, causal, backend=backend, backward=True).data
+    out, lse = flash_cute.fwd(q, k, v, causal, backend=backend)
+    flash_cute.bwd(q, q, k, v, out, lse, causal, backend=backend)
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        flash_cute.bwd(q, q, k, v, out, lse, causal, backend=backend)
+        torch.cuda.synchronize()
+    ran = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    ours = [name for name in ran if "flash_cute" in name]
+    assert sum(kernel_matches(data, name) for name in ours) == 1, (ran, data)
     if not any(data["copies"].values()):
         assert [name for name in ran if not name.startswith("Memset")] == ours
 

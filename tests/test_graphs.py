@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from cases import INSTANCE_HEAD_DIMS, Case, Inputs
-from numerics import assert_matches, same_bits
+from numerics import assert_gradients_match, assert_matches, same_bits
 
 import flash_cute
 
@@ -17,7 +17,7 @@ FIRST_CALL = """
 import torch
 import flash_cute
 from cases import Case
-from numerics import assert_matches
+from numerics import assert_gradients_match, assert_matches
 
 rng = torch.Generator().manual_seed({seed})
 graphs = []
@@ -28,6 +28,19 @@ for head_dim in {head_dims}:
         with torch.cuda.graph(graph):
             out, lse = flash_cute.fwd(q, k, v, causal, backend={backend!r})
         graphs.append((graph, out, lse, q, k, v, causal))
+trained = []
+for head_dim in {head_dims}:
+    q, k, v = Case(head_dim, 113, 203, heads_q=4).inputs("cuda", rng)
+    out, lse = flash_cute.fwd(q, k, v, True, backend={backend!r})
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gradients = flash_cute.bwd(q, q, k, v, out, lse, True, deterministic=True, backend={backend!r})
+    trained.append((graph, gradients, q, k, v))
+for graph, gradients, q, k, v in trained:
+    for x in gradients:
+        x.fill_(float("nan"))
+    graph.replay()
+    assert_gradients_match(gradients, q, q, k, v, True)
 for graph, out, lse, q, k, v, causal in graphs:
     out.fill_(float("nan"))
     lse.fill_(float("nan"))
@@ -98,3 +111,35 @@ def test_several_calls_in_one_graph(device: str, backend: str | None, rng: torch
     for _ in range(3):
         graph.replay()
     assert same_bits((out,), (expected,))
+
+
+@pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["default", "deterministic"])
+@pytest.mark.parametrize("head_dim", [33, 64, 128])
+def test_replay_of_a_training_step(
+    device: str, head_dim: int, deterministic: bool, backend: str | None, rng: torch.Generator
+) -> None:
+    """Forward and backward in one graph, replayed on new inputs: the semaphores are zeroed in each replay."""
+    case = Case(head_dim, 113, 203, heads_q=4)
+    leaves = [x.requires_grad_() for x in case.inputs(device, rng)]
+    dout = torch.randn(leaves[0].shape, generator=rng).to(leaves[0])
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = flash_cute.attention(*leaves, True, deterministic=deterministic, backend=backend)
+        return torch.autograd.grad(out, leaves, dout)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        dq, dk, dv = step()
+    for _ in range(3):
+        with torch.no_grad():
+            for x, new in zip(leaves, case.inputs(device, rng), strict=True):
+                x.copy_(new)
+        graph.replay()
+        q, k, v = leaves
+        assert_gradients_match((dq, dk, dv), dout, q, k, v, True)

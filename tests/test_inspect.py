@@ -72,8 +72,9 @@ def test_kernels_are_those_of_the_library(kernels: tuple[Kernel, ...]) -> None:
     built = report.built_architectures()
     listed = {(kernel.arch, kernel.head_dim, kernel.mask) for kernel in kernels}
     for entry in report.load()["kernels"]:
-        arch, head_dim, mask = re.fullmatch(r"(sm\d+)_fwd_d(\d+)_(\w+)\.cu", entry["file"]).groups()  # type: ignore
-        assert (arch, int(head_dim), mask) in listed
+        forward = re.fullmatch(r"(sm\d+)_fwd_d(\d+)_(\w+)\.cu", entry["file"])
+        if forward:  # the module knows no backward
+            assert (forward[1], int(forward[2]), forward[3]) in listed
     assert built <= {kernel.arch for kernel in kernels}
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import Case, Causal, Forward
-from numerics import assert_matches
+from cases import Backward, Case, Causal, Forward
+from numerics import assert_gradients_match, assert_matches
 
 import flash_cute
 
@@ -51,6 +51,24 @@ def test_more_than_2_to_31_elements(
 
 @pytest.mark.usefixtures("room")
 @pytest.mark.parametrize("device", ON_CUDA)
+@pytest.mark.parametrize("deterministic", [False, True], ids=["default", "deterministic"])
+def test_gradients_of_more_than_2_to_31_elements(
+    device: str, deterministic: bool, backend: str | None, cuda_rng: torch.Generator
+) -> None:
+    """dq and its sums have 2^31 + 2^20 elements each, q is its own dout."""
+    batch, heads, length, head_dim = 8196 // 4, 8, 1024, 128
+    q = _normal(batch, heads, length, head_dim, rng=cuda_rng)
+    k, v = (_normal(batch, 1, 300, head_dim, rng=cuda_rng) for _ in range(2))
+    out, lse = flash_cute.fwd(q, k, v, True, backend=backend)
+    gradients = flash_cute.bwd(q, q, k, v, out, lse, True, deterministic=deterministic, backend=backend)
+    past = 2**31 // (heads * length * head_dim)
+    for some in (slice(0, 1), slice(past - 1, past + 1), slice(batch - 1, batch)):
+        dq, dk, dv = (x[some] for x in gradients)
+        assert_gradients_match((dq, dk, dv), q[some], q[some], k[some], v[some], True)
+
+
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize("device", ON_CUDA)
 def test_strides_past_2_to_31(device: str, backend: str | None, cuda_rng: torch.Generator) -> None:
     """Two batches, and two heads, further apart than 32 bits reach; most of the memory is never touched."""
     far = 2**31 + 2**10
@@ -65,6 +83,8 @@ def test_strides_past_2_to_31(device: str, backend: str | None, cuda_rng: torch.
             inputs.append(memory.as_strided(x.shape, strides, i * 2**16).copy_(x))
         out, lse = flash_cute.fwd(*inputs, True, backend=backend)
         assert_matches(out, lse, *(x.contiguous() for x in inputs), True)
+        q, k, v = inputs
+        assert_gradients_match(flash_cute.bwd(q, q, k, v, out, lse, True, backend=backend), q, q, k, v, True)
 
 
 @pytest.mark.usefixtures("room")
@@ -96,6 +116,15 @@ def test_more_heads_than_a_grid_dim_holds(
     scores = (q.float().unsqueeze(3) * k.float().unsqueeze(2)).sum(-1) * 32**-0.5
     scores = scores.masked_fill(~torch.ones(5, 5, dtype=torch.bool, device=device).tril(), -1e30)
     torch.testing.assert_close(lse, scores.logsumexp(-1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", ON_CUDA)
+def test_gradients_of_more_heads_than_a_grid_dim_holds(device: str, bwd: Backward, cuda_rng: torch.Generator) -> None:
+    q, k, v = (_normal(1, 65_537, 5, 32, rng=cuda_rng) for _ in range(3))
+    gradients = bwd(q, q, k, v, True, deterministic=True)
+    for some in (slice(0, 5), slice(65_530, 65_537)):
+        dq, dk, dv = (x[:, some] for x in gradients)
+        assert_gradients_match((dq, dk, dv), q[:, some], q[:, some], k[:, some], v[:, some], True)
 
 
 @pytest.mark.parametrize("device", ON_CUDA)

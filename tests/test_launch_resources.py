@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from cases import CUDA_DTYPES, INSTANCE_HEAD_DIMS, Causal, plan
+from cases import CUDA_DTYPES, INSTANCE_HEAD_DIMS, Causal, backward_plan, plan
 
 # Compute capability: KB of shared memory a CTA may have, and an SM has (1 KB a CTA is the driver's).
 SHARED_KB = {
@@ -28,6 +30,19 @@ THREADS = {80: 2048, 86: 1536, 87: 1536, 89: 1536, 90: 2048, 100: 2048, 120: 153
 def test_fits(capability: int, head_dim: int, causal: Causal, dtype: torch.dtype, backend: str) -> None:
     q = torch.empty(1, 2, 1024, head_dim, dtype=dtype)
     made = plan(q, q, q, causal, backend=backend, capability=capability)
+    _assert_fits(made, capability, head_dim)
+
+
+@pytest.mark.parametrize("backend", ["auto", "sm80"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", [8, 40, *INSTANCE_HEAD_DIMS])
+@pytest.mark.parametrize("capability", SHARED_KB)
+def test_backward_fits(capability: int, head_dim: int, causal: Causal, backend: str) -> None:
+    q = torch.empty(1, 2, 1024, head_dim, dtype=torch.float16)
+    _assert_fits(backward_plan(q, q, q, causal, backend=backend, capability=capability), capability, head_dim)
+
+
+def _assert_fits(made: dict[str, Any], capability: int, head_dim: int) -> None:
     a_cta, an_sm = (1024 * kb for kb in SHARED_KB[capability])
     ctas = made["ctas_per_sm"]
     assert made["kernel_head_dim"] >= head_dim

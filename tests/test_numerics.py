@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from cases import CAUSAL, CPU_DTYPES, HEADS, Case, Causal, Inputs, mask_name
-from numerics import mismatches, nan_in_new_memory, visible
+from numerics import gradient_mismatches, mismatches, nan_in_new_memory, visible
 
 from flash_cute import reference
 
@@ -169,3 +169,132 @@ def test_new_memory_is_nan_inside_the_context(device: str) -> None:
         assert torch.empty_like(q).isnan().all()
         assert torch.empty(7, device=device).isnan().all()
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def _problem(
+    len_q: int, len_k: int, dtype: torch.dtype, rng: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dout, q, k, v, dlse, with grouped heads."""
+    q, k, v = Case(64, len_q, len_k, dtype=dtype, heads_q=4).inputs("cpu", rng)
+    dout = torch.randn(q.shape, generator=rng).to(dtype)
+    return dout, q, k, v, torch.randn(q.shape[:3], generator=rng, dtype=torch.promote_types(dtype, torch.float32))
+
+
+@pytest.mark.parametrize("causal", CAUSAL, ids=mask_name)
+@pytest.mark.parametrize(("len_q", "len_k"), [(1, 1), (3, 7), (7, 3), (5, 0), (0, 5)])
+def test_gradient_oracle_is_the_derivative(causal: Causal, len_q: int, len_k: int, rng: torch.Generator) -> None:
+    """Against central differences of the oracle of the forward, in a random direction of each input."""
+    case = Case(8, len_q, len_k, dtype=torch.float64, heads_q=4)
+    inputs = list(case.inputs("cpu", rng))
+    blind = ~visible(len_q, len_k, causal).any(-1)
+    dout, dlse = (torch.randn(shape, generator=rng, dtype=torch.float64) for shape in ((2, 4, len_q, 8), (2, 4, len_q)))
+
+    def loss(x: list[torch.Tensor]) -> float:
+        out, lse = reference.attention(x[0], x[1], x[2], causal, 0.7)
+        return float((out * dout).sum() + (lse * dlse).masked_fill(blind, 0).sum())
+
+    gradients = reference.gradients(dout, inputs[0], inputs[1], inputs[2], causal, 0.7, dlse)
+    assert not gradients[0][:, :, blind].any()
+    for i, gradient in enumerate(gradients):
+        step = 1e-5 * torch.randn(inputs[i].shape, generator=rng, dtype=torch.float64)
+        ahead, behind = ([x + sign * step if j == i else x for j, x in enumerate(inputs)] for sign in (1, -1))
+        expected = (loss(ahead) - loss(behind)) / 2
+        assert float((gradient * step).sum()) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", CPU_DTYPES, ids=str)
+@pytest.mark.parametrize("causal", CAUSAL, ids=mask_name)
+@pytest.mark.parametrize(("len_q", "len_k"), [(1, 1), (65, 127), (127, 65)])
+def test_comparison_accepts_true_gradients_rounded(
+    dtype: torch.dtype, causal: Causal, len_q: int, len_k: int, rng: torch.Generator
+) -> None:
+    dout, q, k, v, dlse = _problem(len_q, len_k, dtype, rng)
+    dq, dk, dv = (x.to(dtype) for x in reference.gradients(dout, q, k, v, causal, None, dlse))
+    assert gradient_mismatches((dq, dk, dv), dout, q, k, v, causal, None, dlse) == []
+
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def _dlse_dropped(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dlse: torch.Tensor) -> Tensors:
+    return reference.gradients(dout, q, k, v)
+
+
+def _delta_dropped(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dlse: torch.Tensor
+) -> Tensors:
+    """dS = P * dP: what a delta of 0 gives."""
+    out, _ = reference.attention(q, k, v)
+    return reference.gradients(dout, q, k, v, False, None, dlse + (out * dout).sum(-1))
+
+
+def _dq_without_scale(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dlse: torch.Tensor
+) -> Tensors:
+    dq, dk, dv = reference.gradients(dout, q, k, v, False, None, dlse)
+    return dq * 8, dk, dv
+
+
+def _one_head_of_a_group_missing(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dlse: torch.Tensor
+) -> Tensors:
+    mask = torch.tensor([1.0, 1.0, 1.0, 0.0])[:, None, None]
+    dq, _, _ = reference.gradients(dout, q, k, v, False, None, dlse)
+    _, dk, dv = reference.gradients(dout * mask, q, k, v, False, None, dlse * mask[..., 0])
+    return dq, dk, dv
+
+
+def _last_keys_missing_in_dq(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dlse: torch.Tensor
+) -> Tensors:
+    _, dk, dv = reference.gradients(dout, q, k, v, False, None, dlse)
+    less = k.clone()
+    less[:, :, -1] = 0
+    weights = (q.double() @ k.double().repeat_interleave(2, 1).mT / 8).softmax(-1)
+    delta = (reference.attention(q, k, v)[0] * dout).sum(-1) - dlse
+    ds = weights * (dout.double() @ v.double().repeat_interleave(2, 1).mT - delta.unsqueeze(-1))
+    return ds @ less.double().repeat_interleave(2, 1) / 8, dk, dv
+
+
+def _dv_of_one_key_not_written(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dlse: torch.Tensor
+) -> Tensors:
+    dq, dk, dv = reference.gradients(dout, q, k, v, False, None, dlse)
+    dv[-1, -1, -1] = math.nan
+    return dq, dk, dv
+
+
+GRADIENT_MISTAKES: tuple[Callable[..., Tensors], ...] = (
+    _dlse_dropped,
+    _delta_dropped,
+    _dq_without_scale,
+    _one_head_of_a_group_missing,
+    _last_keys_missing_in_dq,
+    _dv_of_one_key_not_written,
+)
+
+
+@pytest.mark.parametrize(("len_q", "len_k"), [(64, 64), (113, 203)])
+@pytest.mark.parametrize("mistake", GRADIENT_MISTAKES, ids=lambda m: m.__name__.strip("_"))
+def test_comparison_catches_wrong_gradients(
+    mistake: Callable[..., Tensors], len_q: int, len_k: int, rng: torch.Generator
+) -> None:
+    dout, q, k, v, dlse = _problem(len_q, len_k, torch.bfloat16, rng)
+    dq, dk, dv = (x.bfloat16() for x in mistake(dout, q, k, v, dlse))
+    assert gradient_mismatches((dq, dk, dv), dout, q, k, v, False, None, dlse)
+
+
+@pytest.mark.parametrize("causal", CAUSAL[1:], ids=mask_name)
+def test_comparison_catches_gradients_of_the_other_alignment(causal: Causal, rng: torch.Generator) -> None:
+    dout, q, k, v, dlse = _problem(113, 203, torch.bfloat16, rng)
+    other = "top_left" if causal == "bottom_right" else "bottom_right"
+    dq, dk, dv = (x.bfloat16() for x in reference.gradients(dout, q, k, v, other, None, dlse))
+    assert gradient_mismatches((dq, dk, dv), dout, q, k, v, causal, None, dlse)
+
+
+def test_comparison_catches_gradients_of_a_wrong_form(rng: torch.Generator) -> None:
+    dout, q, k, v, _ = _problem(5, 7, torch.bfloat16, rng)
+    dq, dk, dv = (x.bfloat16() for x in reference.gradients(dout, q, k, v))
+    assert gradient_mismatches((dq, dk, dv), dout, q, k, v) == []
+    assert gradient_mismatches((dq.float(), dk, dv), dout, q, k, v)
+    assert gradient_mismatches((dq, dk[:, :, 1:], dv), dout, q, k, v)

@@ -6,15 +6,15 @@ import random
 
 import pytest
 import torch
-from cases import CAUSAL, CPU_DTYPES, CUDA_DTYPES, Case, Forward
+from cases import CAUSAL, CPU_DTYPES, CUDA_DTYPES, Backward, Case, Forward
 from layouts import LAYOUTS
-from numerics import assert_matches
+from numerics import assert_gradients_match, assert_matches
 
 pytestmark = pytest.mark.kernel
 
 
 @pytest.mark.parametrize("number", range(48))
-def test_exact(device: str, number: int, seed: int, fwd: Forward, rng: torch.Generator) -> None:
+def test_exact(device: str, number: int, seed: int, fwd: Forward, bwd: Backward, rng: torch.Generator) -> None:
     pick = random.Random(seed)
     heads_kv = pick.randint(1, 4)
     case = Case(
@@ -29,6 +29,17 @@ def test_exact(device: str, number: int, seed: int, fwd: Forward, rng: torch.Gen
     )
     layouts = [pick.choice(LAYOUTS) for _ in range(3)]
     scale = pick.choice((None, pick.uniform(0.01, 0.5)))
+    deterministic = pick.choice((False, True))
     print(case, *layouts, scale)
     q, k, v = (layout.make(x) for layout, x in zip(layouts, case.inputs(device, rng), strict=True))
     assert_matches(*fwd(q, k, v, case.causal, scale=scale), q, k, v, case.causal, scale)
+
+    # No larger: where a row's softmax is all but one key, its dS is the difference of equal numbers, and the rounding
+    # of out, from which delta comes, outweighs it; the unfused computation has the difference exactly.
+    scale = pick.choice((None, pick.uniform(0.1, 2) / case.head_dim**0.5))
+    dout = pick.choice(LAYOUTS).make(torch.randn(q.shape, generator=rng).to(device, q.dtype))
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dlse = pick.choice((None, torch.randn(q.shape[:3], generator=rng).to(device, wide)))
+    print("backward", scale, deterministic)
+    given = bwd(dout, q, k, v, case.causal, scale=scale, dlse=dlse, deterministic=deterministic)
+    assert_gradients_match(given, dout, q, k, v, case.causal, scale, dlse)

@@ -116,3 +116,51 @@ def test_outputs_may_be_freed_at_once(device: str, backend: str | None, rng: tor
         results.append(flash_cute.fwd(q, k, v, True, backend=backend))
         torch.full_like(q, float("nan"))
     assert all(same_bits(x, expected) for x in results)
+
+
+def _train(inputs: Inputs, backend: str | None) -> tuple[torch.Tensor, ...]:
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    out, lse = flash_cute.attention(*leaves, True, return_lse=True, deterministic=True, backend=backend)
+    return torch.autograd.grad((out, lse), leaves, (out.detach(), lse.detach().nan_to_num(neginf=0)))
+
+
+@pytest.mark.parametrize("device", ON_CUDA)
+def test_the_host_does_not_wait_for_a_backward(device: str, backend: str | None, rng: torch.Generator) -> None:
+    inputs = Case(100, 113, 203).inputs(device, rng)
+    _train(inputs, backend)
+    torch.cuda.synchronize()
+    asleep = torch.cuda.Event()
+    torch.cuda._sleep(LONG_SLEEP)
+    asleep.record()
+    _train(inputs, backend)
+    assert not asleep.query(), "the call came back only after the work queued before it was done"
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("device", ON_CUDA)
+def test_backwards_of_streams_at_once(device: str, backend: str | None, rng: torch.Generator) -> None:
+    """Each on the stream of its forward, with a workspace and semaphores of its own."""
+    problems = [case.inputs(device, rng) for case in CASES]
+    expected = [_train(inputs, backend) for inputs in problems]
+    streams = [torch.cuda.Stream() for _ in problems]
+    torch.cuda.synchronize()
+    results: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in problems]
+    for _ in range(30):
+        for inputs, stream, collected in zip(problems, streams, results, strict=True):
+            with torch.cuda.stream(stream):
+                collected.append(_train(inputs, backend))
+    torch.cuda.synchronize()
+    for collected, right in zip(results, expected, strict=True):
+        assert all(same_bits(x, right) for x in collected)
+
+
+@pytest.mark.parametrize("device", ON_CUDA)
+def test_a_workspace_may_be_freed_at_once(device: str, backend: str | None, rng: torch.Generator) -> None:
+    inputs = Case(33, 200, 300, heads_q=8, heads_kv=8).inputs(device, rng)
+    expected = _train(inputs, backend)
+    torch.cuda._sleep(LONG_SLEEP // 10)
+    results = []
+    for _ in range(20):
+        results.append(_train(inputs, backend))
+        torch.full((1 << 20,), float("nan"), device=device)
+    assert all(same_bits(x, expected) for x in results)

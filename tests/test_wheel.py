@@ -33,6 +33,12 @@ for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
     assert (lse - ref_lse).abs().max() < 0.02, dtype
 half = [x.half() for x in (q, k, v)]
 assert '"backend"' in _ops.fwd_plan(*half, "bottom_right", None, "auto", 90)
+leaves = [x.requires_grad_() for x in (q, k, v)]
+out, lse = flash_cute.attention(*leaves, causal=True, scale=0.2, return_lse=True)
+gradients = torch.autograd.grad((out, lse), leaves, (torch.ones_like(out), torch.ones_like(lse)))
+ones = torch.ones_like(out)
+for x, y in zip(gradients, flash_cute.reference.gradients(ones, q, k, v, True, 0.2, ones[..., 0])):
+    assert (x - y).abs().max() < 1e-4
 try:
     torch.ops.flash_cute.fwd(q, k, v.half(), "none", None, "auto")
 except (ValueError, RuntimeError) as error:
@@ -42,6 +48,9 @@ else:
 if torch.cuda.is_available():
     out, lse = flash_cute.fwd(*(x.cuda() for x in half), causal=True, scale=0.2)
     assert (out.cpu() - ref_out).abs().max() < 0.05
+    dq, dk, dv = flash_cute.bwd(torch.ones_like(out), *(x.cuda() for x in half), out, lse, causal=True, scale=0.2)
+    truth = flash_cute.reference.gradients(torch.ones_like(out), *(x.cuda() for x in half), True, 0.2)
+    assert (dq - truth[0]).abs().max() < 0.05
 print("called")
 """
 
