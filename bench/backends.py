@@ -1,7 +1,7 @@
-"""What is measured: flash_cute and its peers, each as one function of q, k and v.
+"""What is measured: flash_cute and its peers, each as one function.
 
 A peer that is not installed, or that refuses a problem, says why; nothing is skipped in silence. What a provider wants
-to be done once (a layout, a choice of backend) is done outside the timed calls.
+to be done once (a layout, a choice of backend, the forward whose backward is timed) is done outside the timed calls.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import functools
 import importlib.util
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +26,8 @@ from flash_cute._timing import first_line
 
 Function = Callable[..., Any]
 
-OURS = ("flash_cute", "flash_cute:sm80", "flash_cute:sm90", "flash_cute:cpu")
+DETERMINISTIC = ":deterministic"
+OURS = tuple(f"flash_cute{forced}{mode}" for mode in ("", DETERMINISTIC) for forced in ("", ":sm80", ":sm90", ":cpu"))
 SDPA = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -45,21 +46,37 @@ class Backend:
     """A provider, ready for one workload.
 
     Attributes:
-        call: takes q, k, v as `arrange` returned them; returns what the provider returns.
-        context: entered round a batch of calls.
+        call: takes what `arrange` returned; returns out, or dq, dk and dv, and possibly more behind them.
+        context: entered round `arrange`, and round a batch of calls.
         arrange: from (B, H, N, D) tensors to what `call` takes; done before anything is timed.
-        output: from what `call` returns to out (B, H, N, D).
+        restore: from a tensor that `call` returned to (B, H, N, D).
     """
 
     name: str
     call: Function
     context: Callable[[], AbstractContextManager[object]] = nullcontext
-    arrange: Callable[[Inputs], Inputs] = lambda inputs: inputs
-    output: Callable[[Any], torch.Tensor] = lambda returned: returned
+    arrange: Callable[[Inputs], tuple[Any, ...]] = lambda inputs: inputs
+    restore: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
 
 
 def is_ours(name: str) -> bool:
     return name.startswith("flash_cute")
+
+
+def pairs(providers: Sequence[str]) -> list[tuple[str, str]]:
+    """(ours, peer) that are compared: each of ours with each peer, and a deterministic mode with its default mode."""
+    return [
+        (ours, peer)
+        for ours in providers
+        for peer in providers
+        if is_ours(ours) and (not is_ours(peer) or ours == peer + DETERMINISTIC)
+    ]
+
+
+def options(name: str) -> dict[str, Any]:
+    """The backend and the mode that a name of ours insists on, as arguments of `flash_cute.attention`."""
+    forced = name.removesuffix(DETERMINISTIC).partition(":")[2]
+    return {"backend": forced or None, "deterministic": name.endswith(DETERMINISTIC)}
 
 
 def causal_argument(workload: Workload) -> bool | str:
@@ -69,6 +86,17 @@ def causal_argument(workload: Workload) -> bool | str:
 
 def prepare(name: str, workload: Workload, device: torch.device, triton_tutorial: Path | None = None) -> Backend:
     """The provider of that name for one workload; raises `Unavailable`."""
+    if workload.direction == "bwd" and name in OURS:
+        return _flash_cute_backward(name, workload)
+    if workload.direction == "bwd" and name in ATEN_BACKWARD and device.type == "cuda":
+        return _aten_backward(name, workload)
+    forward = _forward(name, workload, device, triton_tutorial)
+    if workload.direction == "bwd":
+        return _backward_by_autograd(forward)
+    return _through_autograd(forward) if workload.direction == "train" else forward
+
+
+def _forward(name: str, workload: Workload, device: torch.device, triton_tutorial: Path | None) -> Backend:
     if name in OURS:
         return _flash_cute(name, workload)
     if name in SDPA:
@@ -98,16 +126,18 @@ def absent(name: str, triton_tutorial: Path | None = None) -> str | None:
     return None
 
 
-def first_call(backend: Backend, inputs: Inputs) -> torch.Tensor:
-    """out of one call, shape (B, H, N, D); raises `Unavailable` with the provider's own words if it refuses."""
+def first_call(backend: Backend, workload: Workload, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+    """out, or dq, dk and dv of one call; raises `Unavailable` with the provider's own words if it refuses."""
     with warnings.catch_warnings(record=True) as refusals:
         warnings.simplefilter("always")
         try:
             with backend.context():
-                out = backend.output(backend.call(*backend.arrange(inputs)))
-            if out.is_cuda:
-                torch.cuda.synchronize(out.device)
-            return out
+                returned = backend.call(*backend.arrange(inputs))
+            first = _first(returned)
+            if first.is_cuda:
+                torch.cuda.synchronize(first.device)
+            results = (first,) if workload.direction == "fwd" else returned[:3]
+            return tuple(backend.restore(result) for result in results)
         except torch.cuda.OutOfMemoryError as error:
             raise Unavailable("out of memory") from error
         except Exception as error:
@@ -134,15 +164,104 @@ def _require_flash_cute() -> Any:
     return flash_cute
 
 
+def _first(returned: Any) -> torch.Tensor:
+    """out, of a forward that returns it alone or with the LSE behind it."""
+    out: torch.Tensor = returned[0] if isinstance(returned, tuple) else returned
+    return out
+
+
+def _through_autograd(forward: Backend) -> Backend:
+    """Forward and backward as a training step calls them."""
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(_first(forward.call(q, k, v)), (q, k, v), dout)
+
+    def arrange(inputs: Inputs) -> tuple[Any, ...]:
+        *leaves, dout = forward.arrange(inputs)
+        return *(leaf.detach().requires_grad_() for leaf in leaves), dout
+
+    return replace(forward, call=call, arrange=arrange)
+
+
+def _backward_by_autograd(forward: Backend) -> Backend:
+    """The backward alone of a provider that has no function for it: autograd's host time comes with it."""
+
+    def arrange(inputs: Inputs) -> tuple[Any, ...]:
+        *leaves, dout = forward.arrange(inputs)
+        leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+        return _first(forward.call(*leaves)), leaves, dout
+
+    return replace(forward, call=functools.partial(torch.autograd.grad, retain_graph=True), arrange=arrange)
+
+
 def _flash_cute(name: str, workload: Workload) -> Backend:
     flash_cute = _require_flash_cute()
-    forced = name.partition(":")[2]
-    options = {"backend": forced} if forced else {}
-    return Backend(
-        name,
-        functools.partial(flash_cute.fwd, causal=causal_argument(workload), **options),
-        output=lambda returned: returned[0],
+    function = flash_cute.attention if workload.direction == "train" else flash_cute.fwd
+    return Backend(name, functools.partial(function, causal=causal_argument(workload), **options(name)))
+
+
+def _flash_cute_backward(name: str, workload: Workload) -> Backend:
+    forward = _flash_cute(name, workload).call
+
+    def arrange(inputs: Inputs) -> tuple[Any, ...]:
+        q, k, v, dout = inputs
+        return dout, q, k, v, *forward(q, k, v)
+
+    flash_cute = _require_flash_cute()
+    call = functools.partial(flash_cute.bwd, causal=causal_argument(workload), **options(name))
+    return Backend(name, call, arrange=arrange)
+
+
+def _aten_backward(name: str, workload: Workload) -> Backend:
+    """The backward that autograd would call behind SDPA, called directly with what its forward saved."""
+    if workload.is_causal and workload.N != workload.M:
+        raise Unavailable("SDPA aligns its causal mask to the top left: another problem when N and M differ")
+    saved, backward = ATEN_BACKWARD[name]
+
+    def arrange(inputs: Inputs) -> tuple[Any, ...]:
+        q, k, v, dout = inputs
+        return saved(q, k, v, dout, workload.is_causal)
+
+    return Backend(name, backward, arrange=arrange)
+
+
+def _cudnn_saved(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, causal: bool
+) -> tuple[Any, ...]:
+    out, lse, lengths_q, lengths_k, most_q, most_k, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, True, 0.0, causal
     )
+    saved = (_laid_out_like(dout, out), q, k, v, out, lse, seed, offset, None)
+    return *saved, lengths_q, lengths_k, most_q, most_k, 0.0, causal
+
+
+def _flash_saved(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, causal: bool
+) -> tuple[Any, ...]:
+    out, lse, *lengths, seed, offset, _ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
+    return _laid_out_like(dout, out), q, k, v, out, lse, *lengths, 0.0, causal, seed, offset
+
+
+def _efficient_saved(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, causal: bool
+) -> tuple[Any, ...]:
+    out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
+    wanted = [True, True, True, False]  # gradients of q, k and v, none of a bias
+    return _laid_out_like(dout, out), q, k, v, None, out, lse, seed, offset, 0.0, wanted, causal
+
+
+def _laid_out_like(dout: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """dout with out's strides: with others, cuDNN's backward would copy it in each call."""
+    return torch.empty_like(out).copy_(dout)
+
+
+aten = torch.ops.aten
+# What the backward of each of SDPA's backends takes, and that backward.
+ATEN_BACKWARD: dict[str, tuple[Callable[..., tuple[Any, ...]], Function]] = {
+    "cudnn": (_cudnn_saved, aten._scaled_dot_product_cudnn_attention_backward.default),
+    "flash": (_flash_saved, aten._scaled_dot_product_flash_attention_backward.default),
+    "efficient": (_efficient_saved, aten._scaled_dot_product_efficient_attention_backward.default),
+}
 
 
 def _sdpa(name: str, workload: Workload, device: torch.device) -> Backend:
@@ -161,8 +280,9 @@ def _sdpa(name: str, workload: Workload, device: torch.device) -> Backend:
 
 
 def _require_memory_for_scores(workload: Workload, device: torch.device) -> None:
-    """The unfused computation keeps N x M scores a head: in float32, with their softmax and their mask."""
-    needed = 3 * 4 * workload.B * workload.H * workload.N * workload.M
+    """The unfused computation keeps N x M scores a head: in float32, with softmax and mask, and their gradients."""
+    copies = 3 if workload.direction == "fwd" else 6
+    needed = copies * 4 * workload.B * workload.H * workload.N * workload.M
     limit = 4 << 30
     if device.type == "cuda":
         limit = torch.cuda.mem_get_info(device)[0] * 2 // 3
@@ -171,8 +291,7 @@ def _require_memory_for_scores(workload: Workload, device: torch.device) -> None
 
 
 def _heads_after_length(inputs: Inputs) -> Inputs:
-    q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in inputs)
-    return q, k, v
+    return tuple(tensor.transpose(1, 2).contiguous() for tensor in inputs)
 
 
 def _flash_attn(workload: Workload) -> Backend:
@@ -182,7 +301,7 @@ def _flash_attn(workload: Workload) -> Backend:
         "flash-attn",
         functools.partial(function, causal=workload.is_causal),
         arrange=_heads_after_length,
-        output=lambda returned: returned.transpose(1, 2),
+        restore=lambda tensor: tensor.transpose(1, 2),
     )
 
 
@@ -193,7 +312,7 @@ def _flash_attn_3(workload: Workload) -> Backend:
         "fa3",
         functools.partial(function, causal=workload.is_causal),
         arrange=_heads_after_length,
-        output=lambda returned: (returned[0] if isinstance(returned, tuple) else returned).transpose(1, 2),
+        restore=lambda tensor: tensor.transpose(1, 2),
     )
 
 

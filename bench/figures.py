@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import csv
+import functools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
+OTHERS = Path(__file__).resolve().parent / "others_h100.csv"
+
+SHAPE_COLUMNS = ("direction", "B", "H", "Hkv", "N", "M", "D", "dtype", "causal")
+MASKS = {"none": "full", "bottom_right": "causal", "top_left": "top_left"}
+DIRECTIONS = {"fwd": "forward", "bwd": "backward", "train": "forward and backward, through autograd"}
 
 PROVIDERS = {
     "cudnn": "cuDNN",
@@ -17,6 +24,7 @@ PROVIDERS = {
     "math": "unfused",
     "flash-attn": "flash-attn",
     "fa3": "FlashAttention-3",
+    "fa4": "FlashAttention-4",
     "triton": "Triton tutorial",
 }
 CLOCKS = {
@@ -29,7 +37,15 @@ CLOCKS = {
 
 def provider_title(name: str) -> str:
     ours, _, forced = name.partition(":")
-    return f"{ours} ({forced})" if forced else PROVIDERS.get(name, name)
+    return f"{ours} ({forced.replace(':', ', ')})" if forced else PROVIDERS.get(name, name)
+
+
+def shape_label(shape: Mapping[str, Any]) -> str:
+    """A shape in words; the keys are those of a CSV and of `Workload`."""
+    heads = f"{shape['H']}" if shape["H"] == shape["Hkv"] else f"{shape['H']}/{shape['Hkv']}"
+    length = f"{shape['N']}" if shape["N"] == shape["M"] else f"{shape['N']}x{shape['M']}"
+    mask = MASKS[shape["causal"]]
+    return f"D {shape['D']:<3} {mask:<6} N {length:<9} B {shape['B']} H {heads} {shape['dtype']}"
 
 
 @dataclass(frozen=True)
@@ -51,12 +67,25 @@ class Figure:
         return self.row["mode"]
 
     @property
+    def direction(self) -> str:
+        return self.row.get("direction") or "fwd"
+
+    @property
     def mask(self) -> str:
-        return {"none": "full", "bottom_right": "causal"}.get(self.row["causal"], self.row["causal"])
+        return MASKS[self.row["causal"]]
+
+    @property
+    def label(self) -> str:
+        return shape_label(self.row)
 
     @property
     def shape(self) -> tuple[str, ...]:
         return tuple(self.row[name] for name in ("D", "causal", "N", "M", "B", "H", "Hkv", "dtype"))
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Of `others_h100`."""
+        return self.direction, *(self.row[name] for name in SHAPE_COLUMNS[1:])
 
     def number(self, column: str) -> float:
         return float(self.row[column])
@@ -68,11 +97,21 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """The figures of one clock and mode of a CSV."""
+    """The figures of one direction, clock and mode of a CSV."""
 
+    direction: str
     clock: str
     mode: str
     figures: Sequence[Figure]
+
+    @property
+    def direction_title(self) -> str:
+        return DIRECTIONS[self.direction]
+
+    @property
+    def title(self) -> str:
+        of_direction = "" if self.direction == "fwd" else f", {self.direction_title}"
+        return CLOCKS[self.clock] + of_direction + (f", {self.mode} mode" if self.clock == "host" else "")
 
     @property
     def providers(self) -> list[str]:
@@ -88,9 +127,8 @@ class Table:
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """(ours, peer) of which there is a ratio."""
-        peers = [name for name in self.providers if not name.startswith("flash_cute")]
-        ours = [name for name in self.providers if name.startswith("flash_cute")]
-        return [(mine, peer) for mine in ours for peer in peers if self.ratios(mine, peer)]
+        names = self.providers
+        return [(mine, peer) for mine in names for peer in names if self.ratios(mine, peer)]
 
     def ratios(self, ours: str, peer: str) -> list[float]:
         ratios = [figure.ratio(peer) for figure in self.figures if figure.provider == ours]
@@ -119,12 +157,23 @@ def read(path: Path) -> Results:
     facts = {name: rows[0].get(name) or "" for name in names}
     measured = [Figure(row) for row in rows if row["median_us"]]
     absent = {row["provider"]: row["missing"] for row in rows if not row["B"]}
-    keys = dict.fromkeys((figure.clock, figure.mode) for figure in measured)
-    tables = [
-        Table(clock, mode, [figure for figure in measured if (figure.clock, figure.mode) == (clock, mode)])
-        for clock, mode in keys
-    ]
-    return Results(path, facts, tables, absent)
+    tables: dict[tuple[str, str, str], list[Figure]] = {}
+    for figure in measured:
+        tables.setdefault((figure.direction, figure.clock, figure.mode), []).append(figure)
+    return Results(path, facts, [Table(*key, chosen) for key, chosen in tables.items()], absent)
+
+
+@functools.cache
+def others_h100() -> dict[tuple[str, ...], dict[str, str]]:
+    """By `SHAPE_COLUMNS`: TFLOP/s of cuDNN, FlashAttention-3 and -4 side by side on an H100; see bench/README.md."""
+    with OTHERS.open(newline="") as file:
+        return {tuple(row[name] for name in SHAPE_COLUMNS): row for row in csv.DictReader(file)}
+
+
+def others_over_cudnn(key: tuple[str, ...]) -> float | None:
+    """How many times as fast as cuDNN the fastest of them was, cuDNN among them."""
+    row = others_h100().get(key)
+    return float(row["best_over_cudnn"]) if row else None
 
 
 def belongs_to(facts: dict[str, str]) -> str:

@@ -2,15 +2,19 @@
 
     python bench/plot.py bench/results/h100-paper.csv
 
-Writes a PNG beside each CSV. Where no length varies, the head dim is the axis, and a panel is a mask and dtype.
+Writes a PNG beside each CSV. Where no length varies, the head dim is the axis, and a panel is a mask and dtype. On an
+H100, hollow marks show where FlashAttention-3 and -4 would stand: cuDNN's rate in this CSV, times their rate over
+cuDNN's in `others_h100.csv`.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -38,6 +42,7 @@ PEERS = (
     ("#999999", "h", "-."),
     ("#666666", "<", ":"),
 )
+OTHERS = (("fa3", "#000000", "^"), ("fa4", "#8C564B", "s"))
 
 
 def styles(providers: Sequence[str]) -> dict[str, tuple[str, str, str]]:
@@ -51,6 +56,21 @@ def panel_of(figure: Figure, axis: str) -> tuple[str, str]:
     if axis == "N":
         return figure.mask, f"head dim {figure.row['D']}"
     return figure.mask, figure.row["dtype"]
+
+
+def draw_others(axes: Axes, chosen: Sequence[Figure], axis: str) -> None:
+    """Marks of those that were measured beside cuDNN in another run."""
+    for name, colour, marker in OTHERS:
+        points = []
+        for figure in chosen:
+            row = figures.others_h100().get(figure.key, {})
+            if figure.provider == "cudnn" and row.get(name):
+                rate = figure.number("tflops") * float(row[name]) / float(row["cudnn"])
+                points.append((figure.number(axis), rate))
+        if points:
+            label = f"{figures.provider_title(name)}, scaled from another run"
+            places, rates = zip(*points, strict=True)
+            axes.errorbar(places, rates, fmt=marker, label=label, color=colour, fillstyle="none", markersize=7)
 
 
 def draw_panel(axes: Axes, chosen: Sequence[Figure], axis: str, look: dict[str, tuple[str, str, str]]) -> None:
@@ -97,15 +117,29 @@ def draw(results: Results, table: Table, axis: str, out: Path) -> None:
             chosen = [figure for figure in table.figures if panel_of(figure, axis) == (row, column)]
             if chosen:
                 draw_panel(panels[r][c], chosen, axis, look)
+            if table.clock == "events" and "H100" in results.facts["gpu"]:
+                draw_others(panels[r][c], chosen, axis)
             panels[r][c].set_title(f"{column}, {row}", fontsize=10)
         panels[r][0].set_ylim(bottom=0)  # of the whole row, once all of it is drawn: it ends the autoscaling
-        panels[r][0].set_ylabel("TFLOP/s")
+        panels[r][0].set_ylabel("TFLOP/s" + (f", {table.direction_title}" if table.direction != "fwd" else ""))
     for c in range(len(columns)):
         panels[-1][c].set_xlabel("length N" if axis == "N" else "head dim")
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="upper center", ncols=min(4, len(labels)), frameon=False, fontsize=9)
+    named: dict[str, Any] = {}
+    for axes in panels.flat:
+        handles, labels = axes.get_legend_handles_labels()
+        named |= dict(zip(labels, handles, strict=True))
+    legend_rows = math.ceil(len(named) / 4)
+    columns_of_legend = math.ceil(len(named) / legend_rows)
+    canvas.legend(
+        handles=list(named.values()),
+        labels=list(named),
+        loc="upper center",
+        ncols=columns_of_legend,
+        frameon=False,
+        fontsize=9,
+    )
     canvas.text(0.5, 0.005, figures.belongs_to(results.facts), ha="center", va="bottom", fontsize=7, color="#555555")
-    canvas.tight_layout(rect=(0, 0.02, 1, 1 - 0.35 / size[1]))
+    canvas.tight_layout(rect=(0, 0.02, 1, 1 - (0.15 + 0.2 * legend_rows) / size[1]))
     canvas.savefig(out, dpi=130)
     plt.close(canvas)
     print(f"wrote {out}")

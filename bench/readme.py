@@ -59,8 +59,13 @@ def markdown_table(table: Table) -> list[str]:
     lines = [f"| {' | '.join(heads)} |", f"| {' | '.join('---' for _ in heads)} |"]
     for shape in table.shapes:
         d, causal, n, m, b, h, hkv, dtype = shape
-        mask = {"none": "full", "bottom_right": "causal"}.get(causal, causal)
-        cells = [d, mask, n if n == m else f"{n} x {m}", f"{b}, {h if h == hkv else f'{h}/{hkv}'}", dtype]
+        cells = [
+            d,
+            figures.MASKS[causal],
+            n if n == m else f"{n} x {m}",
+            f"{b}, {h if h == hkv else f'{h}/{hkv}'}",
+            dtype,
+        ]
         cells += [figure_text(table.find(shape, name), table.clock) for name in table.providers]
         cells += [ratio_text(table.find(shape, mine), peer) for mine, peer in pairs]
         lines.append(f"| {' | '.join(cells)} |")
@@ -76,7 +81,7 @@ def section(results: Results, page: Path) -> str:
     up = "../" * (len(page.relative_to(ROOT).parts) - 1)
     lines: list[str] = []
     for table in results.tables:
-        title = figures.CLOCKS[table.clock] + (f", {table.mode} mode" if table.clock == "host" else "")
+        title = table.title
         spread = max(figure.number("spread") for figure in table.figures)
         lines += [f"{title[0].upper()}{title[1:]} (spread of the rounds at most {100 * spread:.1f} %):", ""]
         lines += [*markdown_table(table), ""]

@@ -1,6 +1,7 @@
 """Measure flash_cute beside its peers.
 
     python bench/run.py --grid paper --peers cudnn,flash --out bench/results/NAME.csv
+    python bench/run.py --direction bwd --grid paper --peers cudnn,flash --out bench/results/NAME.csv
 
 Prints a table (TFLOP/s, ratio to each peer, geometric mean of the ratios) and writes a CSV of every figure with its
 spread and with the GPU, torch, cuDNN and commit that it belongs to.
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,14 +28,13 @@ if not __package__:
     # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
-from bench import backends, workloads  # noqa: E402
+from bench import backends, figures, workloads  # noqa: E402
 from bench.timing import Cell, time_cell  # noqa: E402
 from bench.workloads import Workload  # noqa: E402
 from flash_cute._timing import Clock, Contender, measure, tflops  # noqa: E402
 
 CLOCKS_OF_GRID: dict[str, tuple[Clock, ...]] = {"small": ("wall", "graph"), "host": ("host",)}
 HOST_ROUNDS = 41
-SHAPE_COLUMNS = ("grid", "B", "H", "Hkv", "N", "M", "D", "dtype", "causal")
 
 
 def environment(device: torch.device, commit: str) -> dict[str, str]:
@@ -86,13 +87,10 @@ def matrix_product_tflops(device: torch.device, size: int = 8192) -> float:
     return tflops(2.0 * size**3, timing.median)
 
 
-def rows_of(grid: str, cell: Cell, peers: Sequence[str], facts: dict[str, str]) -> list[dict[str, object]]:
+def rows_of(grid: str, cell: Cell, pairs: Sequence[tuple[str, str]], facts: dict[str, str]) -> list[dict[str, object]]:
     """The CSV rows of a cell, one a provider; a provider that did not run has a row that says why."""
     w = cell.workload
-    shape: dict[str, object] = {
-        "grid": grid,
-        **{name: getattr(w, name) for name in SHAPE_COLUMNS[1:]},
-    }
+    shape: dict[str, object] = {"grid": grid, **{name: getattr(w, name) for name in figures.SHAPE_COLUMNS}}
     rows: list[dict[str, object]] = []
     for name, timing in cell.timings.items():
         row: dict[str, object] = {
@@ -111,21 +109,22 @@ def rows_of(grid: str, cell: Cell, peers: Sequence[str], facts: dict[str, str]) 
         }
         if name in cell.differences:
             row["difference"] = f"{cell.differences[name]:.2e} from {cell.compared_with}"
-        if backends.is_ours(name):
-            for peer in peers:
-                ratio = cell.ratio(name, peer)
-                if ratio is not None:
-                    row[f"ratio_{peer}"] = f"{ratio.median:.4f}"
-                    row[f"ratio_{peer}_spread"] = f"{ratio.spread:.4f}"
+        for ours, peer in pairs:
+            ratio = cell.ratio(ours, peer)
+            if ours == name and ratio is not None:
+                row[f"ratio_{peer}"] = f"{ratio.median:.4f}"
+                row[f"ratio_{peer}_spread"] = f"{ratio.spread:.4f}"
         rows.append({**row, **facts})
     for name, reason in cell.missing.items():
         rows.append({**shape, "provider": name, "clock": cell.clock, "mode": cell.mode, "missing": reason, **facts})
     return rows
 
 
-def write_csv(path: Path, rows: Sequence[dict[str, object]], peers: Sequence[str], facts: dict[str, str]) -> None:
-    columns = [*SHAPE_COLUMNS, "provider", "clock", "mode", "median_us", "best_us", "spread", "tflops"]
-    for peer in peers:
+def write_csv(
+    path: Path, rows: Sequence[dict[str, object]], pairs: Sequence[tuple[str, str]], facts: dict[str, str]
+) -> None:
+    columns = ["grid", *figures.SHAPE_COLUMNS, "provider", "clock", "mode", "median_us", "best_us", "spread", "tflops"]
+    for peer in dict.fromkeys(peer for _, peer in pairs):
         columns += [f"ratio_{peer}", f"ratio_{peer}_spread"]
     columns += ["rounds", "calls", "input_sets", "difference", "plan", "missing", *facts]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,42 +139,42 @@ def short(name: str) -> str:
     return name.removeprefix("flash_cute:")
 
 
-def others_over_cudnn() -> dict[tuple[str, ...], float]:
-    """By shape, how far the best of FlashAttention-3 and -4 was ahead of cuDNN on an H100; see bench/README.md."""
-    with (ROOT / "bench" / "others_h100.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {tuple(row[name] for name in SHAPE_COLUMNS[1:]): float(row["best_over_cudnn"]) for row in rows}
+def pair_title(ours: str, peer: str) -> str:
+    return f"{short(ours)}/{short(peer)}"
 
 
 class Table:
     """The printed table: a line a cell as soon as it is measured, then the geometric means."""
 
-    def __init__(self, providers: Sequence[str], gpu: str) -> None:
+    def __init__(self, providers: Sequence[str], direction: str, gpu: str) -> None:
         self.providers = providers
-        self.others = others_over_cudnn() if "H100" in gpu and "cudnn" in providers else {}
-        peers = [name for name in providers if not backends.is_ours(name)]
-        self.pairs = [(ours, peer) for ours in providers if backends.is_ours(ours) for peer in peers]
+        self.direction = direction
+        self.has_others = "H100" in gpu and "cudnn" in providers
+        self.pairs = backends.pairs(providers)
         self.ratios: dict[tuple[str, Clock, str, str, str], list[float]] = {}
         self.reasons: dict[tuple[str, str], int] = {}
 
     def head(self, grid: str, clock: Clock, mode: str) -> None:
         unit = "us a call, median (best)" if clock == "host" else "TFLOP/s"
-        print(f"\n{grid}: {unit}, clock {clock}" + (f", {mode} mode" if mode != "grad" else ""))
-        figures = "".join(f" {short(name):>13}" for name in self.providers)
-        ratios = "".join(f" {f'{short(ours)}/{peer}':>17}" for ours, peer in self.pairs)
-        print(f"{'':<42}{figures}{ratios}" + (" others/cudnn" if self.others else ""))
+        title = f"\n{grid}, {figures.DIRECTIONS[self.direction]}: {unit}, clock {clock}"
+        print(title + (f", {mode} mode" if mode != "grad" else ""))
+        rates = "".join(f" {short(name):>13}" for name in self.providers)
+        ratios = "".join(f" {pair_title(*pair):>17}" for pair in self.pairs)
+        print(f"{'':<42}{rates}{ratios}" + (" others/cudnn" if self.has_others else ""))
 
     def line(self, grid: str, cell: Cell) -> None:
         text = f"{cell.workload.label:<42}"
         for name in self.providers:
-            text += f" {self._figure(cell, name):>13}"
+            text += f" {self._figure(cell, name):>{max(13, len(short(name)))}}"
         for ours, peer in self.pairs:
             ratio = cell.ratio(ours, peer)
-            text += f" {f'{ratio.median:.3f} ±{ratio.spread:.3f}' if ratio else '-':>17}"
+            width = max(17, len(pair_title(ours, peer)))
+            text += f" {f'{ratio.median:.3f} ±{ratio.spread:.3f}' if ratio else '-':>{width}}"
             if ratio:
                 self.ratios.setdefault((grid, cell.clock, cell.mode, ours, peer), []).append(ratio.median)
-        if self.others and cell.clock == "events":
-            ahead = self.others.get(tuple(str(getattr(cell.workload, name)) for name in SHAPE_COLUMNS[1:]))
+        if self.has_others and cell.clock == "events":
+            shape = (str(getattr(cell.workload, name)) for name in figures.SHAPE_COLUMNS)
+            ahead = figures.others_over_cudnn(tuple(shape))
             text += f" {f'{ahead:.2f}' if ahead else '-':>12}"
         for name in cell.wrong:
             text += f"  WRONG: {name} differs by {cell.differences[name]:.2e} from {cell.compared_with}"
@@ -197,7 +196,7 @@ class Table:
             print("\ngeometric mean of the ratios (least, cells, of them below 1)")
         for (grid, clock, mode, ours, peer), values in self.ratios.items():
             mean = statistics.geometric_mean(values)
-            pair = f"{short(ours)}/{peer}"
+            pair = pair_title(ours, peer)
             below = sum(value < 1 for value in values)
             print(f"  {grid:<6} {clock:<6} {mode:<9} {pair:<18} {mean:.3f} ({min(values):.3f}, {len(values)}, {below})")
         if self.reasons:
@@ -218,7 +217,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--grid", help=f"one or several of {', '.join(workloads.GRIDS)}; without it, a single case")
     parser.add_argument("--ours", default="flash_cute", help="providers of ours, separated by commas (flash_cute)")
-    parser.add_argument("--peers", default="cudnn,flash", help="peers, separated by commas, or all (cudnn,flash)")
+    parser.add_argument(
+        "--peers", default="cudnn,flash", help="peers, separated by commas, or all, or none (cudnn,flash)"
+    )
     parser.add_argument("--out", help="CSV to write; with {grid} in its name, one for each grid")
     parser.add_argument(
         "--clock", choices=["events", "graph", "wall", "host"], help="events, unless the grid has clocks of its own"
@@ -240,7 +241,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         if grid not in workloads.GRIDS and grid != "case":
             parser.error(f"--grid: expected one or several of {', '.join(workloads.GRIDS)}, given {grid!r}")
     flags.ours = _names(flags.ours)
-    flags.peers = list(backends.PEERS) if flags.peers == "all" else _names(flags.peers)
+    flags.peers = {"all": list(backends.PEERS), "none": []}.get(flags.peers, _names(flags.peers))
     for name in (*flags.ours, *flags.peers):
         if name not in (*backends.OURS, *backends.PEERS):
             parser.error(f"provider: expected one of {', '.join(backends.OURS + backends.PEERS)}, given {name!r}")
@@ -255,7 +256,9 @@ def clocks_of(grid: str, flags: argparse.Namespace, device: torch.device) -> tup
 
 
 def cells_of(grid: str, flags: argparse.Namespace) -> list[Workload]:
-    return [workloads.from_flags(flags)] if grid == "case" else workloads.GRIDS[grid]()
+    if grid == "case":
+        return [workloads.from_flags(flags)]
+    return [replace(workload, direction=flags.direction) for workload in workloads.GRIDS[grid]()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -279,15 +282,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print(f"absent: {name}: {reason}")
             rows.append({"grid": "", "provider": name, "missing": reason, **facts})
-    table = Table(providers, facts["gpu"])
+    table = Table(providers, flags.direction, facts["gpu"])
     right = True
     for grid in flags.grids:
         for cell in measured_cells(grid, flags, device, table):
             right &= not cell.wrong
-            rows += rows_of(grid, cell, flags.peers, facts)
+            rows += rows_of(grid, cell, table.pairs, facts)
             if flags.out:  # after each cell: a run that is cut off leaves what it measured
                 of_file = [row for row in rows if row["grid"] in ("", grid)] if "{grid}" in flags.out else rows
-                write_csv(Path(flags.out.replace("{grid}", grid)), of_file, flags.peers, facts)
+                write_csv(Path(flags.out.replace("{grid}", grid)), of_file, table.pairs, facts)
     table.foot()
     print(f"\n{time.perf_counter() - started:.0f} s in all")
     return 0 if right and any("tflops" in row for row in rows) else 1
@@ -296,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measured_cells(grid: str, flags: argparse.Namespace, device: torch.device, table: Table) -> Iterator[Cell]:
     """Measure a grid and print its table: line by line, or after the last cell where there are several tables."""
     clocks = clocks_of(grid, flags, device)
-    modes = ("grad", "inference") if "host" in clocks else ("grad",)
+    modes = ("grad", "inference") if "host" in clocks and flags.direction == "fwd" else ("grad",)
     one_table = len(clocks) * len(modes) == 1
     if one_table:
         table.head(grid, clocks[0], modes[0])

@@ -14,12 +14,18 @@ from bench import backends
 from bench.workloads import Inputs, Workload
 from flash_cute._timing import Clock, Contender, Ratio, Timing, input_sets, measure, rotate, speed_ratio
 
-LARGEST_DIFFERENCE = 0.02  # of ||ours - peer|| / ||peer||: two right answers in bf16 differ by 0.004
+LARGEST_DIFFERENCE = 0.02  # of ||x - y|| / ||y||: two right answers in bf16 differ by 0.004
 
 
 @dataclass
 class Cell:
-    """What was measured of one workload on one clock. Providers that did not run are in `missing`, with the reason."""
+    """What was measured of one workload on one clock.
+
+    Attributes:
+        missing: the providers that were not timed, with the reason.
+        compared_with: the first peer that ran, else the first of ours.
+        differences: of the others, ||result - its|| / ||its||; of the gradients, the largest of the three.
+    """
 
     workload: Workload
     clock: Clock
@@ -38,8 +44,8 @@ class Cell:
 
     @property
     def wrong(self) -> list[str]:
-        """Providers of ours whose answer is not the peer's; NaN counts."""
-        return [name for name, difference in self.differences.items() if not difference <= LARGEST_DIFFERENCE]
+        """Providers that give another answer than the one they were compared with."""
+        return _wrong(self.differences)
 
 
 @contextmanager
@@ -66,10 +72,10 @@ def time_cell(
 
     Args:
         workload: the problem.
-        providers: names from `backends.OURS` and `backends.PEERS`; ours are compared with the first peer that runs.
+        providers: names from `backends.OURS` and `backends.PEERS`; one with a wrong answer is not timed.
         device: where.
         clocks: see `flash_cute._timing`.
-        modes: "grad" (grad mode on, nothing requires grad) and "inference" (`torch.inference_mode`).
+        modes: "grad" (grad mode on; what requires grad is the direction's) and "inference" (`torch.inference_mode`).
         rounds: turns of each provider.
         seconds: measured time a provider and cell.
         seed: of the random inputs.
@@ -79,16 +85,19 @@ def time_cell(
     inputs = [workload.make_inputs(device, seed + index) for index in range(sets)]
     missing: dict[str, str] = {}
     ready: list[backends.Backend] = []
-    outputs: dict[str, torch.Tensor] = {}
+    results: dict[str, tuple[torch.Tensor, ...]] = {}
     for name in providers:
         try:
             backend = backends.prepare(name, workload, device, triton_tutorial)
-            outputs[name] = backends.first_call(backend, inputs[0])
+            results[name] = backends.first_call(backend, workload, inputs[0])
             ready.append(backend)
         except backends.Unavailable as reason:
             missing[name] = str(reason)
-    compared_with, differences = _differences(outputs)
-    outputs.clear()
+    compared_with, differences = _differences(results)
+    results.clear()
+    for name in _wrong(differences):
+        missing[name] = f"wrong: differs by {differences[name]:.2e} from {compared_with}"
+    ready = [backend for backend in ready if backend.name not in missing]
     plans = {backend.name: _plan(backend.name, workload, inputs[0]) for backend in ready}
 
     cells = []
@@ -104,24 +113,33 @@ def time_cell(
 
 
 def _contender(backend: backends.Backend, inputs: Sequence[Inputs], mode: str) -> Contender:
-    call = rotate(backend.call, [backend.arrange(one) for one in inputs])
+    with backend.context():
+        call = rotate(backend.call, [backend.arrange(one) for one in inputs])
     if mode == "grad":
         return Contender(backend.name, call, backend.context)
     return Contender(backend.name, call, lambda: _both(torch.inference_mode(), backend.context()))
 
 
-def _differences(outputs: dict[str, torch.Tensor]) -> tuple[str, dict[str, float]]:
-    """The provider compared with (the first peer that ran, else the first of ours), and ||ours - it|| / ||it||."""
-    if not outputs:
+def _differences(results: dict[str, tuple[torch.Tensor, ...]]) -> tuple[str, dict[str, float]]:
+    """The provider compared with (see `Cell`), and how far each other's results are from its."""
+    if not results:
         return "", {}
-    reference = next((name for name in outputs if not backends.is_ours(name)), next(iter(outputs)))
-    expected = outputs[reference].float()
-    norm = expected.norm().clamp_min(1e-30)
+    reference = next((name for name in results if not backends.is_ours(name)), next(iter(results)))
     return reference, {
-        name: float((out.float() - expected).norm() / norm)
-        for name, out in outputs.items()
-        if backends.is_ours(name) and name != reference
+        name: float(torch.stack([_difference(*both) for both in zip(tensors, results[reference], strict=True)]).max())
+        for name, tensors in results.items()
+        if name != reference
     }
+
+
+def _difference(tensor: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    expected = expected.float()
+    return (tensor.float() - expected).norm() / expected.norm().clamp_min(1e-30)
+
+
+def _wrong(differences: dict[str, float]) -> list[str]:
+    """NaN counts."""
+    return [name for name, difference in differences.items() if not difference <= LARGEST_DIFFERENCE]
 
 
 @functools.cache
@@ -132,13 +150,14 @@ def _explains() -> bool:
 
 
 def _plan(name: str, workload: Workload, inputs: Inputs) -> str:
-    """The kernel and tile that the library says it runs, in a few words; empty for a peer."""
+    """The kernel (the backward's, if it is run) and tile that the library names, in few words; empty for a peer."""
     if not backends.is_ours(name) or not _explains():
         return ""
     import flash_cute
 
-    backend = name.partition(":")[2] or None
-    plan = flash_cute.explain(*inputs, backends.causal_argument(workload), backend=backend).data
+    causal = backends.causal_argument(workload)
+    backward = workload.direction != "fwd"
+    plan = flash_cute.explain(*inputs[:3], causal, backward=backward, **backends.options(name)).data
     if not plan.get("kernel"):
         return str(plan["backend"])
     return "{backend} {block_m}x{block_n} threads {threads} stages {stages}".format(**plan)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
+from bench.figures import shape_label
 from flash_cute._timing import attention_flops
 
 Causal = Literal["none", "top_left", "bottom_right"]
+# "train" is the forward and the backward, through autograd
+Direction = Literal["fwd", "bwd", "train"]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 DTYPE_NAMES = {
     "bfloat16": "bf16",
@@ -23,7 +26,8 @@ DTYPE_NAMES = {
     "double": "fp64",
 }
 
-Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# q, k and v; and dout, where there is a backward
+Inputs = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Workload:
     D: int
     causal: Causal
     dtype: str
+    direction: Direction = "fwd"
 
     @property
     def is_causal(self) -> bool:
@@ -45,35 +50,48 @@ class Workload:
 
     @property
     def flops(self) -> float:
-        return attention_flops(self.B, self.H, self.N, self.M, self.D, causal=self.is_causal)
+        shape = (self.B, self.H, self.N, self.M, self.D)
+        forward = attention_flops(*shape, causal=self.is_causal)
+        backward = attention_flops(*shape, causal=self.is_causal, backward=True)
+        return {"fwd": forward, "bwd": backward, "train": forward + backward}[self.direction]
+
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of q, as of out, dout and dq."""
+        return self.B * self.H * self.N * self.D * DTYPES[self.dtype].itemsize
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of k, as of v, dk and dv."""
+        return self.B * self.Hkv * self.M * self.D * DTYPES[self.dtype].itemsize
 
     @property
     def input_bytes(self) -> int:
-        elements = self.B * self.D * (self.H * self.N + 2 * self.Hkv * self.M)
-        return elements * DTYPES[self.dtype].itemsize
+        """Bytes of what `make_inputs` returns."""
+        return (1 if self.direction == "fwd" else 2) * self.query_bytes + 2 * self.key_bytes
 
     @property
     def least_bytes(self) -> int:
-        """Bytes of q, k and v read once, and of out and lse written once."""
-        rows = self.B * self.H * self.N
-        return self.input_bytes + rows * self.D * DTYPES[self.dtype].itemsize + rows * 4
+        """Bytes of what one direction must read, and of what it must write, each once; lse is float32."""
+        lse = self.B * self.H * self.N * 4
+        forward = 2 * self.query_bytes + 2 * self.key_bytes + lse
+        backward = 4 * self.query_bytes + 4 * self.key_bytes + lse
+        return {"fwd": forward, "bwd": backward, "train": forward + backward}[self.direction]
 
     @property
     def label(self) -> str:
-        heads = f"{self.H}" if self.Hkv == self.H else f"{self.H}/{self.Hkv}"
-        length = f"{self.N}" if self.N == self.M else f"{self.N}x{self.M}"
-        mask = {"none": "full", "bottom_right": "causal", "top_left": "top_left"}[self.causal]
-        return f"D {self.D:<3} {mask:<6} N {length:<9} B {self.B} H {heads} {self.dtype}"
+        return shape_label(vars(self))
 
     def make_inputs(self, device: torch.device, seed: int) -> Inputs:
-        """q (B, H, N, D), k and v (B, Hkv, M, D), standard normal."""
+        """q (B, H, N, D), k and v (B, Hkv, M, D), and where there is a backward dout (B, H, N, D); standard normal."""
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(heads: int, length: int) -> torch.Tensor:
             shape = (self.B, heads, length, self.D)
             return torch.randn(shape, generator=generator, device=device, dtype=DTYPES[self.dtype])
 
-        return normal(self.H, self.N), normal(self.Hkv, self.M), normal(self.Hkv, self.M)
+        forward = (normal(self.H, self.N), normal(self.Hkv, self.M), normal(self.Hkv, self.M))
+        return forward if self.direction == "fwd" else (*forward, normal(self.H, self.N))
 
 
 def case(B: int, H: int, N: int, D: int, causal: bool, *, M: int = 0, Hkv: int = 0, dtype: str = "bf16") -> Workload:
@@ -140,6 +158,16 @@ def llama_grid() -> list[Workload]:
     return [case(2, 32, 8192, 128, causal, Hkv=8) for causal in (False, True)]
 
 
+def deterministic_grid() -> list[Workload]:
+    """Every head dim of the kernels, for the deterministic mode of the backward beside the default one."""
+    return [
+        case(16384 // n, 16, n, d, causal)
+        for d in (32, 64, 96, 128, 192, 256)
+        for causal in (False, True)
+        for n in (1024, 8192)
+    ]
+
+
 def host_grid() -> list[Workload]:
     """Problems whose kernel is shorter than the call that launches it."""
     return [case(1, 8, 64, 64, False), case(1, 8, 64, 128, True)]
@@ -152,6 +180,7 @@ GRIDS: dict[str, Callable[[], list[Workload]]] = {
     "odd": odd_grid,
     "fp16": fp16_grid,
     "small": small_grid,
+    "deterministic": deterministic_grid,
     "host": host_grid,
 }
 
@@ -164,7 +193,13 @@ def _dtype_name(text: str) -> str:
 
 
 def add_shape_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of a single case, the same as those of `python -m flash_cute`."""
+    """The direction, and the flags of a single case: the same as those of `python -m flash_cute`."""
+    parser.add_argument(
+        "--direction",
+        choices=get_args(Direction),
+        default="fwd",
+        help="the forward, the backward alone, or both through autograd (fwd)",
+    )
     shape = parser.add_argument_group("a single case")
     shape.add_argument("--B", type=int, default=4, help="batch (4)")
     shape.add_argument("--H", type=int, default=16, help="heads of q (16)")
@@ -185,5 +220,13 @@ def add_shape_flags(parser: argparse.ArgumentParser) -> None:
 
 def from_flags(flags: argparse.Namespace) -> Workload:
     return Workload(
-        flags.B, flags.H, flags.Hkv or flags.H, flags.N, flags.M or flags.N, flags.D, flags.causal, flags.dtype
+        flags.B,
+        flags.H,
+        flags.Hkv or flags.H,
+        flags.N,
+        flags.M or flags.N,
+        flags.D,
+        flags.causal,
+        flags.dtype,
+        flags.direction,
     )

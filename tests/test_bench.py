@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+SHAPE = ("--B", "1", "--H", "4", "--Hkv", "2", "--N", "65", "--D", "32", "--causal", "--dtype", "fp32")
+FLOPS = {"fwd": 1.0, "bwd": 2.5, "train": 3.5}  # of 4*B*H*N*N*D / 2
 
 
 def run(*command: str, cwd: Path = ROOT) -> str:
@@ -18,39 +27,96 @@ def run(*command: str, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def measure(direction: str, path: Path) -> str:
+    """What bench/run.py prints for a small case on the CPU; it writes its CSV to `path`."""
+    names = ("--ours", "flash_cute,flash_cute:deterministic", "--peers", "math,fa3,triton")
+    options = ("--device", "cpu", "--seconds", "0.05", "--rounds", "5", "--commit", "abc", "--out", str(path))
+    return run("bench/run.py", "--direction", direction, *SHAPE, *names, *options)
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What bench/run.py prints and writes for a small case on the CPU."""
+    """What was printed of a backward, and its CSV."""
     path = tmp_path_factory.mktemp("bench") / "case.csv"
-    shape = ("--B", "1", "--H", "4", "--Hkv", "2", "--N", "65", "--D", "32", "--causal", "--dtype", "fp32")
-    options = ("--device", "cpu", "--peers", "math,fa3,triton", "--seconds", "0.05", "--rounds", "5")
-    return run("bench/run.py", *shape, *options, "--commit", "abc", "--out", str(path)), path
+    return measure("bwd", path), path
 
 
-def test_csv_says_what_was_measured(measured: tuple[str, Path]) -> None:
-    with measured[1].open(newline="") as file:
-        rows = {row["provider"]: row for row in csv.DictReader(file)}
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """bench's modules. The folder comes last on the path: it must not hide the installed package."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
+    names = ("backends", "figures", "summary", "timing", "workloads")
+    return SimpleNamespace(**{name: importlib.import_module(f"bench.{name}") for name in names})
+
+
+@pytest.mark.parametrize("direction", FLOPS)
+def test_csv_says_what_was_measured(direction: str, tmp_path: Path) -> None:
+    measure(direction, tmp_path / "case.csv")
+    rows = {row["provider"]: row for row in rows_of(tmp_path / "case.csv")}
     ours, peer = rows["flash_cute"], rows["math"]
-    flops = 4 * 4 * 65 * 65 * 32 / 2
+    flops = 4 * 4 * 65 * 65 * 32 / 2 * FLOPS[direction]
     for row in (ours, peer):
         assert float(row["tflops"]) == pytest.approx(flops / float(row["median_us"]) * 1e-6, rel=0.01, abs=0.01)
         assert (row["rounds"], row["commit"], row["clock"], row["causal"]) == ("5", "abc", "wall", "bottom_right")
+        assert row["direction"] == direction
     assert float(ours["ratio_math"]) > 0 and float(ours["ratio_math_spread"]) >= 0
     assert float(ours["difference"].split()[0]) < 1e-5
+    assert float(rows["flash_cute:deterministic"]["ratio_flash_cute"]) > 0
 
 
 def test_missing_peer_is_named(measured: tuple[str, Path]) -> None:
     printed, path = measured
     assert "absent: triton: no copy of Triton's fused-attention tutorial given" in printed
-    with path.open(newline="") as file:
-        missing = {row["provider"]: row["missing"] for row in csv.DictReader(file) if row["missing"]}
+    missing = {row["provider"]: row["missing"] for row in rows_of(path) if row["missing"]}
     assert "triton" in missing
 
 
-def test_plot_is_drawn(measured: tuple[str, Path]) -> None:
+def test_wrong_provider_is_not_timed(bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = bench.backends._flash_cute_backward
+
+    def wrong(name: str, workload: Any) -> Any:
+        backend = right(name, workload)
+        return replace(backend, call=lambda *arguments: tuple(1.1 * x for x in backend.call(*arguments)))
+
+    workload = bench.workloads.Workload(1, 2, 1, 33, 33, 16, "none", "fp32", "bwd")
+    monkeypatch.setattr(bench.backends, "_flash_cute_backward", wrong)
+    names, device = ["flash_cute", "math"], torch.device("cpu")
+    (cell,) = bench.timing.time_cell(workload, names, device, clocks=["wall"], rounds=5, seconds=0.01)
+    assert cell.wrong == ["flash_cute"] and list(cell.timings) == ["math"]
+    assert cell.missing["flash_cute"].startswith("wrong: differs by 1.0")
+
+
+def test_each_cell_of_the_main_grid_has_a_bar(bench: SimpleNamespace) -> None:
+    for direction in ("fwd", "bwd"):
+        for workload in (*bench.workloads.paper_grid(), *bench.workloads.llama_grid()):
+            shape = replace(workload, direction=direction)
+            key = tuple(str(getattr(shape, name)) for name in bench.figures.SHAPE_COLUMNS)
+            row = bench.figures.others_h100()[key]
+            rates = [float(row[name]) for name in ("cudnn", "fa3", "fa4") if row[name]]
+            # The ratio was measured too: it is not the quotient of these medians.
+            assert bench.figures.others_over_cudnn(key) == pytest.approx(max(rates) / rates[0], abs=0.08)
+
+
+def test_summary_has_the_bars(measured: tuple[str, Path]) -> None:
+    printed = run("bench/summary.py", str(measured[1]), "bench/results/h100-paper.csv")
+    assert "bar 0.85" in printed.split("h100-paper.csv")[0]
+    # of cuDNN, D 64, full, N 16384; and FlashAttention-2's for the portable kernels
+    assert " bar 1.25 " in printed and " bar 1.00 " in printed.split("flash_cute (sm80) / FlashAttention-2")[1]
+    assert printed.count("geometric mean of 18: ") == 2
+
+
+def test_plot_is_drawn(measured: tuple[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run("bench/plot.py", str(measured[1]))
     assert measured[1].with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    with_others = tmp_path / "paper.png"
+    run("bench/plot.py", "bench/results/h100-paper.csv", "--out", str(with_others))
+    assert with_others.read_bytes().startswith(b"\x89PNG")
 
 
 def test_published_tables_are_those_of_the_csvs() -> None:
