@@ -42,6 +42,17 @@ def refuse_vmap(*args: object) -> NoReturn:
     )
 
 
+def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inside `torch.autocast` the tensors in its dtype, float64 apart, as `scaled_dot_product_attention` has them."""
+    device = q.device.type
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    narrow = (torch.float32, torch.float16, torch.bfloat16)
+    q, k, v = (x.to(dtype) if x.dtype in narrow else x for x in (q, k, v))
+    return q, k, v
+
+
 # How the sentence of a check in csrc/api begins: "flash_cute: <argument>: "; those of CUDA's failures do not.
 _REFUSAL = re.compile(r"flash_cute: \w+: ")
 

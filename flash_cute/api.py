@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, are_deterministic_algorithms_enabled, is_grad_enabled
-from torch._C import _are_functorch_transforms_active
+from torch._C import _are_functorch_transforms_active, _is_any_autocast_enabled
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
@@ -36,7 +36,8 @@ def attention(
     Args:
         q: `(B, Hq, Nq, D)`, float16 or bfloat16; on the CPU also float32 or float64. Any strides: what is
             not contiguous in its last dim, or not 16-byte aligned, is copied once (`explain` says so).
-            A `(B, N, H, D)` tensor is passed as `.transpose(1, 2)`.
+            A `(B, N, H, D)` tensor is passed as `.transpose(1, 2)`. Inside `torch.autocast` q, k and v are
+            cast to its dtype first, as `scaled_dot_product_attention` does.
         k: `(B, Hkv, Nk, D)`, same dtype and device. Hkv divides Hq: query head h reads key head
             `h // (Hq // Hkv)` (GQA, MQA), and nothing is copied for it.
         v: `(B, Hkv, Nk, D)`, same dtype and device.
@@ -46,7 +47,8 @@ def attention(
         return_lse: return the logsumexp of each row too. Gradients flow through it.
         deterministic: whether the backward must give the same bits in every run. `None`: what
             `torch.are_deterministic_algorithms_enabled()` says now. The forward always does.
-        backend: `None` picks the best one for the device; `"sm80"`, `"sm90"` or `"cpu"` insists, of the backward too.
+        backend: `None` picks the best one for the device; `"sm80"`, `"sm90"` or `"cpu"` insists, of the backward too:
+            `backward()` raises where that one has no kernel of the backward for D.
 
     Returns:
         out: `(B, Hq, Nq, D)` in q's dtype, laid out like `torch.empty_like(q)`; or, with `return_lse`, `(out, lse)`:
@@ -119,6 +121,8 @@ def _attend(
         causal = "bottom_right"
     if backend is None:
         backend = "auto"
+    if _is_any_autocast_enabled():
+        q, k, v = _ops.autocast(q, k, v)
     if forward_ad._current_level >= 0:
         refuse_tangents(q, k, v)
     try:

@@ -81,7 +81,7 @@ def explain(
     """
     if isinstance(causal, bool):
         causal = "bottom_right" if causal else "none"
-    call = (q, k, v, causal, scale, backend or "auto")
+    call = (*_ops.autocast(q, k, v), causal, scale, backend or "auto")
     if deterministic is None:
         deterministic = are_deterministic_algorithms_enabled()
     try:

@@ -192,6 +192,51 @@ def test_derivative_is_raised_only_when_asked_for(leaves: Inputs) -> None:
     assert all(x.requires_grad for x in gradients)
 
 
+def test_saved_tensors_may_be_elsewhere(leaves: Inputs) -> None:
+    expected = _gradients(_deterministic, leaves)
+    with torch.autograd.graph.save_on_cpu():
+        assert same_bits(_gradients(_deterministic, leaves), expected)
+
+
+def test_nothing_keeps_a_tensor(inputs: Inputs) -> None:
+    """Not the operators, which own what is on PyTorch's stack, nor a graph that is gone."""
+    out, lse = flash_cute.fwd(*inputs)
+    tensors = [torch.ones_like(out), *inputs, out, lse, torch.ones_like(lse)]
+    users = [x._use_count() for x in tensors]
+    *six, dlse = tensors
+    flash_cute.bwd(*six, dlse=dlse)
+    flash_cute.bwd(*six)
+    with pytest.raises(ValueError):
+        flash_cute.bwd(*six, dlse=dlse, scale=-1.0)
+    q = inputs[0].detach().requires_grad_()
+    flash_cute.attention(q, *inputs[1:]).sum().backward()
+    assert [x._use_count() for x in tensors] == users
+
+
+@pytest.mark.parametrize("way", [_function, _attention])
+def test_autocast_casts_as_sdpa_does(device: str, way: Callable[..., Any], rng: torch.Generator) -> None:
+    q, k, v = (x.requires_grad_() for x in Case(16, 5, 7, dtype=torch.float32, heads_q=4).inputs(device, rng))
+    with torch.autocast(device, torch.bfloat16):
+        out, lse = way(q, k.half(), v)
+        assert flash_cute.explain(q, k.half(), v).data["dtype"] == "bfloat16"
+        with torch.autocast(device, enabled=False), pytest.raises(ValueError, match=r"q's dtype|CUDA"):
+            way(q, k.half(), v)
+    assert (out.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
+    assert same_bits((out, lse), way(q.bfloat16(), k.half().bfloat16(), v.bfloat16()))
+    out.float().sum().backward()
+    assert all(x.grad is not None and x.grad.dtype == torch.float32 for x in (q, k, v))
+
+
+def test_autocast_leaves_float64(rng: torch.Generator) -> None:
+    q, k, v = Case(16, 5, 7, dtype=torch.float64).inputs("cpu", rng)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert flash_cute.attention(q, k, v).dtype == torch.float64
+
+
+def _deterministic(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    return flash_cute.fwd(q, k, v, True, deterministic=True)
+
+
 def test_torch_func(inputs: Inputs) -> None:
     def loss(*x: torch.Tensor) -> torch.Tensor:
         out, lse = flash_cute.fwd(*x, True, deterministic=True)
@@ -200,8 +245,14 @@ def test_torch_func(inputs: Inputs) -> None:
     given = torch.func.grad(loss, argnums=(0, 1, 2))(*inputs)
     leaves = [x.detach().requires_grad_() for x in inputs]
     assert same_bits(given, torch.autograd.grad(loss(*leaves), leaves))
+    results, pull = torch.func.vjp(_deterministic, *inputs)
+    assert same_bits(pull((2 * results[0], 2 * results[1])), given)
     with pytest.raises(NotImplementedError, match="double backward"):
         torch.func.grad(lambda q: torch.func.grad(loss)(q, *inputs[1:]).sum())(inputs[0])
+    with pytest.raises((RuntimeError, NotImplementedError), match="vmap"):
+        torch.func.jacrev(_deterministic)(*inputs)
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        torch.func.jvp(_deterministic, inputs, inputs)
 
 
 def test_forward_mode_is_refused(inputs: Inputs) -> None:

@@ -146,13 +146,21 @@ def test_double_backward_of_a_graph_raises(device: str, rng: torch.Generator) ->
         dq.float().sum().backward()
 
 
-@pytest.mark.parametrize("use_reentrant", [False])
-def test_checkpoint_in_a_graph(device: str, use_reentrant: bool, rng: torch.Generator) -> None:
+def test_autocast_in_a_graph(device: str, rng: torch.Generator) -> None:
+    leaves = [x.requires_grad_() for x in Case(64, 17, 33, dtype=torch.float32).inputs(device, rng)]
+    compiled = torch.compile(flash_cute.attention, backend="aot_eager", fullgraph=True)
+    with torch.autocast(device, torch.bfloat16):
+        outs = [attend(*leaves, deterministic=True) for attend in (compiled, flash_cute.attention)]
+    assert outs[0].dtype == torch.bfloat16
+    assert same_bits(*(torch.autograd.grad(out.float().square().sum(), leaves) for out in outs))
+
+
+def test_checkpoint_in_a_graph(device: str, rng: torch.Generator) -> None:
     def block(*x: torch.Tensor) -> torch.Tensor:
         return flash_cute.attention(2 * x[0], *x[1:], True, deterministic=True)
 
     def attend(*x: torch.Tensor) -> torch.Tensor:
-        return torch.utils.checkpoint.checkpoint(block, *x, use_reentrant=use_reentrant)
+        return torch.utils.checkpoint.checkpoint(block, *x, use_reentrant=False)  # fullgraph has no other
 
     leaves = [x.requires_grad_() for x in Case(64, 65, 77).inputs(device, rng)]
     expected = torch.autograd.grad(block(*leaves).float().square().sum(), leaves)

@@ -289,11 +289,20 @@ def test_head_dim_above_256_for_a_gpu() -> None:
     _assert_says(caught.value, ("q", "head dim", "256", "264"))
 
 
+def test_backward_of_a_head_dim_above_256_for_a_gpu() -> None:
+    q = torch.zeros(1, 1, 4, 264, dtype=torch.float16)
+    with pytest.raises(RAW_ERRORS) as caught:
+        torch.ops.flash_cute.bwd_plan(q, q, q, "none", None, "auto", False, 80)
+    _assert_says(caught.value, ("q", "head dim", "256", "264"))
+
+
 @pytest.mark.parametrize("device", [CUDA])
 def test_head_dim_above_256_on_cuda(device: str) -> None:
     q = torch.zeros(1, 1, 4, 264, dtype=torch.float16, device=device)
     with pytest.raises(ValueError, match=r"256.*264"):
         flash_cute.fwd(q, q, q)
+    with pytest.raises(ValueError, match=r"256.*264"):
+        flash_cute.bwd(q, q, q, q, q, q[..., 0].float())
 
 
 @pytest.mark.parametrize("capability", [50, 70, 75])

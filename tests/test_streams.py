@@ -72,10 +72,15 @@ def test_streams_at_once(device: str, backend: str | None, rng: torch.Generator)
         assert all(same_bits(x, right) for x in collected)
 
 
-def test_threads_at_once(device: str, backend: str | None, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
+def test_threads_at_once(device: str, training: bool, backend: str | None, rng: torch.Generator) -> None:
     rounds = 5 if device == "cpu" else 50
     problems = [case.inputs(device, rng) for case in CASES]
-    expected = [flash_cute.fwd(*inputs, True, backend=backend) for inputs in problems]
+
+    def attend(inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        return _train(inputs, backend) if training else flash_cute.fwd(*inputs, True, backend=backend)
+
+    expected = [attend(inputs) for inputs in problems]
     wrong: list[str] = []
     start = threading.Barrier(len(problems))
 
@@ -85,7 +90,7 @@ def test_threads_at_once(device: str, backend: str | None, rng: torch.Generator)
             start.wait(timeout=60)
             with torch.cuda.stream(stream):
                 for _ in range(rounds):
-                    result = flash_cute.fwd(*inputs, True, backend=backend)
+                    result = attend(inputs)
                     if stream:
                         stream.synchronize()
                     if not same_bits(result, expected[index]):

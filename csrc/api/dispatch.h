@@ -210,7 +210,8 @@ DecisionType decide(Kernels<InstanceType> const& kernels, FwdArgs const& args, P
   decision.instance = kernels.find(decision.backend, decision.padded_head_dim, causal);
   FLASH_CUTE_CHECK(decision.instance.launch != nullptr, "q: this build has no ", backend_name(decision.backend),
                    " ", kernels.direction, " kernel for head dim ", problem.head_dim, causal ? ", causal" : ", full",
-                   "; build with FLASH_CUTE_HEAD_DIMS listing ", decision.padded_head_dim, " or more");
+                   "; expected ", problem.backend == Backend::kAuto ? "" : "backend 'auto' or ",
+                   "a build with FLASH_CUTE_HEAD_DIMS listing ", decision.padded_head_dim, " or more");
   decision.q = read_copy(args.q);
   decision.k = read_copy(args.k);
   decision.v = read_copy(args.v);
