@@ -32,7 +32,7 @@ from bench import figures  # noqa: E402
 from bench.figures import Figure, Results, Table  # noqa: E402
 
 # Okabe and Ito's colours, told apart by every kind of colour vision; marker and dash differ as well.
-OURS = (("#D55E00", "o", "-"), ("#CC79A7", "s", "-"), ("#E69F00", "^", "-"))
+OURS = (("#D55E00", "o", "-"), ("#CC79A7", "s", "-"), ("#E69F00", "^", "-"), ("#882255", "d", "-"))
 PEERS = (
     ("#0072B2", "D", "--"),
     ("#009E73", "v", "-."),
