@@ -73,10 +73,10 @@ def pairs(providers: Sequence[str]) -> list[tuple[str, str]]:
     ]
 
 
-def options(name: str) -> dict[str, Any]:
+def own_options(name: str) -> dict[str, Any]:
     """The backend and the mode that a name of ours insists on, as arguments of `flash_cute.attention`."""
     forced = name.removesuffix(DETERMINISTIC).partition(":")[2]
-    return {"backend": forced or None, "deterministic": name.endswith(DETERMINISTIC)}
+    return {"backend": forced or None, "deterministic": name.endswith(DETERMINISTIC) or None}
 
 
 def causal_argument(workload: Workload) -> bool | str:
@@ -197,7 +197,7 @@ def _backward_by_autograd(forward: Backend) -> Backend:
 def _flash_cute(name: str, workload: Workload) -> Backend:
     flash_cute = _require_flash_cute()
     function = flash_cute.attention if workload.direction == "train" else flash_cute.fwd
-    return Backend(name, functools.partial(function, causal=causal_argument(workload), **options(name)))
+    return Backend(name, functools.partial(function, causal=causal_argument(workload), **own_options(name)))
 
 
 def _flash_cute_backward(name: str, workload: Workload) -> Backend:
@@ -208,7 +208,7 @@ def _flash_cute_backward(name: str, workload: Workload) -> Backend:
         return dout, q, k, v, *forward(q, k, v)
 
     flash_cute = _require_flash_cute()
-    call = functools.partial(flash_cute.bwd, causal=causal_argument(workload), **options(name))
+    call = functools.partial(flash_cute.bwd, causal=causal_argument(workload), **own_options(name))
     return Backend(name, call, arrange=arrange)
 
 

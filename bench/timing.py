@@ -157,7 +157,7 @@ def _plan(name: str, workload: Workload, inputs: Inputs) -> str:
 
     causal = backends.causal_argument(workload)
     backward = workload.direction != "fwd"
-    plan = flash_cute.explain(*inputs[:3], causal, backward=backward, **backends.options(name)).data
+    plan = flash_cute.explain(*inputs[:3], causal, backward=backward, **backends.own_options(name)).data
     if not plan.get("kernel"):
         return str(plan["backend"])
     return "{backend} {block_m}x{block_n} threads {threads} stages {stages}".format(**plan)
