@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import flash_cute
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted({ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")})
 
@@ -25,8 +27,20 @@ def test_every_page_is_listed() -> None:
     assert not [page.name for page in ROOT.glob("docs/*.md") if page.name != "README.md" and page.name not in listed]
 
 
-def test_example(python: Callable[..., str]) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+PRINTED = (
+    "torch.Size([2, 32, 1024, 128]) torch.Size([2, 32, 1024])",
+    "torch.Size([2, 8, 512, 64]) torch.Size([2, 2, 512, 64])",
+)
+
+
+@pytest.mark.parametrize(("example", "shapes"), [*zip(EXAMPLES, PRINTED, strict=True)], ids=("forward", "training"))
+def test_example(example: str, shapes: str, python: Callable[..., str]) -> None:
     printed = python(example)
-    assert "torch.Size([2, 32, 1024, 128]) torch.Size([2, 32, 1024])" in printed
+    assert shapes in printed
     assert "backend" in printed
+
+
+def test_every_public_name_is_listed() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert not [name for name in flash_cute.__all__ if f"`{name}" not in text and name[0] != "_"]

@@ -22,7 +22,7 @@ CPU_ONLY = "2.13.0+cpu"  # any would do
 
 CALL = """
 import torch, flash_cute
-from flash_cute import _ops
+from flash_cute import _ops, report
 print(torch.__version__, torch.version.cuda, flash_cute.__file__)
 torch.manual_seed(0)
 q, k, v = torch.randn(2, 4, 33, 48), torch.randn(2, 2, 65, 48), torch.randn(2, 2, 65, 48)
@@ -32,7 +32,8 @@ for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
     assert out.dtype == dtype and (out - ref_out).abs().max() < 0.05, dtype
     assert (lse - ref_lse).abs().max() < 0.02, dtype
 half = [x.half() for x in (q, k, v)]
-assert '"backend"' in _ops.fwd_plan(*half, "bottom_right", None, "auto", 90)
+if report.load()["kernels"]:
+    assert '"backend"' in _ops.fwd_plan(*half, "bottom_right", None, "auto", 90)
 leaves = [x.requires_grad_() for x in (q, k, v)]
 out, lse = flash_cute.attention(*leaves, causal=True, scale=0.2, return_lse=True)
 gradients = torch.autograd.grad((out, lse), leaves, (torch.ones_like(out), torch.ones_like(lse)))
