@@ -5,13 +5,18 @@
     delta = rowsum(dO * O) - dLSE        dK = scale * dS^T Q
 
 16-bit inputs are computed in float32, as in the forward. All query heads of a key head stand in one matrix, so that
-k and v are not copied for them and the products sum their gradients. A tile's scores take at most 64 MiB.
+k and v are not copied for them. Over rows the products sum a head at a time: one sum over all heads would err by as
+many times more as there are heads.
 """
 
 import torch
 from torch import Tensor
 
-SCORES = 1 << 24  # elements of a tile's (batch, query heads, rows, keys)
+# Elements of a tile's (batch, query heads, rows, keys): 4 MiB in float32, which caches hold, and under a causal mask
+# small tiles have less to mask: 64 MiB took 1.5 to 2 times as long. With so many keys that few rows fit, larger.
+SCORES = 1 << 20
+FEW_ROWS = 32
+LARGEST = 16  # times SCORES
 
 
 def bwd(
@@ -49,7 +54,8 @@ def reasons(q: Tensor, k: Tensor) -> list[str]:
 
 
 def _tile_rows(q: Tensor, k: Tensor) -> int:
-    return max(1, SCORES // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
+    a_row = max(1, q.shape[0] * q.shape[1] * k.shape[2])
+    return max(1, SCORES // a_row, min(FEW_ROWS, LARGEST * SCORES // a_row))
 
 
 def _bwd(
@@ -78,6 +84,10 @@ def _bwd(
         """(B, Hq, rows, ...) as (B, Hkv, group * rows, ...): the query heads of a key head under each other."""
         return x.to(compute).unflatten(1, (heads_kv, group)).flatten(2, 3)
 
+    def sum_over_rows(weights: Tensor, x: Tensor) -> Tensor:
+        """weights^T x of grouped tensors: (B, Hkv, keys, D)."""
+        return (weights.unflatten(2, (group, -1)).mT @ x.unflatten(2, (group, -1))).sum(2)
+
     step = _tile_rows(q, k)
     for start in range(0, len_q, step):
         rows = slice(start, min(start + step, len_q))
@@ -98,8 +108,8 @@ def _bwd(
             last = torch.arange(start, rows.stop).repeat(group) + diagonal
             p.masked_fill_(torch.arange(end) > last.unsqueeze(-1), -torch.inf)
         p.exp_()
-        dv_sum[:, :, :end] += p.mT @ tile_dout
+        dv_sum[:, :, :end] += sum_over_rows(p, tile_dout)
         ds = (tile_dout @ tile_v.mT).sub_(grouped(delta).unsqueeze(-1)).mul_(p)
-        dk_sum[:, :, :end] += ds.mT @ tile_q
+        dk_sum[:, :, :end] += sum_over_rows(ds, tile_q)
         dq[:, :, rows] = (ds @ tile_k).mul_(scale).view(batch, heads_q, count, head_dim)
     return dq, dk.copy_(dk_sum.mul_(scale)), dv.copy_(dv_sum)
