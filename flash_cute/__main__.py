@@ -1,6 +1,7 @@
 """`python -m flash_cute`: one attention, checked against float64 and timed beside PyTorch's own.
 
     python -m flash_cute                                        # on the GPU if there is one, else on the CPU
+    python -m flash_cute --backward --causal                    # its gradients too: a step forward and backward
     python -m flash_cute --B 2 --H 32 --Hkv 8 --N 8192 --D 128 --causal --dtype bf16
     python -m flash_cute --N 1 --M 4096 --causal top_left --peers flash,math --no-check
 
@@ -11,10 +12,12 @@ import argparse
 import functools
 import platform
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,10 +62,13 @@ class Problem:
     dtype: torch.dtype
     device: torch.device
     backend: str | None
+    backward: bool
 
     @property
     def flops(self) -> float:
-        return attention_flops(self.B, self.H, self.N, self.M, self.D, causal=self.causal != "none")
+        directions = (False, True) if self.backward else (False,)
+        shape = (self.B, self.H, self.N, self.M, self.D)
+        return sum(attention_flops(*shape, causal=self.causal != "none", backward=backward) for backward in directions)
 
     def inputs(self, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """q `(B, H, N, D)`, k and v `(B, Hkv, M, D)`, standard normal."""
@@ -73,6 +79,20 @@ class Problem:
             return torch.randn(shape, generator=generator, device=self.device, dtype=self.dtype)
 
         return normal(self.H, self.N), normal(self.Hkv, self.M), normal(self.Hkv, self.M)
+
+    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """What is timed of an attention: the call; or, with the backward, a step of training."""
+        if not self.backward:
+            return call
+
+        def step(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+            leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+            return torch.autograd.grad(call(*leaves), leaves, q)  # q for dout: any tensor will do
+
+        return step
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return flash_cute.attention(q, k, v, self.causal_argument, backend=self.backend)
 
     def fwd(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return flash_cute.fwd(q, k, v, self.causal_argument, backend=self.backend)
@@ -112,25 +132,38 @@ class Progress:
 def check(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Compare with float64, a key head at a time; print the worst of them, return whether all are in bounds."""
     out, lse = problem.fwd(q, k, v)
+    gradients: tuple[Tensor, Tensor, Tensor] | None = None
+    if problem.backward:
+        causal = problem.causal_argument
+        gradients = flash_cute.bwd(q, q, k, v, out, lse, causal, backend=problem.backend)  # q for dout, as in `timed`
     group = problem.H // problem.Hkv
     progress = Progress("checking", problem.B * problem.Hkv)
     results = []
+    of_gradients = []
     for b in range(problem.B):
         for h in range(problem.Hkv):
             heads = slice(h * group, (h + 1) * group)
             batch, key = slice(b, b + 1), slice(h, h + 1)
             parts = (out[batch, heads], lse[batch, heads], q[batch, heads], k[batch, key], v[batch, key])
             results.append(reference.compare(*parts, problem.causal_argument))
+            if gradients is not None:
+                given = (gradients[0][batch, heads], gradients[1][batch, key], gradients[2][batch, key])
+                inputs = (q[batch, heads], q[batch, heads], k[batch, key], v[batch, key])
+                of_gradients.append(reference.compare_gradients(given, *inputs, problem.causal_argument))
             progress()
     progress.close()
     worst = max(results, key=lambda result: result.out_error / result.out_allowed)
     lse_error = max(result.lse_error for result in results)
-    ok = all(result.ok for result in results)
+    ok = all(result.ok for result in results) and all(result.ok for result in of_gradients)
     print("\nlargest error against float64")
     print(
         f"  out  {worst.out_error:.2e}   allowed {worst.out_allowed:.2e} (2x PyTorch's unfused computation, + rounding)"
     )
     print(f"  lse  {lse_error:.2e}   allowed {worst.lse_allowed:.2e} (times max(1, |lse|))")
+    for index, name in enumerate(("dq", "dk", "dv")) if of_gradients else ():
+        pairs = [(result.errors[index], result.allowed[index]) for result in of_gradients]
+        error, allowed = max(pairs, key=lambda pair: pair[0] / pair[1])
+        print(f"  {name}   {error:.2e}   allowed {allowed:.2e} (as out)")
     print("  within the bounds" if ok else "  NOT WITHIN THE BOUNDS")
     return ok
 
@@ -140,7 +173,7 @@ def peer_call(problem: Problem, name: str) -> Callable[..., Tensor]:
     if problem.causal == "bottom_right" and problem.N != problem.M:
         raise ValueError("SDPA's causal mask is the top-left one: another problem when N and M differ")
     if name == "math":
-        needed = 3 * 4 * problem.B * problem.H * problem.N * problem.M
+        needed = (6 if problem.backward else 3) * 4 * problem.B * problem.H * problem.N * problem.M
         free = torch.cuda.mem_get_info(problem.device)[0] if problem.device.type == "cuda" else 4 << 30
         if needed > free:
             raise ValueError(f"its N x M scores need about {needed / 2**30:.0f} GiB")
@@ -163,12 +196,12 @@ def contenders(problem: Problem, peers: list[str], seed: int, missing: dict[str,
     element = torch.empty((), dtype=problem.dtype).element_size()
     size = element * problem.B * problem.D * (problem.H * problem.N + 2 * problem.Hkv * problem.M)
     sets = [problem.inputs(seed + index) for index in range(input_sets(size, problem.device))]
-    found = [Contender(OURS, rotate(problem.fwd, sets))]
+    found = [Contender(OURS, rotate(problem.timed(problem.attention if problem.backward else problem.fwd), sets))]
     for name in peers:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                call = peer_call(problem, name)
+                call = problem.timed(peer_call(problem, name))
                 context = functools.partial(sdpa_kernel, PEERS[name])
                 with context():
                     call(*sets[0])
@@ -193,7 +226,8 @@ def timing_table(problem: Problem, peers: list[str], rounds: int, seed: int) -> 
         on_turn=progress,
     )
     progress.close()
-    print(f"\ntime a call (median of {rounds} rounds, taken by turns)")
+    what = "a call forward and backward" if problem.backward else "a call"
+    print(f"\ntime {what} (median of {rounds} rounds, taken by turns)")
     for name in [OURS, *(f"sdpa {peer}" for peer in peers)]:
         if name in timings:
             print(f"  {name:<15}{_timing_columns(problem, timings, name)}")
@@ -244,6 +278,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         choices=["none", "bottom_right", "top_left"],
         help="mask (none); without a value bottom_right",
     )
+    parser.add_argument("--backward", action="store_true", help="check the gradients, and time forward and backward")
     parser.add_argument("--dtype", type=_dtype, metavar="{bf16,fp16,fp32,fp64}", help="bf16; on the CPU fp32")
     parser.add_argument("--backend", choices=["cpu", "sm80", "sm90"], help="insist on a backend (the best one)")
     parser.add_argument("--iters", type=_positive, default=7, help="timed rounds of about 30 ms each (7)")
@@ -302,18 +337,25 @@ def _peers(text: str) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     shape = {name: getattr(args, name) for name in ("B", "H", "Hkv", "N", "M", "D")}
-    problem = Problem(**shape, causal=args.causal, dtype=args.dtype, device=args.device, backend=args.backend)
+    options = {name: getattr(args, name) for name in ("causal", "dtype", "device", "backend", "backward")}
+    problem = Problem(**shape, **options)
     seed = int(time.time()) if args.seed is None else args.seed
     try:
         describe(problem)
         q, k, v = problem.inputs(seed)
-        explanation = flash_cute.explain(q, k, v, problem.causal_argument, backend=args.backend)
+        explanations = {
+            f"what runs{', backward' if backward else ''}": flash_cute.explain(
+                q, k, v, problem.causal_argument, backend=args.backend, backward=backward
+            )
+            for backward in ((False, True) if args.backward else (False,))
+        }
         ok = check(problem, q, k, v) if args.check else True
     except (ValueError, RuntimeError) as error:
         print(first_line(error), file=sys.stderr, flush=True)
         return 2
     timing_table(problem, args.peers, args.iters, seed)
-    print(f"\nwhat runs\n  {str(explanation).replace(chr(10), chr(10) + '  ')}")
+    for title, explanation in explanations.items():
+        print(f"\n{title}\n{textwrap.indent(str(explanation), '  ')}")
     return 0 if ok else 1
 
 

@@ -100,7 +100,8 @@ def unfused(q: Tensor, k: Tensor, v: Tensor, causal: bool | str = False, scale: 
     outs = []
     for head_q, head_k, head_v in _heads(q, k, v):
         scores = _mask((head_q @ head_k.mT) * scale, causal)
-        outs.append(_mask_blind_rows(scores.softmax(-1) @ head_v, causal, len_k=head_k.shape[0]))
+        weights = _mask_blind_rows(scores.softmax(-1), causal, len_k=head_k.shape[0])
+        outs.append(_mask_blind_rows(weights @ head_v, causal, len_k=head_k.shape[0]))
     return _unheads(outs, q, v.shape[-1])
 
 
@@ -132,12 +133,47 @@ def compare(
     For finite inputs: where the oracle is NaN, any difference counts as an infinite error.
     """
     exact_out, exact_lse = attention(q, k, v, causal, scale)
-    plain = unfused(q, k, v, causal, scale)
-    peak = exact_out.abs().max().item() if exact_out.numel() else 0.0
-    allowed = 2 * _largest(plain.double() - exact_out) + torch.finfo(q.dtype).eps * peak + 1e-5
+    allowed = _allowed(unfused(q, k, v, causal, scale), exact_out)
     blind = exact_lse == -torch.inf
     lse_error = ((lse.double() - exact_lse) / exact_lse.abs().clamp(min=1)).masked_fill(blind & (lse == -torch.inf), 0)
     return Comparison(_largest(out.double() - exact_out), allowed, _largest(lse_error))
+
+
+@dataclass(frozen=True)
+class GradientComparison:
+    """Largest absolute errors of dq, dk and dv against the oracle, and what the contract allows each: as for out."""
+
+    errors: tuple[float, float, float]
+    allowed: tuple[float, float, float]
+
+    @property
+    def ok(self) -> bool:
+        return all(error <= allowed for error, allowed in zip(self.errors, self.allowed, strict=True))
+
+
+def compare_gradients(
+    given: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool | str = False,
+    scale: float | None = None,
+) -> GradientComparison:
+    """How far `(dq, dk, dv)` of an attention's backward for dout are from the oracle; for finite inputs."""
+    exact = gradients(dout, q, k, v, causal, scale)
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    with torch.enable_grad():
+        plain = torch.autograd.grad(unfused(leaves[0], leaves[1], leaves[2], causal, scale), leaves, dout)
+    errors = [_largest(x.double() - y) for x, y in zip(given, exact, strict=True)]
+    allowed = [_allowed(x, y) for x, y in zip(plain, exact, strict=True)]
+    return GradientComparison((errors[0], errors[1], errors[2]), (allowed[0], allowed[1], allowed[2]))
+
+
+def _allowed(plain: Tensor, exact: Tensor) -> float:
+    """The contract's bound: 2x the error of the unfused computation, a rounding of the result, and 1e-5."""
+    peak = exact.abs().max().item() if exact.numel() else 0.0
+    return 2 * _largest(plain.double() - exact) + torch.finfo(plain.dtype).eps * peak + 1e-5
 
 
 def _largest(difference: Tensor) -> float:

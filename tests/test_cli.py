@@ -48,6 +48,23 @@ def test_peers(capsys):
     assert "sdpa" not in run(capsys, *SMALL, "--peers", "none")
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("causal", [(), ("--causal",), ("--causal", "top_left")])
+def test_backward(capsys, dtype, causal):
+    printed = run(capsys, *SMALL, "--backward", "--Hkv", "2", "--M", "50", "--dtype", dtype, *causal)
+    for part in ("  dq   ", "  dk   ", "  dv   ", "within the bounds", "forward and backward", "what runs, backward"):
+        assert part in printed
+    assert "NOT WITHIN" not in printed
+
+
+def test_wrong_gradients_are_reported(capsys, monkeypatch):
+    import flash_cute
+
+    right = flash_cute.bwd
+    monkeypatch.setattr(flash_cute, "bwd", lambda *args, **options: (2 * (x := right(*args, **options))[0], *x[1:]))
+    assert "NOT WITHIN THE BOUNDS" in run(capsys, *SMALL, "--backward", "--peers", "none", status=1)
+
+
 def test_no_check(capsys):
     assert "error" not in run(capsys, *SMALL, "--no-check")
 
@@ -90,3 +107,7 @@ def test_on_the_gpu(capsys):
     printed = run(capsys, "--B", "1", "--N", "512", "--causal", "--iters", "3")
     for part in ("bfloat16", "within the bounds", "sdpa flash", "sdpa cudnn", "fwd_kernel", "registers"):
         assert part in printed
+    printed = run(capsys, "--B", "1", "--N", "512", "--causal", "--iters", "3", "--backward")
+    for part in ("  dq   ", "within the bounds", "sdpa cudnn", "bwd_kernel", "workspace"):
+        assert part in printed
+    assert "NOT WITHIN" not in printed
