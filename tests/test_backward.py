@@ -371,6 +371,18 @@ def test_memory_of_a_call(device: str, causal: Causal, backend: str | None, rng:
 
 
 @pytest.mark.parametrize("device", ON_CUDA)
+def test_memory_kept_for_the_backward(device: str, backend: str | None, rng: torch.Generator) -> None:
+    """out and lse, besides the inputs."""
+    q, k, v = (x.requires_grad_() for x in Case(128, 2000, 3000, heads_q=8, heads_kv=2).inputs(device, rng))
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    out = flash_cute.attention(q, k, v, True, backend=backend)
+    kept = torch.cuda.memory_allocated() - before
+    assert kept <= 2 * out.numel() + 4 * out.numel() // 128 + (2 << 20)  # blocks that are not split, as above
+    out.sum().backward()
+
+
+@pytest.mark.parametrize("device", ON_CUDA)
 def test_training_mode_of_autograd_is_the_operator(device: str, backend: str | None, rng: torch.Generator) -> None:
     q, k, v = (x.requires_grad_() for x in Case(128, 200, 300, heads_q=4).inputs(device, rng))
     dout, dlse = flow(q, rng)

@@ -345,3 +345,16 @@ def test_nothing_is_allocated_or_launched(device: str, name: str) -> None:
         _python(call)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
     torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("device", [CUDA])
+@pytest.mark.parametrize("name", BAD_BACKWARD)
+def test_nothing_is_allocated_or_launched_backward(device: str, name: str) -> None:
+    changes, _ = BAD_BACKWARD[name]
+    call = _apply(_backward_call(device), changes)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    with pytest.raises(ValueError):
+        _python_backward(call)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    torch.cuda.synchronize()
