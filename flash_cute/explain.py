@@ -113,7 +113,7 @@ def kernel_matches(plan: dict[str, Any], kernel_name: str) -> bool:
     facts = _facts(kernel_name)
     if facts is None or facts["backend"] != plan["backend"]:
         return False
-    known = {**plan, "head_dim": plan["kernel_head_dim"], "warps": plan["threads"] // 32}
+    known = {**plan, "head_dim": plan["kernel_head_dim"], "warps": plan["threads"] // 32, "q_stages": plan["stages"]}
     fields = _TILE_FIELDS[plan["backend"]].get(facts["kernel"])
     if fields is None:
         return False
@@ -125,7 +125,10 @@ def kernel_matches(plan: dict[str, Any], kernel_name: str) -> bool:
 _TILE_FIELDS = {
     "sm80": {
         "fwd_kernel": ("block_m", "block_n", "warps", "stages", "q_in_regs", "ctas_per_sm"),
-        "bwd_kernel": ("block_m", "block_n", "warps", "ctas_per_sm"),
+        "bwd_kernel": (
+            *("block_m", "block_n", "warps", "score_warps", "key_warps", "row_warps"),
+            *("q_stages", "dout_stages", "ctas_per_sm"),
+        ),
     },
     "sm90": {
         "fwd_kernel": ("block_m", "block_n", "stages", "o_buffer", "ping_pong"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import cases
 import pytest
@@ -10,7 +12,7 @@ import torch
 
 import flash_cute
 from flash_cute import report
-from flash_cute.explain import kernel_matches
+from flash_cute.explain import _TILE_FIELDS, kernel_matches
 
 CAPABILITIES = (80, 86, 89, 90, 120)
 BACKWARDS = {arch: dims for arch in ("sm80", "sm90") if (dims := cases.backward_head_dims(arch))}
@@ -91,6 +93,18 @@ def test_backward_kernel_names_are_understood():
     assert not kernel_matches(plan | {"block_m": 128}, BACKWARD)
     assert not kernel_matches(plan, BACKWARD.replace("bwd_kernel", "bwd_convert_kernel"))
     assert not kernel_matches(plan, "void flash_cute::bwd_preprocess_kernel<cutlass::bfloat16_t>(int)")
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+def test_the_tiles_fields_are_the_headers(arch, direction):
+    folder = Path(__file__).parents[1] / "csrc" / arch
+    if not (folder / f"{direction}_launch.cuh").exists():
+        pytest.skip("no such kernel, or not in a checkout")
+    header = (folder / f"{direction}_tile.h").read_text()
+    members = re.search(rf"struct {direction.capitalize()}Tile {{(.*?)\n}};", header, re.DOTALL)[1]
+    fields = tuple(re.findall(r"^  (?:int|bool) (\w+);", members, re.MULTILINE))
+    assert _TILE_FIELDS[arch][f"{direction}_kernel"] == fields
 
 
 @pytest.mark.parametrize(
