@@ -1,0 +1,81 @@
+// dQ is summed over the key tiles in float32, in memory: each CTA adds its part of a row tile by reductions that
+// return nothing. The sums lie in the order of the MMA fragments, register by register of all threads: a warp's
+// reductions are whole lines, and nobody has to put them in rows before the convert kernel does.
+//
+// With semaphores the key tiles of a row tile add in the order of their numbers, so that the sum has the same
+// bits each time. A CTA waits only for CTAs launched before it. All CTAs of a head walk over its row tiles the same
+// way, so that they queue for their turn once, at the first of them, and not at each.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "../core/convert.cuh"
+#include "bwd_args.cuh"
+#include "bwd_traits.cuh"
+#include "load_cp_async.cuh"
+
+namespace flash_cute::sm80 {
+
+// The semaphore counts the key tiles that have added.
+CUTE_DEVICE void wait_turn(int const* semaphore, int turn) {
+  if (threadIdx.x == 0) {
+    int arrived;
+    do {
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(arrived) : "l"(semaphore) : "memory");
+    } while (arrived < turn);
+  }
+  __syncthreads();  // everybody may add
+}
+
+CUTE_DEVICE void end_turn(int* semaphore) {
+  __syncthreads();  // everybody has added
+  if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(semaphore) : "memory");
+}
+
+// Adds to a row tile's sums: register i of thread t is at offset i * kThreads + t.
+template <class Traits, class Accumulator>
+CUTE_DEVICE void add_dq(BwdParams const& params, int64_t row_tile, int n_block,
+                        Accumulator const& tdQrdQ) {  // (MMA, MMA_M, MMA_D)
+  static_assert(decltype(size(tdQrdQ))::value == Traits::kDqPerThread);
+  float* const sums = params.dq_acc + row_tile * (Traits::kBlockM * Traits::kHeadDim) + fresh_thread_index();
+  if (params.semaphores != nullptr) wait_turn(params.semaphores + row_tile, n_block);
+  CUTE_UNROLL
+  for (int i = 0; i < Traits::kDqPerThread; ++i) atomicAdd(sums + i * Traits::kThreads, tdQrdQ(i));
+  if (params.semaphores != nullptr) end_turn(params.semaphores + row_tile);
+}
+
+// dQ of one row tile: sums to 16-bit rows.
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads) bwd_convert_kernel(__grid_constant__ BwdArgs const args) {
+  using Element = typename Traits::Element;
+  constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
+  __shared__ alignas(128) Element smem[kBlockM * kHeadDim];
+  BwdParams const& params = args.params;
+  int const thread = threadIdx.x;
+  int const m_block = blockIdx.x % args.m_blocks;
+  int const head = blockIdx.x / args.m_blocks % params.heads_q;
+  int const batch = blockIdx.x / args.m_blocks / params.heads_q;
+
+  typename Traits::MmaQueries mma;
+  auto tdQrdQ = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
+  float const* const sums = params.dq_acc + int64_t{blockIdx.x} * (kBlockM * kHeadDim) + thread;
+  CUTE_UNROLL
+  for (int i = 0; i < Traits::kDqPerThread; ++i) tdQrdQ(i) = __ldcs(sums + i * Traits::kThreads) * params.scale;
+  auto rdQ = make_tensor_like<Element>(tdQrdQ);  // (MMA, MMA_M, MMA_D)
+  convert(tdQrdQ, rdQ);
+  auto sdQ = make_tensor(make_smem_ptr(smem), typename Traits::template Rows<kBlockM, 1>{})(_, _, _0{});  // (BLK_M, D)
+  typename Traits::SmemStoreAtom const store_atom;
+  auto const copy_dq = make_tiled_copy_C(store_atom, mma).get_slice(thread);
+  copy(store_atom, copy_dq.retile_S(rdQ), copy_dq.partition_D(sdQ));
+  __syncthreads();
+
+  auto mdQ = make_head_tensor(static_cast<Element*>(params.dq), params.dq_strides, batch, head, params.len_q, params.head_dim);
+  auto gdQ = local_tile(mdQ, Shape<Int<kBlockM>, Int<kHeadDim>>{}, make_coord(m_block, _0{}));  // (BLK_M, D)
+  auto cdQ = make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{});
+  typename Traits::GmemStore gmem_store;
+  auto const gmem_thread = gmem_store.get_slice(thread);
+  store_tile(gmem_store, gmem_thread.partition_S(sdQ), gmem_thread.partition_D(gdQ), gmem_thread.partition_S(cdQ),
+             params.len_q - m_block * kBlockM, params.head_dim);
+}
+
+}  // namespace flash_cute::sm80

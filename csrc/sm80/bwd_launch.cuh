@@ -1,0 +1,56 @@
+// From a plan to the three kernels of a backward. Included only by the generated instance files.
+#pragma once
+
+#include <climits>
+
+#include <cuda_runtime.h>
+
+#include "../core/bwd_preprocess.cuh"
+#include "bwd_dq.cuh"
+#include "bwd_kernel.cuh"
+
+namespace flash_cute::sm80 {
+
+template <class Traits>
+cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  BwdArgs args;
+  args.params = params;
+  args.m_blocks = ceil_div(params.len_q, kBlockM);
+  args.n_blocks = ceil_div(params.len_k, kBlockN);
+  args.group = params.heads_q / params.heads_kv;
+  int64_t const key_tiles = int64_t{args.n_blocks} * params.heads_kv * params.batch;
+  int64_t const row_tiles = int64_t{args.m_blocks} * params.heads_q * params.batch;
+  if (key_tiles > INT_MAX || row_tiles > INT_MAX) return cudaErrorInvalidConfiguration;
+
+  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
+  cudaError_t error = launch_bwd_preprocess<typename Traits::Element, kBlockM, Traits::kHeadDim>(params, stream);
+  if (error != cudaSuccess) return error;
+  error = cudaFuncSetAttribute(bwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  if (error != cudaSuccess) return error;
+  bwd_kernel<Traits><<<int(key_tiles), Traits::kThreads, kSmemBytes, stream>>>(args);
+  bwd_convert_kernel<Traits><<<int(row_tiles), Traits::kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+template <int kHeadDim, class Variant, int kChip>
+cudaError_t launch_bwd_on(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  constexpr bool kCausal = std::is_same_v<typename Variant::Mask, CausalMask>;
+  constexpr BwdTile kTile = bwd_tile(kHeadDim, kCausal, kChip);
+  static_assert(bwd_smem_bytes(kTile, kHeadDim) <= kMaxSmemBytes[kChip]);
+  return plan.dtype == DType::kFloat16
+             ? launch_bwd_kernels<BwdTraits<cutlass::half_t, kHeadDim, Variant, kTile>>(params, stream)
+             : launch_bwd_kernels<BwdTraits<cutlass::bfloat16_t, kHeadDim, Variant, kTile>>(params, stream);
+}
+
+template <int kHeadDim, class Variant>
+cudaError_t launch_bwd(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  switch (plan.config) {
+    case kA100: return launch_bwd_on<kHeadDim, Variant, kA100>(plan, params, stream);
+    case kSmem99K: return launch_bwd_on<kHeadDim, Variant, kSmem99K>(plan, params, stream);
+    case kH100: return launch_bwd_on<kHeadDim, Variant, kH100>(plan, params, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace flash_cute::sm80
