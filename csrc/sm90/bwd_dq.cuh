@@ -1,5 +1,5 @@
 // dQ is summed over the key tiles in float32, in memory. A consumer warpgroup leaves its part of a row tile in
-// shared memory and goes on; one thread for each of them adds it there by bulk reductions. The sums lie in the order
+// shared memory and goes on; a thread of the producer warpgroup adds it there by bulk reductions. The sums lie in the order
 // of the WGMMA fragments, four of a thread together: nobody has to put them in rows before the convert kernel does.
 //
 // With semaphores the key tiles of a row tile add in the order of their numbers, so that the sum has the same
@@ -23,7 +23,7 @@ CUTE_DEVICE int consumer_thread() {
   return thread - 128;
 }
 
-// The turns of the key tiles at a row tile: the semaphore counts the warpgroups that have added.
+// The turns of the key tiles at a row tile: the semaphore counts those that have added.
 CUTE_DEVICE void wait_turn(int const* semaphore, int turn) {
   int arrived;
   do {
@@ -40,14 +40,14 @@ CUTE_DEVICE void end_turn(int* semaphore) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(semaphore) : "memory");
 }
 
-// A consumer warpgroup's part of dQ, in fragment order: the sums' offset i + 4 * 128 * j is register 4 * j + i % 4 of
+// A consumer warpgroup's part of dQ to shared memory, in fragment order: the sums' offset i + 4 * 128 * j is register 4 * j + i % 4 of
 // thread i / 4.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void store_dq(typename Traits::SharedStorage& smem, int warpgroup, PipelineState<1> state,
+CUTE_DEVICE void store_dq(typename Traits::SharedStorage& smem, int warpgroup, PipelineState<2> state,
                           Accumulator const& tdQrdQ) {  // (MMA, MMA_M, MMA_D)
   static_assert(decltype(size(tdQrdQ))::value == Traits::kDqPerThread);
-  auto* const place = reinterpret_cast<float4*>(smem.dq[warpgroup]) + consumer_thread() % 128;
-  smem.dq_pipeline[warpgroup].wait_empty(state);  // the sums of the step before have been read
+  auto* const place = reinterpret_cast<float4*>(smem.dq[warpgroup][state.stage]) + consumer_thread() % 128;
+  smem.dq_pipeline[warpgroup].wait_empty(state);  // the sums of two steps before have been read
   CUTE_UNROLL
   for (int i = 0; i < Traits::kDqPerThread; i += 4) {
     place[i * 32] = make_float4(tdQrdQ(i), tdQrdQ(i + 1), tdQrdQ(i + 2), tdQrdQ(i + 3));
@@ -56,36 +56,37 @@ CUTE_DEVICE void store_dq(typename Traits::SharedStorage& smem, int warpgroup, P
 
 // Makes it known, after a fence for the async proxy.
 template <class Traits>
-CUTE_DEVICE void publish_dq(typename Traits::SharedStorage& smem, int warpgroup, PipelineState<1>& state) {
+CUTE_DEVICE void publish_dq(typename Traits::SharedStorage& smem, int warpgroup, PipelineState<2> state) {
   smem.dq_pipeline[warpgroup].arrive_full(state);
-  state.advance();
 }
 
-// One thread a consumer warpgroup: adds what store_dq leaves to memory, step by step.
+// Adds what store_dq leaves to memory: of two threads one the even steps, the other the odd ones, so that an ordered
+// sum's way to memory and the wait for the turn at the next row tile overlap.
 template <class Traits>
-CUTE_DEVICE void add_dq(BwdArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
+CUTE_DEVICE void add_dq(BwdArgs const& args, typename Traits::SharedStorage& smem, int parity) {
   constexpr int kElements = Traits::kDqPerThread * 128;
   BwdParams const& params = args.params;
   KeyTile const tile(args);
   RowRange const range = row_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(params, tile.n_block);
-  PipelineState<1> state;
-  int const first_head = tile.batch * params.heads_q + tile.head_kv * args.group;
+  int const len = range.end - range.begin;
+  int const first_row_tile = (tile.batch * params.heads_q + tile.head_kv * args.group) * args.m_blocks + range.end - 1;
 #pragma unroll 1
-  for (int head = first_head; head < first_head + args.group; ++head) {
+  for (int step = parity; step < args.group * len; step += 2) {
+    int const row_tile = first_row_tile + step / len * args.m_blocks - step % len;
+    PipelineState<2> const state{parity, step / 2 & 1};
 #pragma unroll 1
-    for (int row_tile = head * args.m_blocks + range.end - 1; row_tile >= head * args.m_blocks + range.begin; --row_tile) {
+    for (int warpgroup = 0; warpgroup < Traits::kWarpgroups; ++warpgroup) {
       smem.dq_pipeline[warpgroup].wait_full(state);
-      if (params.semaphores != nullptr) wait_turn(params.semaphores + row_tile, Traits::kWarpgroups * tile.n_block);
-      float* const sums = params.dq_acc + (int64_t{row_tile} * Traits::kWarpgroups + warpgroup) * kElements;
-      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
-                   "r"(cast_smem_ptr_to_uint(smem.dq[warpgroup])), "n"(kElements * sizeof(float))
+      if (params.semaphores != nullptr && warpgroup == 0) wait_turn(params.semaphores + row_tile, tile.n_block);
+      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                       params.dq_acc + int64_t{row_tile} * Traits::kQElements + warpgroup * kElements),
+                   "r"(cast_smem_ptr_to_uint(smem.dq[warpgroup][parity])), "n"(kElements * sizeof(float))
                    : "memory");
       tma_store_arrive();
-      tma_store_wait<0>();
+      tma_store_wait<0>();  // shared memory has been read
       smem.dq_pipeline[warpgroup].arrive_empty(state);
-      if (params.semaphores != nullptr) end_turn(params.semaphores + row_tile);
-      state.advance();
     }
+    if (params.semaphores != nullptr) end_turn(params.semaphores + row_tile);
   }
   bulk_wait_written();  // shared memory must stay until then
 }

@@ -12,7 +12,7 @@
 namespace flash_cute::sm90 {
 
 template <class Traits, class Accumulator>
-CUTE_DEVICE void bwd_epilogue(BwdArgs const& args, KeyTile const& tile, typename Traits::SharedStorage& smem,
+CUTE_DEVICE void bwd_epilogue(BwdArgs const& args, typename Traits::SharedStorage& smem,
                               Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
                               Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
   using Element = typename Traits::Element;
@@ -30,12 +30,13 @@ CUTE_DEVICE void bwd_epilogue(BwdArgs const& args, KeyTile const& tile, typename
     convert(scaled, rX);
     copy(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, copy_out.retile_S(rX), copy_out.partition_D(sX));
   };
-  named_sync(kScores, Traits::kConsumerThreads);  // everybody is done with K, which all of dQ read
+  named_sync(kHalfStep, Traits::kConsumerThreads);  // everybody is done with K, which all of dQ read
   to_smem(smem.v, tdVrdV, 1.f);
   to_smem(smem.k, tdKrdK, args.params.scale);
   tma_store_fence();
   named_sync(kResults + warpgroup, 128);  // the warpgroup's rows are complete
   if (thread % 128 == 0) {
+    KeyTile const tile(args);
     int const row = warpgroup * Traits::kKeys;
     CUTE_UNROLL
     for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {

@@ -20,8 +20,8 @@ CUTE_DEVICE void bwd_consumer(BwdArgs const& args, typename Traits::SharedStorag
   using Tile = Shape<Int<Traits::kBlockN>, Int<Traits::kHeadDim>>;
   auto tdKrdK = partition_fragment_C(mma, Tile{});  // (MMA, MMA_N, MMA_D)
   auto tdVrdV = partition_fragment_C(mma, Tile{});  // (MMA, MMA_N, MMA_D)
-  bwd_mainloop<Traits>(args, tile, range, smem, tdKrdK, tdVrdV);
-  bwd_epilogue<Traits>(args, tile, smem, tdKrdK, tdVrdV);
+  bwd_mainloop<Traits>(args, range, smem, tdKrdK, tdVrdV);
+  bwd_epilogue<Traits>(args, smem, tdKrdK, tdVrdV);
 }
 
 template <class Traits>
@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     smem.q_pipeline.init(4 * Traits::kWarpgroups);
     smem.dout_pipeline.init(4 * Traits::kWarpgroups);
+    smem.ds_pipeline.init(4 * Traits::kWarpgroups, 4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.dq_pipeline) pipeline.init(1, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // TMA sees the barriers
   }
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
     if (threadIdx.x % 32 == 0) {
       if (warp == 0) {
         bwd_producer<Traits>(args, smem);
-      } else if (warp <= Traits::kWarpgroups) {
+      } else if (warp <= 2) {
         add_dq<Traits>(args, smem, warp - 1);
       }
     }

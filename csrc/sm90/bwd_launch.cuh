@@ -20,6 +20,10 @@ cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
   args.m_blocks = ceil_div(params.len_q, kBlockM);
   args.n_blocks = ceil_div(params.len_k, kBlockN);
   args.group = params.heads_q / params.heads_kv;
+  // In order: the next key tile of a head shall start so much later that its turn has come at every row tile. Measured
+  // with 80 to 400 row tiles: 240 of them, over all heads abreast, lose the least.
+  int const row_tiles_to_pass = args.m_blocks * args.group / (std::is_same_v<typename Traits::Mask, CausalMask> ? 2 : 1);
+  args.heads_abreast = params.semaphores == nullptr ? 1 : ceil_div(240, max(row_tiles_to_pass, 1));
   int64_t const key_tiles = int64_t{args.n_blocks} * params.heads_kv * params.batch;
   int64_t const row_tiles = int64_t{args.m_blocks} * params.heads_q * params.batch;
   if (key_tiles > INT_MAX || row_tiles > INT_MAX) return cudaErrorInvalidConfiguration;

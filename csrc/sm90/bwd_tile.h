@@ -20,11 +20,10 @@ constexpr BwdTile bwd_tile(int head_dim, bool /*causal*/, int /*config*/) {
   return {.block_m = 64, .block_n = 128, .stages = 2};
 }
 
-// K and V, `stages` buffers of Q and of dO with their row statistics, two of dS, dQ, 1 KB
-// for the barriers.
+// K and V, `stages` buffers of Q and of dO with their row statistics, two of dS and of dQ, 1 KB for the barriers.
 constexpr int bwd_smem_bytes(BwdTile tile, int head_dim) {
   int const operands = 2 * head_dim * 2 * (tile.block_n + tile.stages * tile.block_m);
-  int const results = 2 * 2 * tile.block_m * tile.block_n + 4 * tile.block_m * head_dim;
+  int const results = 2 * 2 * tile.block_m * tile.block_n + 2 * 4 * tile.block_m * head_dim;
   return operands + results + 8 * tile.stages * tile.block_m + 1024;
 }
 

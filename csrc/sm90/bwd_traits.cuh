@@ -38,7 +38,7 @@ struct BwdTraits {
   static constexpr int kConsumerThreads = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumerThreads;
   static constexpr int kProducerRegs = 24;
-  static constexpr int kConsumerRegs = 240;
+  static constexpr int kConsumerRegs = 240;  // 24 + 2 * 240 are the 3 * 168 that the launch has
   static_assert(kWarpgroups == 2 && kHeadDim % 32 == 0 && (kBlockM == 64 || kBlockM == 128));
 
   // Everything but dQ is computed transposed, a warpgroup its 64 keys: S^T = K Q^T and dP^T = V dO^T from shared
@@ -91,14 +91,15 @@ struct BwdTraits {
     Element q[kStages][kQElements];
     Element dout[kStages][kQElements];
     Element ds[kScoreStages][kBlockM * kBlockN];
-    float dq[kWarpgroups][kQElements / kWarpgroups];
+    float dq[kWarpgroups][2][kQElements / kWarpgroups];
     alignas(128) float lse_log2[kStages][kBlockM];
     alignas(128) float delta[kStages][kBlockM];
     Pipeline<1> k_pipeline;
     Pipeline<1> v_pipeline;
     Pipeline<kStages> q_pipeline;     // Q and lse_log2
     Pipeline<kStages> dout_pipeline;  // dO and delta
-    Pipeline<1> dq_pipeline[kWarpgroups];
+    Pipeline<kScoreStages> ds_pipeline;  // all consumer warps fill, all empty
+    Pipeline<2> dq_pipeline[kWarpgroups];
   };
   static_assert(sizeof(SharedStorage) == bwd_smem_bytes(kTile, kHeadDim));
 };

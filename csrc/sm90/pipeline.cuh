@@ -32,6 +32,9 @@ struct PipelineState {
       phase ^= 1;
     }
   }
+  CUTE_DEVICE PipelineState previous() const {
+    return stage == 0 ? PipelineState{kStages - 1, phase ^ 1} : PipelineState{stage - 1, phase};
+  }
 };
 
 template <int kStages>
@@ -85,7 +88,7 @@ struct Pipeline {
 enum NamedBarrier : int {
   kTurn = 1,      // + warpgroup: it is this warpgroup's turn at the tensor cores
   kEpilogue = 5,  // + warpgroup: O in shared memory may be overwritten, or is complete
-  kScores = 1,    // backward: dS of a step is complete in shared memory
+  kHalfStep = 1,  // backward: warpgroup 0 is half a step ahead; at the end, all warpgroups are done with K
   kResults = 2,   // + warpgroup, backward: dK and dV are complete in shared memory
 };
 
