@@ -81,6 +81,14 @@ def test_gradient_of_a_non_leaf(inputs: Inputs) -> None:
     assert weight.grad is not None and weight.grad.isfinite()
 
 
+def test_a_graph_may_be_kept(leaves: Inputs) -> None:
+    out, _ = _deterministic(*leaves)
+    once = torch.autograd.grad(out.float().sum(), leaves, retain_graph=True)
+    assert same_bits(torch.autograd.grad(out.float().sum(), leaves), once)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(out.float().sum(), leaves)
+
+
 def test_attention_returns_the_lse_when_asked(inputs: Inputs) -> None:
     out, lse = flash_cute.fwd(*inputs, True)
     assert same_bits((flash_cute.attention(*inputs, True),), (out,))

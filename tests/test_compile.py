@@ -217,6 +217,10 @@ def test_meta() -> None:
     k = torch.empty(2, 2, 65, 64, device="meta", dtype=torch.float16)
     out, lse = flash_cute.fwd(q, k, k)
     assert (out.shape, lse.shape, out.device.type) == ((2, 4, 33, 64), (2, 4, 33), "meta")
+    q.requires_grad_()
+    flash_cute.attention(q, k, k).sum().backward()
+    assert q.grad is not None
+    assert (q.grad.shape, q.grad.device.type) == (q.shape, "meta")
 
 
 def test_make_fx_traces_one_operator(device: str, rng: torch.Generator) -> None:
