@@ -34,8 +34,8 @@ def attention(
     logsumexp always returned, `bwd` the backward beneath.
 
     Args:
-        q: `(B, Hq, Nq, D)`, float16 or bfloat16; on the CPU also float32 or float64. Any strides: what is
-            not contiguous in its last dim, or not 16-byte aligned, is copied once (`explain` says so).
+        q: `(B, Hq, Nq, D)`, float16 or bfloat16, D at most 256; on the CPU also float32 or float64, and any D. Any
+            strides: what is not contiguous in its last dim, or not 16-byte aligned, is copied once (`explain` says so).
             A `(B, N, H, D)` tensor is passed as `.transpose(1, 2)`. Inside `torch.autocast` q, k and v are
             cast to its dtype first, as `scaled_dot_product_attention` does.
         k: `(B, Hkv, Nk, D)`, same dtype and device. Hkv divides Hq: query head h reads key head

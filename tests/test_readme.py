@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import flash_cute
+from flash_cute import report
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted({ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")})
@@ -39,6 +43,20 @@ def test_example(example: str, shapes: str, python: Callable[..., str]) -> None:
     printed = python(example)
     assert shapes in printed
     assert "backend" in printed
+
+
+FUNCTIONS = [x for x in map(flash_cute.__dict__.get, flash_cute.__all__) if inspect.isfunction(x)]
+FUNCTIONS += [flash_cute.reference.attention, flash_cute.reference.gradients]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda x: f"{x.__module__}.{x.__name__}")
+def test_docstring(function: Callable[..., object]) -> None:
+    """What its example says is what comes out; a plan for a GPU needs a build with kernels."""
+    (test,) = doctest.DocTestFinder(recurse=False).find(function, globs={**function.__globals__, "torch": torch})
+    if "capability" in str([example.source for example in test.examples]) and not report.load()["kernels"]:
+        pytest.skip("this build has no CUDA kernels")
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def test_every_public_name_is_listed() -> None:
