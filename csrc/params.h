@@ -52,7 +52,7 @@ struct BwdParams {
   void* dv;  // (batch, heads_kv, len_k, head_dim)
 
   // Workspace, see BwdWorkspace. Undefined when the launch begins; the first kernel writes what is read.
-  float* dq_acc;    // sums of dQ / scale, in an order of the architecture's own
+  float* dq_acc;    // sums of dQ / scale, in an order of the architecture's own; null where registers hold them
   float* lse_log2;  // (batch, heads_q, rows padded to whole row tiles): lse * log2(e); +inf for padding and for
                     // rows that see no key, so that their P is 0
   float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding and for rows that see no key

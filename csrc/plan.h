@@ -34,6 +34,7 @@ struct KernelShape {
   int stages;       // K/V buffers in shared memory
   int smem_bytes;   // dynamic shared memory a CTA
   int ctas_per_sm;  // what the register budget was set for
+  bool dq_in_registers = false;  // backward: a second kernel sums dQ there, and the workspace has no sums
 };
 
 struct BwdPlan {
@@ -59,10 +60,11 @@ constexpr BwdWorkspace bwd_workspace(KernelShape const& shape, int head_dim, int
   int64_t const row_tiles = heads * ((int64_t{len_q} + shape.block_m - 1) / shape.block_m);
   int64_t const rows = row_tiles * shape.block_m;
   BwdWorkspace workspace{};
-  workspace.lse_log2 = workspace.dq_acc + aligned(4 * rows * head_dim);
+  workspace.lse_log2 = workspace.dq_acc + (shape.dq_in_registers ? 0 : aligned(4 * rows * head_dim));
   workspace.delta = workspace.lse_log2 + aligned(4 * rows);
   workspace.semaphores = workspace.delta + aligned(4 * rows);
-  workspace.bytes = workspace.semaphores + (deterministic ? aligned(4 * row_tiles) : 0);
+  bool const semaphores = deterministic && !shape.dq_in_registers;
+  workspace.bytes = workspace.semaphores + (semaphores ? aligned(4 * row_tiles) : 0);
   return workspace;
 }
 

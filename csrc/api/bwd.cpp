@@ -39,6 +39,7 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, BwdDecision const& 
     return static_cast<void*>(bytes + offset);
   };
 
+  bool const dq_in_memory = !decision.shape.dq_in_registers;
   BwdParams const params{.q = q.data,
                          .k = k.data,
                          .v = v.data,
@@ -49,10 +50,10 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, BwdDecision const& 
                          .dq = dq.data,
                          .dk = dk.data,
                          .dv = dv.data,
-                         .dq_acc = static_cast<float*>(part(offsets.dq_acc)),
+                         .dq_acc = dq_in_memory ? static_cast<float*>(part(offsets.dq_acc)) : nullptr,
                          .lse_log2 = static_cast<float*>(part(offsets.lse_log2)),
                          .delta = static_cast<float*>(part(offsets.delta)),
-                         .semaphores = args.deterministic ? static_cast<int*>(part(offsets.semaphores)) : nullptr,
+                         .semaphores = dq_in_memory && args.deterministic ? static_cast<int*>(part(offsets.semaphores)) : nullptr,
                          .q_strides = q.strides,
                          .k_strides = k.strides,
                          .v_strides = v.strides,

@@ -87,6 +87,7 @@ __global__ void __launch_bounds__(preprocess::kThreads) bwd_preprocess_kernel(Bw
     }
   }
 
+  if (params.dq_acc == nullptr) return;
   auto* const sums = reinterpret_cast<float4*>(params.dq_acc + int64_t{blockIdx.x} * kBlockM * kHeadDim);
   CUTE_UNROLL
   for (int i = 0; i < kBlockM * kHeadDim / 4 / kThreads; ++i) {

@@ -43,8 +43,8 @@ struct KeyRange {
   int end;
 };
 
-template <class Mask, int kBlockM, int kBlockN>
-CUTE_HOST_DEVICE KeyRange key_range(FwdParams const& params, int m_block) {
+template <class Mask, int kBlockM, int kBlockN, class Params>
+CUTE_HOST_DEVICE KeyRange key_range(Params const& params, int m_block) {
   int const first_row = m_block * kBlockM;
   int const last_row = min(first_row + kBlockM, params.len_q) - 1;
   int const first_limit = max(0, Mask::column_limit(params, first_row));
@@ -73,11 +73,11 @@ CUTE_HOST_DEVICE RowRange row_range(BwdParams const& params, int n_block) {
 // Sets the scores of one tile that a row does not see to -inf. tScS holds each score's (row, column)
 // within the tile for this thread, tScS_0 for thread 0: their columns differ by one number a thread, so
 // each comparison is with a constant.
-template <class Mask, class Scores, class Coords, class Coords0>
+template <class Mask, class Scores, class Coords, class Coords0, class Params>
 CUTE_DEVICE void apply_mask(Scores& scores,              // (rows, columns)
                             Coords const& tScS,          // (rows, columns) -> (row, column)
                             Coords0 const& tScS_0,       // the same of thread 0, static
-                            FwdParams const& params, int first_row, int first_column) {
+                            Params const& params, int first_row, int first_column) {
   int const thread_column = first_column + get<1>(tScS(_0{}, _0{}));
   CUTE_UNROLL
   for (int i = 0; i < size<0>(scores); ++i) {

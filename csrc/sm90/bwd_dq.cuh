@@ -1,6 +1,6 @@
 // dQ is summed over the key tiles in float32, in memory. A consumer warpgroup leaves its part of a row tile in
-// shared memory and goes on; a thread of the producer warpgroup adds it there by bulk reductions. The sums lie in the order
-// of the WGMMA fragments, four of a thread together: nobody has to put them in rows before the convert kernel does.
+// shared memory and goes on; a thread of the producer warpgroup adds it there by bulk reductions. The sums lie in the
+// order of the WGMMA fragments, four of a thread together: nobody has to put them in rows before the convert kernel.
 //
 // With semaphores the key tiles of a row tile add in the order of their numbers, so that the sum has the same
 // bits each time. A CTA waits only for CTAs launched before it.
@@ -40,8 +40,8 @@ CUTE_DEVICE void end_turn(int* semaphore) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(semaphore) : "memory");
 }
 
-// A consumer warpgroup's part of dQ to shared memory, in fragment order: the sums' offset i + 4 * 128 * j is register 4 * j + i % 4 of
-// thread i / 4.
+// A consumer warpgroup's part of dQ to shared memory, in fragment order: the sums' offset i + 4 * 128 * j is register
+// 4 * j + i % 4 of thread i / 4.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void store_dq(typename Traits::SharedStorage& smem, int warpgroup, PipelineState<2> state,
                           Accumulator const& tdQrdQ) {  // (MMA, MMA_M, MMA_D)

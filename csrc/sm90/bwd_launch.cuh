@@ -7,57 +7,89 @@
 
 #include "../core/bwd_preprocess.cuh"
 #include "bwd_kernel.cuh"
+#include "bwd_wide_keys.cuh"
+#include "bwd_wide_queries.cuh"
 #include "tensor_map.cuh"
 
 namespace flash_cute::sm90 {
 
+// The tensor maps, their boxes kChunk columns wide and as many rows high as the arguments say; false where one fails.
+template <class Traits>
+bool encode_maps(BwdArgs& args, int query_rows, int key_rows, int dkv_rows) {
+  BwdParams const& params = args.params;
+  auto const encode = [&](CUtensorMap* map, void const* data, Strides strides, bool query, int box_rows) {
+    return encode_map<typename Traits::Element>(map, data, strides, params.head_dim, query ? params.len_q : params.len_k,
+                                                query ? params.heads_q : params.heads_kv, params.batch, box_rows,
+                                                Traits::kChunk);
+  };
+  return encode(&args.q, params.q, params.q_strides, true, query_rows) &&
+         encode(&args.dout, params.dout, params.dout_strides, true, query_rows) &&
+         encode(&args.dq, params.dq, params.dq_strides, true, query_rows) &&
+         encode(&args.k, params.k, params.k_strides, false, key_rows) &&
+         encode(&args.v, params.v, params.v_strides, false, key_rows) &&
+         encode(&args.dk, params.dk, params.dk_strides, false, dkv_rows) &&
+         encode(&args.dv, params.dv, params.dv_strides, false, dkv_rows);
+}
+
+// A kernel of one CTA an SM.
+template <class Kernel>
+cudaError_t launch_ctas(Kernel* kernel, int64_t ctas, int threads, int smem_bytes, BwdArgs const& args,
+                        cudaStream_t stream) {
+  cudaError_t const error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (error != cudaSuccess) return error;
+  kernel<<<int(ctas), threads, smem_bytes, stream>>>(args);
+  return cudaGetLastError();
+}
+
 template <class Traits>
 cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
   using Element = typename Traits::Element;
-  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
+  constexpr bool kCausal = std::is_same_v<typename Traits::Mask, CausalMask>;
   BwdArgs args;
   args.params = params;
   args.m_blocks = ceil_div(params.len_q, kBlockM);
   args.n_blocks = ceil_div(params.len_k, kBlockN);
   args.group = params.heads_q / params.heads_kv;
-  // In order: the next key tile of a head shall start so much later that its turn has come at every row tile. Measured
-  // with 80 to 400 row tiles: 240 of them, over all heads abreast, lose the least.
-  int const row_tiles_to_pass = args.m_blocks * args.group / (std::is_same_v<typename Traits::Mask, CausalMask> ? 2 : 1);
-  args.heads_abreast = params.semaphores == nullptr ? 1 : ceil_div(240, max(row_tiles_to_pass, 1));
+  args.heads_abreast = 1;
   int64_t const key_tiles = int64_t{args.n_blocks} * params.heads_kv * params.batch;
   int64_t const row_tiles = int64_t{args.m_blocks} * params.heads_q * params.batch;
   if (key_tiles > INT_MAX || row_tiles > INT_MAX) return cudaErrorInvalidConfiguration;
+  constexpr int kSmemBytes = bwd_smem_bytes(Traits::kTile, kHeadDim);
 
-  auto const encode = [&](CUtensorMap* map, void const* data, Strides strides, bool query, int box_rows) {
-    return encode_map<Element>(map, data, strides, params.head_dim, query ? params.len_q : params.len_k,
-                               query ? params.heads_q : params.heads_kv, params.batch, box_rows, Traits::kChunk);
-  };
-  if (!encode(&args.q, params.q, params.q_strides, true, kBlockM) ||
-      !encode(&args.dout, params.dout, params.dout_strides, true, kBlockM) ||
-      !encode(&args.dq, params.dq, params.dq_strides, true, kBlockM) ||
-      !encode(&args.k, params.k, params.k_strides, false, kBlockN) ||
-      !encode(&args.v, params.v, params.v_strides, false, kBlockN) ||
-      !encode(&args.dk, params.dk, params.dk_strides, false, Traits::kKeys) ||
-      !encode(&args.dv, params.dv, params.dv_strides, false, Traits::kKeys)) {
-    return cudaErrorInvalidValue;
+  cudaError_t error = launch_bwd_preprocess<Element, kBlockM, kHeadDim, StatOrder>(params, stream);
+  if (error != cudaSuccess) return error;
+  if constexpr (kHeadDim > kMaxHeadDimOfOneKernel) {
+    if (!encode_maps<Traits>(args, 64, 64, 64)) return cudaErrorInvalidValue;
+    error = launch_ctas(bwd_keys_kernel<Traits>, key_tiles, Traits::kThreads, kSmemBytes, args, stream);
+    if (error != cudaSuccess) return error;
+    int64_t const query_tiles = int64_t{ceil_div(params.len_q, int{QueryTile::kRows})} * params.heads_q * params.batch;
+    return launch_ctas(bwd_queries_kernel<Traits>, query_tiles, Traits::kThreads, kSmemBytes, args, stream);
+  } else {
+    if (!encode_maps<Traits>(args, kBlockM, kBlockN, Traits::kKeys)) return cudaErrorInvalidValue;
+    // In order: the next key tile of a head shall start so much later that its turn has come at every row tile.
+    // Measured with 80 to 400 row tiles: 240 of them, over all heads abreast, lose the least.
+    int const row_tiles_to_pass = args.m_blocks * args.group / (kCausal ? 2 : 1);
+    if (params.semaphores != nullptr) args.heads_abreast = ceil_div(240, max(row_tiles_to_pass, 1));
+    error = launch_ctas(bwd_kernel<Traits>, key_tiles, Traits::kThreads, kSmemBytes, args, stream);
+    if (error != cudaSuccess) return error;
+    bwd_convert_kernel<Traits><<<int(row_tiles), Traits::kConsumerThreads, 0, stream>>>(args);
+    return cudaGetLastError();
   }
-
-  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
-  cudaError_t error = launch_bwd_preprocess<Element, kBlockM, Traits::kHeadDim, StatOrder>(params, stream);
-  if (error != cudaSuccess) return error;
-  error = cudaFuncSetAttribute(bwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
-  if (error != cudaSuccess) return error;
-  bwd_kernel<Traits><<<int(key_tiles), Traits::kThreads, kSmemBytes, stream>>>(args);
-  bwd_convert_kernel<Traits><<<int(row_tiles), Traits::kConsumerThreads, 0, stream>>>(args);
-  return cudaGetLastError();
 }
 
 template <int kHeadDim, class Variant>
 cudaError_t launch_bwd(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   constexpr BwdTile kTile = bwd_tile(kHeadDim, std::is_same_v<typename Variant::Mask, CausalMask>, 0);
-  return plan.dtype == DType::kFloat16
-             ? launch_bwd_kernels<BwdTraits<cutlass::half_t, kHeadDim, Variant, kTile>>(params, stream)
-             : launch_bwd_kernels<BwdTraits<cutlass::bfloat16_t, kHeadDim, Variant, kTile>>(params, stream);
+  auto const launch = [&](auto element) {
+    using Element = decltype(element);
+    if constexpr (kHeadDim > kMaxHeadDimOfOneKernel) {
+      return launch_bwd_kernels<BwdWideTraits<Element, kHeadDim, Variant, kTile>>(params, stream);
+    } else {
+      return launch_bwd_kernels<BwdTraits<Element, kHeadDim, Variant, kTile>>(params, stream);
+    }
+  };
+  return plan.dtype == DType::kFloat16 ? launch(cutlass::half_t{}) : launch(cutlass::bfloat16_t{});
 }
 
 }  // namespace flash_cute::sm90

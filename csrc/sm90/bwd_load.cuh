@@ -6,13 +6,13 @@
 
 #include "../core/mask.cuh"
 #include "bwd_args.cuh"
-#include "bwd_traits.cuh"
 #include "load_tma.cuh"
+#include "pipeline.cuh"
 
 namespace flash_cute::sm90 {
 
-template <class Traits>
-CUTE_DEVICE void bwd_producer(BwdArgs const& args, typename Traits::SharedStorage& smem) {
+template <class Traits, class SharedStorage>
+CUTE_DEVICE void bwd_producer(BwdArgs const& args, SharedStorage& smem) {
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   constexpr uint32_t kKBytes = Traits::kKElements * sizeof(Element);

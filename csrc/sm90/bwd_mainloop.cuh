@@ -87,17 +87,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, RowRange const range,
   constexpr int kRowsOffset = Traits::kSplitColumns ? 0 : typename Traits::SmemLayoutS{}.layout_b()(64, 0, 0);
   constexpr int kColumnsOffset =
       Traits::kSplitColumns ? typename Traits::SmemLayoutKt{}.layout_b()(Traits::kQueryColumns, 0) : 0;
-  // The descriptors of all operands, made anew at each use from one register: the compiler would keep every one in
-  // registers of its own for the whole loop, and spill.
-  uint32_t const smem_base = (cast_smem_ptr_to_uint(&smem) & 0x3ffff) >> 4;
-  auto at = [&](auto const& fragment, void const* place) __attribute__((always_inline)) {
-    uint32_t base;
-    asm volatile("mov.b32 %0, %1;" : "=r"(base) : "r"(smem_base));
-    auto desc = fragment.data();
-    uint32_t const offset = uint32_t(static_cast<char const*>(place) - reinterpret_cast<char const*>(&smem)) >> 4;
-    desc.desc_.reg32_[0] = (desc.desc_.reg32_[0] & 0xffff0000u) + base + offset;
-    return make_tensor(desc, fragment.layout());
-  };
+  Operands const operands(smem);
 
   // A row statistic of this thread's rows j to j + 3 of scores, which StatOrder has put side by side.
   auto four_rows = [&](float const* stat, int j) {
@@ -119,8 +109,8 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, RowRange const range,
 
   auto issue_dq = [&](PipelineState<Traits::kScoreStages> state) __attribute__((always_inline)) {
     smem.ds_pipeline.wait_full(state);
-    auto tdQrdS_stage = at(tdQrdS, smem.ds[0] + warpgroup * kRowsOffset)(_, _, _, state.stage);  // (MMA, MMA_M, MMA_N)
-    issue_gemm<true>(mma_queries, tdQrdS_stage, at(tdQrK, smem.k + warpgroup * kColumnsOffset), tdQrdQ);
+    auto tdQrdS_stage = operands.at(tdQrdS, smem.ds[0] + warpgroup * kRowsOffset)(_, _, _, state.stage);  // (MMA, MMA_M, MMA_N)
+    issue_gemm<true>(mma_queries, tdQrdS_stage, operands.at(tdQrK, smem.k + warpgroup * kColumnsOffset), tdQrdQ);
   };
   auto finish_dq = [&](PipelineState<Traits::kScoreStages> state) __attribute__((always_inline)) {
     warpgroup_fence_operand(tdQrdQ);
@@ -132,11 +122,11 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, RowRange const range,
     PipelineState<2> const rows = at_step(count);
     if (kFirst && warpgroup == 1) named_sync(kHalfStep, Traits::kConsumerThreads);
     smem.q_pipeline.wait_full(rows);
-    auto tSrK_now = at(tSrK, smem.k + warpgroup * kKeysOffset);
-    issue_gemm<true>(mma_scores, tSrK_now, at(tSrQ, smem.q[0])(_, _, _, rows.stage), tSrS);
+    auto tSrK_now = operands.at(tSrK, smem.k + warpgroup * kKeysOffset);
+    issue_gemm<true>(mma_scores, tSrK_now, operands.at(tSrQ, smem.q[0])(_, _, _, rows.stage), tSrS);
     smem.dout_pipeline.wait_full(rows);
-    auto tSrV_now = at(tSrV, smem.v + warpgroup * kKeysOffset);
-    issue_gemm<true>(mma_scores, tSrV_now, at(tSrdO, smem.dout[0])(_, _, _, rows.stage), tSrdP);
+    auto tSrV_now = operands.at(tSrV, smem.v + warpgroup * kKeysOffset);
+    issue_gemm<true>(mma_scores, tSrV_now, operands.at(tSrdO, smem.dout[0])(_, _, _, rows.stage), tSrdP);
     if (!kFirst && count > 1) {
       tma_store_fence();  // dQ is read by TMA; here, where the fence has nothing to wait for
       publish_dq<Traits>(smem, warpgroup, at_step(count - 2));
@@ -161,7 +151,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, RowRange const range,
         }
       }
       convert_part(tSrS, rP, part);
-      issue_gemm<false, part, kParts>(mma_keys, tdVrP, at(tdVrdO, smem.dout[0])(_, _, _, rows.stage), tdVrdV);
+      issue_gemm<false, part, kParts>(mma_keys, tdVrP, operands.at(tdVrdO, smem.dout[0])(_, _, _, rows.stage), tdVrdV);
     });
     if (kFirst && warpgroup == 0) named_arrive(kHalfStep, Traits::kConsumerThreads);
     warpgroup_wait<kParts>();  // dP^T
@@ -179,7 +169,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, RowRange const range,
         }
       }
       convert_part(tSrdP, rdS, part);
-      issue_gemm<false, part, kParts>(mma_keys, tdKrdS, at(tdKrQ, smem.q[0])(_, _, _, rows.stage), tdKrdK);
+      issue_gemm<false, part, kParts>(mma_keys, tdKrdS, operands.at(tdKrQ, smem.q[0])(_, _, _, rows.stage), tdKrdK);
     });
     if constexpr (!kFirst) issue_dq(at_step(count - 1));
     smem.ds_pipeline.wait_empty(rows);

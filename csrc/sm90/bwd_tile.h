@@ -15,13 +15,19 @@ struct BwdTile {
 
 constexpr int kNumBwdConfigs = 1;
 
+// Above this, a kernel for dK and dV and one for dQ; see bwd_wide_queries.cuh.
+constexpr int kMaxHeadDimOfOneKernel = 128;
+
 constexpr BwdTile bwd_tile(int head_dim, bool /*causal*/, int /*config*/) {
+  if (head_dim > kMaxHeadDimOfOneKernel) return {.block_m = 64, .block_n = 64, .stages = 2};
   if (head_dim <= 64) return {.block_m = 128, .block_n = 128, .stages = 2};  // 64 rows: 15 to 30 % slower
   return {.block_m = 64, .block_n = 128, .stages = 2};
 }
 
-// K and V, `stages` buffers of Q and of dO with their row statistics, two of dS and of dQ, 1 KB for the barriers.
+// K and V, `stages` buffers of Q and of dO with their row statistics, two of dS and of dQ, 1 KB for the barriers. The
+// two kernels: 7 tiles of 64 rows and the barriers in that for dQ, 6 and P^T in that for dK and dV, which needs less.
 constexpr int bwd_smem_bytes(BwdTile tile, int head_dim) {
+  if (head_dim > kMaxHeadDimOfOneKernel) return 7 * 2 * 64 * head_dim + 1024;
   int const operands = 2 * head_dim * 2 * (tile.block_n + tile.stages * tile.block_m);
   int const results = 2 * 2 * tile.block_m * tile.block_n + 2 * 4 * tile.block_m * head_dim;
   return operands + results + 8 * tile.stages * tile.block_m + 1024;
@@ -31,10 +37,11 @@ constexpr KernelShape bwd_shape(int head_dim, bool causal, int config) {
   BwdTile const tile = bwd_tile(head_dim, causal, config);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,
-          .threads = 2 * tile.block_n + 128,
+          .threads = 384,
           .stages = tile.stages,
           .smem_bytes = bwd_smem_bytes(tile, head_dim),
-          .ctas_per_sm = 1};
+          .ctas_per_sm = 1,
+          .dq_in_registers = head_dim > kMaxHeadDimOfOneKernel};
 }
 
 // A function of the shapes alone.

@@ -17,6 +17,30 @@ CUTE_DEVICE void set_max_registers() {
   }
 }
 
+// Descriptors of operands in shared memory, made anew at each use from one register: the compiler would keep every one
+// in registers of its own for the whole loop, and where the accumulators leave none, spill.
+template <class SharedStorage>
+class Operands {
+ public:
+  CUTE_DEVICE explicit Operands(SharedStorage const& smem)
+      : smem_(reinterpret_cast<char const*>(&smem)), base_((cast_smem_ptr_to_uint(&smem) & 0x3ffff) >> 4) {}
+
+  // The fragment's descriptors, as if its tensor began at `place`.
+  template <class Fragment>
+  CUTE_DEVICE auto at(Fragment const& fragment, void const* place) const {
+    uint32_t base;
+    asm volatile("mov.b32 %0, %1;" : "=r"(base) : "r"(base_));
+    uint32_t const offset = uint32_t(static_cast<char const*>(place) - smem_) >> 4;
+    auto descriptors = fragment.data();
+    descriptors.desc_.reg32_[0] = (descriptors.desc_.reg32_[0] & 0xffff0000u) + base + offset;
+    return make_tensor(descriptors, fragment.layout());
+  }
+
+ private:
+  char const* smem_;
+  uint32_t base_;
+};
+
 // Issues acc (+)= A B as one batch, over the kPart-th of kParts equal shares of the k steps. The caller waits.
 template <bool kZeroInit, int kPart = 0, int kParts = 1, class Mma, class FragA, class FragB, class Acc>
 CUTE_DEVICE void issue_gemm(Mma& mma,
