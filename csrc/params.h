@@ -56,7 +56,7 @@ struct BwdParams {
   float* lse_log2;  // (batch, heads_q, rows padded to whole row tiles): lse * log2(e); +inf for padding and for
                     // rows that see no key, so that their P is 0
   float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding and for rows that see no key
-  int* semaphores;  // (batch, heads_q, row tiles) of 0; null unless the sums of dQ are to have one order
+  int* semaphores;  // (batch, heads_q, row tiles): the key tiles that have added to dq_acc; null without dq_acc
 
   Strides q_strides;
   Strides k_strides;
@@ -77,6 +77,7 @@ struct BwdParams {
 
   float scale;
   float scale_log2;
+  bool deterministic;  // the key tiles add to dq_acc in the order of their numbers
 };
 
 }  // namespace flash_cute

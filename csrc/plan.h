@@ -54,8 +54,7 @@ struct BwdWorkspace {
 };
 
 // `shape` is that of the planned backward kernel; `head_dim` the kernel's.
-constexpr BwdWorkspace bwd_workspace(KernelShape const& shape, int head_dim, int64_t heads, int len_q,
-                                     bool deterministic) {
+constexpr BwdWorkspace bwd_workspace(KernelShape const& shape, int head_dim, int64_t heads, int len_q) {
   auto const aligned = [](int64_t bytes) { return (bytes + 127) / 128 * 128; };
   int64_t const row_tiles = heads * ((int64_t{len_q} + shape.block_m - 1) / shape.block_m);
   int64_t const rows = row_tiles * shape.block_m;
@@ -63,8 +62,7 @@ constexpr BwdWorkspace bwd_workspace(KernelShape const& shape, int head_dim, int
   workspace.lse_log2 = workspace.dq_acc + (shape.dq_in_registers ? 0 : aligned(4 * rows * head_dim));
   workspace.delta = workspace.lse_log2 + aligned(4 * rows);
   workspace.semaphores = workspace.delta + aligned(4 * rows);
-  bool const semaphores = deterministic && !shape.dq_in_registers;
-  workspace.bytes = workspace.semaphores + (semaphores ? aligned(4 * row_tiles) : 0);
+  workspace.bytes = workspace.semaphores + (shape.dq_in_registers ? 0 : aligned(4 * row_tiles));
   return workspace;
 }
 

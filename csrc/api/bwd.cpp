@@ -53,7 +53,7 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, BwdDecision const& 
                          .dq_acc = dq_in_memory ? static_cast<float*>(part(offsets.dq_acc)) : nullptr,
                          .lse_log2 = static_cast<float*>(part(offsets.lse_log2)),
                          .delta = static_cast<float*>(part(offsets.delta)),
-                         .semaphores = dq_in_memory && args.deterministic ? static_cast<int*>(part(offsets.semaphores)) : nullptr,
+                         .semaphores = dq_in_memory ? static_cast<int*>(part(offsets.semaphores)) : nullptr,
                          .q_strides = q.strides,
                          .k_strides = k.strides,
                          .v_strides = v.strides,
@@ -70,7 +70,8 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, BwdDecision const& 
                          .head_dim = head_dim,
                          .diagonal = diagonal(problem),
                          .scale = static_cast<float>(problem.scale),
-                         .scale_log2 = static_cast<float>(problem.scale * kLog2E)};
+                         .scale_log2 = static_cast<float>(problem.scale * kLog2E),
+                         .deterministic = args.deterministic};
   check_cuda(decision.instance.launch(decision.plan, params, current_stream(args.call.q.device_index)),
              "launch the backward");
   for (Result const* gradient : {&dq, &dk, &dv}) gradient->finish();

@@ -269,7 +269,7 @@ inline BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorI
                    " keys, got ", key_tiles, " with ", shape_text(call.k));
   if (num_row_tiles(problem, decision.shape) > 0 && key_tiles > 0) {
     decision.workspace = bwd_workspace(decision.shape, plan.head_dim, int64_t{problem.batch} * problem.heads_q,
-                                       problem.len_q, deterministic);
+                                       problem.len_q);
   }
   return decision;
 }

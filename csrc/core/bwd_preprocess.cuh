@@ -48,7 +48,7 @@ CUTE_DEVICE float dot(uint4 const& a, uint4 const& b) {
 }  // namespace preprocess
 
 // One CTA a row tile.
-template <class Element, int kBlockM, int kHeadDim, class Order>
+template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums>
 __global__ void __launch_bounds__(preprocess::kThreads) bwd_preprocess_kernel(BwdParams const params, int m_blocks) {
   using namespace preprocess;
   constexpr int kThreadsPerRow = threads_per_row(kHeadDim);
@@ -87,21 +87,22 @@ __global__ void __launch_bounds__(preprocess::kThreads) bwd_preprocess_kernel(Bw
     }
   }
 
-  if (params.dq_acc == nullptr) return;
-  auto* const sums = reinterpret_cast<float4*>(params.dq_acc + int64_t{blockIdx.x} * kBlockM * kHeadDim);
-  CUTE_UNROLL
-  for (int i = 0; i < kBlockM * kHeadDim / 4 / kThreads; ++i) {
-    sums[i * kThreads + threadIdx.x] = make_float4(0.f, 0.f, 0.f, 0.f);
+  if constexpr (kClearSums) {
+    auto* const sums = reinterpret_cast<float4*>(params.dq_acc + int64_t{blockIdx.x} * kBlockM * kHeadDim);
+    CUTE_UNROLL
+    for (int i = 0; i < kBlockM * kHeadDim / 4 / kThreads; ++i) {
+      sums[i * kThreads + threadIdx.x] = make_float4(0.f, 0.f, 0.f, 0.f);
+    }
   }
   if (params.semaphores != nullptr && threadIdx.x == 0) params.semaphores[blockIdx.x] = 0;
 }
 
-template <class Element, int kBlockM, int kHeadDim, class Order = RowOrder>
+template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums>
 cudaError_t launch_bwd_preprocess(BwdParams const& params, cudaStream_t stream) {
   int const m_blocks = ceil_div(params.len_q, kBlockM);
   int64_t const row_tiles = int64_t{m_blocks} * params.heads_q * params.batch;
   if (row_tiles > INT_MAX) return cudaErrorInvalidConfiguration;
-  bwd_preprocess_kernel<Element, kBlockM, kHeadDim, Order>
+  bwd_preprocess_kernel<Element, kBlockM, kHeadDim, Order, kClearSums>
       <<<int(row_tiles), preprocess::kThreads, 0, stream>>>(params, m_blocks);
   return cudaGetLastError();
 }

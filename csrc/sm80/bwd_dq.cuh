@@ -38,10 +38,10 @@ CUTE_DEVICE void add_dq(BwdParams const& params, int64_t row_tile, int n_block,
                         Accumulator const& tdQrdQ) {  // (MMA, MMA_M, MMA_D)
   static_assert(decltype(size(tdQrdQ))::value == Traits::kDqPerThread);
   float* const sums = params.dq_acc + row_tile * (Traits::kBlockM * Traits::kHeadDim) + fresh_thread_index();
-  if (params.semaphores != nullptr) wait_turn(params.semaphores + row_tile, n_block);
+  if (params.deterministic) wait_turn(params.semaphores + row_tile, n_block);
   CUTE_UNROLL
   for (int i = 0; i < Traits::kDqPerThread; ++i) atomicAdd(sums + i * Traits::kThreads, tdQrdQ(i));
-  if (params.semaphores != nullptr) end_turn(params.semaphores + row_tile);
+  if (params.deterministic) end_turn(params.semaphores + row_tile);
 }
 
 // dQ of one row tile: sums to 16-bit rows.

@@ -24,7 +24,8 @@ cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
   if (key_tiles > INT_MAX || row_tiles > INT_MAX) return cudaErrorInvalidConfiguration;
 
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
-  cudaError_t error = launch_bwd_preprocess<typename Traits::Element, kBlockM, Traits::kHeadDim>(params, stream);
+  using Element = typename Traits::Element;
+  cudaError_t error = launch_bwd_preprocess<Element, kBlockM, Traits::kHeadDim, RowOrder, true>(params, stream);
   if (error != cudaSuccess) return error;
   error = cudaFuncSetAttribute(bwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;

@@ -25,7 +25,7 @@ struct BwdArgs {
 
 // The key tile that a CTA owns. In launch order come tile 0 of `heads_abreast` key heads, then their tile 1, ...:
 // CTAs that read the same Q and dO run at about the same time, and with a causal mask the longest come first. CTAs
-// that add to dQ in order have a distance that hides the way from one to the next.
+// that wait for each other's sums of dQ have a distance that hides the way from one to the next.
 struct KeyTile {
   int n_block;
   int head_kv;

@@ -2,8 +2,9 @@
 // shared memory and goes on; a thread of the producer warpgroup adds it there by bulk reductions. The sums lie in the
 // order of the WGMMA fragments, four of a thread together: nobody has to put them in rows before the convert kernel.
 //
-// With semaphores the key tiles of a row tile add in the order of their numbers, so that the sum has the same
-// bits each time. A CTA waits only for CTAs launched before it.
+// Key tile 0 stores and the others wait for it: nobody has to clear the sums first. In the deterministic mode every
+// key tile waits for the one before it, so that the sum has the same bits each time. A CTA waits only for CTAs
+// launched before it.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -77,16 +78,23 @@ CUTE_DEVICE void add_dq(BwdArgs const& args, typename Traits::SharedStorage& sme
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < Traits::kWarpgroups; ++warpgroup) {
       smem.dq_pipeline[warpgroup].wait_full(state);
-      if (params.semaphores != nullptr && warpgroup == 0) wait_turn(params.semaphores + row_tile, tile.n_block);
-      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
-                       params.dq_acc + int64_t{row_tile} * Traits::kQElements + warpgroup * kElements),
-                   "r"(cast_smem_ptr_to_uint(smem.dq[warpgroup][parity])), "n"(kElements * sizeof(float))
-                   : "memory");
+      float* const sums = params.dq_acc + int64_t{row_tile} * Traits::kQElements + warpgroup * kElements;
+      uint32_t const source = cast_smem_ptr_to_uint(smem.dq[warpgroup][parity]);
+      if (tile.n_block == 0) {
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(source),
+                     "n"(kElements * sizeof(float))
+                     : "memory");
+      } else {
+        if (warpgroup == 0) wait_turn(params.semaphores + row_tile, params.deterministic ? tile.n_block : 1);
+        asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
+                     "r"(source), "n"(kElements * sizeof(float))
+                     : "memory");
+      }
       tma_store_arrive();
       tma_store_wait<0>();  // shared memory has been read
       smem.dq_pipeline[warpgroup].arrive_empty(state);
     }
-    if (params.semaphores != nullptr) end_turn(params.semaphores + row_tile);
+    if (params.deterministic || tile.n_block == 0) end_turn(params.semaphores + row_tile);
   }
   bulk_wait_written();  // shared memory must stay until then
 }
@@ -97,17 +105,21 @@ __global__ void __launch_bounds__(Traits::kConsumerThreads) bwd_convert_kernel(_
   using Element = typename Traits::Element;
   __shared__ alignas(1024) Element smem[Traits::kQElements];
   int const thread = threadIdx.x;
-  int const m_block = blockIdx.x % args.m_blocks;
-  int const head = blockIdx.x / args.m_blocks % args.params.heads_q;
-  int const batch = blockIdx.x / args.m_blocks / args.params.heads_q;
+  int const row_tile = int(gridDim.x) - 1 - int(blockIdx.x);  // the last ones' sums are still in the L2 cache
+  int const m_block = row_tile % args.m_blocks;
+  int const head = row_tile / args.m_blocks % args.params.heads_q;
+  int const batch = row_tile / args.m_blocks / args.params.heads_q;
+  // Row tiles that no key tile reads have no sums.
+  RowRange const range = row_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(args.params, 0);
+  bool const summed = m_block >= range.begin;
 
   typename Traits::MmaQueries mma;
   auto tdQrdQ = partition_fragment_C(mma, Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
-  int64_t const part = int64_t{blockIdx.x} * Traits::kWarpgroups + thread / 128;
+  int64_t const part = int64_t{row_tile} * Traits::kWarpgroups + thread / 128;
   auto const* const sums = reinterpret_cast<float4 const*>(args.params.dq_acc) + part * Traits::kDqPerThread * 32;
   CUTE_UNROLL
   for (int i = 0; i < Traits::kDqPerThread; i += 4) {
-    float4 const four = __ldcs(sums + i * 32 + thread % 128);
+    float4 const four = summed ? __ldcs(sums + i * 32 + thread % 128) : make_float4(0.f, 0.f, 0.f, 0.f);
     tdQrdQ(i) = four.x * args.params.scale;
     tdQrdQ(i + 1) = four.y * args.params.scale;
     tdQrdQ(i + 2) = four.z * args.params.scale;

@@ -18,9 +18,9 @@ template <class Traits>
 bool encode_maps(BwdArgs& args, int query_rows, int key_rows, int dkv_rows) {
   BwdParams const& params = args.params;
   auto const encode = [&](CUtensorMap* map, void const* data, Strides strides, bool query, int box_rows) {
-    return encode_map<typename Traits::Element>(map, data, strides, params.head_dim, query ? params.len_q : params.len_k,
-                                                query ? params.heads_q : params.heads_kv, params.batch, box_rows,
-                                                Traits::kChunk);
+    int const rows = query ? params.len_q : params.len_k, heads = query ? params.heads_q : params.heads_kv;
+    return encode_map<typename Traits::Element>(map, data, strides, params.head_dim, rows, heads, params.batch,
+                                                box_rows, Traits::kChunk);
   };
   return encode(&args.q, params.q, params.q_strides, true, query_rows) &&
          encode(&args.dout, params.dout, params.dout_strides, true, query_rows) &&
@@ -57,7 +57,7 @@ cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
   if (key_tiles > INT_MAX || row_tiles > INT_MAX) return cudaErrorInvalidConfiguration;
   constexpr int kSmemBytes = bwd_smem_bytes(Traits::kTile, kHeadDim);
 
-  cudaError_t error = launch_bwd_preprocess<Element, kBlockM, kHeadDim, StatOrder>(params, stream);
+  cudaError_t error = launch_bwd_preprocess<Element, kBlockM, kHeadDim, StatOrder, false>(params, stream);
   if (error != cudaSuccess) return error;
   if constexpr (kHeadDim > kMaxHeadDimOfOneKernel) {
     if (!encode_maps<Traits>(args, 64, 64, 64)) return cudaErrorInvalidValue;
@@ -67,10 +67,10 @@ cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
     return launch_ctas(bwd_queries_kernel<Traits>, query_tiles, Traits::kThreads, kSmemBytes, args, stream);
   } else {
     if (!encode_maps<Traits>(args, kBlockM, kBlockN, Traits::kKeys)) return cudaErrorInvalidValue;
-    // In order: the next key tile of a head shall start so much later that its turn has come at every row tile.
-    // Measured with 80 to 400 row tiles: 240 of them, over all heads abreast, lose the least.
-    int const row_tiles_to_pass = args.m_blocks * args.group / (kCausal ? 2 : 1);
-    if (params.semaphores != nullptr) args.heads_abreast = ceil_div(240, max(row_tiles_to_pass, 1));
+    // The next key tile of a head shall start so much later that its turn has come at every row tile: after this many
+    // row tiles of all heads abreast. Measured with 80 to 400: these lose the least.
+    int const distance = !params.deterministic ? 160 : kCausal ? 480 : 240;
+    args.heads_abreast = ceil_div(distance, args.m_blocks * args.group);
     error = launch_ctas(bwd_kernel<Traits>, key_tiles, Traits::kThreads, kSmemBytes, args, stream);
     if (error != cudaSuccess) return error;
     bwd_convert_kernel<Traits><<<int(row_tiles), Traits::kConsumerThreads, 0, stream>>>(args);

@@ -109,8 +109,9 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, RowRange const range,
 
   auto issue_dq = [&](PipelineState<Traits::kScoreStages> state) __attribute__((always_inline)) {
     smem.ds_pipeline.wait_full(state);
-    auto tdQrdS_stage = operands.at(tdQrdS, smem.ds[0] + warpgroup * kRowsOffset)(_, _, _, state.stage);  // (MMA, MMA_M, MMA_N)
-    issue_gemm<true>(mma_queries, tdQrdS_stage, operands.at(tdQrK, smem.k + warpgroup * kColumnsOffset), tdQrdQ);
+    auto* const ds = smem.ds[0] + warpgroup * kRowsOffset;
+    auto tdQrdS_now = operands.at(tdQrdS, ds)(_, _, _, state.stage);  // (MMA, MMA_M, MMA_N)
+    issue_gemm<true>(mma_queries, tdQrdS_now, operands.at(tdQrK, smem.k + warpgroup * kColumnsOffset), tdQrdQ);
   };
   auto finish_dq = [&](PipelineState<Traits::kScoreStages> state) __attribute__((always_inline)) {
     warpgroup_fence_operand(tdQrdQ);
