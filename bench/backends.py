@@ -216,6 +216,8 @@ def _aten_backward(name: str, workload: Workload) -> Backend:
     """The backward that autograd would call behind SDPA, called directly with what its forward saved."""
     if workload.is_causal and workload.N != workload.M:
         raise Unavailable("SDPA aligns its causal mask to the top left: another problem when N and M differ")
+    if name == "efficient" and workload.Hkv != workload.H:
+        raise Unavailable("PyTorch's memory-efficient attention takes no grouped heads")
     saved, backward = ATEN_BACKWARD[name]
 
     def arrange(inputs: Inputs) -> tuple[Any, ...]:

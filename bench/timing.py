@@ -134,6 +134,8 @@ def _differences(results: dict[str, tuple[torch.Tensor, ...]]) -> tuple[str, dic
 
 def _difference(tensor: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     expected = expected.float()
+    if tensor.shape != expected.shape:
+        return expected.new_tensor(torch.inf)
     return (tensor.float() - expected).norm() / expected.norm().clamp_min(1e-30)
 
 

@@ -91,6 +91,18 @@ def test_wrong_provider_is_not_timed(bench: SimpleNamespace, monkeypatch: pytest
     assert cell.missing["flash_cute"].startswith("wrong: differs by 1.0")
 
 
+@pytest.mark.parametrize("name", ["cudnn", "flash", "efficient"])
+def test_backward_of_sdpa_is_called_with_what_its_forward_saved(bench: SimpleNamespace, name: str) -> None:
+    """On meta tensors, since only a GPU computes it: argument for argument what the operator takes."""
+    heads = 8 if name == "efficient" else 2
+    workload = bench.workloads.case(1, 8, 64, 128, True, Hkv=heads)
+    backend = bench.backends._aten_backward(name, workload)
+    q, kv = torch.empty(1, 8, 64, 128, device="meta", dtype=torch.half), (1, heads, 64, 128)
+    k, v = q.new_empty(kv), q.new_empty(kv)
+    dq, dk, dv = backend.call(*backend.arrange((q, k, v, torch.empty_like(q))))[:3]
+    assert (dq.shape, dk.shape, dv.shape) == (q.shape, k.shape, v.shape)
+
+
 def test_each_cell_of_the_main_grid_has_a_bar(bench: SimpleNamespace) -> None:
     for direction in ("fwd", "bwd"):
         for workload in (*bench.workloads.paper_grid(), *bench.workloads.llama_grid()):
