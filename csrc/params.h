@@ -57,6 +57,7 @@ struct BwdParams {
                     // rows that see no key, so that their P is 0
   float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding and for rows that see no key
   int* semaphores;  // (batch, heads_q, row tiles): the key tiles that have added to dq_acc; null without dq_acc
+  int* tile_counter;  // 0: the key tiles that CTAs have begun; null without dq_acc
 
   Strides q_strides;
   Strides k_strides;

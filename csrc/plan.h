@@ -50,6 +50,7 @@ struct BwdWorkspace {
   int64_t lse_log2;
   int64_t delta;
   int64_t semaphores;
+  int64_t tile_counter;
   int64_t bytes;
 };
 
@@ -62,7 +63,8 @@ constexpr BwdWorkspace bwd_workspace(KernelShape const& shape, int head_dim, int
   workspace.lse_log2 = workspace.dq_acc + (shape.dq_in_registers ? 0 : aligned(4 * rows * head_dim));
   workspace.delta = workspace.lse_log2 + aligned(4 * rows);
   workspace.semaphores = workspace.delta + aligned(4 * rows);
-  workspace.bytes = workspace.semaphores + (shape.dq_in_registers ? 0 : aligned(4 * row_tiles));
+  workspace.tile_counter = workspace.semaphores + 4 * row_tiles;
+  workspace.bytes = workspace.semaphores + (shape.dq_in_registers ? 0 : aligned(4 * (row_tiles + 1)));
   return workspace;
 }
 

@@ -94,7 +94,10 @@ __global__ void __launch_bounds__(preprocess::kThreads) bwd_preprocess_kernel(Bw
       sums[i * kThreads + threadIdx.x] = make_float4(0.f, 0.f, 0.f, 0.f);
     }
   }
-  if (params.semaphores != nullptr && threadIdx.x == 0) params.semaphores[blockIdx.x] = 0;
+  if (params.semaphores != nullptr && threadIdx.x == 0) {
+    params.semaphores[blockIdx.x] = 0;
+    if (blockIdx.x == 0) *params.tile_counter = 0;
+  }
 }
 
 template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums>

@@ -2,9 +2,8 @@
 #pragma once
 
 #include <cuda.h>
-#include <cute/config.hpp>
 
-#include "../params.h"
+#include "../core/mask.cuh"
 
 namespace flash_cute::sm90 {
 
@@ -17,30 +16,34 @@ struct BwdArgs {
   CUtensorMap dv;    // box (64, kChunk)
   CUtensorMap dq;    // box (BLK_M, kChunk)
   BwdParams params;
+  int num_tiles;      // key tiles of all heads
   int n_blocks;
   int m_blocks;
-  int group;         // query heads of one key head
-  int heads_abreast; // key heads whose tiles of one number are neighbours in launch order
+  int group;          // query heads of one key head
+  int heads_abreast;  // key heads whose tiles of one number are neighbours in the order of tiles
 };
 
-// The key tile that a CTA owns. In launch order come tile 0 of `heads_abreast` key heads, then their tile 1, ...:
-// CTAs that read the same Q and dO run at about the same time, and with a causal mask the longest come first. CTAs
-// that wait for each other's sums of dQ have a distance that hides the way from one to the next.
+// A key tile of a CTA's. It stands in shared memory and is read anew at each use: nothing of it stays in registers.
 struct KeyTile {
-  int n_block;
+  int n_block;     // -1: there are no more
   int head_kv;
   int batch;
+  int m_begin;     // its row tiles are [m_begin, m_blocks), of each query head of the group
+  int keys_phase;  // of the buffers of K and V
 
-  CUTE_DEVICE explicit KeyTile(BwdArgs const& args) {
-    int block;  // read anew at each use: nothing of the tile stays in registers through the main loop
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    int const first = block / (args.n_blocks * args.heads_abreast) * args.heads_abreast;
-    int const place = block - first * args.n_blocks;
+  // The index-th. First come tile 0 of `heads_abreast` key heads, then their tile 1, ...: CTAs that read the same Q
+  // and dO run at about the same time, and with a causal mask the longest come first. CTAs that wait for each other's
+  // sums of dQ have a distance that hides the way from one to the next.
+  template <class Traits>
+  CUTE_DEVICE static void make(BwdArgs const& args, int index, KeyTile volatile& tile) {
+    int const first = index / (args.n_blocks * args.heads_abreast) * args.heads_abreast;
+    int const place = index - first * args.n_blocks;
     int const abreast = min(args.heads_abreast, args.params.batch * args.params.heads_kv - first);
-    n_block = place / abreast;
-    int const head = first + place % abreast;
-    head_kv = head % args.params.heads_kv;
-    batch = head / args.params.heads_kv;
+    int const n_block = place / abreast, head = first + place % abreast;
+    tile.n_block = n_block;
+    tile.head_kv = head % args.params.heads_kv;
+    tile.batch = head / args.params.heads_kv;
+    tile.m_begin = row_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(args.params, n_block).begin;
   }
 };
 

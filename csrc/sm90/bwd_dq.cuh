@@ -24,6 +24,13 @@ CUTE_DEVICE int consumer_thread() {
   return thread - 128;
 }
 
+// A warpgroup's buffers of dQ are its own again once what its epilogue left there has gone.
+CUTE_DEVICE void wait_results_read() {
+  int const thread = consumer_thread();
+  if (thread % 128 == 0) tma_store_wait<0>();
+  named_sync(kResults + thread / 128, 128);
+}
+
 // The turns of the key tiles at a row tile: the semaphore counts those that have added.
 CUTE_DEVICE void wait_turn(int const* semaphore, int turn) {
   int arrived;
@@ -63,38 +70,45 @@ CUTE_DEVICE void publish_dq(typename Traits::SharedStorage& smem, int warpgroup,
 
 // Adds what store_dq leaves to memory: of two threads one the even steps, the other the odd ones, so that an ordered
 // sum's way to memory and the wait for the turn at the next row tile overlap.
-template <class Traits>
-CUTE_DEVICE void add_dq(BwdArgs const& args, typename Traits::SharedStorage& smem, int parity) {
+template <class Traits, int kParity>
+CUTE_DEVICE void add_dq(BwdArgs const& args, typename Traits::SharedStorage& smem) {
   constexpr int kElements = Traits::kDqPerThread * 128;
   BwdParams const& params = args.params;
-  KeyTile const tile(args);
-  RowRange const range = row_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(params, tile.n_block);
-  int const len = range.end - range.begin;
-  int const first_row_tile = (tile.batch * params.heads_q + tile.head_kv * args.group) * args.m_blocks + range.end - 1;
+  int count = 0;  // of steps, of all key tiles
 #pragma unroll 1
-  for (int step = parity; step < args.group * len; step += 2) {
-    int const row_tile = first_row_tile + step / len * args.m_blocks - step % len;
-    PipelineState<2> const state{parity, step / 2 & 1};
+  for (int draws = 0;; ++draws) {
+    smem.tile_pipeline.wait_full(at_step(draws));
+    KeyTile const volatile& tile = smem.tile[draws & 1];
+    if (tile.n_block < 0) break;
 #pragma unroll 1
-    for (int warpgroup = 0; warpgroup < Traits::kWarpgroups; ++warpgroup) {
-      smem.dq_pipeline[warpgroup].wait_full(state);
-      float* const sums = params.dq_acc + int64_t{row_tile} * Traits::kQElements + warpgroup * kElements;
-      uint32_t const source = cast_smem_ptr_to_uint(smem.dq[warpgroup][parity]);
-      if (tile.n_block == 0) {
-        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(source),
-                     "n"(kElements * sizeof(float))
-                     : "memory");
-      } else {
-        if (warpgroup == 0) wait_turn(params.semaphores + row_tile, params.deterministic ? tile.n_block : 1);
-        asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
-                     "r"(source), "n"(kElements * sizeof(float))
-                     : "memory");
+    for (int i = 0; i < args.group; ++i) {
+#pragma unroll 1
+      for (int m = args.m_blocks - 1; m >= tile.m_begin; --m, ++count) {
+        if (count % 2 != kParity) continue;
+        int const row_tile = (tile.batch * params.heads_q + tile.head_kv * args.group + i) * args.m_blocks + m;
+#pragma unroll 1
+        for (int warpgroup = 0; warpgroup < Traits::kWarpgroups; ++warpgroup) {
+          smem.dq_pipeline[warpgroup].wait_full(at_step(count));
+          float* const sums = params.dq_acc + int64_t{row_tile} * Traits::kQElements + warpgroup * kElements;
+          uint32_t const source = cast_smem_ptr_to_uint(smem.dq[warpgroup][kParity]);
+          if (tile.n_block == 0) {
+            asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(source),
+                         "n"(kElements * sizeof(float))
+                         : "memory");
+          } else {
+            if (warpgroup == 0) wait_turn(params.semaphores + row_tile, params.deterministic ? tile.n_block : 1);
+            asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
+                         "r"(source), "n"(kElements * sizeof(float))
+                         : "memory");
+          }
+          tma_store_arrive();
+          tma_store_wait<0>();  // shared memory has been read
+          smem.dq_pipeline[warpgroup].arrive_empty(at_step(count));
+        }
+        if (params.deterministic || tile.n_block == 0) end_turn(params.semaphores + row_tile);
       }
-      tma_store_arrive();
-      tma_store_wait<0>();  // shared memory has been read
-      smem.dq_pipeline[warpgroup].arrive_empty(state);
     }
-    if (params.deterministic || tile.n_block == 0) end_turn(params.semaphores + row_tile);
+    smem.tile_pipeline.arrive_empty(at_step(draws));
   }
   bulk_wait_written();  // shared memory must stay until then
 }

@@ -1,5 +1,5 @@
-// dK and dV to memory, each warpgroup its own 64 rows: through shared memory, in K's and V's place, and one TMA
-// store each, which clips what lies outside the tensor.
+// dK and dV to memory, each warpgroup its own 64 rows: through its buffers of dQ, and one TMA store each, which clips
+// what lies outside the tensor. The next key tile begins while they leave.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -7,22 +7,25 @@
 
 #include "../core/convert.cuh"
 #include "bwd_args.cuh"
+#include "bwd_dq.cuh"
 #include "bwd_traits.cuh"
 
 namespace flash_cute::sm90 {
 
 template <class Traits, class Accumulator>
-CUTE_DEVICE void bwd_epilogue(BwdArgs const& args, typename Traits::SharedStorage& smem,
+CUTE_DEVICE void bwd_epilogue(BwdArgs const& args, KeyTile const volatile& tile, int count,
+                              typename Traits::SharedStorage& smem,
                               Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
                               Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
   using Element = typename Traits::Element;
-  int const thread = threadIdx.x - 128;
+  constexpr int kElements = Traits::kKeys * Traits::kHeadDim;
+  int const thread = consumer_thread();
   int const warpgroup = thread / 128;
-  typename Traits::MmaKeys mma;
-  auto const copy_out = make_tiled_copy_C(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, mma).get_slice(thread);
+  typename Traits::MmaOut mma;
+  auto const copy_out = make_tiled_copy_C(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, mma).get_slice(thread % 128);
 
   auto to_smem = [&](Element* place, auto const& acc, float factor) {
-    auto sX = make_tensor(make_smem_ptr(place), typename Traits::SmemLayoutOut{});  // (BLK_N, D)
+    auto sX = make_tensor(make_smem_ptr(place), typename Traits::SmemLayoutOut{});  // (64, D)
     auto scaled = make_tensor_like<float>(acc);                                     // (MMA, MMA_N, MMA_D)
     CUTE_UNROLL
     for (int i = 0; i < size(acc); ++i) scaled(i) = acc(i) * factor;
@@ -30,24 +33,26 @@ CUTE_DEVICE void bwd_epilogue(BwdArgs const& args, typename Traits::SharedStorag
     convert(scaled, rX);
     copy(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, copy_out.retile_S(rX), copy_out.partition_D(sX));
   };
-  named_sync(kHalfStep, Traits::kConsumerThreads);  // everybody is done with K, which all of dQ read
-  to_smem(smem.v, tdVrdV, 1.f);
-  to_smem(smem.k, tdKrdK, args.params.scale);
+  // The buffer whose dQ has been added first holds dV, and dK if there is room.
+  constexpr bool kOneBuffer = sizeof(smem.dq[0][0]) >= 2 * kElements * sizeof(Element);
+  auto* const dv = reinterpret_cast<Element*>(smem.dq[warpgroup][count & 1]);
+  auto* const dk = kOneBuffer ? dv + kElements : reinterpret_cast<Element*>(smem.dq[warpgroup][(count + 1) & 1]);
+  smem.dq_pipeline[warpgroup].wait_empty(at_step(count));
+  to_smem(dv, tdVrdV, 1.f);
+  if (!kOneBuffer) smem.dq_pipeline[warpgroup].wait_empty(at_step(count + 1));
+  to_smem(dk, tdKrdK, args.params.scale);
   tma_store_fence();
   named_sync(kResults + warpgroup, 128);  // the warpgroup's rows are complete
   if (thread % 128 == 0) {
-    KeyTile const tile(args);
-    int const row = warpgroup * Traits::kKeys;
+    int const row = tile.n_block * Traits::kBlockN + warpgroup * Traits::kKeys;
+    int const head = tile.head_kv, batch = tile.batch;
     CUTE_UNROLL
     for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
-      int const offset = (chunk * Traits::kBlockN + row) * Traits::kChunk;
-      SM90_TMA_STORE_4D::copy(&args.dv, smem.v + offset, chunk * Traits::kChunk, tile.n_block * Traits::kBlockN + row,
-                              tile.head_kv, tile.batch);
-      SM90_TMA_STORE_4D::copy(&args.dk, smem.k + offset, chunk * Traits::kChunk, tile.n_block * Traits::kBlockN + row,
-                              tile.head_kv, tile.batch);
+      int const offset = chunk * Traits::kKeys * Traits::kChunk;
+      SM90_TMA_STORE_4D::copy(&args.dv, dv + offset, chunk * Traits::kChunk, row, head, batch);
+      SM90_TMA_STORE_4D::copy(&args.dk, dk + offset, chunk * Traits::kChunk, row, head, batch);
     }
     tma_store_arrive();
-    tma_store_wait<0>();
   }
 }
 

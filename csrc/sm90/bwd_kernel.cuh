@@ -1,6 +1,6 @@
-// The Hopper backward: a CTA owns a tile of keys and their dK and dV, and passes over the row tiles of all query
-// heads that read them. Two consumer warpgroups, each with 64 of the keys; in a third warpgroup one thread issues all
-// loads, and two add dQ to memory.
+// The Hopper backward: a CTA takes a tile of keys, passes over the row tiles of all query heads that read them, writes
+// their dK and dV, and takes another. Two consumer warpgroups, each with 64 of the keys; in a third warpgroup one
+// thread issues all loads, and two add dQ to memory.
 #pragma once
 
 #include "bwd_args.cuh"
@@ -12,16 +12,52 @@
 
 namespace flash_cute::sm90 {
 
+// The producer's thread draws key tiles from a counter in memory, which every role then reads: so CTAs begin the tiles
+// in their order, whenever they come to run.
+template <class Traits>
+CUTE_DEVICE void bwd_producer(BwdArgs const& args, typename Traits::SharedStorage& smem) {
+  int count = 0;  // of row tiles, of all key tiles
+#pragma unroll 1
+  for (int draws = 0;; ++draws) {
+    int const index = atomicAdd(args.params.tile_counter, 1);
+    KeyTile volatile& tile = smem.tile[draws & 1];
+    smem.tile_pipeline.wait_empty(at_step(draws));
+    if (unsigned(index) < unsigned(args.num_tiles)) {
+      KeyTile::make<Traits>(args, index, tile);
+      KeyTile const volatile& before = smem.tile[(draws + 1) & 1];
+      tile.keys_phase = draws > 0 && before.keys_phase != (before.m_begin < args.m_blocks);
+    } else {
+      tile.n_block = -1;
+    }
+    smem.tile_pipeline.publish(at_step(draws));
+    if (tile.n_block < 0) break;
+    load_key_tile<Traits>(args, smem, tile, count);
+  }
+}
+
 template <class Traits>
 CUTE_DEVICE void bwd_consumer(BwdArgs const& args, typename Traits::SharedStorage& smem) {
-  KeyTile const tile(args);
-  RowRange const range = row_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(args.params, tile.n_block);
   typename Traits::MmaKeys mma;
   using Tile = Shape<Int<Traits::kBlockN>, Int<Traits::kHeadDim>>;
   auto tdKrdK = partition_fragment_C(mma, Tile{});  // (MMA, MMA_N, MMA_D)
   auto tdVrdV = partition_fragment_C(mma, Tile{});  // (MMA, MMA_N, MMA_D)
-  bwd_mainloop<Traits>(args, range, smem, tdKrdK, tdVrdV);
-  bwd_epilogue<Traits>(args, smem, tdKrdK, tdVrdV);
+  int count = 0;  // of steps, of all key tiles
+#pragma unroll 1
+  for (int draws = 0;; ++draws) {
+    smem.tile_pipeline.wait_full(at_step(draws));
+    KeyTile const volatile& tile = smem.tile[draws & 1];
+    if (tile.n_block < 0) break;
+    clear(tdKrdK);
+    clear(tdVrdV);
+    if (tile.m_begin < args.m_blocks) {
+      bwd_mainloop<Traits>(args, tile, count, smem, tdKrdK, tdVrdV);
+    } else {
+      wait_results_read();
+    }
+    bwd_epilogue<Traits>(args, tile, count, smem, tdKrdK, tdVrdV);
+    smem.tile_pipeline.release(at_step(draws));
+  }
+  if (threadIdx.x % 128 == 0) tma_store_wait<0>();  // shared memory must stay until then
 }
 
 template <class Traits>
@@ -39,6 +75,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     smem.q_pipeline.init(4 * Traits::kWarpgroups);
     smem.dout_pipeline.init(4 * Traits::kWarpgroups);
+    smem.tile_pipeline.init(4 * Traits::kWarpgroups + 2);
     smem.ds_pipeline.init(4 * Traits::kWarpgroups, 4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.dq_pipeline) pipeline.init(1, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // TMA sees the barriers
@@ -51,8 +88,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
     if (threadIdx.x % 32 == 0) {
       if (warp == 0) {
         bwd_producer<Traits>(args, smem);
-      } else if (warp <= 2) {
-        add_dq<Traits>(args, smem, warp - 1);
+      } else if (warp == 1) {
+        add_dq<Traits, 0>(args, smem);
+      } else if (warp == 2) {
+        add_dq<Traits, 1>(args, smem);
       }
     }
   } else {

@@ -52,6 +52,7 @@ cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
   args.n_blocks = ceil_div(params.len_k, kBlockN);
   args.group = params.heads_q / params.heads_kv;
   args.heads_abreast = 1;
+  args.num_tiles = 0;
   int64_t const key_tiles = int64_t{args.n_blocks} * params.heads_kv * params.batch;
   int64_t const row_tiles = int64_t{args.m_blocks} * params.heads_q * params.batch;
   if (key_tiles > INT_MAX || row_tiles > INT_MAX) return cudaErrorInvalidConfiguration;
@@ -68,10 +69,16 @@ cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
   } else {
     if (!encode_maps<Traits>(args, kBlockM, kBlockN, Traits::kKeys)) return cudaErrorInvalidValue;
     // The next key tile of a head shall start so much later that its turn has come at every row tile: after this many
-    // row tiles of all heads abreast. Measured with 80 to 400: these lose the least.
-    int const distance = !params.deterministic ? 160 : kCausal ? 480 : 240;
+    // row tiles of all heads abreast. Measured with 80 to 480: these lose the least.
+    int const distance = kCausal ? 400 : 240;
     args.heads_abreast = ceil_div(distance, args.m_blocks * args.group);
-    error = launch_ctas(bwd_kernel<Traits>, key_tiles, Traits::kThreads, kSmemBytes, args, stream);
+    int device = 0, num_sms = 0;
+    error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+    if (error != cudaSuccess) return error;
+    args.num_tiles = int(key_tiles);
+    int64_t const ctas = min(key_tiles, int64_t{num_sms});
+    error = launch_ctas(bwd_kernel<Traits>, ctas, Traits::kThreads, kSmemBytes, args, stream);
     if (error != cudaSuccess) return error;
     bwd_convert_kernel<Traits><<<int(row_tiles), Traits::kConsumerThreads, 0, stream>>>(args);
     return cudaGetLastError();

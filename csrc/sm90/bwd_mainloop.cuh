@@ -24,9 +24,10 @@
 
 namespace flash_cute::sm90 {
 
-// Leaves P^T dO in tdVrdV and dS^T Q in tdKrdK.
+// Adds P^T dO to tdVrdV and dS^T Q to tdKrdK. `count` is that of the steps before, of all key tiles: the buffers of Q,
+// dO and dS go round with it, those of dQ one step behind.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, RowRange const range,
+CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const volatile& tile, int& count,
                               typename Traits::SharedStorage& smem,
                               Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
                               Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
@@ -34,6 +35,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, RowRange const range,
   using Mask = typename Traits::Mask;
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   BwdParams const& params = args.params;
+  RowRange const range = row_range<Mask, kBlockM, kBlockN>(params, tile.n_block);
   int const thread = threadIdx.x - 128;
   int const warpgroup = __shfl_sync(0xffffffff, thread / 128, 0);
 
@@ -75,7 +77,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, RowRange const range,
   auto dscores = rowcol_view(tSrdP);                                    // (keys, rows)
   // 64 rows: P^T stays in float32 until dS^T. For 128 rows there are no registers; 16 bits cost an instruction more.
   auto p = rowcol_view([&]() -> auto& {
-    if constexpr (kBlockM == 64 ) return tSrS; else return rP;
+    if constexpr (kBlockM == 64) return tSrS; else return rP;
   }());  // (keys, rows)
 
   auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});
@@ -104,8 +106,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, RowRange const range,
   };
 
   static_assert(Traits::kStages == 2 && Traits::kScoreStages == 2);
-  int count = 0;  // of steps done; the buffers of Q, dO and dS go round with it, those of dQ one step behind
-  auto at_step = [](int i) { return PipelineState<2>{i & 1, (i >> 1) & 1}; };
+  bool dq_stored = false;  // one waits in shared memory to be made known
 
   auto issue_dq = [&](PipelineState<Traits::kScoreStages> state) __attribute__((always_inline)) {
     smem.ds_pipeline.wait_full(state);
@@ -117,6 +118,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, RowRange const range,
     warpgroup_fence_operand(tdQrdQ);
     smem.ds_pipeline.release(state);
     store_dq<Traits>(smem, warpgroup, state, tdQrdQ);
+    dq_stored = true;
   };
   auto step = [&](int m, auto first) __attribute__((always_inline)) {
     constexpr bool kFirst = decltype(first)::value;
@@ -128,7 +130,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, RowRange const range,
     smem.dout_pipeline.wait_full(rows);
     auto tSrV_now = operands.at(tSrV, smem.v + warpgroup * kKeysOffset);
     issue_gemm<true>(mma_scores, tSrV_now, operands.at(tSrdO, smem.dout[0])(_, _, _, rows.stage), tSrdP);
-    if (!kFirst && count > 1) {
+    if (!kFirst && dq_stored) {
       tma_store_fence();  // dQ is read by TMA; here, where the fence has nothing to wait for
       publish_dq<Traits>(smem, warpgroup, at_step(count - 2));
     }
@@ -136,7 +138,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, RowRange const range,
     warpgroup_fence_operand(tSrS);
     if (m < range.unmasked) {
       auto tScS = rowcol_view(mma_scores.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
-      apply_mask_transposed<Mask>(scores, tScS, tScS_0, params, m * kBlockM, KeyTile(args).n_block * kBlockN);
+      apply_mask_transposed<Mask>(scores, tScS, tScS_0, params, m * kBlockM, tile.n_block * kBlockN);
     }
     // In parts, so that the tensor cores have the first part's product while the second is being made.
     for_each(make_int_sequence<kParts>{}, [&](auto part) __attribute__((always_inline)) {
@@ -184,28 +186,27 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, RowRange const range,
     warpgroup_wait<0>();  // dK, dQ
     warpgroup_fence_operand(tdKrdK);
     smem.q_pipeline.release(rows);
-    if constexpr (!kFirst) finish_dq(at_step(count - 1));
+    if constexpr (kFirst) wait_results_read(); else finish_dq(at_step(count - 1));
     ++count;
   };
 
-  clear(tdKrdK);
-  clear(tdVrdV);
-  if (range.begin == range.end) return;
-  smem.k_pipeline.wait_full({});
-  smem.v_pipeline.wait_full({});
+  smem.k_pipeline.wait_full({0, tile.keys_phase});
+  smem.v_pipeline.wait_full({0, tile.keys_phase});
   int m = range.end - 1;
   step(m, true_type{});
 #pragma unroll 1
-  while (count < args.group * (range.end - range.begin)) {
+  for (int steps = args.group * (range.end - range.begin); steps > 1; --steps) {
     if (m-- == range.begin) m = range.end - 1;
     step(m, false_type{});
   }
-  if (count > 1) {
+  smem.v_pipeline.release({0, tile.keys_phase});
+  if (dq_stored) {
     tma_store_fence();
     publish_dq<Traits>(smem, warpgroup, at_step(count - 2));
   }
   issue_dq(at_step(count - 1));
   warpgroup_wait<0>();
+  smem.k_pipeline.release({0, tile.keys_phase});
   finish_dq(at_step(count - 1));
   tma_store_fence();
   publish_dq<Traits>(smem, warpgroup, at_step(count - 1));

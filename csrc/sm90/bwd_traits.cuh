@@ -7,6 +7,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "../core/mask.cuh"
+#include "bwd_args.cuh"
 #include "bwd_tile.h"
 #include "pipeline.cuh"
 #include "wgmma_atoms.cuh"
@@ -77,8 +78,11 @@ struct BwdTraits {
   using SmemLayoutSt = decltype(tile_to_shape(SM90::GMMA::Layout_K_SW128_Atom<Element>{},
                                               Shape<Int<kBlockN>, Int<kBlockM>, Int<kScoreStages>>{},
                                               Step<_2, _1, _3>{}));
-  // What leaves by TMA: a warpgroup's 64 rows of dK or dV in K's or V's place, and a tile of dQ.
-  using SmemLayoutOut = SmemLayoutK;
+  // What leaves by TMA: a warpgroup's 64 rows of dK or dV, and a tile of dQ.
+  using MmaOut = decltype(make_tiled_mma(
+      SM90::GMMA::rs_op_selector<Element, Element, float, Shape<_64, Int<kHeadDim>, Int<kBlockM>>,
+                                 SM90::GMMA::Major::K, SM90::GMMA::Major::MN>()));
+  using SmemLayoutOut = decltype(tile_to_shape(AtomK{}, Shape<Int<kKeys>, Int<kHeadDim>>{}));
   using SmemLayoutDq = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockM>, Int<kHeadDim>>{}));
 
   static constexpr int kQElements = kBlockM * kHeadDim;
@@ -86,14 +90,16 @@ struct BwdTraits {
   static constexpr int kDqPerThread = kQElements / kConsumerThreads;
 
   struct alignas(1024) SharedStorage {
-    Element k[kKElements];  // dK at the end
-    Element v[kKElements];  // dV at the end
+    Element k[kKElements];
+    Element v[kKElements];
     Element q[kStages][kQElements];
     Element dout[kStages][kQElements];
     Element ds[kScoreStages][kBlockM * kBlockN];
-    float dq[kWarpgroups][2][kQElements / kWarpgroups];
+    float dq[kWarpgroups][2][kQElements / kWarpgroups];  // a warpgroup's dK and dV at the end of a key tile
     alignas(128) float lse_log2[kStages][kBlockM];
     alignas(128) float delta[kStages][kBlockM];
+    KeyTile tile[2];
+    Pipeline<2> tile_pipeline;
     Pipeline<1> k_pipeline;
     Pipeline<1> v_pipeline;
     Pipeline<kStages> q_pipeline;     // Q and lse_log2

@@ -58,8 +58,6 @@ struct KeysRole {
   typename Traits::MmaScores mma_scores;
   typename Traits::MmaSums mma_sums;
 
-  CUTE_DEVICE static PipelineState<2> at_step(int i) { return {i & 1, (i >> 1) & 1}; }
-
   // Four of a row statistic, of this thread's rows j to j + 3, which StatOrder has put side by side.
   CUTE_DEVICE static float4 four_rows(float const* stat, int j) {
     return reinterpret_cast<float4 const*>(stat)[j + threadIdx.x % 4];
@@ -97,7 +95,7 @@ template <class Traits>
 CUTE_DEVICE void dv_consumer(BwdArgs const& args, typename Traits::KeysStorage& smem) {
   using Element = typename Traits::Element;
   BwdParams const& params = args.params;
-  KeyTile const tile(args);
+  KeyTile const volatile& tile = smem.tile;
   RowRange const range = row_range<typename Traits::Mask, 64, 64>(params, tile.n_block);
   KeysRole<Traits> role{args, smem};
   Operands const operands(smem);
@@ -125,7 +123,7 @@ CUTE_DEVICE void dv_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
     warpgroup_fence_operand(tSrS);
   }
   role.for_each_row_tile(range, [&](int m, int i, bool last) __attribute__((always_inline)) {
-    PipelineState<2> const state = role.at_step(i);
+    PipelineState<2> const state = at_step(i);
     if (m < range.unmasked) {
       auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
       apply_mask_transposed<typename Traits::Mask>(scores, tScS, tScS_0, params, m * 64, tile.n_block * 64);
@@ -151,7 +149,7 @@ CUTE_DEVICE void dv_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
 
     smem.dout_pipeline.wait_full(state);
     issue_gemm<false>(role.mma_sums, tdVrP, operands.at(tdVrdO, smem.dout[state.stage]), tdVrdV);
-    if (!last) smem.q_pipeline.wait_full(role.at_step(i + 1));
+    if (!last) smem.q_pipeline.wait_full(at_step(i + 1));
     issue_scores(i + 1);  // after the last tile: of whatever is there, for nobody
     warpgroup_wait<1>();  // dV
     warpgroup_fence_operand(tdVrdV);
@@ -159,8 +157,7 @@ CUTE_DEVICE void dv_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
     warpgroup_wait<0>();  // S^T
     warpgroup_fence_operand(tSrS);
   });
-  KeyTile const out(args);
-  store_sums<Traits>(args.dv, smem.k, 0, tdVrdV, 1.f, out.n_block * 64, out.head_kv, out.batch);
+  store_sums<Traits>(args.dv, smem.k, 0, tdVrdV, 1.f, tile.n_block * 64, tile.head_kv, tile.batch);
 }
 
 // dS^T = P^T (V dO^T - delta), dK += dS^T Q.
@@ -168,7 +165,7 @@ template <class Traits>
 CUTE_DEVICE void dk_consumer(BwdArgs const& args, typename Traits::KeysStorage& smem) {
   using Element = typename Traits::Element;
   BwdParams const& params = args.params;
-  RowRange const range = row_range<typename Traits::Mask, 64, 64>(params, KeyTile(args).n_block);
+  RowRange const range = row_range<typename Traits::Mask, 64, 64>(params, smem.tile.n_block);
   KeysRole<Traits> role{args, smem};
   Operands const operands(smem);
   auto tSrV = role.a_operand(smem.v);               // (MMA, MMA_N, MMA_D)
@@ -195,7 +192,7 @@ CUTE_DEVICE void dk_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
     warpgroup_fence_operand(tSrdP);
   }
   role.for_each_row_tile(range, [&](int /*m*/, int i, bool last) __attribute__((always_inline)) {
-    PipelineState<2> const state = role.at_step(i);
+    PipelineState<2> const state = at_step(i);
     auto rP4 = recast<uint4>(rP);
     smem.p_pipeline.wait_full(state);
     CUTE_UNROLL
@@ -217,7 +214,7 @@ CUTE_DEVICE void dk_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
 
     smem.q_pipeline.wait_full(state);
     issue_gemm<false>(role.mma_sums, tdKrdS, operands.at(tdKrQ, smem.q[state.stage]), tdKrdK);
-    if (!last) smem.dout_pipeline.wait_full(role.at_step(i + 1));
+    if (!last) smem.dout_pipeline.wait_full(at_step(i + 1));
     issue_dscores(i + 1);  // after the last tile: of whatever is there, for nobody
     warpgroup_wait<1>();   // dK
     warpgroup_fence_operand(tdKrdK);
@@ -225,8 +222,8 @@ CUTE_DEVICE void dk_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
     warpgroup_wait<0>();  // dP^T
     warpgroup_fence_operand(tSrdP);
   });
-  KeyTile const out(args);
-  store_sums<Traits>(args.dk, smem.v, 1, tdKrdK, params.scale, out.n_block * 64, out.head_kv, out.batch);
+  KeyTile const volatile& tile = smem.tile;
+  store_sums<Traits>(args.dk, smem.v, 1, tdKrdK, params.scale, tile.n_block * 64, tile.head_kv, tile.batch);
 }
 
 template <class Traits>
@@ -240,6 +237,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_co
     prefetch_tma_descriptor(&args.dout);
     prefetch_tma_descriptor(&args.k);
     prefetch_tma_descriptor(&args.v);
+    KeyTile::make<Traits>(args, blockIdx.x, smem.tile);
+    smem.tile.keys_phase = 0;
     smem.k_pipeline.init(4);
     smem.v_pipeline.init(4);
     smem.q_pipeline.init(8);
@@ -251,7 +250,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_co
 
   if (warpgroup == 0) {
     set_max_registers<Traits::kProducerRegs, false>();
-    if (threadIdx.x == 0) bwd_producer<Traits>(args, smem);
+    int count = 0;
+    if (threadIdx.x == 0) load_key_tile<Traits>(args, smem, smem.tile, count);
   } else if (warpgroup == 1) {
     set_max_registers<Traits::kConsumerRegs, true>();
     dv_consumer<Traits>(args, smem);

@@ -114,7 +114,6 @@ CUTE_DEVICE void dq_consumer(BwdArgs const& args, typename Traits::QueriesStorag
     delta[i] = inside ? params.delta[place] : 0.f;
   }
 
-  auto at_step = [](int i) { return PipelineState<2>{i & 1, (i >> 1) & 1}; };
   auto issue_scores = [&](int i, bool wait) __attribute__((always_inline)) {
     if (wait) smem.k_pipeline.wait_full(at_step(i));
     auto tSrQ_now = operands.at(tSrQ, smem.q[warpgroup]);

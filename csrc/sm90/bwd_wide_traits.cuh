@@ -7,6 +7,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "../core/mask.cuh"
+#include "bwd_args.cuh"
 #include "bwd_tile.h"
 #include "pipeline.cuh"
 #include "wgmma_atoms.cuh"
@@ -57,6 +58,7 @@ struct BwdWideTraits {
     uint4 p[kStages][64 * 64 / 8];  // P^T, as its threads hold it
     alignas(128) float lse_log2[kStages][kBlockM];
     alignas(128) float delta[kStages][kBlockM];
+    KeyTile tile;
     Pipeline<1> k_pipeline;
     Pipeline<1> v_pipeline;
     Pipeline<kStages> q_pipeline;     // Q and lse_log2

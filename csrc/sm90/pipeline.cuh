@@ -37,6 +37,9 @@ struct PipelineState {
   }
 };
 
+// A ring of two at its i-th use.
+CUTE_DEVICE PipelineState<2> at_step(int i) { return {i & 1, (i >> 1) & 1}; }
+
 template <int kStages>
 struct Pipeline {
   uint64_t full[kStages];
@@ -74,6 +77,11 @@ struct Pipeline {
     jitter();
     __syncwarp();
     if (elect_lane()) arrive_barrier(full[state.stage]);
+  }
+  // One thread produces without TMA.
+  CUTE_DEVICE void publish(PipelineState<kStages> state) {
+    jitter();
+    arrive_barrier(full[state.stage]);
   }
   CUTE_DEVICE void arrive_empty(PipelineState<kStages> state) {
     jitter();
