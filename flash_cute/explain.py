@@ -133,6 +133,7 @@ _TILE_FIELDS = {
     "sm90": {
         "fwd_kernel": ("block_m", "block_n", "stages", "o_buffer", "ping_pong"),
         "bwd_kernel": ("block_m", "block_n", "stages"),
+        "bwd_keys_kernel": ("block_m", "block_n", "stages"),
     },
 }
 _ELEMENTS = {"half_t": "float16", "__half": "float16", "bfloat16_t": "bfloat16", "__nv_bfloat16": "bfloat16"}
@@ -209,7 +210,7 @@ def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _tile(data: dict[str, Any]) -> str:
     rows, keys = f"{data['block_m']} query rows", f"{data['block_n']} keys"
-    owned, walked, buffers = (keys, rows, "Q/dO") if data["kernel"] == "bwd_kernel" else (rows, keys, "K/V")
+    owned, walked, buffers = (keys, rows, "Q/dO") if data["kernel"].startswith("bwd") else (rows, keys, "K/V")
     return (
         f"{owned} a CTA, {walked} a step, {data['threads']} threads, "
         f"{_count(data['stages'], f'{buffers} stage')}, {_count(data['tiles'], 'tile')} in all"

@@ -35,8 +35,8 @@ for head_dim in {head_dims}:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         gradients = flash_cute.bwd(q, q, k, v, out, lse, True, deterministic=True, backend={backend!r})
-    trained.append((graph, gradients, q, k, v))
-for graph, gradients, q, k, v in trained:
+    trained.append((graph, gradients, q, k, v, out, lse))
+for graph, gradients, q, k, v, *_ in trained:
     for x in gradients:
         x.fill_(float("nan"))
     graph.replay()

@@ -30,6 +30,11 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
     sentences.push_back("A CTA loops over the " + std::to_string(problem.heads_q / problem.heads_kv) +
                         " query heads of its key head, so that dk and dv are summed in registers.");
   }
+  if (decision.shape.dq_in_registers) {
+    sentences.push_back("Deterministic in either mode: dq has a kernel of its own, bwd_queries_kernel, and every sum is "
+                        "in registers.");
+    return sentences;
+  }
   sentences.push_back(decision.deterministic
                           ? "Deterministic: the key tiles of a row tile add to dq in one order."
                           : "Not deterministic: the sums of dq have the order in which key tiles are done; dk and dv "
@@ -50,7 +55,8 @@ std::string bwd_plan_json(FwdArgs const& call, bool deterministic, int64_t capab
   }
   BwdDecision const decision = plan_bwd(call, nullptr, nullptr, deterministic, problem, *gpu);
   JsonObject json = call_json(backend_name(decision.backend), call, problem);
-  add_kernel(json, "bwd_kernel", decision, num_key_tiles(problem, decision.shape));
+  char const* const kernel = decision.shape.dq_in_registers ? "bwd_keys_kernel" : "bwd_kernel";
+  add_kernel(json, kernel, decision, num_key_tiles(problem, decision.shape));
   json.boolean("deterministic", deterministic)
       .number("workspace_bytes", decision.workspace.bytes)
       .raw("copies", copies_json(tensors(decision), problem))
