@@ -11,21 +11,33 @@ struct BwdArgs {
   BwdParams params;
   int n_blocks;
   int m_blocks;
-  int group;  // query heads of one key head
+  int group;          // query heads of one key head
+  int heads_abreast;  // key heads whose tiles of one number are neighbours in launch order
 };
 
-// The key tile that a CTA owns. Tiles of one head are neighbours in launch order: their CTAs read the same Q
-// and dO at about the same time, and with a causal mask the longest come first.
+// A number as if it were new: the compiler holds nothing that it computed from it before. Registers are what the
+// accumulators leave; what it held across the loop, it spilled.
+CUTE_DEVICE int fresh(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// The key tile that a CTA owns. In launch order come tile 0 of `heads_abreast` key heads, then their tile 1, ...:
+// CTAs that read the same Q and dO run at about the same time, and with a causal mask the longest come first. CTAs
+// that wait for each other's turn at dQ have a distance that hides the way from one to the next.
 struct KeyTile {
   int n_block;
   int head_kv;
   int batch;
 
   CUTE_DEVICE explicit KeyTile(BwdArgs const& args) {
-    int index;  // read anew each time: the epilogue's tile stays in no register during the loop
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
-    int const head = index / args.n_blocks;
-    n_block = index % args.n_blocks;
+    int block;  // read anew at each use: the epilogue's tile stays in no register through the main loop
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    int const first = block / (args.n_blocks * args.heads_abreast) * args.heads_abreast;
+    int const place = block - first * args.n_blocks;
+    int const abreast = min(args.heads_abreast, args.params.batch * args.params.heads_kv - first);
+    n_block = place / abreast;
+    int const head = first + place % abreast;
     head_kv = head % args.params.heads_kv;
     batch = head / args.params.heads_kv;
   }

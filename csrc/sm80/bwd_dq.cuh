@@ -2,9 +2,9 @@
 // return nothing. The sums lie in the order of the MMA fragments, register by register of all threads: a warp's
 // reductions are whole lines, and nobody has to put them in rows before the convert kernel does.
 //
-// With semaphores the key tiles of a row tile add in the order of their numbers, so that the sum has the same
-// bits each time. A CTA waits only for CTAs launched before it. All CTAs of a head walk over its row tiles the same
-// way, so that they queue for their turn once, at the first of them, and not at each.
+// In the deterministic mode the key tiles of a row tile add in the order of their numbers, so that the sum has the
+// same bits each time. A CTA waits only for CTAs launched before it. All CTAs of a head walk over its row tiles the
+// same way, so that they queue for their turn once, at the first of them, and not at each.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -32,16 +32,14 @@ CUTE_DEVICE void end_turn(int* semaphore) {
   if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(semaphore) : "memory");
 }
 
-// Adds to a row tile's sums: register i of thread t is at offset i * kThreads + t.
-template <class Traits, class Accumulator>
-CUTE_DEVICE void add_dq(BwdParams const& params, int64_t row_tile, int n_block,
-                        Accumulator const& tdQrdQ) {  // (MMA, MMA_M, MMA_D)
-  static_assert(decltype(size(tdQrdQ))::value == Traits::kDqPerThread);
-  float* const sums = params.dq_acc + row_tile * (Traits::kBlockM * Traits::kHeadDim) + fresh_thread_index();
-  if (params.deterministic) wait_turn(params.semaphores + row_tile, n_block);
+// Adds one of several parts of a thread's registers to a row tile's sums, where register i of thread t is at offset
+// i * kThreads + t.
+template <class Traits, int kParts, class Accumulator>
+CUTE_DEVICE void add_dq(float* sums, Accumulator const& tdQrdQ, int part) {  // (MMA, MMA_M, MMA_D)
+  constexpr int kSize = Traits::kDqPerThread / kParts;
+  static_assert(decltype(size(tdQrdQ))::value == Traits::kDqPerThread && Traits::kDqPerThread % kParts == 0);
   CUTE_UNROLL
-  for (int i = 0; i < Traits::kDqPerThread; ++i) atomicAdd(sums + i * Traits::kThreads, tdQrdQ(i));
-  if (params.deterministic) end_turn(params.semaphores + row_tile);
+  for (int i = part * kSize; i < (part + 1) * kSize; ++i) atomicAdd(sums + i * Traits::kThreads, tdQrdQ(i));
 }
 
 // dQ of one row tile: sums to 16-bit rows.

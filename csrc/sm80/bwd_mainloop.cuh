@@ -88,7 +88,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
     return mma.get_slice(0).partition_fragment_B(make_tensor(static_cast<Element*>(nullptr), make_layout(shape)));
   };
 
-  RowTile now{tile.head_kv * args.group, range.end - 1};
+  RowTile now{tile.head_kv * args.group, args.m_blocks - 1};  // every key tile's range ends with the last row tile
   int const end_head = now.head + args.group;
   auto load_q = [&](RowTile const& row_tile, int stage) {
     auto sX = local_tile(sQ, Shape<Int<kScoreRows>, Int<kHeadDim>, Int<kParts>>{}, make_coord(_0{}, _0{}, stage));
@@ -135,7 +135,8 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
     auto p = rowcol_view(tSrS);  // (keys, rows)
     if (m_block < range.unmasked) {
       auto tScS = rowcol_view(mma_scores.get_slice(fresh_thread_index()).partition_C(cS));  // (keys, rows) -> (key, row)
-      apply_mask_transposed<Mask>(p, tScS, tScS_0, params, m_block * kBlockM + part * kScoreRows, tile.n_block * kBlockN);
+      apply_mask_transposed<Mask>(p, tScS, tScS_0, params, m_block * kBlockM + part * kScoreRows,
+                                  fresh(tile.n_block) * kBlockN);
     }
     float const* const stats = thread_stats(lse_log2, part);
     CUTE_UNROLL
@@ -185,31 +186,42 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
       copy(keys_b, tCsB(_, _, k), tCrB_copy(_, _, k));
     });
   };
-  auto keys_product_smem = [&](auto& acc, auto const& sA, auto const& sB) {
+  auto keys_product_smem = [&](auto& acc, auto const& sA, auto const& sB, auto&& beside) {
     auto tCrA = fragment_a(mma_keys, Shape<Int<kBlockN>, Int<kScoreRows>>{});  // (MMA, MMA_N, MMA_M)
     auto const copy_a = keys_a.get_slice(fresh_thread_index());
     auto tCsA = copy_a.partition_S(sA);      // (CPY, CPY_N, CPY_M)
     auto tCrA_copy = copy_a.retile_D(tCrA);  // (CPY, CPY_N, CPY_M)
-    keys_product(acc, tCrA, sB, [&](int k) { copy(keys_a, tCsA(_, _, k), tCrA_copy(_, _, k)); });
+    keys_product(acc, tCrA, sB, [&](int k) {
+      copy(keys_a, tCsA(_, _, k), tCrA_copy(_, _, k));
+      beside(k);
+    });
   };
 
-  auto queries_product = [&](RowTile const& row_tile) {
+  auto make_dq = [&] {
     auto tdQrdQ = partition_fragment_C(mma_queries, Shape<Int<kBlockM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
     auto tdQrdS = fragment_a(mma_queries, Shape<Int<kBlockM>, Int<kBlockN>>{});             // (MMA, MMA_M, MMA_N)
     auto tdQrK = fragment_b(mma_queries, Shape<Int<kHeadDim>, Int<kBlockN>>{});             // (MMA, MMA_D, MMA_N)
     int const local = fresh_thread_index();
     auto const copy_a = queries_a.get_slice(local);
     auto const copy_b = queries_b.get_slice(local);
-    auto tdQsdS = copy_a.partition_S(sdS);  // (CPY, CPY_M, CPY_N)
-    auto tdQsK = copy_b.partition_S(sKt);                // (CPY, CPY_D, CPY_N)
-    auto tdQrdS_copy = copy_a.retile_D(tdQrdS);          // (CPY, CPY_M, CPY_N)
-    auto tdQrK_copy = copy_b.retile_D(tdQrK);            // (CPY, CPY_D, CPY_N)
+    auto tdQsdS = copy_a.partition_S(sdS);       // (CPY, CPY_M, CPY_N)
+    auto tdQsK = copy_b.partition_S(sKt);        // (CPY, CPY_D, CPY_N)
+    auto tdQrdS_copy = copy_a.retile_D(tdQrdS);  // (CPY, CPY_M, CPY_N)
+    auto tdQrK_copy = copy_b.retile_D(tdQrK);    // (CPY, CPY_D, CPY_N)
     clear(tdQrdQ);
     fetched_gemm(mma_queries, tdQrdQ, tdQrdS, tdQrK, [&](int k) {
       copy(queries_a, tdQsdS(_, _, k), tdQrdS_copy(_, _, k));
       copy(queries_b, tdQsK(_, _, k), tdQrK_copy(_, _, k));
     });
-    add_dq<Traits>(params, row_tile.index(args, tile.batch), tile.n_block, tdQrdQ);
+    return tdQrdQ;
+  };
+  // Adds dQ to memory. `add_parts` calls add(i) for each i below its count of parts.
+  auto add_in_turn = [&](RowTile const& row_tile, auto const& tdQrdQ, auto count, auto&& add_parts) {
+    int64_t const index = row_tile.index(args, fresh(tile.batch));
+    float* const sums = params.dq_acc + index * (kBlockM * kHeadDim) + fresh_thread_index();
+    if (params.deterministic) wait_turn(params.semaphores + index, tile.n_block);
+    add_parts([&](int part) { add_dq<Traits, decltype(count)::value>(sums, tdQrdQ, part); });
+    if (params.deterministic) end_turn(params.semaphores + index);
   };
 
   // The first loads.
@@ -228,7 +240,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
   for (int stage = 0; now.head < end_head; stage ^= 1) {
     int const q_stage = kTwoQ ? stage : 0, dout_stage = kTwoDout ? stage : 0;
     RowTile next = now;
-    next.advance(range.begin, range.end);
+    next.advance(range.begin, args.m_blocks);
     bool const more = next.head < end_head;
     cp_async_wait<0>();  // this thread's part of Q and dO has arrived
     __syncthreads();     // everybody's has; and everybody is done with the step before
@@ -236,7 +248,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
     if (kTwoDout && more) load_dout(next, stage ^ 1);
 
     if constexpr (kPInRegs) {
-#pragma unroll 1  // unrolled, it spills
+      CUTE_UNROLL
       for (int part = 0; part < kParts; ++part) {
         auto tSrS = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kScoreRows>>{});  // (MMA, MMA_N, MMA_M)
         scores_product(sK, sQ(_, _, q_stage * kParts + part), tSrS);
@@ -244,9 +256,9 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
         auto rP = make_tensor_like<Element>(tSrS);  // (MMA, MMA_N, MMA_M)
         convert(tSrS, rP);
         auto tdVrP = make_tensor(rP.data(), operand_a_layout(rP.layout()));  // (MMA, MMA_N, MMA_K)
-        keys_product(tdVrdV, tdVrP, sdOt(_, _, dout_stage * kParts + part), [](int) {});
         auto tSrdP = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kScoreRows>>{});  // (MMA, MMA_N, MMA_M)
         scores_product(sV, sdO(_, _, dout_stage * kParts + part), tSrdP);
+        keys_product(tdVrdV, tdVrP, sdOt(_, _, dout_stage * kParts + part), [](int) {});
         make_ds(tSrdP, rP, part, smem.delta[dout_stage]);
         auto rdS = make_tensor_like<Element>(tSrdP);  // (MMA, MMA_N, MMA_M)
         convert(tSrdP, rdS);
@@ -255,6 +267,10 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
         keys_product(tdKrdK, tdKrdS, sQt(_, _, q_stage * kParts + part), [](int) {});
       }
       __syncthreads();  // dS is complete, and everybody is done with Q and dO
+      if (!kTwoQ && more) load_q(next, 0);
+      if (!kTwoDout && more) load_dout(next, 0);
+      cp_async_fence();
+      add_in_turn(now, make_dq(), _1{}, [](auto&& add) { add(0); });
     } else {
       {
         auto tSrS = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kScoreRows>>{});   // (MMA, MMA_N, MMA_M)
@@ -271,18 +287,26 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
         store_scores(rdS, sdSt, 0);
       }
       __syncthreads();  // P and dS are complete
-      keys_product_smem(tdVrdV, sPt, sdOt(_, _, dout_stage));
-      if constexpr (kTwoQ && !kTwoDout) {
-        __syncthreads();  // everybody is done with dO
+      auto const nothing = [](int) {};
+      keys_product_smem(tdVrdV, sPt, sdOt(_, _, dout_stage), nothing);
+      if constexpr (kTwoQ) {
+        if constexpr (!kTwoDout) {
+          __syncthreads();  // everybody is done with dO
+          if (more) load_dout(next, 0);
+        }
+        cp_async_fence();
+        auto const tdQrdQ = make_dq();  // (MMA, MMA_M, MMA_D)
+        add_in_turn(now, tdQrdQ, Int<kBlockM / 16>{},
+                    [&](auto&& add) { keys_product_smem(tdKrdK, sdSt, sQt(_, _, q_stage), add); });
+      } else {
+        keys_product_smem(tdKrdK, sdSt, sQt(_, _, q_stage), nothing);
+        __syncthreads();  // everybody is done with Q and dO
+        if (more) load_q(next, 0);
         if (more) load_dout(next, 0);
+        cp_async_fence();
+        add_in_turn(now, make_dq(), _1{}, [](auto&& add) { add(0); });
       }
-      keys_product_smem(tdKrdK, sdSt, sQt(_, _, q_stage));
-      if constexpr (!kTwoQ) __syncthreads();  // everybody is done with Q and dO
     }
-    if (!kTwoQ && more) load_q(next, 0);
-    if (!kTwoDout && (kPInRegs || !kTwoQ) && more) load_dout(next, 0);
-    cp_async_fence();
-    queries_product(now);
     now = next;
   }
   cp_async_wait<0>();

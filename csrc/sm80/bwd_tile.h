@@ -24,24 +24,33 @@ struct BwdTile {
   constexpr bool p_in_regs() const { return score_warps == warps && key_warps == warps; }
 };
 
+// docs/sm80_backward.md has the measurements behind each row.
 constexpr BwdTile bwd_tile(int head_dim, bool /*causal*/, int chip) {
   if (head_dim <= 64) {
     return {.block_m = 64, .block_n = 128, .warps = 4, .score_warps = 4, .key_warps = 4, .row_warps = 2,
-            .q_stages = 2, .dout_stages = 1, .ctas_per_sm = 2};
+            .q_stages = 1, .dout_stages = 1, .ctas_per_sm = head_dim <= 32 ? 3 : 2};
+  }
+  if (chip == kSmem99K) {  // one CTA an SM
+    if (head_dim <= 96) {
+      return {.block_m = 64, .block_n = 64, .warps = 8, .score_warps = 4, .key_warps = 4, .row_warps = 4,
+              .q_stages = 2, .dout_stages = 1, .ctas_per_sm = 1};
+    }
+    if (head_dim <= 192) {
+      return {.block_m = head_dim <= 128 ? 64 : 32, .block_n = 64, .warps = 8, .score_warps = 4, .key_warps = 2,
+              .row_warps = 2, .q_stages = 2, .dout_stages = 1, .ctas_per_sm = 1};
+    }
+    return {.block_m = 32, .block_n = 32, .warps = 4, .score_warps = 2, .key_warps = 1, .row_warps = 1,
+            .q_stages = 2, .dout_stages = 1, .ctas_per_sm = 1};
   }
   if (head_dim <= 128) {
-    int const dout_stages = chip == kH100 && head_dim > 96 ? 2 : 1;
+    int const stages = chip == kH100 ? 2 : 1;
     return {.block_m = 64, .block_n = 64, .warps = 4, .score_warps = 2, .key_warps = 2, .row_warps = 2,
-            .q_stages = chip == kH100 ? 2 : 1, .dout_stages = dout_stages, .ctas_per_sm = 2};
+            .q_stages = stages, .dout_stages = stages, .ctas_per_sm = 2};
   }
-  if (chip == kSmem99K && head_dim > 192) {
-    return {.block_m = 32, .block_n = 32, .warps = 4, .score_warps = 2, .key_warps = 1, .row_warps = 1,
-            .q_stages = 1, .dout_stages = 1, .ctas_per_sm = 1};
-  }
-  int const rows = chip == kSmem99K ? 32 : 64;
-  int const stages = chip == kH100 ? 2 : 1;
-  return {.block_m = rows, .block_n = 64, .warps = 8, .score_warps = 4, .key_warps = 2, .row_warps = 2,
-          .q_stages = stages, .dout_stages = stages, .ctas_per_sm = 1};
+  bool const fits = chip == kH100;
+  int const stages = fits || head_dim <= 192 ? 2 : 1;
+  return {.block_m = fits && head_dim <= 192 ? 96 : 64, .block_n = 64, .warps = 8, .score_warps = 4, .key_warps = 2,
+          .row_warps = 2, .q_stages = stages, .dout_stages = stages, .ctas_per_sm = 1};
 }
 
 // K and V, the buffers of Q and dO with their row statistics, dS, and P unless it stays in registers.
