@@ -1,10 +1,11 @@
 """Builds the wheel: Python files, csrc/'s headers, the library and the compiler's report on it.
 
 Choices, by environment:
-  FLASH_CUTE_ARCHS      "all" (default), "native" (this machine's GPU), or a list such as "sm80;sm90"
-  FLASH_CUTE_HEAD_DIMS  a list such as "64;128"; default: all of build_tools/config.py
-  FLASH_CUTE_JOBS       compiler jobs (MAX_JOBS too); default: the cores, fewer where memory is short
-  FLASH_CUTE_NO_CUDA=1  no kernels: the operators and their checks alone, for the CPU
+  FLASH_CUTE_ARCHS        "all" (default), "native" (this machine's GPU), or a list such as "sm80;sm90"
+  FLASH_CUTE_HEAD_DIMS    a list such as "64;128"; default: all of build_tools/config.py
+  FLASH_CUTE_JOBS         compiler jobs (MAX_JOBS too); default: the cores, fewer where memory is short
+  FLASH_CUTE_RACE_TEST=1  kernels that wait at random at every hand-over, to run the tests on
+  FLASH_CUTE_NO_CUDA=1    no kernels: the operators and their checks alone, for the CPU
   CUDA_HOME, CUTLASS_DIR, CXX   where to find the toolkit, CUTLASS and the host compiler
 """
 

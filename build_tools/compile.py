@@ -83,6 +83,7 @@ def _ninja_file(config: BuildConfig, toolkit: CudaToolkit | None, library: Path)
     else:
         cxx_flags.append(f"-isystem {toolkit.include}")
         nvcc_flags = [*NVCC_FLAGS, f"-ccbin {cxx}", *includes, f"-isystem {find_cutlass()}"]
+        nvcc_flags += ["-DFLASH_CUTE_RACE_TEST"] * config.race_test
         lines += [
             f"nvcc = {toolkit.nvcc}",
             f"nvcc_flags = {' '.join(nvcc_flags)}",

@@ -20,6 +20,7 @@ import csv
 import math
 import sys
 import sysconfig
+import textwrap
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -264,9 +265,9 @@ def draw(path: Path, runs: list[Run], config: Config, facts: str) -> None:
             distance = distances(runs[1], runs[other], config)
             below.plot(range(first, first + len(distance)), distance, color=colour, label=label)
     below.axhline(MAY_DIFFER, color="black", linewidth=0.8, linestyle=":", label="allowed")
-    below.set(xlabel=f"step\n{facts}", ylabel="distance, nats", yscale="log")
-    below.xaxis.label.set_fontsize(8)
+    below.set(xlabel="step", ylabel="distance, nats", yscale="log")
     below.legend(frameon=False)
+    figure.supxlabel(textwrap.fill(facts, 120), fontsize=8)
     figure.savefig(path, dpi=130)
 
 

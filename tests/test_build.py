@@ -148,6 +148,8 @@ def test_choices(tools: Callable) -> None:
     assert not read_config({"FLASH_CUTE_NO_CUDA": "1"}).cuda
     assert read_config({"FLASH_CUTE_NO_CUDA": "0"}).cuda
     assert read_config({}).jobs >= 1
+    assert read_config({"FLASH_CUTE_RACE_TEST": "1"}).race_test
+    assert not read_config({"FLASH_CUTE_RACE_TEST": "0"}).race_test
 
 
 def test_native_without_a_gpu_is_refused(tools: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
