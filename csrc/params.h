@@ -56,7 +56,7 @@ struct BwdParams {
   float* lse_log2;  // (batch, heads_q, rows padded to whole row tiles): lse * log2(e); +inf for padding and for
                     // rows that see no key, so that their P is 0
   float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding and for rows that see no key
-  int* semaphores;  // (batch, heads_q, row tiles): the key tiles that have added to dq_acc; null without dq_acc
+  int* semaphores;  // (batch, heads_q, row tiles): the turns ended at dq_acc, see <arch>/bwd_dq.cuh; null without dq_acc
   int* tile_counter;  // 0: the key tiles that CTAs have begun; null without dq_acc
 
   Strides q_strides;

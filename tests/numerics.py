@@ -125,9 +125,12 @@ def gradient_mismatches(
     plain = _unfused_gradients(dout, q, k, v, causal, scale, dlse)
     truth = flash_cute.reference.gradients(dout, q, k, v, causal, scale, dlse)
     rounding = _rounding_of_out(dout, q, k, v, causal, scale)
-    for name, given, *one in zip(("dq", "dk", "dv"), gradients, plain, truth, rounding, strict=True):
+    eps = torch.finfo(q.dtype).eps
+    results = zip(("dq", "dk", "dv"), gradients, plain, truth, rounding, strict=True)
+    for name, given, plain_one, true_one, rounding_one in results:
         if given.numel():
-            problems += _out_problems(given.detach().to(device), *one[:2], torch.finfo(q.dtype).eps, name, one[2])
+            given = given.detach().to(device)
+            problems += _out_problems(given, plain_one, true_one, eps, name, rounding_one)
     return problems
 
 
