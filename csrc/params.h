@@ -57,7 +57,8 @@ struct BwdParams {
                     // rows that see no key, so that their P is 0
   float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding and for rows that see no key
   int* semaphores;  // (batch, heads_q, row tiles): the turns ended at dq_acc, see <arch>/bwd_dq.cuh; null without dq_acc
-  int* tile_counter;  // 0: the key tiles that CTAs have begun; null without dq_acc
+  int* counters;    // [0]: the tasks that CTAs have begun; [1 + h]: how often a thread that adds dQ has been done with
+                    // a key tile of key head h, of all batches; null without dq_acc
 
   Strides q_strides;
   Strides k_strides;

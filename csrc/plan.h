@@ -50,7 +50,7 @@ struct BwdWorkspace {
   int64_t lse_log2;
   int64_t delta;
   int64_t semaphores;
-  int64_t tile_counter;
+  int64_t counters;
   int64_t bytes;
 };
 
@@ -63,8 +63,8 @@ constexpr BwdWorkspace bwd_workspace(KernelShape const& shape, int head_dim, int
   workspace.lse_log2 = workspace.dq_acc + (shape.dq_in_registers ? 0 : aligned(4 * rows * head_dim));
   workspace.delta = workspace.lse_log2 + aligned(4 * rows);
   workspace.semaphores = workspace.delta + aligned(4 * rows);
-  workspace.tile_counter = workspace.semaphores + 4 * row_tiles;
-  workspace.bytes = workspace.semaphores + (shape.dq_in_registers ? 0 : aligned(4 * (row_tiles + 1)));
+  workspace.counters = workspace.semaphores + 4 * row_tiles;
+  workspace.bytes = workspace.semaphores + (shape.dq_in_registers ? 0 : aligned(4 * (row_tiles + 1 + heads)));
   return workspace;
 }
 

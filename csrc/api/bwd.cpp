@@ -54,7 +54,7 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, BwdDecision const& 
                          .lse_log2 = static_cast<float*>(part(offsets.lse_log2)),
                          .delta = static_cast<float*>(part(offsets.delta)),
                          .semaphores = dq_in_memory ? static_cast<int*>(part(offsets.semaphores)) : nullptr,
-                         .tile_counter = dq_in_memory ? static_cast<int*>(part(offsets.tile_counter)) : nullptr,
+                         .counters = dq_in_memory ? static_cast<int*>(part(offsets.counters)) : nullptr,
                          .q_strides = q.strides,
                          .k_strides = k.strides,
                          .v_strides = v.strides,

@@ -96,7 +96,8 @@ __global__ void __launch_bounds__(preprocess::kThreads) bwd_preprocess_kernel(Bw
   }
   if (params.semaphores != nullptr && threadIdx.x == 0) {
     params.semaphores[blockIdx.x] = 0;
-    if (blockIdx.x == 0) *params.tile_counter = 0;
+    if (blockIdx.x == 0) params.counters[0] = 0;
+    if (m_block == 0) params.counters[1 + batch_head] = 0;
   }
 }
 

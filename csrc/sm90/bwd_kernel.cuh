@@ -19,19 +19,19 @@ CUTE_DEVICE void bwd_producer(BwdArgs const& args, typename Traits::SharedStorag
   int count = 0;  // of row tiles, of all key tiles
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
-    int const index = atomicAdd(args.params.tile_counter, 1);
-    KeyTile volatile& tile = smem.tile[draws & 1];
-    smem.tile_pipeline.wait_empty(at_step(draws));
-    if (unsigned(index) < unsigned(args.num_tiles)) {
-      KeyTile::make<Traits>(args, index, tile);
-      KeyTile const volatile& before = smem.tile[(draws + 1) & 1];
-      tile.keys_phase = draws > 0 && before.keys_phase != (before.m_begin < args.m_blocks);
+    int const index = atomicAdd(args.params.counters, 1);
+    Task volatile& task = smem.task[draws & 1];
+    smem.task_pipeline.wait_empty(at_step(draws));
+    if (unsigned(index) < unsigned(args.num_tasks)) {
+      Task::make<Traits>(args, index, task);
+      Task const volatile& before = smem.task[(draws + 1) & 1];
+      task.keys_phase = draws > 0 && before.keys_phase != (before.m_begin < args.m_blocks);
     } else {
-      tile.n_block = -1;
+      task.dq_begin = -1;
     }
-    smem.tile_pipeline.publish(at_step(draws));
-    if (tile.n_block < 0) break;
-    load_key_tile<Traits>(args, smem, tile, count);
+    smem.task_pipeline.publish(at_step(draws));
+    if (task.dq_begin < 0) break;
+    load_key_tile<Traits>(args, smem, task, count);
   }
 }
 
@@ -44,18 +44,21 @@ CUTE_DEVICE void bwd_consumer(BwdArgs const& args, typename Traits::SharedStorag
   int count = 0;  // of steps, of all key tiles
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
-    smem.tile_pipeline.wait_full(at_step(draws));
-    KeyTile const volatile& tile = smem.tile[draws & 1];
-    if (tile.n_block < 0) break;
-    clear(tdKrdK);
-    clear(tdVrdV);
-    if (tile.m_begin < args.m_blocks) {
-      bwd_mainloop<Traits>(args, tile, count, smem, tdKrdK, tdVrdV);
-    } else {
-      wait_results_read();
+    smem.task_pipeline.wait_full(at_step(draws));
+    Task const volatile& task = smem.task[draws & 1];
+    if (task.dq_begin < 0) break;
+    if (task.n_block >= 0) {
+      clear(tdKrdK);
+      clear(tdVrdV);
+      if (task.m_begin < args.m_blocks) {
+        bwd_mainloop<Traits>(args, task, count, smem, tdKrdK, tdVrdV);
+      } else {
+        wait_results_read();
+      }
+      bwd_epilogue<Traits>(args, task, count, smem, tdKrdK, tdVrdV);
     }
-    bwd_epilogue<Traits>(args, tile, count, smem, tdKrdK, tdVrdV);
-    smem.tile_pipeline.release(at_step(draws));
+    if (task.dq_begin < task.dq_end) convert_dq<Traits>(args, task, count, smem);
+    smem.task_pipeline.release(at_step(draws));
   }
   if (threadIdx.x % 128 == 0) tma_store_wait<0>();  // shared memory must stay until then
 }
@@ -75,7 +78,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     smem.q_pipeline.init(4 * Traits::kWarpgroups);
     smem.dout_pipeline.init(4 * Traits::kWarpgroups);
-    smem.tile_pipeline.init(4 * Traits::kWarpgroups + 2);
+    smem.task_pipeline.init(4 * Traits::kWarpgroups + 2);
     smem.ds_pipeline.init(4 * Traits::kWarpgroups, 4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.dq_pipeline) pipeline.init(1, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // TMA sees the barriers

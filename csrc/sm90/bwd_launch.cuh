@@ -24,7 +24,7 @@ bool encode_maps(BwdArgs& args, int query_rows, int key_rows, int dkv_rows) {
   };
   return encode(&args.q, params.q, params.q_strides, true, query_rows) &&
          encode(&args.dout, params.dout, params.dout_strides, true, query_rows) &&
-         encode(&args.dq, params.dq, params.dq_strides, true, query_rows) &&
+         encode(&args.dq, params.dq, params.dq_strides, true, 64) &&
          encode(&args.k, params.k, params.k_strides, false, key_rows) &&
          encode(&args.v, params.v, params.v_strides, false, key_rows) &&
          encode(&args.dk, params.dk, params.dk_strides, false, dkv_rows) &&
@@ -41,18 +41,18 @@ cudaError_t launch_ctas(Kernel* kernel, int64_t ctas, int threads, int smem_byte
   return cudaGetLastError();
 }
 
+constexpr int kMaxDqShare = 8;  // row tiles of dQ a task, where there are many for few key tiles
+
 template <class Traits>
 cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
   constexpr bool kCausal = std::is_same_v<typename Traits::Mask, CausalMask>;
-  BwdArgs args;
+  BwdArgs args{};
   args.params = params;
   args.m_blocks = ceil_div(params.len_q, kBlockM);
   args.n_blocks = ceil_div(params.len_k, kBlockN);
   args.group = params.heads_q / params.heads_kv;
-  args.heads_abreast = 1;
-  args.num_tiles = 0;
   int64_t const key_tiles = int64_t{args.n_blocks} * params.heads_kv * params.batch;
   int64_t const row_tiles = int64_t{args.m_blocks} * params.heads_q * params.batch;
   if (key_tiles > INT_MAX || row_tiles > INT_MAX) return cudaErrorInvalidConfiguration;
@@ -71,17 +71,21 @@ cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
     // The next key tile of a head shall start so much later that its turn has come at every row tile: after this many
     // row tiles of all heads abreast. Measured with 80 to 480: these lose the least.
     int const distance = kCausal ? 400 : 240;
-    args.heads_abreast = ceil_div(distance, args.m_blocks * args.group);
+    int const heads = params.batch * params.heads_kv;
+    int const row_tiles_per_head = args.m_blocks * args.group;
+    args.heads_abreast = min(heads, ceil_div(distance, row_tiles_per_head));
+    args.tasks_per_head = max(args.n_blocks, ceil_div(row_tiles_per_head, kMaxDqShare));
+    args.dq_share = ceil_div(row_tiles_per_head, args.tasks_per_head);
+    args.dq_shares = ceil_div(row_tiles_per_head, args.dq_share);
+    int64_t const tasks = int64_t{args.tasks_per_head} * heads + args.heads_abreast * args.dq_shares;
+    if (tasks > INT_MAX) return cudaErrorInvalidConfiguration;
+    args.num_tasks = int(tasks);
     int device = 0, num_sms = 0;
     error = cudaGetDevice(&device);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess) return error;
-    args.num_tiles = int(key_tiles);
-    int64_t const ctas = min(key_tiles, int64_t{num_sms});
-    error = launch_ctas(bwd_kernel<Traits>, ctas, Traits::kThreads, kSmemBytes, args, stream);
-    if (error != cudaSuccess) return error;
-    bwd_convert_kernel<Traits><<<int(row_tiles), Traits::kConsumerThreads, 0, stream>>>(args);
-    return cudaGetLastError();
+    int64_t const ctas = min(tasks, int64_t{num_sms});
+    return launch_ctas(bwd_kernel<Traits>, ctas, Traits::kThreads, kSmemBytes, args, stream);
   }
 }
 

@@ -16,9 +16,9 @@
 #include "../core/convert.cuh"
 #include "../core/layout.cuh"
 #include "../core/mask.cuh"
-#include "../core/softmax.cuh"
 #include "bwd_args.cuh"
 #include "bwd_dq.cuh"
+#include "bwd_scores.cuh"
 #include "bwd_traits.cuh"
 #include "warpgroup.cuh"
 
@@ -84,17 +84,14 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const volatile& tile,
   auto tScS_0 = rowcol_view(mma_scores.get_slice(_0{}).partition_C(cS));  // (keys, rows) -> (key, row) of thread 0
   auto const copy_ds = make_tiled_copy_C(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, mma_scores);
 
-  // Where a warpgroup's share of an operand begins, in elements.
-  constexpr int kKeysOffset = typename Traits::SmemLayoutK{}.layout_b()(64, 0);
-  constexpr int kRowsOffset = Traits::kSplitColumns ? 0 : typename Traits::SmemLayoutS{}.layout_b()(64, 0, 0);
-  constexpr int kColumnsOffset =
-      Traits::kSplitColumns ? typename Traits::SmemLayoutKt{}.layout_b()(Traits::kQueryColumns, 0) : 0;
+  // Where a warpgroup's share of an operand begins.
+  constexpr uint32_t kKeysBytes = sizeof(Element) * typename Traits::SmemLayoutK{}.layout_b()(64, 0);
+  constexpr uint32_t kRowsBytes =
+      Traits::kSplitColumns ? 0 : sizeof(Element) * typename Traits::SmemLayoutS{}.layout_b()(64, 0, 0);
+  constexpr uint32_t kColumnsBytes = Traits::kSplitColumns ? sizeof(Element) * typename Traits::SmemLayoutKt{}.layout_b()(
+                                                                 Traits::kQueryColumns, 0)
+                                                           : 0;
   Operands const operands(smem);
-
-  // A row statistic of this thread's rows j to j + 3 of scores, which StatOrder has put side by side.
-  auto four_rows = [&](float const* stat, int j) {
-    return reinterpret_cast<float4 const*>(stat)[j + consumer_thread() % 4];
-  };
 
   constexpr int kParts = kBlockM == 64 ? 2 : 1;
   constexpr int kPartColumns = decltype(size<1>(scores))::value / kParts;
@@ -110,9 +107,9 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const volatile& tile,
 
   auto issue_dq = [&](PipelineState<Traits::kScoreStages> state) __attribute__((always_inline)) {
     smem.ds_pipeline.wait_full(state);
-    auto* const ds = smem.ds[0] + warpgroup * kRowsOffset;
-    auto tdQrdS_now = operands.at(tdQrdS, ds)(_, _, _, state.stage);  // (MMA, MMA_M, MMA_N)
-    issue_gemm<true>(mma_queries, tdQrdS_now, operands.at(tdQrK, smem.k + warpgroup * kColumnsOffset), tdQrdQ);
+    auto tdQrdS_all = operands.at(tdQrdS, smem.ds[0], warpgroup * kRowsBytes);  // (MMA, MMA_M, MMA_N, stage)
+    auto tdQrdS_now = tdQrdS_all(_, _, _, state.stage);
+    issue_gemm<true>(mma_queries, tdQrdS_now, operands.at(tdQrK, smem.k, warpgroup * kColumnsBytes), tdQrdQ);
   };
   auto finish_dq = [&](PipelineState<Traits::kScoreStages> state) __attribute__((always_inline)) {
     warpgroup_fence_operand(tdQrdQ);
@@ -125,10 +122,10 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const volatile& tile,
     PipelineState<2> const rows = at_step(count);
     if (kFirst && warpgroup == 1) named_sync(kHalfStep, Traits::kConsumerThreads);
     smem.q_pipeline.wait_full(rows);
-    auto tSrK_now = operands.at(tSrK, smem.k + warpgroup * kKeysOffset);
+    auto tSrK_now = operands.at(tSrK, smem.k, warpgroup * kKeysBytes);
     issue_gemm<true>(mma_scores, tSrK_now, operands.at(tSrQ, smem.q[0])(_, _, _, rows.stage), tSrS);
     smem.dout_pipeline.wait_full(rows);
-    auto tSrV_now = operands.at(tSrV, smem.v + warpgroup * kKeysOffset);
+    auto tSrV_now = operands.at(tSrV, smem.v, warpgroup * kKeysBytes);
     issue_gemm<true>(mma_scores, tSrV_now, operands.at(tSrdO, smem.dout[0])(_, _, _, rows.stage), tSrdP);
     if (!kFirst && dq_stored) {
       tma_store_fence();  // dQ is read by TMA; here, where the fence has nothing to wait for
@@ -142,17 +139,8 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const volatile& tile,
     }
     // In parts, so that the tensor cores have the first part's product while the second is being made.
     for_each(make_int_sequence<kParts>{}, [&](auto part) __attribute__((always_inline)) {
-      CUTE_UNROLL
-      for (int j = part * kPartColumns; j < (part + 1) * kPartColumns; j += 4) {
-        float4 const lse = four_rows(smem.lse_log2[rows.stage], j);
-        CUTE_UNROLL
-        for (int i = 0; i < size<0>(scores); ++i) {
-          scores(i, j) = exp2_approx(scores(i, j) * params.scale_log2 - lse.x);
-          scores(i, j + 1) = exp2_approx(scores(i, j + 1) * params.scale_log2 - lse.y);
-          scores(i, j + 2) = exp2_approx(scores(i, j + 2) * params.scale_log2 - lse.z);
-          scores(i, j + 3) = exp2_approx(scores(i, j + 3) * params.scale_log2 - lse.w);
-        }
-      }
+      constexpr int kBegin = part * kPartColumns, kEnd = kBegin + kPartColumns;
+      exponentiate(scores, smem.lse_log2[rows.stage], params.scale_log2, kBegin, kEnd);
       convert_part(tSrS, rP, part);
       issue_gemm<false, part, kParts>(mma_keys, tdVrP, operands.at(tdVrdO, smem.dout[0])(_, _, _, rows.stage), tdVrdV);
     });
@@ -160,17 +148,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const volatile& tile,
     warpgroup_wait<kParts>();  // dP^T
     warpgroup_fence_operand(tSrdP);
     for_each(make_int_sequence<kParts>{}, [&](auto part) __attribute__((always_inline)) {
-      CUTE_UNROLL
-      for (int j = part * kPartColumns; j < (part + 1) * kPartColumns; j += 4) {
-        float4 const delta = four_rows(smem.delta[rows.stage], j);
-        CUTE_UNROLL
-        for (int i = 0; i < size<0>(dscores); ++i) {
-          dscores(i, j) = float(p(i, j)) * (dscores(i, j) - delta.x);
-          dscores(i, j + 1) = float(p(i, j + 1)) * (dscores(i, j + 1) - delta.y);
-          dscores(i, j + 2) = float(p(i, j + 2)) * (dscores(i, j + 2) - delta.z);
-          dscores(i, j + 3) = float(p(i, j + 3)) * (dscores(i, j + 3) - delta.w);
-        }
-      }
+      differentiate(p, dscores, smem.delta[rows.stage], part * kPartColumns, (part + 1) * kPartColumns);
       convert_part(tSrdP, rdS, part);
       issue_gemm<false, part, kParts>(mma_keys, tdKrdS, operands.at(tdKrQ, smem.q[0])(_, _, _, rows.stage), tdKrdK);
     });

@@ -16,15 +16,6 @@ namespace flash_cute::sm90 {
 
 using namespace cute;
 
-// In S^T a thread has columns 2q, 2q + 1, 8 + 2q and 9 + 2q of every 16, q its place in its quad: here they stand
-// side by side, and it reads the statistics of four rows at once.
-struct StatOrder {
-  CUTE_HOST_DEVICE static constexpr int position(int row) {
-    int const quad = row % 8 / 2, eight = row % 16 / 8, odd = row % 2;
-    return row / 16 * 16 + quad * 4 + eight * 2 + odd;
-  }
-};
-
 template <class Element_, int kHeadDim_, class Variant_, BwdTile kTile_>
 struct BwdTraits {
   using Element = Element_;
@@ -78,12 +69,15 @@ struct BwdTraits {
   using SmemLayoutSt = decltype(tile_to_shape(SM90::GMMA::Layout_K_SW128_Atom<Element>{},
                                               Shape<Int<kBlockN>, Int<kBlockM>, Int<kScoreStages>>{},
                                               Step<_2, _1, _3>{}));
-  // What leaves by TMA: a warpgroup's 64 rows of dK or dV, and a tile of dQ.
+  // What leaves by TMA: a warpgroup's 64 rows of dK or dV.
   using MmaOut = decltype(make_tiled_mma(
       SM90::GMMA::rs_op_selector<Element, Element, float, Shape<_64, Int<kHeadDim>, Int<kBlockM>>,
                                  SM90::GMMA::Major::K, SM90::GMMA::Major::MN>()));
   using SmemLayoutOut = decltype(tile_to_shape(AtomK{}, Shape<Int<kKeys>, Int<kHeadDim>>{}));
-  using SmemLayoutDq = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockM>, Int<kHeadDim>>{}));
+  // A warpgroup's part of a dQ tile.
+  static_assert(kQueryColumns == kChunk);
+  using MmaQueriesPart = decltype(make_tiled_mma(wgmma_ss_atom_mn<Element, kQueryColumns>()));
+  using SmemLayoutDq = decltype(tile_to_shape(AtomK{}, Shape<_64, Int<kChunk>>{}));
 
   static constexpr int kQElements = kBlockM * kHeadDim;
   static constexpr int kKElements = kBlockN * kHeadDim;
@@ -98,8 +92,8 @@ struct BwdTraits {
     float dq[kWarpgroups][2][kQElements / kWarpgroups];  // a warpgroup's dK and dV at the end of a key tile
     alignas(128) float lse_log2[kStages][kBlockM];
     alignas(128) float delta[kStages][kBlockM];
-    KeyTile tile[2];
-    Pipeline<2> tile_pipeline;
+    Task task[2];
+    Pipeline<2> task_pipeline;
     Pipeline<1> k_pipeline;
     Pipeline<1> v_pipeline;
     Pipeline<kStages> q_pipeline;     // Q and lse_log2

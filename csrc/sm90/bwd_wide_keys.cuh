@@ -13,9 +13,9 @@
 #include "../core/convert.cuh"
 #include "../core/layout.cuh"
 #include "../core/mask.cuh"
-#include "../core/softmax.cuh"
 #include "bwd_args.cuh"
 #include "bwd_load.cuh"
+#include "bwd_scores.cuh"
 #include "bwd_wide_traits.cuh"
 #include "warpgroup.cuh"
 
@@ -58,10 +58,6 @@ struct KeysRole {
   typename Traits::MmaScores mma_scores;
   typename Traits::MmaSums mma_sums;
 
-  // Four of a row statistic, of this thread's rows j to j + 3, which StatOrder has put side by side.
-  CUTE_DEVICE static float4 four_rows(float const* stat, int j) {
-    return reinterpret_cast<float4 const*>(stat)[j + threadIdx.x % 4];
-  }
   CUTE_DEVICE auto a_operand(Element* place) const {
     auto sX = make_tensor(make_smem_ptr(place), typename Traits::SmemLayout{});  // (64, D)
     return mma_scores.get_slice(0).partition_fragment_A(sX);                     // (MMA, MMA_M, MMA_D)
@@ -128,17 +124,7 @@ CUTE_DEVICE void dv_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
       auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
       apply_mask_transposed<typename Traits::Mask>(scores, tScS, tScS_0, params, m * 64, tile.n_block * 64);
     }
-    CUTE_UNROLL
-    for (int j = 0; j < size<1>(scores); j += 4) {
-      float4 const lse = role.four_rows(smem.lse_log2[state.stage], j);
-      CUTE_UNROLL
-      for (int key = 0; key < size<0>(scores); ++key) {
-        scores(key, j) = exp2_approx(scores(key, j) * params.scale_log2 - lse.x);
-        scores(key, j + 1) = exp2_approx(scores(key, j + 1) * params.scale_log2 - lse.y);
-        scores(key, j + 2) = exp2_approx(scores(key, j + 2) * params.scale_log2 - lse.z);
-        scores(key, j + 3) = exp2_approx(scores(key, j + 3) * params.scale_log2 - lse.w);
-      }
-    }
+    exponentiate(scores, smem.lse_log2[state.stage], params.scale_log2, 0, size<1>(scores));
     smem.q_pipeline.release(state);
     convert(tSrS, rP);
     auto rP4 = recast<uint4>(rP);
@@ -197,17 +183,7 @@ CUTE_DEVICE void dk_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
     smem.p_pipeline.wait_full(state);
     CUTE_UNROLL
     for (int j = 0; j < size(rP4); ++j) rP4(j) = smem.p[state.stage][j * 128 + threadIdx.x % 128];
-    CUTE_UNROLL
-    for (int j = 0; j < size<1>(dscores); j += 4) {
-      float4 const delta = role.four_rows(smem.delta[state.stage], j);
-      CUTE_UNROLL
-      for (int key = 0; key < size<0>(dscores); ++key) {
-        dscores(key, j) = float(p(key, j)) * (dscores(key, j) - delta.x);
-        dscores(key, j + 1) = float(p(key, j + 1)) * (dscores(key, j + 1) - delta.y);
-        dscores(key, j + 2) = float(p(key, j + 2)) * (dscores(key, j + 2) - delta.z);
-        dscores(key, j + 3) = float(p(key, j + 3)) * (dscores(key, j + 3) - delta.w);
-      }
-    }
+    differentiate(p, dscores, smem.delta[state.stage], 0, size<1>(dscores));
     smem.p_pipeline.release(state);
     smem.dout_pipeline.release(state);
     convert(tSrdP, rdS);
@@ -237,7 +213,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_co
     prefetch_tma_descriptor(&args.dout);
     prefetch_tma_descriptor(&args.k);
     prefetch_tma_descriptor(&args.v);
-    KeyTile::make<Traits>(args, blockIdx.x, smem.tile);
+    KeyTile::make<Traits>(args, blockIdx.x / args.n_blocks, blockIdx.x % args.n_blocks, smem.tile);
     smem.tile.keys_phase = 0;
     smem.k_pipeline.init(4);
     smem.v_pipeline.init(4);

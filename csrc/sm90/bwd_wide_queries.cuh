@@ -17,7 +17,7 @@
 #include "../core/mask.cuh"
 #include "../core/softmax.cuh"
 #include "bwd_args.cuh"
-#include "bwd_traits.cuh"
+#include "bwd_scores.cuh"
 #include "bwd_wide_keys.cuh"
 #include "bwd_wide_traits.cuh"
 #include "load_tma.cuh"

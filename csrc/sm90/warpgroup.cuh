@@ -25,12 +25,12 @@ class Operands {
   CUTE_DEVICE explicit Operands(SharedStorage const& smem)
       : smem_(reinterpret_cast<char const*>(&smem)), base_((cast_smem_ptr_to_uint(&smem) & 0x3ffff) >> 4) {}
 
-  // The fragment's descriptors, as if its tensor began at `place`.
+  // The fragment's descriptors, as if its tensor began `bytes`, a multiple of 16, after `place`.
   template <class Fragment>
-  CUTE_DEVICE auto at(Fragment const& fragment, void const* place) const {
+  CUTE_DEVICE auto at(Fragment const& fragment, void const* place, uint32_t bytes = 0) const {
     uint32_t base;
     asm volatile("mov.b32 %0, %1;" : "=r"(base) : "r"(base_));
-    uint32_t const offset = uint32_t(static_cast<char const*>(place) - smem_) >> 4;
+    uint32_t const offset = (uint32_t(static_cast<char const*>(place) - smem_) >> 4) + (bytes >> 4);
     auto descriptors = fragment.data();
     descriptors.desc_.reg32_[0] = (descriptors.desc_.reg32_[0] & 0xffff0000u) + base + offset;
     return make_tensor(descriptors, fragment.layout());
