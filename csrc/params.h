@@ -18,6 +18,7 @@ struct FwdParams {
   void const* v;  // (batch, heads_kv, len_k, head_dim)
   void* out;      // (batch, heads_q,  len_q, head_dim)
   float* lse;     // (batch, heads_q,  len_q), contiguous, natural log of the scaled scores
+  int* tile_counter;  // one int of workspace, undefined: CTAs draw tiles from it; null: tiles are dealt in turn
 
   Strides q_strides;
   Strides k_strides;

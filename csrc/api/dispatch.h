@@ -108,7 +108,9 @@ struct Decision {
 };
 
 // The answer of plan_fwd; `out` is written.
-struct FwdDecision : Decision<FwdInstance, FwdPlan> {};
+struct FwdDecision : Decision<FwdInstance, FwdPlan> {
+  bool draws_tiles = false;  // from a counter in memory
+};
 
 // The answer of plan_bwd; `out` is read.
 struct BwdDecision : Decision<BwdInstance, BwdPlan> {
@@ -235,6 +237,7 @@ inline FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu
     plan.config = sm90::choose_config(plan.head_dim, plan.causal, problem.len_q, problem.len_k,
                                       int64_t{problem.batch} * problem.heads_q, gpu.num_sms);
     decision.shape = sm90::fwd_shape(plan.head_dim, plan.causal, plan.config);
+    decision.draws_tiles = plan.causal && num_row_tiles(problem, decision.shape) > gpu.num_sms;
   }
 #endif
   check_row_tiles(problem, decision.shape, args.q);

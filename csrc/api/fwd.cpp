@@ -31,11 +31,14 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, FwdDecision const& 
   Operand const v(args.v, decision.v, decision.padded_head_dim);
   Result const out(tensor_info("out", result.out.get()), decision.out, decision.padded_head_dim);
 
+  Tensor counter;
+  if (decision.draws_tiles) counter = empty_strided<1>({1}, {1}, aoti_torch_dtype_int32(), args.q);
   FwdParams const params{.q = q.data,
                          .k = k.data,
                          .v = v.data,
                          .out = out.data,
                          .lse = static_cast<float*>(mutable_data_pointer(result.lse.get())),
+                         .tile_counter = counter ? static_cast<int*>(mutable_data_pointer(counter.get())) : nullptr,
                          .q_strides = q.strides,
                          .k_strides = k.strides,
                          .v_strides = v.strides,

@@ -25,6 +25,9 @@ std::string why_tile(Problem const& problem, FwdDecision const& decision) {
 
 std::vector<std::string> reasons(Problem const& problem, FwdDecision const& decision) {
   std::vector<std::string> sentences{why_backend(problem, decision, "forward"), why_tile(problem, decision)};
+  if (decision.draws_tiles) {
+    sentences.push_back("The longest tiles come first, and a CTA that is done draws the next from a counter.");
+  }
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
   if (num_row_tiles(problem, decision.shape) == 0) sentences.push_back("Nothing is launched: the output is empty.");
   if (problem.heads_kv > 0 && problem.heads_q > problem.heads_kv) {

@@ -15,7 +15,6 @@ struct FwdArgs {
   CUtensorMap out;  // box (64, kChunk)
   FwdParams params;
   TileSchedule schedule;
-  int heads_per_kv;
 };
 
 }  // namespace flash_cute::sm90

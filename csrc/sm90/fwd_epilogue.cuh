@@ -15,7 +15,7 @@
 namespace flash_cute::sm90 {
 
 template <class Traits, class Accumulator>
-CUTE_DEVICE void fwd_epilogue(FwdArgs const& args, TileCoord const tile, int warpgroup,
+CUTE_DEVICE void fwd_epilogue(FwdArgs const& args, TileCoord const volatile& tile, int warpgroup,
                               typename Traits::SharedStorage& smem, PipelineState<1> const q_state,
                               PipelinedSoftmax const& softmax,
                               Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
@@ -59,10 +59,11 @@ CUTE_DEVICE void fwd_epilogue(FwdArgs const& args, TileCoord const tile, int war
   tma_store_fence();
   named_sync(kEpilogue + warpgroup, 128);  // O is complete
   if (stores) {
+    int const head = tile.head, batch = tile.batch;
     CUTE_UNROLL
     for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
       SM90_TMA_STORE_4D::copy(&args.out, smem.o(warpgroup) + chunk * kRows * Traits::kChunk, chunk * Traits::kChunk,
-                              first_row, tile.head, tile.batch);
+                              first_row, head, batch);
     }
     tma_store_arrive();
     if constexpr (!Traits::kTile.o_buffer) tma_store_wait<0>();

@@ -15,17 +15,20 @@ namespace flash_cute::sm90 {
 
 template <class Traits>
 CUTE_DEVICE void fwd_consumer(FwdArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
-  PipelineState<Traits::kStages> k_state, v_state;
-  PipelineState<1> q_state;
+  int count = 0;  // of key tiles, of all tiles
   TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>::start(warpgroup);
   typename Traits::MmaPV mma;
-  for (TileIterator work(args.schedule); work.valid(); work.next()) {
-    TileCoord const tile = work.tile();
+#pragma unroll 1
+  for (int draws = 0;; ++draws) {
+    smem.tile_pipeline.wait_full(at_step(draws));
+    TileCoord const volatile& tile = smem.tile[draws & 1];  // read anew at each use: it takes no registers
+    if (tile.m_block < 0) break;
+    PipelineState<1> const q_state{0, draws & 1};
     PipelinedSoftmax softmax(args.params.scale_log2);
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
-    fwd_mainloop<Traits>(args.params, tile.m_block, warpgroup, smem, k_state, v_state, q_state, softmax, tOrO);
+    fwd_mainloop<Traits>(args.params, tile.m_block, warpgroup, smem, count, q_state, softmax, tOrO);
     fwd_epilogue<Traits>(args, tile, warpgroup, smem, q_state, softmax, tOrO);
-    q_state.advance();
+    smem.tile_pipeline.release(at_step(draws));
   }
 }
 
@@ -43,6 +46,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
     smem.k_pipeline.init(4 * Traits::kWarpgroups);
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.q_pipeline) pipeline.init(4);
+    smem.tile_pipeline.init(4 * Traits::kWarpgroups);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // TMA sees the barriers
   }
   __syncthreads();

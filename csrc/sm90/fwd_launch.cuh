@@ -16,7 +16,6 @@ cudaError_t launch(FwdParams const& params, cudaStream_t stream) {
   FwdArgs args;
   args.params = params;
   args.schedule = TileSchedule::make(params, Traits::kBlockM, std::is_same_v<typename Traits::Mask, CausalMask>);
-  args.heads_per_kv = params.heads_q / params.heads_kv;
   if (args.schedule.num_tiles() > INT_MAX) return cudaErrorInvalidConfiguration;
 
   // Without keys nothing is loaded through K's and V's maps; they only have to be valid.
@@ -44,6 +43,10 @@ cudaError_t launch(FwdParams const& params, cudaStream_t stream) {
     error = cudaFuncSetAttribute(fwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   }
   if (error != cudaSuccess) return error;
+  if (params.tile_counter != nullptr) {
+    error = cudaMemsetAsync(params.tile_counter, 0, sizeof(int), stream);
+    if (error != cudaSuccess) return error;
+  }
   int const grid = int(std::min<int64_t>(args.schedule.num_tiles(), num_sms));
   fwd_kernel<Traits><<<grid, Traits::kThreads, kSmemBytes, stream>>>(args);
   return cudaGetLastError();

@@ -7,6 +7,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "../core/mask.cuh"
+#include "fwd_scheduler.cuh"
 #include "fwd_tile.h"
 #include "pipeline.cuh"
 #include "wgmma_atoms.cuh"
@@ -65,6 +66,8 @@ struct FwdTraits {
     Pipeline<kStages> k_pipeline;
     Pipeline<kStages> v_pipeline;
     Pipeline<1> q_pipeline[kWarpgroups];
+    TileCoord tile[2];
+    Pipeline<2> tile_pipeline;
 
     CUTE_DEVICE Element* q(int warpgroup) { return qo[0][warpgroup]; }
     CUTE_DEVICE Element* o(int warpgroup) { return qo[kTile.o_buffer ? 1 : 0][warpgroup]; }

@@ -28,40 +28,39 @@ CUTE_DEVICE void fwd_producer(FwdArgs const& args, typename Traits::SharedStorag
   constexpr uint32_t kKVBytes = Traits::kKVElements * sizeof(typename Traits::Element);
   constexpr uint32_t kQBytes = Traits::kQElements * sizeof(typename Traits::Element);
   FwdParams const& params = args.params;
-  PipelineState<Traits::kStages> k_state, v_state;
-  PipelineState<1> q_state;
+  int count = 0;  // of key tiles, of all tiles
+#pragma unroll 1
+  for (int draws = 0;; ++draws) {
+    smem.tile_pipeline.wait_empty(at_step(draws));
+    TileCoord volatile& tile = smem.tile[draws & 1];
+    int* const counter = params.tile_counter;
+    args.schedule.place(counter != nullptr ? atomicAdd(counter, 1) : int(blockIdx.x + draws * gridDim.x), tile);
+    smem.tile_pipeline.publish(at_step(draws));
+    if (tile.m_block < 0) break;
 
-  for (TileIterator work(args.schedule); work.valid(); work.next()) {
-    TileCoord const tile = work.tile();
-    int const head_kv = tile.head / args.heads_per_kv;
-    KeyRange const range = key_range<typename Traits::Mask, Traits::kBlockM, kBlockN>(params, tile.m_block);
-
-    auto load_k = [&](int n) {
-      smem.k_pipeline.wait_empty(k_state);  // S = Q K of the step `kStages` ago is done in all warps
-      load_tile<Traits>(args.k, smem.k_pipeline.expect(k_state, kKVBytes), TMA::CacheHintSm90::EVICT_LAST,
-                        smem.k[k_state.stage], kBlockN, n * kBlockN, head_kv, tile.batch);
-      k_state.advance();
+    int const end = key_range<typename Traits::Mask, Traits::kBlockM, kBlockN>(params, tile.m_block).end;
+    int const last = count + end - 1;  // key tile n is the (last - n)-th of all
+    auto load_keys = [&](int n, CUtensorMap const& map, auto& pipeline, auto& place) {
+      PipelineState<2> const state = at_step(last - n);
+      pipeline.wait_empty(state);  // the product of two steps ago with it is done in all warps
+      load_tile<Traits>(map, pipeline.expect(state, kKVBytes), TMA::CacheHintSm90::EVICT_LAST, place[state.stage],
+                        kBlockN, n * kBlockN, tile.head_kv, tile.batch);
     };
-    auto load_v = [&](int n) {
-      smem.v_pipeline.wait_empty(v_state);  // O += P V of the step `kStages` ago is done in all warps
-      load_tile<Traits>(args.v, smem.v_pipeline.expect(v_state, kKVBytes), TMA::CacheHintSm90::EVICT_LAST,
-                        smem.v[v_state.stage], kBlockN, n * kBlockN, head_kv, tile.batch);
-      v_state.advance();
-    };
-
-    if (range.end > 0) load_k(range.end - 1);
+    if (end > 0) load_keys(end - 1, args.k, smem.k_pipeline, smem.k);
+#pragma unroll 1
     for (int wg = 0; wg < Traits::kWarpgroups; ++wg) {
       // The warpgroup has read the last tile's Q for the last time; where O shares its place, O has left too.
-      smem.q_pipeline[wg].wait_empty(q_state);
-      load_tile<Traits>(args.q, smem.q_pipeline[wg].expect(q_state, kQBytes), TMA::CacheHintSm90::EVICT_FIRST,
-                        smem.q(wg), Traits::kRows, tile.m_block * Traits::kBlockM + wg * Traits::kRows, tile.head,
-                        tile.batch);
+      PipelineState<1> const state{0, draws & 1};
+      smem.q_pipeline[wg].wait_empty(state);
+      load_tile<Traits>(args.q, smem.q_pipeline[wg].expect(state, kQBytes), TMA::CacheHintSm90::EVICT_FIRST, smem.q(wg),
+                        Traits::kRows, tile.m_block * Traits::kBlockM + wg * Traits::kRows, tile.head, tile.batch);
     }
-    q_state.advance();
-    for (int n = range.end - 1; n >= 0; --n) {  // the order in which the consumers want them
-      if (n > 0) load_k(n - 1);
-      load_v(n);
+#pragma unroll 1
+    for (int n = end - 1; n >= 0; --n) {  // the order in which the consumers want them
+      if (n > 0) load_keys(n - 1, args.k, smem.k_pipeline, smem.k);
+      load_keys(n, args.v, smem.v_pipeline, smem.v);
     }
+    count += end;
   }
 }
 

@@ -2,6 +2,8 @@
 // from the same types.
 #pragma once
 
+#include <algorithm>
+
 #include "describe.h"
 
 #include "core/layout.cuh"
@@ -122,23 +124,25 @@ struct CanonicalOf {
   static_assert(kSameAs<Traits> && kSameAs<Bfloat16>, "a layout depends on the mask or the element type");
 };
 
+// The CTAs' walks. Where they draw tiles, the next goes to the one with the least work so far: its key tiles, and one for
+// what a tile costs besides.
 template <class Traits>
 Array schedule(FwdProblem const& problem, int ctas) {
   FwdParams const params = params_of(problem);
   auto const schedule =
       TileSchedule::make(params, Traits::kBlockM, std::is_same_v<typename Traits::Mask, CausalMask>);
   Array array{{7, 0}, {}};
-  gridDim.x = unsigned(ctas);
-  for (int cta = 0; cta < ctas; ++cta) {
-    blockIdx.x = unsigned(cta);
-    int round = 0;
-    for (TileIterator work(schedule); work.valid(); work.next()) {
-      auto const tile = work.tile();
-      KeyRange const range = key_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(params, tile.m_block);
-      array.data.insert(array.data.end(),
-                        {tile.m_block, tile.head, tile.batch, range.unmasked, range.end, cta, round++});
-      ++array.shape[1];
-    }
+  std::vector<int> rounds(ctas), work(ctas);
+  for (int index = 0; index < schedule.num_tiles(); ++index) {
+    TileCoord volatile tile;
+    schedule.place(index, tile);
+    int const cta =
+        schedule.longest_first ? int(std::min_element(work.begin(), work.end()) - work.begin()) : index % ctas;
+    KeyRange const range = key_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(params, tile.m_block);
+    array.data.insert(array.data.end(),
+                      {tile.m_block, tile.head, tile.batch, range.unmasked, range.end, cta, rounds[cta]++});
+    work[cta] += range.end + 1;
+    ++array.shape[1];
   }
   return array;
 }
