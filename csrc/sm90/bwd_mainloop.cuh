@@ -88,9 +88,8 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const volatile& tile,
   constexpr uint32_t kKeysBytes = sizeof(Element) * typename Traits::SmemLayoutK{}.layout_b()(64, 0);
   constexpr uint32_t kRowsBytes =
       Traits::kSplitColumns ? 0 : sizeof(Element) * typename Traits::SmemLayoutS{}.layout_b()(64, 0, 0);
-  constexpr uint32_t kColumnsBytes = Traits::kSplitColumns ? sizeof(Element) * typename Traits::SmemLayoutKt{}.layout_b()(
-                                                                 Traits::kQueryColumns, 0)
-                                                           : 0;
+  constexpr int kColumns = Traits::kSplitColumns ? Traits::kQueryColumns : 0;
+  constexpr uint32_t kColumnsBytes = sizeof(Element) * typename Traits::SmemLayoutKt{}.layout_b()(kColumns, 0);
   Operands const operands(smem);
 
   constexpr int kParts = kBlockM == 64 ? 2 : 1;

@@ -20,9 +20,9 @@
 
 namespace flash_cute::sm90 {
 
-// One warpgroup's part of one tile. `count` is that of the key tiles before, of all tiles: the buffers go round with it.
-// Leaves the numerators' products in tOrO and the row statistics in
-// softmax; frees Q if nothing else will (kTile.o_buffer).
+// One warpgroup's part of one tile. `count` is that of the key tiles before, of all tiles: the buffers go round with
+// it. Leaves the numerators' products in tOrO and the row statistics in softmax; frees Q if nothing else will
+// (kTile.o_buffer).
 template <class Traits, class Accumulator>
 CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgroup,
                               typename Traits::SharedStorage& smem,
