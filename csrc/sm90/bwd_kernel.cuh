@@ -58,6 +58,7 @@ CUTE_DEVICE void bwd_consumer(BwdArgs const& args, typename Traits::SharedStorag
       bwd_epilogue<Traits>(args, task, count, smem, tdKrdK, tdVrdV);
     }
     if (task.dq_begin < task.dq_end) convert_dq<Traits>(args, task, count, smem);
+    __syncwarp();  // all lanes have read the task
     smem.task_pipeline.release(at_step(draws));
   }
   if (threadIdx.x % 128 == 0) tma_store_wait<0>();  // shared memory must stay until then

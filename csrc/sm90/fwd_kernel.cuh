@@ -28,8 +28,10 @@ CUTE_DEVICE void fwd_consumer(FwdArgs const& args, typename Traits::SharedStorag
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
     fwd_mainloop<Traits>(args.params, tile.m_block, warpgroup, smem, count, q_state, softmax, tOrO);
     fwd_epilogue<Traits>(args, tile, warpgroup, smem, q_state, softmax, tOrO);
+    __syncwarp();  // all lanes have read the tile
     smem.tile_pipeline.release(at_step(draws));
   }
+  if (threadIdx.x % 128 == 0) tma_store_wait<0>();  // shared memory must stay until then
 }
 
 template <class Traits>

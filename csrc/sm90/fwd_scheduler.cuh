@@ -51,7 +51,7 @@ struct TileSchedule {
     if (longest_first) {
       int const first_head = index / (group * num_m_blocks) * group;
       int const rank = index - first_head * num_m_blocks;
-      int const heads = cute::min(group, num_heads - first_head);
+      int const heads = cute::max(1, cute::min(group, num_heads - first_head));  // past the end: any
       m_block = num_m_blocks - 1 - rank / heads;
       head = first_head + rank % heads;
     }
