@@ -57,7 +57,7 @@ struct BwdParams {
   float* lse_log2;  // (batch, heads_q, rows padded to whole row tiles): lse * log2(e); +inf for padding and for
                     // rows that see no key, so that their P is 0
   float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding and for rows that see no key
-  int* semaphores;  // (batch, heads_q, row tiles): the turns ended at dq_acc, see <arch>/bwd_dq.cuh; null without dq_acc
+  int* semaphores;  // (batch, heads_q, row tiles): the turns ended at dq_acc, see <arch>/bwd_dq.cuh; null without it
   int* counters;    // [0]: the tasks that CTAs have begun; [1 + h]: how often a thread that adds dQ has been done with
                     // a key tile of key head h, of all batches; null without dq_acc
 

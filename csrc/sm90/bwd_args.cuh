@@ -14,16 +14,17 @@ struct BwdArgs {
   CUtensorMap v;     // box (BLK_N, kChunk)
   CUtensorMap dk;    // box (64, kChunk)
   CUtensorMap dv;    // box (64, kChunk)
-  CUtensorMap dq;    // box (64, kChunk)
+  CUtensorMap dq;    // box (64, kChunk), above head dim 128
   BwdParams params;
   int num_tasks;
   int tasks_per_head;  // at least n_blocks
   int dq_share;        // row tiles of dQ a task
-  int dq_shares;       // of a key head
+  int dq_lag;          // tasks by which that is behind the key tiles
   int n_blocks;
   int m_blocks;
   int group;          // query heads of one key head
-  int heads_abreast;  // key heads whose key tiles of one number are neighbours in the order of tasks
+  int heads_abreast;   // key heads of a group: their key tiles of one number are neighbours in the order of tasks
+  int larger_groups;   // the first groups, which have one head more
 };
 
 // A key tile of a CTA's. It stands in shared memory and is read anew at each use: nothing of it stays in registers.
@@ -44,41 +45,45 @@ struct KeyTile {
   }
 };
 
-// What a CTA does in one go: a key tile of a head, then dQ of some row tiles of a head before it, whose sums are
-// complete by then.
+// What a CTA does in one go: a key tile, and dQ of some row tiles of a head whose sums are complete by then.
 struct Task : KeyTile {
   int dq_head;   // of the key heads of all batches
   int dq_begin;  // [dq_begin, dq_end) of all row tiles; -1: there are no more tasks
   int dq_end;
 
-  // The index-th. First come key tile 0 of `heads_abreast` key heads, then their tile 1, ...: CTAs that read the same
+  // The order of key tiles: first tile 0 of all heads of a group, then their tile 1, ...: CTAs that read the same
   // Q and dO run at about the same time, and with a causal mask the longest come first. CTAs that wait for each
-  // other's sums of dQ have a distance that hides the way from one to the next. Each of these tasks has a share of the
-  // dQ of the head `heads_abreast` before its own; the last tasks have nothing but the last heads' dQ.
+  // other's sums of dQ have a distance that hides the way from one to the next. The shares of dQ have the same order,
+  // `dq_lag` tasks behind: when a share's turn comes, the last key tile of its head has long begun.
   template <class Traits>
   CUTE_DEVICE static void make(BwdArgs const& args, int index, Task volatile& task) {
-    int const heads = args.params.batch * args.params.heads_kv, abreast = args.heads_abreast;
-    int const rest = index - heads * args.tasks_per_head;
-    int number, dq_head;
     task.n_block = -1;
     task.m_begin = args.m_blocks;
-    if (rest < 0) {
-      int const first = index / (args.tasks_per_head * abreast) * abreast;
-      int const place = index - first * args.tasks_per_head;
-      int const neighbours = min(abreast, heads - first);
-      int const head = first + place % neighbours;
-      number = place / neighbours;
-      dq_head = head - abreast;
-      if (number < args.n_blocks) KeyTile::make<Traits>(args, head, number, task);
-    } else {
-      number = rest % args.dq_shares;
-      dq_head = heads - abreast + rest / args.dq_shares;
-    }
+    Place const keys(args, index);
+    if (keys.number < args.n_blocks) KeyTile::make<Traits>(args, keys.head, keys.number, task);
+    Place const share(args, index - args.dq_lag);
     int const row_tiles = args.m_blocks * args.group;
-    task.dq_head = dq_head;
-    task.dq_begin = max(0, dq_head) * row_tiles + min(row_tiles, number * args.dq_share);
-    task.dq_end = dq_head < 0 ? 0 : dq_head * row_tiles + min(row_tiles, (number + 1) * args.dq_share);
+    task.dq_head = share.head;
+    task.dq_begin = share.head * row_tiles + min(row_tiles, share.number * args.dq_share);
+    task.dq_end = share.head * row_tiles + min(row_tiles, (share.number + 1) * args.dq_share);
   }
+
+ private:
+  struct Place {
+    int head = 0;
+    int number = 1 << 20;  // more than any head has
+
+    CUTE_DEVICE Place(BwdArgs const& args, int index) {
+      if (unsigned(index) >= unsigned(args.params.batch * args.params.heads_kv * args.tasks_per_head)) return;
+      int const heads_of_larger = args.larger_groups * (args.heads_abreast + 1);
+      bool const larger = index < heads_of_larger * args.tasks_per_head;
+      int const first = larger ? 0 : heads_of_larger, abreast = args.heads_abreast + larger;
+      int const group = (index - first * args.tasks_per_head) / (abreast * args.tasks_per_head);
+      int const place = (index - first * args.tasks_per_head) % (abreast * args.tasks_per_head);
+      head = first + group * abreast + place % abreast;
+      number = place / abreast;
+    }
+  };
 };
 
 }  // namespace flash_cute::sm90

@@ -1,7 +1,7 @@
 // dQ is summed over the key tiles in float32, in memory. A consumer warpgroup leaves its part of a row tile in
 // shared memory and goes on; a thread of the producer warpgroup adds it there by bulk reductions. The sums lie in the
 // order of the WGMMA fragments, four of a thread together. Once all key tiles of a head have added, consumers turn the
-// sums into 16-bit rows, between two key tiles of later heads: most are still in L2, and no kernel has to follow.
+// sums into 16-bit rows, while dK and dV of a later key tile leave: most are still in L2, and no kernel has to follow.
 //
 // Key tile 0 stores and the others wait for it: nobody has to clear the sums first. In the deterministic mode every
 // key tile waits for the one before it, so that the sum has the same bits each time. A CTA waits only for CTAs
@@ -10,8 +10,8 @@
 
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/tensor.hpp>
+#include <cutlass/numeric_conversion.h>
 
-#include "../core/convert.cuh"
 #include "bwd_args.cuh"
 #include "bwd_scores.cuh"
 #include "bwd_traits.cuh"
@@ -46,31 +46,51 @@ CUTE_DEVICE void end_turn(int* semaphore) {
 // How often the adding threads have been done with a key tile of a key head, of all batches: twice each.
 CUTE_DEVICE int* head_counter(BwdArgs const& args, int head) { return args.params.counters + 1 + head; }
 
-// A consumer warpgroup's part of dQ to shared memory, in fragment order: the sums' offset i + 4 * 128 * j is register
-// 4 * j + i % 4 of thread i / 4.
+// Does the warpgroup compute dQ, or its share of dQ, of the step?
+template <class Traits>
+CUTE_DEVICE bool computes_dq(int step, int warpgroup) {
+  return !Traits::kTurns || step % 2 == warpgroup;
+}
+
+// The first such step from `step` on.
+template <class Traits>
+CUTE_DEVICE int next_dq_step(int step, int warpgroup) {
+  return computes_dq<Traits>(step, warpgroup) ? step : step + 1;
+}
+
+// Where the ring of the warpgroup's buffers stands in such a step.
+template <class Traits>
+CUTE_DEVICE PipelineState<Traits::kDqBuffers> dq_state(int step) {
+  return {step % Traits::kDqBuffers, (step >> 1) & 1};
+}
+
+// What a warpgroup has of dQ of a step to shared memory, in fragment order: the sums' offset i + 4 * 128 * j is
+// register 4 * j + i % 4 of thread i / 4.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void store_dq(typename Traits::SharedStorage& smem, int warpgroup, PipelineState<2> state,
+CUTE_DEVICE void store_dq(typename Traits::SharedStorage& smem, int warpgroup, int step,
                           Accumulator const& tdQrdQ) {  // (MMA, MMA_M, MMA_D)
-  static_assert(decltype(size(tdQrdQ))::value == Traits::kDqPerThread);
+  constexpr int kPerThread = Traits::kDqElements / 128;
+  static_assert(decltype(size(tdQrdQ))::value == kPerThread);
+  auto const state = dq_state<Traits>(step);
   auto* const place = reinterpret_cast<float4*>(smem.dq[warpgroup][state.stage]) + consumer_thread() % 128;
   smem.dq_pipeline[warpgroup].wait_empty(state);  // the sums of two steps before have been read
   CUTE_UNROLL
-  for (int i = 0; i < Traits::kDqPerThread; i += 4) {
+  for (int i = 0; i < kPerThread; i += 4) {
     place[i * 32] = make_float4(tdQrdQ(i), tdQrdQ(i + 1), tdQrdQ(i + 2), tdQrdQ(i + 3));
   }
 }
 
 // Makes it known, after a fence for the async proxy.
 template <class Traits>
-CUTE_DEVICE void publish_dq(typename Traits::SharedStorage& smem, int warpgroup, PipelineState<2> state) {
-  smem.dq_pipeline[warpgroup].arrive_full(state);
+CUTE_DEVICE void publish_dq(typename Traits::SharedStorage& smem, int warpgroup, int step) {
+  smem.dq_pipeline[warpgroup].arrive_full(dq_state<Traits>(step));
 }
 
 // Adds what store_dq leaves to memory: of two threads one the even steps, the other the odd ones, so that an ordered
 // sum's way to memory and the wait for the turn at the next row tile overlap.
 template <class Traits, int kParity>
 CUTE_DEVICE void add_dq(BwdArgs const& args, typename Traits::SharedStorage& smem) {
-  constexpr int kElements = Traits::kDqPerThread * 128;
+  constexpr int kBytes = Traits::kDqElements * sizeof(float);
   BwdParams const& params = args.params;
   int count = 0;  // of steps, of all key tiles
 #pragma unroll 1
@@ -84,24 +104,29 @@ CUTE_DEVICE void add_dq(BwdArgs const& args, typename Traits::SharedStorage& sme
       for (int m = args.m_blocks - 1; m >= task.m_begin; --m, ++count) {
         if (count % 2 != kParity) continue;
         int const row_tile = (task.batch * params.heads_q + task.head_kv * args.group + i) * args.m_blocks + m;
+        auto const state = dq_state<Traits>(count);
 #pragma unroll 1
         for (int warpgroup = 0; warpgroup < Traits::kWarpgroups; ++warpgroup) {
-          smem.dq_pipeline[warpgroup].wait_full(at_step(count));
-          float* const sums = params.dq_acc + int64_t{row_tile} * Traits::kQElements + warpgroup * kElements;
-          uint32_t const source = cast_smem_ptr_to_uint(smem.dq[warpgroup][kParity]);
+          if (!computes_dq<Traits>(kParity, warpgroup)) continue;
+          smem.dq_pipeline[warpgroup].wait_full(state);
+          int64_t const offset = Traits::kTurns ? 0 : warpgroup * Traits::kDqElements;
+          float* const sums = params.dq_acc + int64_t{row_tile} * Traits::kQElements + offset;
+          uint32_t const source = cast_smem_ptr_to_uint(smem.dq[warpgroup][state.stage]);
           if (task.n_block == 0) {
             asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(source),
-                         "n"(kElements * sizeof(float))
+                         "n"(kBytes)
                          : "memory");
           } else {
-            if (warpgroup == 0) wait_turn(params.semaphores + row_tile, params.deterministic ? task.n_block : 1);
+            if (warpgroup == 0 || Traits::kTurns) {
+              wait_turn(params.semaphores + row_tile, params.deterministic ? task.n_block : 1);
+            }
             asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
-                         "r"(source), "n"(kElements * sizeof(float))
+                         "r"(source), "n"(kBytes)
                          : "memory");
           }
           tma_store_arrive();
           tma_store_wait<0>();  // shared memory has been read
-          smem.dq_pipeline[warpgroup].arrive_empty(at_step(count));
+          smem.dq_pipeline[warpgroup].arrive_empty(state);
         }
         if (params.deterministic || task.n_block == 0) end_turn(params.semaphores + row_tile);
       }
@@ -111,58 +136,94 @@ CUTE_DEVICE void add_dq(BwdArgs const& args, typename Traits::SharedStorage& sme
   }
 }
 
-// The sums of complete row tiles to 16-bit rows, each warpgroup its own part, through its buffers of dQ.
+// Tells the consumers that a task's sums are complete.
 template <class Traits>
-CUTE_DEVICE void convert_dq(BwdArgs const& args, Task const volatile& task, int count,
-                            typename Traits::SharedStorage& smem) {
-  using Element = typename Traits::Element;
-  constexpr int kElements = 64 * Traits::kChunk;
-  constexpr int kBuffers = sizeof(smem.dq[0]) / (kElements * sizeof(Element));
-  constexpr int kFours = Traits::kDqPerThread / 4;
-  static_assert(kBuffers >= 4);
-  BwdParams const& params = args.params;
-  int const thread = consumer_thread();
-  int const warpgroup = thread / 128;
-  typename Traits::MmaQueriesPart mma;
-  auto const copy_dq = make_tiled_copy_C(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, mma).get_slice(thread % 128);
-  auto tdQrdQ = partition_fragment_C(mma, Shape<_64, Int<Traits::kChunk>>{});  // (MMA, MMA_M, MMA_D)
-  auto rdQ = make_tensor_like<Element>(tdQrdQ);                                // (MMA, MMA_M, MMA_D)
-  // Row tiles that no key tile reads have no sums.
-  int const summed = row_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(params, 0).begin;
-
-  smem.dq_pipeline[warpgroup].wait_empty(at_step(count));
-  smem.dq_pipeline[warpgroup].wait_empty(at_step(count + 1));
-  if (thread % 128 == 0) wait_turn(head_counter(args, task.dq_head), 2 * args.n_blocks);
-  wait_results_read();
-  int buffer = 0;
+CUTE_DEVICE void watch_sums(BwdArgs const& args, typename Traits::SharedStorage& smem) {
 #pragma unroll 1
-  for (int row_tile = task.dq_begin; row_tile < task.dq_end; ++row_tile) {
-    int const m_block = row_tile % args.m_blocks, head = row_tile / args.m_blocks;
-    auto const* const sums = reinterpret_cast<float4 const*>(params.dq_acc) +
-                             (int64_t{row_tile} * Traits::kWarpgroups + warpgroup) * kFours * 128 + thread % 128;
-    CUTE_UNROLL
-    for (int i = 0; i < kFours; ++i) {
-      float4 const four = m_block >= summed ? __ldcg(sums + i * 128) : make_float4(0.f, 0.f, 0.f, 0.f);
-      tdQrdQ(4 * i) = four.x * params.scale;
-      tdQrdQ(4 * i + 1) = four.y * params.scale;
-      tdQrdQ(4 * i + 2) = four.z * params.scale;
-      tdQrdQ(4 * i + 3) = four.w * params.scale;
-    }
-    convert(tdQrdQ, rdQ);
-    Element* const place = reinterpret_cast<Element*>(smem.dq[warpgroup][0]) + buffer * kElements;
-    auto sdQ = make_tensor(make_smem_ptr(place), typename Traits::SmemLayoutDq{});  // (64, kChunk)
-    copy(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, copy_dq.retile_S(rdQ), copy_dq.partition_D(sdQ));
-    tma_store_fence();
-    named_sync(kResults + warpgroup, 128);
-    if (thread % 128 == 0) {
-      int const row = m_block * Traits::kBlockM + (Traits::kSplitColumns ? 0 : 64 * warpgroup);
-      int const column = Traits::kSplitColumns ? Traits::kChunk * warpgroup : 0;
-      SM90_TMA_STORE_4D::copy(&args.dq, place, column, row, head % params.heads_q, head / params.heads_q);
-      tma_store_arrive();
-      tma_store_wait<kBuffers - 2>();  // after the next sync the buffer after next may be written
-    }
-    buffer = buffer + 1 == kBuffers ? 0 : buffer + 1;
+  for (int draws = 0;; ++draws) {
+    smem.task_pipeline.wait_full(at_step(draws));
+    Task const volatile& task = smem.task[draws & 1];
+    if (task.dq_begin < 0) break;
+    if (task.dq_begin < task.dq_end) wait_turn(head_counter(args, task.dq_head), 2 * args.n_blocks);
+    smem.sums_pipeline.publish(at_step(draws));
+    smem.task_pipeline.arrive_empty(at_step(draws));
   }
 }
+
+// The sums of row tiles to 16-bit rows, by the consumers' threads, in two halves: between load and store passes the
+// time that the sums need to come.
+template <class Traits>
+class DqRows {
+ public:
+  static constexpr int kRowTiles = Traits::kBlockM == 64 ? 2 : 1;
+
+  // The row tiles [begin, end), at most kRowTiles.
+  CUTE_DEVICE void load(BwdArgs const& args, int begin, int end) {
+    // Row tiles that no key tile reads have no sums.
+    int const summed = row_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(args.params, 0).begin;
+    CUTE_UNROLL
+    for (int t = 0; t < kRowTiles; ++t) {
+      CUTE_UNROLL
+      for (float4& four : fours_[t]) four = make_float4(0.f, 0.f, 0.f, 0.f);
+      if (begin + t >= end || (begin + t) % args.m_blocks < summed) continue;
+      float const* const sums = args.params.dq_acc + int64_t{begin + t} * Traits::kQElements + 4 * consumer_thread();
+      CUTE_UNROLL
+      for (int i = 0; i < kFours; ++i) {
+        float4& four = fours_[t][i];
+        asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+                     : "l"(sums + i * 4 * Traits::kConsumerThreads)
+                     : "memory");
+      }
+    }
+  }
+
+  CUTE_DEVICE void store(BwdArgs const& args, int begin, int end) const {
+    CUTE_UNROLL
+    for (int t = 0; t < kRowTiles; ++t) {
+      if (begin + t >= end) break;
+      int const head = (begin + t) / args.m_blocks, m_block = begin + t - head * args.m_blocks;
+      BwdParams const& params = args.params;
+      if ((m_block + 1) * Traits::kBlockM > params.len_q || params.head_dim < Traits::kHeadDim) {
+        store_row_tile<true>(params, fours_[t], head, m_block);
+      } else {
+        store_row_tile<false>(params, fours_[t], head, m_block);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kFours = Traits::kQElements / Traits::kConsumerThreads / 4;
+
+  template <bool kClipped>
+  CUTE_DEVICE static void store_row_tile(BwdParams const& params, float4 const (&fours)[kFours], int head,
+                                         int m_block) {
+    using Element = typename Traits::Element;
+    // Register 4 * j + r of thread t in store_dq is of row 64 * (j / (D / 8)) + 16 * (t / 32) + t % 32 / 4 +
+    // 8 * (r / 2) and column 8 * (j % (D / 8)) + 2 * (t % 4) + r % 2; a warpgroup has every other j here.
+    int const thread = consumer_thread();
+    int const row = m_block * Traits::kBlockM + thread % 128 / 32 * 16 + thread % 32 / 4;
+    int const column = thread / 128 * 8 + thread % 4 * 2;
+    int const batch = head / params.heads_q;
+    int64_t const stride = params.dq_strides.row;
+    auto* const place = static_cast<Element*>(params.dq) + batch * params.dq_strides.batch +
+                        (head - batch * params.heads_q) * params.dq_strides.head + row * stride + column;
+    CUTE_UNROLL
+    for (int i = 0; i < kFours; ++i) {
+      int const further_row = 16 * i / Traits::kHeadDim * 64, further_column = 16 * i % Traits::kHeadDim;
+      auto put = [&](int row_below, float left, float right) {
+        if (kClipped && (row + row_below >= params.len_q || column + further_column >= params.head_dim)) return;
+        cutlass::Array<float, 2> const scaled{left * params.scale, right * params.scale};
+        auto const pair = cutlass::NumericArrayConverter<Element, float, 2>{}(scaled);
+        *reinterpret_cast<uint32_t*>(place + row_below * stride + further_column) =
+            reinterpret_cast<uint32_t const&>(pair);
+      };
+      put(further_row, fours[i].x, fours[i].y);
+      put(further_row + 8, fours[i].z, fours[i].w);
+    }
+  }
+
+  float4 fours_[kRowTiles][kFours];
+};
 
 }  // namespace flash_cute::sm90

@@ -1,4 +1,4 @@
-// dK and dV to memory, each warpgroup its own 64 rows: through its buffers of dQ, and one TMA store each, which clips
+// dK and dV to memory, each warpgroup its own 64 rows: through its buffer of dQ, and one TMA store each, which clips
 // what lies outside the tensor. The next key tile begins while they leave.
 #pragma once
 
@@ -13,7 +13,7 @@
 namespace flash_cute::sm90 {
 
 template <class Traits, class Accumulator>
-CUTE_DEVICE void bwd_epilogue(BwdArgs const& args, KeyTile const volatile& tile, int count,
+CUTE_DEVICE void bwd_epilogue(BwdArgs const& args, KeyTile const& tile, int count,
                               typename Traits::SharedStorage& smem,
                               Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
                               Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
@@ -33,13 +33,12 @@ CUTE_DEVICE void bwd_epilogue(BwdArgs const& args, KeyTile const volatile& tile,
     convert(scaled, rX);
     copy(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, copy_out.retile_S(rX), copy_out.partition_D(sX));
   };
-  // The buffer whose dQ has been added first holds dV, and dK if there is room.
-  constexpr bool kOneBuffer = sizeof(smem.dq[0][0]) >= 2 * kElements * sizeof(Element);
-  auto* const dv = reinterpret_cast<Element*>(smem.dq[warpgroup][count & 1]);
-  auto* const dk = kOneBuffer ? dv + kElements : reinterpret_cast<Element*>(smem.dq[warpgroup][(count + 1) & 1]);
-  smem.dq_pipeline[warpgroup].wait_empty(at_step(count));
+  static_assert(sizeof(smem.dq[0][0]) >= 2 * kElements * sizeof(Element));
+  auto const state = dq_state<Traits>(next_dq_step<Traits>(count, warpgroup));
+  auto* const dv = reinterpret_cast<Element*>(smem.dq[warpgroup][state.stage]);
+  auto* const dk = dv + kElements;
+  smem.dq_pipeline[warpgroup].wait_empty(state);
   to_smem(dv, tdVrdV, 1.f);
-  if (!kOneBuffer) smem.dq_pipeline[warpgroup].wait_empty(at_step(count + 1));
   to_smem(dk, tdKrdK, args.params.scale);
   tma_store_fence();
   named_sync(kResults + warpgroup, 128);  // the warpgroup's rows are complete

@@ -1,6 +1,6 @@
 // The Hopper backward: a CTA takes a tile of keys, passes over the row tiles of all query heads that read them, writes
 // their dK and dV, and takes another. Two consumer warpgroups, each with 64 of the keys; in a third warpgroup one
-// thread issues all loads, and two add dQ to memory.
+// thread issues all loads, two add dQ to memory, and one watches for dQ that is complete.
 #pragma once
 
 #include "bwd_args.cuh"
@@ -35,6 +35,18 @@ CUTE_DEVICE void bwd_producer(BwdArgs const& args, typename Traits::SharedStorag
   }
 }
 
+CUTE_DEVICE Task uniform(Task const volatile& task) {
+  Task result;
+  result.n_block = uniform(task.n_block);
+  result.head_kv = uniform(task.head_kv);
+  result.batch = uniform(task.batch);
+  result.m_begin = uniform(task.m_begin);
+  result.keys_phase = uniform(task.keys_phase);
+  result.dq_begin = uniform(task.dq_begin);
+  result.dq_end = uniform(task.dq_end);
+  return result;
+}
+
 template <class Traits>
 CUTE_DEVICE void bwd_consumer(BwdArgs const& args, typename Traits::SharedStorage& smem) {
   typename Traits::MmaKeys mma;
@@ -45,20 +57,27 @@ CUTE_DEVICE void bwd_consumer(BwdArgs const& args, typename Traits::SharedStorag
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     smem.task_pipeline.wait_full(at_step(draws));
-    Task const volatile& task = smem.task[draws & 1];
+    Task const task = uniform(smem.task[draws & 1]);
     if (task.dq_begin < 0) break;
     if (task.n_block >= 0) {
       clear(tdKrdK);
       clear(tdVrdV);
       if (task.m_begin < args.m_blocks) {
         bwd_mainloop<Traits>(args, task, count, smem, tdKrdK, tdVrdV);
+        count += args.group * (args.m_blocks - task.m_begin);
       } else {
         wait_results_read();
       }
-      bwd_epilogue<Traits>(args, task, count, smem, tdKrdK, tdVrdV);
     }
-    if (task.dq_begin < task.dq_end) convert_dq<Traits>(args, task, count, smem);
-    __syncwarp();  // all lanes have read the task
+    smem.sums_pipeline.wait_full(at_step(draws));
+    DqRows<Traits> dq_rows;
+    dq_rows.load(args, task.dq_begin, task.dq_end);
+    if (task.n_block >= 0) bwd_epilogue<Traits>(args, task, count, smem, tdKrdK, tdVrdV);
+    for (int row_tile = task.dq_begin; row_tile < task.dq_end;) {
+      dq_rows.store(args, row_tile, task.dq_end);
+      row_tile += dq_rows.kRowTiles;
+      dq_rows.load(args, row_tile, task.dq_end);
+    }
     smem.task_pipeline.release(at_step(draws));
   }
   if (threadIdx.x % 128 == 0) tma_store_wait<0>();  // shared memory must stay until then
@@ -68,7 +87,7 @@ template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constant__ BwdArgs const args) {
   extern __shared__ char smem_bytes[];
   auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_bytes);
-  int const warpgroup = __shfl_sync(0xffffffff, int(threadIdx.x) / 128, 0);  // uniform, and known to be
+  int const warpgroup = uniform(threadIdx.x / 128);
 
   if (threadIdx.x == 0) {
     prefetch_tma_descriptor(&args.q);
@@ -79,9 +98,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     smem.q_pipeline.init(4 * Traits::kWarpgroups);
     smem.dout_pipeline.init(4 * Traits::kWarpgroups);
-    smem.task_pipeline.init(4 * Traits::kWarpgroups + 2);
-    smem.ds_pipeline.init(4 * Traits::kWarpgroups, 4 * Traits::kWarpgroups);
+    smem.task_pipeline.init(4 * Traits::kWarpgroups + 3);
+    smem.ds_pipeline.init(Traits::kTurns ? 4 : 4 * Traits::kWarpgroups, 4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.dq_pipeline) pipeline.init(1, 4);
+    smem.sums_pipeline.init(1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // TMA sees the barriers
   }
   __syncthreads();
@@ -96,6 +116,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
         add_dq<Traits, 0>(args, smem);
       } else if (warp == 2) {
         add_dq<Traits, 1>(args, smem);
+      } else {
+        watch_sums<Traits>(args, smem);
       }
     }
   } else {

@@ -2,13 +2,13 @@
 //
 // A warpgroup's step m, the tensor cores' work above what it does itself:
 //
-//     S^T(m), dP^T(m)  | dV += P^T dO | dK += dS^T Q, dQ(m-1) = dS K
-//     waits    P^T(m)  | dS^T(m)      | dS(m) to smem   waits   dQ(m-1) to smem
+//     S^T(m)       | dP^T(m), dV += P^T dO | dK += dS^T Q  | dQ(m-1) = dS K
+//     waits  P^T(m)| waits           dS^T(m)| dS(m) to smem | waits          dQ(m-1) to smem
 //
-// dS is the one thing that the warpgroups exchange, and dQ of a step is computed in the next one: so each waits for
-// what the other did long ago, and they stay half a step apart, one at the tensor cores while the other computes P and
-// dS. In step with each other the kernel is 8 % (head dim 128) to 18 % (64) slower. No product is in flight across
-// the loop's end: it would have all of them serialised.
+// (Without `late_dp`, dP^T begins with S^T.) dS is the one thing that the warpgroups exchange, and dQ of a step is
+// computed in the next one: so each waits for what the other did long ago, and they stay half a step apart, one at the
+// tensor cores while the other computes P and dS. In step with each other the kernel is 8 % (head dim 128) to 18 % (64)
+// slower. No product is in flight across the loop's end: it would have all of them serialised.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -27,17 +27,19 @@ namespace flash_cute::sm90 {
 // Adds P^T dO to tdVrdV and dS^T Q to tdKrdK. `count` is that of the steps before, of all key tiles: the buffers of Q,
 // dO and dS go round with it, those of dQ one step behind.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const volatile& tile, int& count,
+CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int count,
                               typename Traits::SharedStorage& smem,
                               Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
                               Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
   using Element = typename Traits::Element;
   using Mask = typename Traits::Mask;
-  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
+  constexpr int kVSteps = Traits::kTile.v_steps;
+  constexpr bool kLateDp = Traits::kTile.late_dp, kTurns = Traits::kTurns;
   BwdParams const& params = args.params;
   RowRange const range = row_range<Mask, kBlockM, kBlockN>(params, tile.n_block);
   int const thread = threadIdx.x - 128;
-  int const warpgroup = __shfl_sync(0xffffffff, thread / 128, 0);
+  int const warpgroup = uniform(thread / 128);
 
   // Shared memory.
   auto sQ = make_tensor(make_smem_ptr(smem.q[0]), typename Traits::SmemLayoutQ{});        // (BLK_M, D, stage)
@@ -52,33 +54,21 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const volatile& tile,
 
   // Products.
   typename Traits::MmaScores mma_scores;
+  typename Traits::MmaScoresRs mma_scores_rs;
   typename Traits::MmaKeys mma_keys;
   typename Traits::MmaQueries mma_queries;
   auto const warpgroup_scores = mma_scores.get_slice(128 * warpgroup);
   auto const warpgroup_keys = mma_keys.get_slice(128 * warpgroup);
-  auto const warpgroup_queries = mma_queries.get_slice(128 * warpgroup);
-  auto tSrK = warpgroup_scores.partition_fragment_A(sK);      // (MMA, MMA_N, MMA_D)
-  auto tSrV = warpgroup_scores.partition_fragment_A(sV);      // (MMA, MMA_N, MMA_D)
-  auto tSrQ = warpgroup_scores.partition_fragment_B(sQ);      // (MMA, MMA_M, MMA_D, stage)
-  auto tSrdO = warpgroup_scores.partition_fragment_B(sdO);    // (MMA, MMA_M, MMA_D, stage)
-  auto tdVrdO = warpgroup_keys.partition_fragment_B(sdOt);    // (MMA, MMA_D, MMA_M, stage)
-  auto tdKrQ = warpgroup_keys.partition_fragment_B(sQt);      // (MMA, MMA_D, MMA_M, stage)
-  auto tdQrdS = warpgroup_queries.partition_fragment_A(sdS);  // (MMA, MMA_M, MMA_N, stage)
-  auto tdQrK = warpgroup_queries.partition_fragment_B(sKt);   // (MMA, MMA_D, MMA_N)
-
-  auto tSrS = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kBlockM>>{});   // (MMA, MMA_N, MMA_M)
-  auto tSrdP = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kBlockM>>{});  // (MMA, MMA_N, MMA_M)
-  auto tdQrdQ = partition_fragment_C(mma_queries, Shape<Int<kBlockM>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
-  auto rP = make_tensor_like<Element>(tSrS);                            // (MMA, MMA_N, MMA_M)
-  auto rdS = make_tensor_like<Element>(tSrS);                           // (MMA, MMA_N, MMA_M)
-  auto tdVrP = make_tensor(rP.data(), operand_a_layout_64(rP.layout()));    // (MMA, MMA_N, MMA_K)
-  auto tdKrdS = make_tensor(rdS.data(), operand_a_layout_64(rdS.layout()));  // (MMA, MMA_N, MMA_K)
-  auto scores = rowcol_view(tSrS);                                      // (keys, rows)
-  auto dscores = rowcol_view(tSrdP);                                    // (keys, rows)
-  // 64 rows: P^T stays in float32 until dS^T. For 128 rows there are no registers; 16 bits cost an instruction more.
-  auto p = rowcol_view([&]() -> auto& {
-    if constexpr (kBlockM == 64) return tSrS; else return rP;
-  }());  // (keys, rows)
+  auto tSrK = warpgroup_scores.partition_fragment_A(sK);             // (MMA, MMA_N, MMA_D)
+  auto tSrV = warpgroup_scores.partition_fragment_A(sV);             // (MMA, MMA_N, MMA_D)
+  auto tSrQ = warpgroup_scores.partition_fragment_B(sQ);             // (MMA, MMA_M, MMA_D, stage)
+  auto tSrdO = warpgroup_scores.partition_fragment_B(sdO);           // (MMA, MMA_M, MMA_D, stage)
+  auto tdVrdO = warpgroup_keys.partition_fragment_B(sdOt);           // (MMA, MMA_D, MMA_M, stage)
+  auto tdKrQ = warpgroup_keys.partition_fragment_B(sQt);             // (MMA, MMA_D, MMA_M, stage)
+  auto tdQrdS = mma_queries.get_slice(0).partition_fragment_A(sdS);  // (MMA, MMA_M, MMA_N, stage)
+  auto tdQrK = mma_queries.get_slice(0).partition_fragment_B(sKt);   // (MMA, MMA_D, MMA_N)
+  auto const copy_v = make_tiled_copy_A(Copy_Atom<SM75_U32x4_LDSM_N, Element>{}, mma_scores_rs).get_slice(thread);
+  auto tSrV_regs = mma_scores_rs.get_slice(thread).partition_fragment_A(sV);  // (MMA, MMA_N, MMA_D)
 
   auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});
   auto tScS_0 = rowcol_view(mma_scores.get_slice(_0{}).partition_C(cS));  // (keys, rows) -> (key, row) of thread 0
@@ -87,13 +77,12 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const volatile& tile,
   // Where a warpgroup's share of an operand begins.
   constexpr uint32_t kKeysBytes = sizeof(Element) * typename Traits::SmemLayoutK{}.layout_b()(64, 0);
   constexpr uint32_t kRowsBytes =
-      Traits::kSplitColumns ? 0 : sizeof(Element) * typename Traits::SmemLayoutS{}.layout_b()(64, 0, 0);
-  constexpr int kColumns = Traits::kSplitColumns ? Traits::kQueryColumns : 0;
-  constexpr uint32_t kColumnsBytes = sizeof(Element) * typename Traits::SmemLayoutKt{}.layout_b()(kColumns, 0);
+      kTurns ? 0 : sizeof(Element) * typename Traits::SmemLayoutS{}.layout_b()(kBlockM / 2, 0, 0);
   Operands const operands(smem);
 
+  // dS in parts: the tensor cores have dK of one while the other is made.
   constexpr int kParts = kBlockM == 64 ? 2 : 1;
-  constexpr int kPartColumns = decltype(size<1>(scores))::value / kParts;
+  constexpr int kPartColumns = kBlockM / 4 / kParts;
   auto convert_part = [](auto const& from, auto& to, auto part) {
     constexpr int kSize = decltype(size(from))::value / kParts;
     auto from_part = make_tensor(from.data() + part * kSize, Shape<Int<kSize>>{});
@@ -104,89 +93,122 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const volatile& tile,
   static_assert(Traits::kStages == 2 && Traits::kScoreStages == 2);
   bool dq_stored = false;  // one waits in shared memory to be made known
 
-  auto issue_dq = [&](PipelineState<Traits::kScoreStages> state) __attribute__((always_inline)) {
-    smem.ds_pipeline.wait_full(state);
+  auto issue_dq = [&](int step, auto& tdQrdQ) __attribute__((always_inline)) {
+    smem.ds_pipeline.wait_full(at_step(step));
     auto tdQrdS_all = operands.at(tdQrdS, smem.ds[0], warpgroup * kRowsBytes);  // (MMA, MMA_M, MMA_N, stage)
-    auto tdQrdS_now = tdQrdS_all(_, _, _, state.stage);
-    issue_gemm<true>(mma_queries, tdQrdS_now, operands.at(tdQrK, smem.k, warpgroup * kColumnsBytes), tdQrdQ);
+    auto tdQrdS_now = tdQrdS_all(_, _, _, step & 1);
+    issue_gemm<true>(mma_queries, tdQrdS_now, operands.at(tdQrK, smem.k), tdQrdQ);
   };
-  auto finish_dq = [&](PipelineState<Traits::kScoreStages> state) __attribute__((always_inline)) {
+  auto finish_dq = [&](int step, auto& tdQrdQ) __attribute__((always_inline)) {
+    warpgroup_wait<0>();
     warpgroup_fence_operand(tdQrdQ);
-    smem.ds_pipeline.release(state);
-    store_dq<Traits>(smem, warpgroup, state, tdQrdQ);
-    dq_stored = true;
+    smem.ds_pipeline.release(at_step(step));
+    store_dq<Traits>(smem, warpgroup, step, tdQrdQ);
   };
-  auto step = [&](int m, auto first) __attribute__((always_inline)) {
+  auto publish = [&](int step) __attribute__((always_inline)) {
+    tma_store_fence();  // dQ is read by TMA
+    publish_dq<Traits>(smem, warpgroup, step);
+  };
+  auto step = [&](int m, auto first, auto computes_dq_before) __attribute__((always_inline)) {
     constexpr bool kFirst = decltype(first)::value;
+    constexpr bool kDq = decltype(computes_dq_before)::value;  // of the step before
     PipelineState<2> const rows = at_step(count);
+    auto tSrS = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kBlockM>>{});         // (MMA, MMA_N, MMA_M)
+    auto tSrdP = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kBlockM>>{});        // (MMA, MMA_N, MMA_M)
+    auto tdQrdQ = partition_fragment_C(mma_queries, Shape<Int<kBlockM>, Int<kHeadDim>>{});     // (MMA, MMA_M, MMA_D)
+    auto rP = make_tensor_like<Element>(tSrS);                                                 // (MMA, MMA_N, MMA_M)
+    auto rdS = make_tensor_like<Element>(tSrS);                                                // (MMA, MMA_N, MMA_M)
+    auto tdVrP = make_tensor(rP.data(), operand_a_layout_64(rP.layout()));                     // (MMA, MMA_N, MMA_K)
+    auto tdKrdS = make_tensor(rdS.data(), operand_a_layout_64(rdS.layout()));                  // (MMA, MMA_N, MMA_K)
+    auto scores = rowcol_view(tSrS);                                                           // (keys, rows)
+    auto dscores = rowcol_view(tSrdP);                                                         // (keys, rows)
+
+    auto issue_dp = [&]() __attribute__((always_inline)) {
+      smem.dout_pipeline.wait_full(rows);
+      auto tSrV_now = operands.at(tSrV, smem.v, warpgroup * kKeysBytes);
+      auto tSrdO_now = operands.at(tSrdO, smem.dout[0])(_, _, _, rows.stage);
+      if constexpr (kVSteps == 0) {
+        issue_gemm<true>(mma_scores, tSrV_now, tSrdO_now, tSrdP);
+      } else {
+        issue_gemm_rs_ss<kVSteps>(mma_scores_rs, tSrV_regs, mma_scores, tSrV_now, tSrdO_now, tSrdP);
+      }
+    };
+
     if (kFirst && warpgroup == 1) named_sync(kHalfStep, Traits::kConsumerThreads);
     smem.q_pipeline.wait_full(rows);
     auto tSrK_now = operands.at(tSrK, smem.k, warpgroup * kKeysBytes);
     issue_gemm<true>(mma_scores, tSrK_now, operands.at(tSrQ, smem.q[0])(_, _, _, rows.stage), tSrS);
-    smem.dout_pipeline.wait_full(rows);
-    auto tSrV_now = operands.at(tSrV, smem.v, warpgroup * kKeysBytes);
-    issue_gemm<true>(mma_scores, tSrV_now, operands.at(tSrdO, smem.dout[0])(_, _, _, rows.stage), tSrdP);
-    if (!kFirst && dq_stored) {
-      tma_store_fence();  // dQ is read by TMA; here, where the fence has nothing to wait for
-      publish_dq<Traits>(smem, warpgroup, at_step(count - 2));
-    }
-    warpgroup_wait<1>();  // S^T
+    if (!kLateDp) issue_dp();
+    if (!kFirst && !(kTurns && kDq) && dq_stored) publish(count - 2);  // here the fence has nothing to wait for
+    warpgroup_wait<kLateDp ? 0 : 1>();                                 // S^T
     warpgroup_fence_operand(tSrS);
     if (m < range.unmasked) {
       auto tScS = rowcol_view(mma_scores.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
       apply_mask_transposed<Mask>(scores, tScS, tScS_0, params, m * kBlockM, tile.n_block * kBlockN);
     }
-    // In parts, so that the tensor cores have the first part's product while the second is being made.
     for_each(make_int_sequence<kParts>{}, [&](auto part) __attribute__((always_inline)) {
-      constexpr int kBegin = part * kPartColumns, kEnd = kBegin + kPartColumns;
-      exponentiate(scores, smem.lse_log2[rows.stage], params.scale_log2, kBegin, kEnd);
+      constexpr int kBegin = part * kPartColumns;
+      exponentiate(scores, smem.lse_log2[rows.stage], params.scale_log2, kBegin, kBegin + kPartColumns);
       convert_part(tSrS, rP, part);
-      issue_gemm<false, part, kParts>(mma_keys, tdVrP, operands.at(tdVrdO, smem.dout[0])(_, _, _, rows.stage), tdVrdV);
     });
+    if (kLateDp) issue_dp();
+    issue_gemm<false>(mma_keys, tdVrP, operands.at(tdVrdO, smem.dout[0])(_, _, _, rows.stage), tdVrdV);
     if (kFirst && warpgroup == 0) named_arrive(kHalfStep, Traits::kConsumerThreads);
-    warpgroup_wait<kParts>();  // dP^T
+    warpgroup_wait<1>();  // dP^T
     warpgroup_fence_operand(tSrdP);
     for_each(make_int_sequence<kParts>{}, [&](auto part) __attribute__((always_inline)) {
-      differentiate(p, dscores, smem.delta[rows.stage], part * kPartColumns, (part + 1) * kPartColumns);
+      differentiate(rowcol_view(rP), dscores, smem.delta[rows.stage], part * kPartColumns, (part + 1) * kPartColumns);
       convert_part(tSrdP, rdS, part);
       issue_gemm<false, part, kParts>(mma_keys, tdKrdS, operands.at(tdKrQ, smem.q[0])(_, _, _, rows.stage), tdKrdK);
     });
-    if constexpr (!kFirst) issue_dq(at_step(count - 1));
+    if (kDq && !kTurns) issue_dq(count - 1, tdQrdQ);
     smem.ds_pipeline.wait_empty(rows);
     auto const thread_copy = copy_ds.get_slice(consumer_thread());
     copy(copy_ds, thread_copy.retile_S(rdS), thread_copy.partition_D(sdSt(_, _, rows.stage)));  // (CPY, CPY_N, CPY_M)
     tma_store_fence();  // dS is read by WGMMA, that is by the async proxy
     smem.ds_pipeline.arrive_full(rows);
-    warpgroup_wait<kParts + (kFirst ? 0 : 1)>();  // dV
+    warpgroup_wait<kParts + (kDq && !kTurns)>();  // dV
     warpgroup_fence_operand(tdVrdV);
     smem.dout_pipeline.release(rows);
-    warpgroup_wait<0>();  // dK, dQ
+    warpgroup_wait<0>();  // dK
     warpgroup_fence_operand(tdKrdK);
     smem.q_pipeline.release(rows);
-    if constexpr (kFirst) wait_results_read(); else finish_dq(at_step(count - 1));
+    if (kFirst) wait_results_read();
+    if (kDq) {
+      if (kTurns) issue_dq(count - 1, tdQrdQ);
+      finish_dq(count - 1, tdQrdQ);
+      dq_stored = true;
+    }
     ++count;
   };
 
   smem.k_pipeline.wait_full({0, tile.keys_phase});
   smem.v_pipeline.wait_full({0, tile.keys_phase});
+  CUTE_UNROLL
+  for (int k = 0; k < kVSteps; ++k) {
+    copy(Copy_Atom<SM75_U32x4_LDSM_N, Element>{}, copy_v.partition_S(sV)(_, _, k), copy_v.retile_D(tSrV_regs)(_, _, k));
+  }
   int m = range.end - 1;
-  step(m, true_type{});
+  step(m, true_type{}, false_type{});
 #pragma unroll 1
   for (int steps = args.group * (range.end - range.begin); steps > 1; --steps) {
     if (m-- == range.begin) m = range.end - 1;
-    step(m, false_type{});
+    if (computes_dq<Traits>(count - 1, warpgroup)) {
+      step(m, false_type{}, true_type{});
+    } else {
+      step(m, false_type{}, false_type{});
+    }
   }
   smem.v_pipeline.release({0, tile.keys_phase});
-  if (dq_stored) {
-    tma_store_fence();
-    publish_dq<Traits>(smem, warpgroup, at_step(count - 2));
+  bool const computes_last = computes_dq<Traits>(count - 1, warpgroup);
+  if (dq_stored && !(kTurns && computes_last)) publish(count - 2);
+  if (computes_last) {
+    auto tdQrdQ = partition_fragment_C(mma_queries, Shape<Int<kBlockM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
+    issue_dq(count - 1, tdQrdQ);
+    finish_dq(count - 1, tdQrdQ);
+    publish(count - 1);
   }
-  issue_dq(at_step(count - 1));
-  warpgroup_wait<0>();
   smem.k_pipeline.release({0, tile.keys_phase});
-  finish_dq(at_step(count - 1));
-  tma_store_fence();
-  publish_dq<Traits>(smem, warpgroup, at_step(count - 1));
 }
 
 }  // namespace flash_cute::sm90

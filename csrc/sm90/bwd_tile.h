@@ -11,6 +11,8 @@ struct BwdTile {
   int block_m;  // query rows a mainloop step
   int block_n;  // keys a CTA
   int stages;   // Q and dO buffers
+  bool late_dp;  // dP^T begins after P^T, so that the two share registers
+  int v_steps;   // of 16 columns of V that stay in registers
 };
 
 constexpr int kNumBwdConfigs = 1;
@@ -19,9 +21,12 @@ constexpr int kNumBwdConfigs = 1;
 constexpr int kMaxHeadDimOfOneKernel = 128;
 
 constexpr BwdTile bwd_tile(int head_dim, bool /*causal*/, int /*config*/) {
-  if (head_dim > kMaxHeadDimOfOneKernel) return {.block_m = 64, .block_n = 64, .stages = 2};
-  if (head_dim <= 64) return {.block_m = 128, .block_n = 128, .stages = 2};  // 64 rows: 15 to 30 % slower
-  return {.block_m = 64, .block_n = 128, .stages = 2};
+  if (head_dim > kMaxHeadDimOfOneKernel) {
+    return {.block_m = 64, .block_n = 64, .stages = 2, .late_dp = false, .v_steps = 0};
+  }
+  if (head_dim > 64) return {.block_m = 64, .block_n = 128, .stages = 2, .late_dp = true, .v_steps = 4};
+  // 64 rows: 15 to 30 % slower.
+  return {.block_m = 128, .block_n = 128, .stages = 2, .late_dp = head_dim == 64, .v_steps = 0};
 }
 
 // K and V, `stages` buffers of Q and of dO with their row statistics, two of dS and of dQ, 1 KB for the barriers. The

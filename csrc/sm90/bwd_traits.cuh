@@ -34,20 +34,22 @@ struct BwdTraits {
   static_assert(kWarpgroups == 2 && kHeadDim % 32 == 0 && (kBlockM == 64 || kBlockM == 128));
 
   // Everything but dQ is computed transposed, a warpgroup its 64 keys: S^T = K Q^T and dP^T = V dO^T from shared
-  // memory; dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers.
+  // memory, or with the first columns of K and V in registers; dV += P^T dO and dK += dS^T Q with P^T and dS^T there.
   using ByKeys = Layout<Shape<Int<kWarpgroups>, _1, _1>>;
   using MmaScores = decltype(make_tiled_mma(wgmma_ss_atom<Element, kBlockM>(), ByKeys{}));
+  using MmaScoresRs = decltype(make_tiled_mma(
+      SM90::GMMA::rs_op_selector<Element, Element, float, Shape<_64, Int<kBlockM>, Int<kHeadDim>>,
+                                 SM90::GMMA::Major::K, SM90::GMMA::Major::K>(),
+      ByKeys{}));
   using MmaKeys = decltype(make_tiled_mma(
       SM90::GMMA::rs_op_selector<Element, Element, float, Shape<_64, Int<kHeadDim>, Int<kBlockM>>,
                                  SM90::GMMA::Major::K, SM90::GMMA::Major::MN>(),
       ByKeys{}));
-  // dQ = dS K over all keys of the CTA: the warpgroups share its rows, or its columns where there are 64 rows.
-  static constexpr bool kSplitColumns = kBlockM == 64;
-  static constexpr int kQueryColumns = kSplitColumns ? kHeadDim / kWarpgroups : kHeadDim;
-  using MmaQueries = decltype(make_tiled_mma(
-      wgmma_ss_atom_mn<Element, kQueryColumns>(),
-      std::conditional_t<kSplitColumns, Layout<Shape<_1, Int<kWarpgroups>, _1>>, ByKeys>{},
-      Tile<Int<kBlockM>, Int<kHeadDim>, _16>{}));
+  // dQ = dS K over all keys of the CTA: with 64 rows the warpgroups take turns at it, a step each, which reads dS and
+  // K once; of 128 each has half.
+  static constexpr bool kTurns = kBlockM == 64;
+  using MmaQueries = decltype(make_tiled_mma(wgmma_ss_atom_mn<Element, kHeadDim>(),
+                                             std::conditional_t<kTurns, Layout<Shape<_1, _1, _1>>, ByKeys>{}));
 
   // A tile is stored in chunks of kChunk columns, as in the forward. Each is read in two ways: K-major where the
   // product sums over the head dim, MN-major where it sums over the rows.
@@ -74,14 +76,11 @@ struct BwdTraits {
       SM90::GMMA::rs_op_selector<Element, Element, float, Shape<_64, Int<kHeadDim>, Int<kBlockM>>,
                                  SM90::GMMA::Major::K, SM90::GMMA::Major::MN>()));
   using SmemLayoutOut = decltype(tile_to_shape(AtomK{}, Shape<Int<kKeys>, Int<kHeadDim>>{}));
-  // A warpgroup's part of a dQ tile.
-  static_assert(kQueryColumns == kChunk);
-  using MmaQueriesPart = decltype(make_tiled_mma(wgmma_ss_atom_mn<Element, kQueryColumns>()));
-  using SmemLayoutDq = decltype(tile_to_shape(AtomK{}, Shape<_64, Int<kChunk>>{}));
 
   static constexpr int kQElements = kBlockM * kHeadDim;
   static constexpr int kKElements = kBlockN * kHeadDim;
-  static constexpr int kDqPerThread = kQElements / kConsumerThreads;
+  static constexpr int kDqElements = kTurns ? kQElements : kQElements / kWarpgroups;  // of a warpgroup at a time
+  static constexpr int kDqBuffers = kTurns ? 1 : 2;
 
   struct alignas(1024) SharedStorage {
     Element k[kKElements];
@@ -89,7 +88,7 @@ struct BwdTraits {
     Element q[kStages][kQElements];
     Element dout[kStages][kQElements];
     Element ds[kScoreStages][kBlockM * kBlockN];
-    float dq[kWarpgroups][2][kQElements / kWarpgroups];  // a warpgroup's dK and dV at the end of a key tile
+    float dq[kWarpgroups][kDqBuffers][kDqElements];  // a warpgroup's dK and dV at the end of a key tile
     alignas(128) float lse_log2[kStages][kBlockM];
     alignas(128) float delta[kStages][kBlockM];
     Task task[2];
@@ -98,8 +97,9 @@ struct BwdTraits {
     Pipeline<1> v_pipeline;
     Pipeline<kStages> q_pipeline;     // Q and lse_log2
     Pipeline<kStages> dout_pipeline;  // dO and delta
-    Pipeline<kScoreStages> ds_pipeline;  // all consumer warps fill, all empty
-    Pipeline<2> dq_pipeline[kWarpgroups];
+    Pipeline<kScoreStages> ds_pipeline;  // all consumer warps fill, those that compute dQ empty
+    Pipeline<kDqBuffers> dq_pipeline[kWarpgroups];
+    Pipeline<2> sums_pipeline;  // the task's sums of dQ are complete
   };
   static_assert(sizeof(SharedStorage) == bwd_smem_bytes(kTile, kHeadDim));
 };

@@ -167,7 +167,7 @@ template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_queries_kernel(__grid_constant__ BwdArgs const args) {
   extern __shared__ char smem_bytes[];
   auto& smem = *reinterpret_cast<typename Traits::QueriesStorage*>(smem_bytes);
-  int const warpgroup = __shfl_sync(0xffffffff, int(threadIdx.x) / 128, 0);  // uniform, and known to be
+  int const warpgroup = uniform(threadIdx.x / 128);
 
   if (threadIdx.x == 0) {
     prefetch_tma_descriptor(&args.q);

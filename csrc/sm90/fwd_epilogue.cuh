@@ -15,7 +15,7 @@
 namespace flash_cute::sm90 {
 
 template <class Traits, class Accumulator>
-CUTE_DEVICE void fwd_epilogue(FwdArgs const& args, TileCoord const volatile& tile, int warpgroup,
+CUTE_DEVICE void fwd_epilogue(FwdArgs const& args, TileCoord const& tile, int warpgroup,
                               typename Traits::SharedStorage& smem, PipelineState<1> const q_state,
                               PipelinedSoftmax const& softmax,
                               Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)

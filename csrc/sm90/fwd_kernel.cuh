@@ -13,6 +13,10 @@
 
 namespace flash_cute::sm90 {
 
+CUTE_DEVICE TileCoord uniform(TileCoord const volatile& tile) {
+  return {uniform(tile.m_block), uniform(tile.head), uniform(tile.head_kv), uniform(tile.batch)};
+}
+
 template <class Traits>
 CUTE_DEVICE void fwd_consumer(FwdArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
   int count = 0;  // of key tiles, of all tiles
@@ -21,14 +25,15 @@ CUTE_DEVICE void fwd_consumer(FwdArgs const& args, typename Traits::SharedStorag
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     smem.tile_pipeline.wait_full(at_step(draws));
-    TileCoord const volatile& tile = smem.tile[draws & 1];  // read anew at each use: it takes no registers
+    TileCoord const tile = uniform(smem.tile[draws & 1]);
     if (tile.m_block < 0) break;
     PipelineState<1> const q_state{0, draws & 1};
     PipelinedSoftmax softmax(args.params.scale_log2);
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
     fwd_mainloop<Traits>(args.params, tile.m_block, warpgroup, smem, count, q_state, softmax, tOrO);
     fwd_epilogue<Traits>(args, tile, warpgroup, smem, q_state, softmax, tOrO);
-    __syncwarp();  // all lanes have read the tile
+    // Not step by step in there: that a warp's lanes have one count the compiler would not see.
+    count += key_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(args.params, tile.m_block).end;
     smem.tile_pipeline.release(at_step(draws));
   }
   if (threadIdx.x % 128 == 0) tma_store_wait<0>();  // shared memory must stay until then
@@ -38,7 +43,7 @@ template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constant__ FwdArgs const args) {
   extern __shared__ char smem_bytes[];
   auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_bytes);
-  int const warpgroup = __shfl_sync(0xffffffff, int(threadIdx.x) / 128, 0);  // uniform, and known to be
+  int const warpgroup = uniform(threadIdx.x / 128);
 
   if (threadIdx.x == 0) {
     prefetch_tma_descriptor(&args.q);

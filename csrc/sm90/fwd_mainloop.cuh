@@ -26,7 +26,7 @@ namespace flash_cute::sm90 {
 template <class Traits, class Accumulator>
 CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgroup,
                               typename Traits::SharedStorage& smem,
-                              int& count, PipelineState<1> const q_state, PipelinedSoftmax& softmax,
+                              int count, PipelineState<1> const q_state, PipelinedSoftmax& softmax,
                               Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   using Mask = typename Traits::Mask;
@@ -63,11 +63,16 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
   int const end = first_row < params.len_q ? range.end : 0;
 
   static_assert(Traits::kStages == 2);
-  auto issue_qk = [&](PipelineState<2> keys) {
-    issue_gemm<true>(mma_qk, tSrQ, tSrK(_, _, _, keys.stage), tSrS);
+  PipelineState<2> k_state = at_step(count), v_state = at_step(count);
+  auto issue_qk = [&] { issue_gemm<true>(mma_qk, tSrQ, tSrK(_, _, _, k_state.stage), tSrS); };
+  auto issue_pv = [&] { issue_gemm<false>(mma_pv, tOrP, tOrV(_, _, _, v_state.stage), tOrO); };
+  auto release_k = [&] {
+    smem.k_pipeline.release(k_state);
+    k_state.advance();
   };
-  auto issue_pv = [&](PipelineState<2> keys) {
-    issue_gemm<false>(mma_pv, tOrP, tOrV(_, _, _, keys.stage), tOrO);
+  auto release_v = [&] {
+    smem.v_pipeline.release(v_state);
+    v_state.advance();
   };
   auto finish_scores = [&](int n, auto masked) {
     if constexpr (decltype(masked)::value) {
@@ -76,32 +81,30 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
     softmax.numerators(scores);
   };
   auto step = [&](int n, auto masked) {
-    smem.k_pipeline.wait_full(at_step(count));
+    smem.k_pipeline.wait_full(k_state);
     Turn::take(warpgroup);
-    issue_qk(at_step(count));
-    smem.v_pipeline.wait_full(at_step(count - 1));
-    issue_pv(at_step(count - 1));  // of n + 1
+    issue_qk();
+    smem.v_pipeline.wait_full(v_state);
+    issue_pv();  // of n + 1
     Turn::hand_on(warpgroup);
     warpgroup_wait<1>();
     warpgroup_fence_operand(tSrS);
-    smem.k_pipeline.release(at_step(count));
+    release_k();
     finish_scores(n, masked);
     warpgroup_wait<0>();
     warpgroup_fence_operand(tOrO);
-    smem.v_pipeline.release(at_step(count - 1));
+    release_v();
     softmax.rescale(acc);
     convert(tSrS, rP);
-    ++count;
   };
 
   clear(tOrO);
   smem.q_pipeline[warpgroup].wait_full(q_state);
   for (int n = cta_end - 1; n >= end; --n) {
-    smem.k_pipeline.wait_full(at_step(count));
-    smem.k_pipeline.release(at_step(count));
-    smem.v_pipeline.wait_full(at_step(count));
-    smem.v_pipeline.release(at_step(count));
-    ++count;
+    smem.k_pipeline.wait_full(k_state);
+    release_k();
+    smem.v_pipeline.wait_full(v_state);
+    release_v();
     if (n > 0) {  // a tile has one turn fewer than steps: its first product is issued out of turn
       Turn::take(warpgroup);
       Turn::hand_on(warpgroup);
@@ -113,11 +116,11 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
   }
 
   int n = end - 1;
-  smem.k_pipeline.wait_full(at_step(count));
-  issue_qk(at_step(count));
+  smem.k_pipeline.wait_full(k_state);
+  issue_qk();
   warpgroup_wait<0>();
   warpgroup_fence_operand(tSrS);
-  smem.k_pipeline.release(at_step(count++));
+  release_k();
   finish_scores(n, true_type{});
   convert(tSrS, rP);
   --n;
@@ -127,11 +130,11 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
   for (; n >= 0; --n) step(n, false_type{});
 
   if constexpr (Traits::kTile.o_buffer) smem.q_pipeline[warpgroup].release(q_state);
-  smem.v_pipeline.wait_full(at_step(count - 1));
-  issue_pv(at_step(count - 1));
+  smem.v_pipeline.wait_full(v_state);
+  issue_pv();
   warpgroup_wait<0>();
   warpgroup_fence_operand(tOrO);
-  smem.v_pipeline.release(at_step(count - 1));
+  smem.v_pipeline.release(v_state);
 }
 
 }  // namespace flash_cute::sm90
