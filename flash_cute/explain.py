@@ -132,8 +132,8 @@ _TILE_FIELDS = {
     },
     "sm90": {
         "fwd_kernel": ("block_m", "block_n", "stages", "o_buffer", "ping_pong"),
-        "bwd_kernel": ("block_m", "block_n", "stages"),
-        "bwd_keys_kernel": ("block_m", "block_n", "stages"),
+        "bwd_kernel": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
+        "bwd_keys_kernel": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
     },
 }
 _ELEMENTS = {"half_t": "float16", "__half": "float16", "bfloat16_t": "bfloat16", "__nv_bfloat16": "bfloat16"}

@@ -64,17 +64,24 @@ __global__ void __launch_bounds__(preprocess::kThreads) bwd_preprocess_kernel(Bw
                           head * params.out_strides.head + column;
   auto const* const dout = static_cast<Element const*>(params.dout) + batch * params.dout_strides.batch +
                            head * params.dout_strides.head + column;
+  // All loads first: in flight together.
+  constexpr int kSteps = kBlockM / kRowsAtOnce;
+  uint4 o[kSteps], d[kSteps];
   CUTE_UNROLL
-  for (int i = 0; i < kBlockM / kRowsAtOnce; ++i) {
+  for (int i = 0; i < kSteps; ++i) {
+    int const row = m_block * kBlockM + i * kRowsAtOnce + threadIdx.x / kThreadsPerRow;
+    o[i] = d[i] = make_uint4(0, 0, 0, 0);
+    if (row < params.len_q && column < params.head_dim) {
+      o[i] = __ldcs(reinterpret_cast<uint4 const*>(out + row * params.out_strides.row));
+      d[i] = __ldg(reinterpret_cast<uint4 const*>(dout + row * params.dout_strides.row));
+    }
+  }
+  CUTE_UNROLL
+  for (int i = 0; i < kSteps; ++i) {
     int const tile_row = i * kRowsAtOnce + threadIdx.x / kThreadsPerRow;
     int const row = m_block * kBlockM + tile_row;
     bool const inside = row < params.len_q;
-    float delta = 0.f;
-    if (inside && column < params.head_dim) {
-      uint4 const o = __ldcs(reinterpret_cast<uint4 const*>(out + row * params.out_strides.row));
-      uint4 const d = __ldg(reinterpret_cast<uint4 const*>(dout + row * params.dout_strides.row));
-      delta = dot<Element>(o, d);
-    }
+    float delta = dot<Element>(o[i], d[i]);
     CUTE_UNROLL
     for (int lane = kThreadsPerRow / 2; lane > 0; lane /= 2) delta += __shfl_xor_sync(0xffffffff, delta, lane);
     if (column == 0) {
