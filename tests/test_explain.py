@@ -81,7 +81,8 @@ def test_sm90_kernel_names_are_understood():
 
 BACKWARD = (
     "void flash_cute::sm90::bwd_kernel<flash_cute::sm90::BwdTraits<cutlass::bfloat16_t, 128, "
-    "flash_cute::Variant<flash_cute::FullMask>, flash_cute::sm90::BwdTile{64, 128, 2, true, 4}> >(flash_cute::sm90::BwdArgs)"
+    "flash_cute::Variant<flash_cute::FullMask>, flash_cute::sm90::BwdTile{64, 128, 2, true, 4}> >"
+    "(flash_cute::sm90::BwdArgs)"
 )
 
 

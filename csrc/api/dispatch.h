@@ -189,7 +189,7 @@ inline int64_t num_row_tiles(Problem const& problem, KernelShape const& shape) {
   return num_tiles(problem.len_q, shape.block_m, int64_t{problem.batch} * problem.heads_q);
 }
 
-// Keys come in tiles of block_n, all query heads of a key head in one: the CTAs of a backward.
+// Keys come in tiles of block_n, all query heads of a key head in one.
 inline int64_t num_key_tiles(Problem const& problem, KernelShape const& shape) {
   return num_tiles(problem.len_k, shape.block_n, int64_t{problem.batch} * problem.heads_kv);
 }

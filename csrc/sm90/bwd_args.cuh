@@ -1,6 +1,8 @@
 // What one launch of the Hopper backward is given, built on the host.
 #pragma once
 
+#include <climits>
+
 #include <cuda.h>
 
 #include "../core/mask.cuh"
@@ -27,7 +29,7 @@ struct BwdArgs {
   int larger_groups;   // the first groups, which have one head more
 };
 
-// A key tile of a CTA's. It stands in shared memory and is read anew at each use: nothing of it stays in registers.
+// A key tile of a CTA's. It stands in shared memory, and the threads with few registers read it anew at each use.
 struct KeyTile {
   int n_block;     // -1: none
   int head_kv;
@@ -44,6 +46,8 @@ struct KeyTile {
     tile.m_begin = row_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(args.params, n_block).begin;
   }
 };
+
+constexpr int kMaxDqShare = 8;  // row tiles of dQ a task, where there are many for few key tiles
 
 // What a CTA does in one go: a key tile, and dQ of some row tiles of a head whose sums are complete by then.
 struct Task : KeyTile {
@@ -70,8 +74,11 @@ struct Task : KeyTile {
 
  private:
   struct Place {
+    static constexpr int kNone = 1 << 27;  // more than a head has
+    static_assert((int64_t{kNone} + 1) * kMaxDqShare <= INT_MAX);
+
     int head = 0;
-    int number = 1 << 20;  // more than any head has
+    int number = kNone;
 
     CUTE_DEVICE Place(BwdArgs const& args, int index) {
       if (unsigned(index) >= unsigned(args.params.batch * args.params.heads_kv * args.tasks_per_head)) return;

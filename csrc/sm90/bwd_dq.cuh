@@ -1,11 +1,11 @@
-// dQ is summed over the key tiles in float32, in memory. A consumer warpgroup leaves its part of a row tile in
+// dQ is summed over the key tiles in float32, in memory. A consumer warpgroup leaves a row tile, or its part of one, in
 // shared memory and goes on; a thread of the producer warpgroup adds it there by bulk reductions. The sums lie in the
 // order of the WGMMA fragments, four of a thread together. Once all key tiles of a head have added, consumers turn the
 // sums into 16-bit rows, while dK and dV of a later key tile leave: most are still in L2, and no kernel has to follow.
 //
 // Key tile 0 stores and the others wait for it: nobody has to clear the sums first. In the deterministic mode every
-// key tile waits for the one before it, so that the sum has the same bits each time. A CTA waits only for CTAs
-// launched before it.
+// key tile waits for the one before it, so that the sum has the same bits each time. A CTA waits only for tasks
+// drawn before its own.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>

@@ -1,6 +1,6 @@
 // The Hopper backward: a CTA takes a tile of keys, passes over the row tiles of all query heads that read them, writes
-// their dK and dV, and takes another. Two consumer warpgroups, each with 64 of the keys; in a third warpgroup one
-// thread issues all loads, two add dQ to memory, and one watches for dQ that is complete.
+// their dK and dV and some rows of an earlier head's dQ, and takes another. Two consumer warpgroups, each with 64 of
+// the keys; in a third warpgroup one thread issues all loads, two add dQ to memory, and one watches for complete sums.
 #pragma once
 
 #include "bwd_args.cuh"
@@ -12,8 +12,8 @@
 
 namespace flash_cute::sm90 {
 
-// The producer's thread draws key tiles from a counter in memory, which every role then reads: so CTAs begin the tiles
-// in their order, whenever they come to run.
+// The producer's thread draws tasks from a counter in memory, which every role then reads: so CTAs begin them in their
+// order, whenever they come to run.
 template <class Traits>
 CUTE_DEVICE void bwd_producer(BwdArgs const& args, typename Traits::SharedStorage& smem) {
   int count = 0;  // of row tiles, of all key tiles
@@ -78,6 +78,7 @@ CUTE_DEVICE void bwd_consumer(BwdArgs const& args, typename Traits::SharedStorag
       row_tile += dq_rows.kRowTiles;
       dq_rows.load(args, row_tile, task.dq_end);
     }
+    __syncwarp();  // where there was no key tile: all lanes have passed their waits
     smem.task_pipeline.release(at_step(draws));
   }
   if (threadIdx.x % 128 == 0) tma_store_wait<0>();  // shared memory must stay until then

@@ -1,4 +1,5 @@
-// From a plan to the three kernels of a backward. Included only by the generated instance files.
+// From a plan to the kernels of a backward: two, or above head dim 128 three. Included only by the generated instance
+// files.
 #pragma once
 
 #include <climits>
@@ -50,8 +51,6 @@ int heads_distance(bool deterministic, int n_blocks) {
   if (deterministic) return !kCausal ? 240 : few_tiles ? 400 : 640;
   return (kCausal ? 400 : 240) / (few_tiles ? 2 : 1);
 }
-
-constexpr int kMaxDqShare = 8;  // row tiles of dQ a task, where there are many for few key tiles
 
 template <class Traits>
 cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {

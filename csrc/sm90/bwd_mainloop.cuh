@@ -2,10 +2,11 @@
 //
 // A warpgroup's step m, the tensor cores' work above what it does itself:
 //
-//     S^T(m)       | dP^T(m), dV += P^T dO | dK += dS^T Q  | dQ(m-1) = dS K
-//     waits  P^T(m)| waits           dS^T(m)| dS(m) to smem | waits          dQ(m-1) to smem
+//     S^T(m)         | dP^T(m), dV += P^T dO | dK += dS^T Q  | dQ(m-1) = dS K
+//     waits   P^T(m) | waits         dS^T(m) | dS(m) to smem | waits  dQ(m-1) to smem
 //
-// (Without `late_dp`, dP^T begins with S^T.) dS is the one thing that the warpgroups exchange, and dQ of a step is
+// (Without `late_dp`, dP^T begins with S^T. In turns, a warpgroup has the last column in every other step; of 128 rows,
+// its half of dQ begins with dK.) dS is the one thing that the warpgroups exchange, and dQ of a step is
 // computed in the next one: so each waits for what the other did long ago, and they stay half a step apart, one at the
 // tensor cores while the other computes P and dS. In step with each other the kernel is 8 % (head dim 128) to 18 % (64)
 // slower. No product is in flight across the loop's end: it would have all of them serialised.
@@ -24,8 +25,8 @@
 
 namespace flash_cute::sm90 {
 
-// Adds P^T dO to tdVrdV and dS^T Q to tdKrdK. `count` is that of the steps before, of all key tiles: the buffers of Q,
-// dO and dS go round with it, those of dQ one step behind.
+// Adds P^T dO to tdVrdV and dS^T Q to tdKrdK. `count` is that of the steps before, of all key tiles: the buffers go
+// round with it.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int count,
                               typename Traits::SharedStorage& smem,
@@ -91,7 +92,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int coun
   };
 
   static_assert(Traits::kStages == 2 && Traits::kScoreStages == 2);
-  bool dq_stored = false;  // one waits in shared memory to be made known
+  bool dq_pending = false;  // one waits in shared memory to be made known
 
   auto issue_dq = [&](int step, auto& tdQrdQ) __attribute__((always_inline)) {
     smem.ds_pipeline.wait_full(at_step(step));
@@ -108,6 +109,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int coun
   auto publish = [&](int step) __attribute__((always_inline)) {
     tma_store_fence();  // dQ is read by TMA
     publish_dq<Traits>(smem, warpgroup, step);
+    dq_pending = false;
   };
   auto step = [&](int m, auto first, auto computes_dq_before) __attribute__((always_inline)) {
     constexpr bool kFirst = decltype(first)::value;
@@ -139,8 +141,8 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int coun
     auto tSrK_now = operands.at(tSrK, smem.k, warpgroup * kKeysBytes);
     issue_gemm<true>(mma_scores, tSrK_now, operands.at(tSrQ, smem.q[0])(_, _, _, rows.stage), tSrS);
     if (!kLateDp) issue_dp();
-    if (!kFirst && !(kTurns && kDq) && dq_stored) publish(count - 2);  // here the fence has nothing to wait for
-    warpgroup_wait<kLateDp ? 0 : 1>();                                 // S^T
+    if (!kFirst && dq_pending) publish(count - 2);  // here the fence has nothing to wait for
+    warpgroup_wait<kLateDp ? 0 : 1>();             // S^T
     warpgroup_fence_operand(tSrS);
     if (m < range.unmasked) {
       auto tScS = rowcol_view(mma_scores.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
@@ -170,14 +172,14 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int coun
     warpgroup_wait<kParts + (kDq && !kTurns)>();  // dV
     warpgroup_fence_operand(tdVrdV);
     smem.dout_pipeline.release(rows);
-    warpgroup_wait<0>();  // dK
+    warpgroup_wait<0>();  // dK, and dQ if it began
     warpgroup_fence_operand(tdKrdK);
     smem.q_pipeline.release(rows);
     if (kFirst) wait_results_read();
     if (kDq) {
       if (kTurns) issue_dq(count - 1, tdQrdQ);
       finish_dq(count - 1, tdQrdQ);
-      dq_stored = true;
+      dq_pending = true;
     }
     ++count;
   };
@@ -200,9 +202,8 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int coun
     }
   }
   smem.v_pipeline.release({0, tile.keys_phase});
-  bool const computes_last = computes_dq<Traits>(count - 1, warpgroup);
-  if (dq_stored && !(kTurns && computes_last)) publish(count - 2);
-  if (computes_last) {
+  if (dq_pending) publish(count - 2);
+  if (computes_dq<Traits>(count - 1, warpgroup)) {
     auto tdQrdQ = partition_fragment_C(mma_queries, Shape<Int<kBlockM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
     issue_dq(count - 1, tdQrdQ);
     finish_dq(count - 1, tdQrdQ);

@@ -29,8 +29,9 @@ constexpr BwdTile bwd_tile(int head_dim, bool /*causal*/, int /*config*/) {
   return {.block_m = 128, .block_n = 128, .stages = 2, .late_dp = head_dim == 64, .v_steps = 0};
 }
 
-// K and V, `stages` buffers of Q and of dO with their row statistics, two of dS and of dQ, 1 KB for the barriers. The
-// two kernels: 7 tiles of 64 rows and the barriers in that for dQ, 6 and P^T in that for dK and dV, which needs less.
+// K and V, `stages` buffers of Q and of dO with their row statistics, two of dS and two row tiles of dQ, 1 KB for the
+// barriers. The two kernels: 7 tiles of 64 rows and the barriers in that for dQ, 6 and P^T in that for dK and dV, which
+// needs less.
 constexpr int bwd_smem_bytes(BwdTile tile, int head_dim) {
   if (head_dim > kMaxHeadDimOfOneKernel) return 7 * 2 * 64 * head_dim + 1024;
   int const operands = 2 * head_dim * 2 * (tile.block_n + tile.stages * tile.block_m);

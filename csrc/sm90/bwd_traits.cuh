@@ -34,7 +34,7 @@ struct BwdTraits {
   static_assert(kWarpgroups == 2 && kHeadDim % 32 == 0 && (kBlockM == 64 || kBlockM == 128));
 
   // Everything but dQ is computed transposed, a warpgroup its 64 keys: S^T = K Q^T and dP^T = V dO^T from shared
-  // memory, or with the first columns of K and V in registers; dV += P^T dO and dK += dS^T Q with P^T and dS^T there.
+  // memory, or with the first columns of V in registers; dV += P^T dO and dK += dS^T Q with P^T and dS^T there.
   using ByKeys = Layout<Shape<Int<kWarpgroups>, _1, _1>>;
   using MmaScores = decltype(make_tiled_mma(wgmma_ss_atom<Element, kBlockM>(), ByKeys{}));
   using MmaScoresRs = decltype(make_tiled_mma(

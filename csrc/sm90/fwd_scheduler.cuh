@@ -2,7 +2,7 @@
 //
 // Where a mask makes some rows longer than others, tiles come in groups of as many heads as keep their keys and values
 // in L2 together, and inside a group the longest tiles first; a CTA that is done draws the next one from a counter.
-// Tiles of equal length are dealt in turn.
+// Tiles of equal length, and those of which a CTA has one at most, are dealt in turn.
 #pragma once
 
 #include <algorithm>

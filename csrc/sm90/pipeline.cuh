@@ -62,7 +62,7 @@ struct Pipeline {
     return &full[state.stage];
   }
 
-  // Consumers: every thread waits, one lane a warp releases.
+  // Consumers: every thread waits, one lane a warp releases. All lanes have waited by then: something has synced them.
   CUTE_DEVICE void wait_full(PipelineState<kStages> state) {
     wait_barrier(full[state.stage], state.phase);
     jitter();
@@ -96,8 +96,8 @@ struct Pipeline {
 enum NamedBarrier : int {
   kTurn = 1,      // + warpgroup: it is this warpgroup's turn at the tensor cores
   kEpilogue = 5,  // + warpgroup: O in shared memory may be overwritten, or is complete
-  kHalfStep = 1,  // backward: warpgroup 0 is half a step ahead; at the end, all warpgroups are done with K
-  kResults = 2,   // + warpgroup, backward: dK and dV are complete in shared memory
+  kHalfStep = 1,  // backward: warpgroup 0 is half a step ahead
+  kResults = 2,   // + warpgroup, backward: dK and dV are complete in shared memory, or have left it
 };
 
 CUTE_DEVICE void named_sync(int barrier, int threads) {

@@ -1,4 +1,4 @@
-// WGMMA m64nNk16, both operands in shared memory and of one major, for the N that CuTe offers only with a
+// WGMMA m64nNk16, both operands in shared memory and K-major, for the N that CuTe offers only with a
 // macro that quadruples the time its headers take to compile (7 to 29 s).
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace flash_cute::sm90 {
 
-template <class Element, int N, cute::SM90::GMMA::Major kMajor = cute::SM90::GMMA::Major::K>
+template <class Element, int N>
 struct WgmmaSS {
   using DRegisters = void;
   using ARegisters = uint64_t[1];
@@ -30,42 +30,38 @@ struct WgmmaSS {
 #define FC_D8 ",%64,%65,%66,%67,%68,%69,%70,%71"
 #define FC_D9 ",%72,%73,%74,%75,%76,%77,%78,%79"
 #define FC_D10 ",%80,%81,%82,%83,%84,%85,%86,%87"
-#define FC_TEXT24 FC_D0 FC_D1 FC_D2
-#define FC_TEXT40 FC_TEXT24 FC_D3 FC_D4
+#define FC_TEXT40 FC_D0 FC_D1 FC_D2 FC_D3 FC_D4
 #define FC_TEXT56 FC_TEXT40 FC_D5 FC_D6
 #define FC_TEXT72 FC_TEXT56 FC_D7 FC_D8
 #define FC_TEXT80 FC_TEXT72 FC_D9
 #define FC_TEXT88 FC_TEXT80 FC_D10
 #define FC_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FC_8(i) FC_4(i), FC_4(i + 4)
-#define FC_OPERANDS24 FC_8(0), FC_8(8), FC_8(16)
-#define FC_OPERANDS40 FC_OPERANDS24, FC_8(24), FC_8(32)
+#define FC_OPERANDS40 FC_8(0), FC_8(8), FC_8(16), FC_8(24), FC_8(32)
 #define FC_OPERANDS56 FC_OPERANDS40, FC_8(40), FC_8(48)
 #define FC_OPERANDS72 FC_OPERANDS56, FC_8(56), FC_8(64)
 #define FC_OPERANDS80 FC_OPERANDS72, FC_8(72)
 #define FC_OPERANDS88 FC_OPERANDS80, FC_8(80)
 
-// REGS = N / 2 accumulators; A, B, P: the numbers of the operands after them; T: 0 for K-major, 1 for MN-major.
-#define FC_WGMMA_SS(N, REGS, A, B, P, MAJOR, T, ELEMENT, TYPE)                                                         \
+// REGS = N / 2 accumulators; A, B, P: the numbers of the operands after them.
+#define FC_WGMMA_SS(N, REGS, A, B, P, ELEMENT, TYPE)                                                                   \
   template <>                                                                                                          \
-  CUTE_DEVICE void WgmmaSS<ELEMENT, N, cute::SM90::GMMA::Major::MAJOR>::fma(uint64_t a, uint64_t b, float* d,          \
-                                                                            int accumulate) {                          \
+  CUTE_DEVICE void WgmmaSS<ELEMENT, N>::fma(uint64_t a, uint64_t b, float* d, int accumulate) {                        \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, " P ", 0;\n"                                                          \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" FC_TEXT##REGS "}, " A ", " B     \
-                 ", p, 1, 1, " T ", " T "; }\n"                                                                        \
+                 ", p, 1, 1, 0, 0; }\n"                                                                                \
                  : FC_OPERANDS##REGS                                                                                   \
                  : "l"(a), "l"(b), "r"(accumulate));                                                                   \
   }
-#define FC_WGMMA_SS_BOTH(N, REGS, A, B, P, MAJOR, T)                      \
-  FC_WGMMA_SS(N, REGS, A, B, P, MAJOR, T, cutlass::half_t, "f16")         \
-  FC_WGMMA_SS(N, REGS, A, B, P, MAJOR, T, cutlass::bfloat16_t, "bf16")
+#define FC_WGMMA_SS_BOTH(N, REGS, A, B, P)                \
+  FC_WGMMA_SS(N, REGS, A, B, P, cutlass::half_t, "f16")   \
+  FC_WGMMA_SS(N, REGS, A, B, P, cutlass::bfloat16_t, "bf16")
 
-FC_WGMMA_SS_BOTH(48, 24, "%24", "%25", "%26", MN, "1")
-FC_WGMMA_SS_BOTH(80, 40, "%40", "%41", "%42", K, "0")
-FC_WGMMA_SS_BOTH(112, 56, "%56", "%57", "%58", K, "0")
-FC_WGMMA_SS_BOTH(144, 72, "%72", "%73", "%74", K, "0")
-FC_WGMMA_SS_BOTH(160, 80, "%80", "%81", "%82", K, "0")
-FC_WGMMA_SS_BOTH(176, 88, "%88", "%89", "%90", K, "0")
+FC_WGMMA_SS_BOTH(80, 40, "%40", "%41", "%42")
+FC_WGMMA_SS_BOTH(112, 56, "%56", "%57", "%58")
+FC_WGMMA_SS_BOTH(144, 72, "%72", "%73", "%74")
+FC_WGMMA_SS_BOTH(160, 80, "%80", "%81", "%82")
+FC_WGMMA_SS_BOTH(176, 88, "%88", "%89", "%90")
 
 #undef FC_WGMMA_SS
 #undef FC_WGMMA_SS_BOTH
@@ -86,26 +82,22 @@ constexpr auto wgmma_ss_atom() {
 template <class Element, int N>
 constexpr auto wgmma_ss_atom_mn() {
   using namespace cute;
-  if constexpr (N == 48) {
-    return WgmmaSS<Element, N, SM90::GMMA::Major::MN>{};
-  } else {
-    return SM90::GMMA::ss_op_selector<Element, Element, float, Shape<_64, Int<N>, _16>, SM90::GMMA::Major::MN,
-                                      SM90::GMMA::Major::MN>();
-  }
+  return SM90::GMMA::ss_op_selector<Element, Element, float, Shape<_64, Int<N>, _16>, SM90::GMMA::Major::MN,
+                                    SM90::GMMA::Major::MN>();
 }
 
 }  // namespace flash_cute::sm90
 
 namespace cute {
 
-template <class Element, int N, SM90::GMMA::Major kMajor>
-struct MMA_Traits<flash_cute::sm90::WgmmaSS<Element, N, kMajor>> {
+template <class Element, int N>
+struct MMA_Traits<flash_cute::sm90::WgmmaSS<Element, N>> {
   using ValTypeD = float;
   using ValTypeA = Element;
   using ValTypeB = Element;
   using ValTypeC = float;
-  using FrgTypeA = SM90::GMMA::smem_desc<kMajor>;
-  using FrgTypeB = SM90::GMMA::smem_desc<kMajor>;
+  using FrgTypeA = SM90::GMMA::smem_desc<SM90::GMMA::Major::K>;
+  using FrgTypeB = SM90::GMMA::smem_desc<SM90::GMMA::Major::K>;
   using Shape_MNK = Shape<_64, Int<N>, _16>;
   using ThrID = Layout<_128>;
   using ALayout = SM90::GMMA::ABLayout<64, 16>;
@@ -115,11 +107,11 @@ struct MMA_Traits<flash_cute::sm90::WgmmaSS<Element, N, kMajor>> {
   SM90::GMMA::ScaleOut accumulate_ = SM90::GMMA::ScaleOut::One;
 };
 
-template <class Element, int N, SM90::GMMA::Major kMajor, class TD, class LD, class TA, class LA, class TB, class LB, class TC, class LC>
-CUTE_DEVICE void mma_unpack(MMA_Traits<flash_cute::sm90::WgmmaSS<Element, N, kMajor>> const& traits, Tensor<TD, LD>& D,
+template <class Element, int N, class TD, class LD, class TA, class LA, class TB, class LB, class TC, class LC>
+CUTE_DEVICE void mma_unpack(MMA_Traits<flash_cute::sm90::WgmmaSS<Element, N>> const& traits, Tensor<TD, LD>& D,
                             Tensor<TA, LA> const& A, Tensor<TB, LB> const& B, Tensor<TC, LC> const&) {
   static_assert(cosize_v<LD> == N / 2);
-  flash_cute::sm90::WgmmaSS<Element, N, kMajor>::fma(recast<uint64_t>(A)(0), recast<uint64_t>(B)(0),
+  flash_cute::sm90::WgmmaSS<Element, N>::fma(recast<uint64_t>(A)(0), recast<uint64_t>(B)(0),
                                              raw_pointer_cast(D.data()), int(traits.accumulate_));
 }
 
