@@ -20,9 +20,11 @@ cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
   args.n_blocks = ceil_div(params.len_k, kBlockN);
   args.group = params.heads_q / params.heads_kv;
   // In order of turns, the next key tile of a head shall start so much later that its turn has come at every row tile:
-  // after this many row tiles of all heads abreast. Of 200, 400 and 1000, this loses the least.
+  // after this many row tiles of all heads abreast. Of 200, 400 and 1000, this loses the least. Groups alike: in a last
+  // group of few heads every key tile would wait for the one before it.
   int const heads = params.batch * params.heads_kv;
-  args.heads_abreast = params.deterministic ? min(heads, ceil_div(1000, args.m_blocks * args.group)) : 1;
+  int const groups = ceil_div(heads, ceil_div(1000, args.m_blocks * args.group));
+  args.heads_abreast = params.deterministic ? ceil_div(heads, groups) : 1;
   int64_t const key_tiles = int64_t{args.n_blocks} * params.heads_kv * params.batch;
   int64_t const row_tiles = int64_t{args.m_blocks} * params.heads_q * params.batch;
   if (key_tiles > INT_MAX || row_tiles > INT_MAX) return cudaErrorInvalidConfiguration;

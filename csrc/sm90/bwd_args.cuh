@@ -58,7 +58,7 @@ struct Task : KeyTile {
   // The order of key tiles: first tile 0 of all heads of a group, then their tile 1, ...: CTAs that read the same
   // Q and dO run at about the same time, and with a causal mask the longest come first. CTAs that wait for each
   // other's sums of dQ have a distance that hides the way from one to the next. The shares of dQ have the same order,
-  // `dq_lag` tasks behind: when a share's turn comes, the last key tile of its head has long begun.
+  // `dq_lag` tasks behind.
   template <class Traits>
   CUTE_DEVICE static void make(BwdArgs const& args, int index, Task volatile& task) {
     task.n_block = -1;

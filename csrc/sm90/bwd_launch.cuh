@@ -48,7 +48,7 @@ cudaError_t launch_ctas(Kernel* kernel, int64_t ctas, int threads, int smem_byte
 template <bool kCausal>
 int heads_distance(bool deterministic, int n_blocks) {
   bool const few_tiles = n_blocks < 16;
-  if (deterministic) return !kCausal ? 240 : few_tiles ? 400 : 640;
+  if (deterministic) return !kCausal ? 240 : few_tiles ? 400 : 800;
   return (kCausal ? 400 : 240) / (few_tiles ? 2 : 1);
 }
 
@@ -89,9 +89,11 @@ cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
     error = cudaGetDevice(&device);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess) return error;
-    // Behind the last key tile of the heads abreast by as many tasks as are under way at a time: it has then ended.
+    // When a share's turn comes, its head's key tiles shall have ended: the last of them began as many tasks ago as
+    // CTAs run, and the first, with a causal mask, take twice the mean.
     int64_t const tiles = int64_t{args.tasks_per_head} * heads;
-    int64_t const lag = min(tiles, int64_t{args.tasks_per_head} * ceil_div(heads, groups) + num_sms);
+    int64_t const behind_group = int64_t{args.tasks_per_head} * ceil_div(heads, groups) + num_sms;
+    int64_t const lag = min(tiles, kCausal ? max(behind_group, int64_t{3 * num_sms}) : behind_group);
     if (tiles + lag > INT_MAX) return cudaErrorInvalidConfiguration;
     args.dq_lag = int(lag);
     args.num_tasks = int(tiles + lag);
