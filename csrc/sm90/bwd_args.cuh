@@ -34,7 +34,7 @@ struct KeyTile {
   int n_block;     // -1: none
   int head_kv;
   int batch;
-  int m_begin;     // its row tiles are [m_begin, m_blocks), of each query head of the group
+  int m_begin;     // its row tiles are [m_begin, m_blocks), of all query heads of the group
   int keys_phase;  // of the buffers of K and V
 
   // `head`: of the key heads of all batches.
@@ -44,6 +44,21 @@ struct KeyTile {
     tile.head_kv = head % args.params.heads_kv;
     tile.batch = head / args.params.heads_kv;
     tile.m_begin = row_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(args.params, n_block).begin;
+  }
+};
+
+// A row tile on a key tile's way: the last one of each of the group's query heads comes first, then the one before it.
+// So all key tiles of a head begin with the same rows and go on together, and none waits for key tile 0 to store dQ of
+// rows that itself has no key for.
+struct RowTile {
+  int m_block;
+  int head = 0;  // of the group
+
+  CUTE_DEVICE void advance(int group) {
+    if (++head == group) {
+      head = 0;
+      --m_block;
+    }
   }
 };
 

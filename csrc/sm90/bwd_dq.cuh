@@ -99,9 +99,9 @@ CUTE_DEVICE void add_dq(BwdArgs const& args, typename Traits::SharedStorage& sme
     Task const volatile& task = smem.task[draws & 1];
     if (task.dq_begin < 0) break;
 #pragma unroll 1
-    for (int i = 0; i < args.group; ++i) {
+    for (int m = args.m_blocks - 1; m >= task.m_begin; --m) {
 #pragma unroll 1
-      for (int m = args.m_blocks - 1; m >= task.m_begin; --m, ++count) {
+      for (int i = 0; i < args.group; ++i, ++count) {
         if (count % 2 != kParity) continue;
         int const row_tile = (task.batch * params.heads_q + task.head_kv * args.group + i) * args.m_blocks + m;
         auto const state = dq_state<Traits>(count);

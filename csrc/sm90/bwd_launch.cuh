@@ -42,7 +42,7 @@ cudaError_t launch_ctas(Kernel* kernel, int64_t ctas, int threads, int smem_byte
   return cudaGetLastError();
 }
 
-// How many row tiles shall lie between a key tile and the next one of its head, in the order of tasks. More: the next
+// How many row tiles, of a query head each, shall lie between a key tile and the next one of its head. More: the next
 // one's turn has come at every row tile, and the last group's many tiles even out. Fewer: the heads' Q, dO and dQ stay
 // in L2, and fewer tasks at the end have nothing but dQ. Measured with 40 to 2,400.
 template <bool kCausal>
@@ -80,7 +80,7 @@ cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
     int const heads = params.batch * params.heads_kv;
     int const row_tiles_per_head = args.m_blocks * args.group;
     int const distance = heads_distance<kCausal>(params.deterministic, args.n_blocks);
-    int const groups = ceil_div(heads, ceil_div(distance, row_tiles_per_head));
+    int const groups = ceil_div(heads, ceil_div(distance, args.m_blocks));
     args.heads_abreast = heads / groups;
     args.larger_groups = heads % groups;
     args.tasks_per_head = max(args.n_blocks, ceil_div(row_tiles_per_head, kMaxDqShare));

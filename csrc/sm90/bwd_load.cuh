@@ -28,9 +28,9 @@ CUTE_DEVICE void load_key_tile(BwdArgs const& args, SharedStorage& smem, KeyTile
                       tile.n_block * kBlockN, tile.head_kv, tile.batch);
   };
 #pragma unroll 1
-  for (int i = 0; i < args.group; ++i) {
+  for (int m = args.m_blocks - 1; m >= tile.m_begin; --m) {
 #pragma unroll 1
-    for (int m = args.m_blocks - 1; m >= tile.m_begin; --m) {
+    for (int i = 0; i < args.group; ++i) {
       auto load_rows = [&](CUtensorMap const& map, Pipeline<Traits::kStages>& pipeline, Element* place,
                            float const* stat, float* stat_place) {
         PipelineState<2> const state = at_step(count);

@@ -190,15 +190,15 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int coun
   for (int k = 0; k < kVSteps; ++k) {
     copy(Copy_Atom<SM75_U32x4_LDSM_N, Element>{}, copy_v.partition_S(sV)(_, _, k), copy_v.retile_D(tSrV_regs)(_, _, k));
   }
-  int m = range.end - 1;
-  step(m, true_type{}, false_type{});
+  RowTile row_tile{range.end - 1};
+  step(row_tile.m_block, true_type{}, false_type{});
 #pragma unroll 1
   for (int steps = args.group * (range.end - range.begin); steps > 1; --steps) {
-    if (m-- == range.begin) m = range.end - 1;
+    row_tile.advance(args.group);
     if (computes_dq<Traits>(count - 1, warpgroup)) {
-      step(m, false_type{}, true_type{});
+      step(row_tile.m_block, false_type{}, true_type{});
     } else {
-      step(m, false_type{}, false_type{});
+      step(row_tile.m_block, false_type{}, false_type{});
     }
   }
   smem.v_pipeline.release({0, tile.keys_phase});

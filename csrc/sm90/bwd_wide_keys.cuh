@@ -77,11 +77,11 @@ struct KeysRole {
   template <class Step>
   CUTE_DEVICE void for_each_row_tile(RowRange range, Step&& step) const {
     int const steps = args.group * (range.end - range.begin);
-    int m = range.end - 1;
+    RowTile row_tile{range.end - 1};
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
-      step(m, i, i + 1 == steps);
-      if (m-- == range.begin) m = range.end - 1;
+      step(row_tile.m_block, i, i + 1 == steps);
+      row_tile.advance(args.group);
     }
   }
 };
