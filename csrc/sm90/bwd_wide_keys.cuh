@@ -125,6 +125,7 @@ CUTE_DEVICE void dv_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
       apply_mask_transposed<typename Traits::Mask>(scores, tScS, tScS_0, params, m * 64, tile.n_block * 64);
     }
     exponentiate(scores, smem.lse_log2[state.stage], params.scale_log2, 0, size<1>(scores));
+    __syncwarp();  // all lanes have read the statistics
     smem.q_pipeline.release(state);
     convert(tSrS, rP);
     auto rP4 = recast<uint4>(rP);
@@ -184,6 +185,7 @@ CUTE_DEVICE void dk_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
     CUTE_UNROLL
     for (int j = 0; j < size(rP4); ++j) rP4(j) = smem.p[state.stage][j * 128 + threadIdx.x % 128];
     differentiate(p, dscores, smem.delta[state.stage], 0, size<1>(dscores));
+    __syncwarp();  // all lanes have read P^T and the statistics
     smem.p_pipeline.release(state);
     smem.dout_pipeline.release(state);
     convert(tSrdP, rdS);
