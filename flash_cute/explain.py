@@ -122,7 +122,7 @@ def kernel_matches(plan: dict[str, Any], kernel_name: str) -> bool:
 
 
 # Of FwdTile and BwdTile in csrc/<backend>/*_tile.h, in order. The plan does not tell all of them.
-_TILE_FIELDS = {
+_TILE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "sm80": {
         "fwd_kernel": ("block_m", "block_n", "warps", "stages", "q_in_regs", "ctas_per_sm"),
         "bwd_kernel": (
