@@ -24,9 +24,9 @@ struct BwdArgs {
   int dq_lag;          // tasks by which that is behind the key tiles
   int n_blocks;
   int m_blocks;
-  int group;          // query heads of one key head
-  int heads_abreast;   // key heads of a group: their key tiles of one number are neighbours in the order of tasks
-  int larger_groups;   // the first groups, which have one head more
+  int group;           // query heads of one key head
+  int heads_abreast;   // key heads whose key tiles of one number are neighbours in the order of tasks
+  int larger_groups;   // of heads abreast, the first ones, which have one head more
 };
 
 // A key tile of a CTA's. It stands in shared memory, and the threads with few registers read it anew at each use.
@@ -70,7 +70,7 @@ struct Task : KeyTile {
   int dq_begin;  // [dq_begin, dq_end) of all row tiles; -1: there are no more tasks
   int dq_end;
 
-  // The order of key tiles: first tile 0 of all heads of a group, then their tile 1, ...: CTAs that read the same
+  // The order of key tiles: first tile 0 of all heads abreast, then their tile 1, ...: CTAs that read the same
   // Q and dO run at about the same time, and with a causal mask the longest come first. CTAs that wait for each
   // other's sums of dQ have a distance that hides the way from one to the next. The shares of dQ have the same order,
   // `dq_lag` tasks behind.
@@ -89,7 +89,7 @@ struct Task : KeyTile {
 
  private:
   struct Place {
-    static constexpr int kNone = 1 << 27;  // more than a head has
+    static constexpr int kNone = 1 << 27;  // more than a head has of tiles or shares
     static_assert((int64_t{kNone} + 1) * kMaxDqShare <= INT_MAX);
 
     int head = 0;

@@ -32,7 +32,7 @@ CUTE_DEVICE void wait_turn(int const* semaphore, int turn) {
   do {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(arrived) : "l"(semaphore) : "memory");
   } while (arrived < turn);
-  asm volatile("fence.proxy.async;" ::: "memory");  // what the acquire saw comes before the bulk reduction
+  asm volatile("fence.proxy.async;" ::: "memory");  // what the acquire saw comes before bulk copies
 }
 
 CUTE_DEVICE void bulk_wait_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
@@ -155,6 +155,7 @@ CUTE_DEVICE void watch_sums(BwdArgs const& args, typename Traits::SharedStorage&
 template <class Traits>
 class DqRows {
  public:
+  // In flight together: what a task has of dQ where each key head has one query head.
   static constexpr int kRowTiles = Traits::kBlockM == 64 ? 2 : 1;
 
   // The row tiles [begin, end), at most kRowTiles.

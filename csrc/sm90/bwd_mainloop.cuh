@@ -6,10 +6,10 @@
 //     waits   P^T(m) | waits         dS^T(m) | dS(m) to smem | waits  dQ(m-1) to smem
 //
 // (Without `late_dp`, dP^T begins with S^T. In turns, a warpgroup has the last column in every other step; of 128 rows,
-// its half of dQ begins with dK.) dS is the one thing that the warpgroups exchange, and dQ of a step is
-// computed in the next one: so each waits for what the other did long ago, and they stay half a step apart, one at the
-// tensor cores while the other computes P and dS. In step with each other the kernel is 8 % (head dim 128) to 18 % (64)
-// slower. No product is in flight across the loop's end: it would have all of them serialised.
+// its half of dQ begins with dK.) dS is the one thing that the warpgroups exchange, and dQ of a step is computed in the
+// next one: so each waits for what the other did long ago, and they stay half a step apart, one at the tensor cores
+// while the other computes P and dS. In step with each other the kernel is 8 % (head dim 128) to 18 % (64) slower. No
+// product is in flight across the loop's end: it would have all of them serialised.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -142,7 +142,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int coun
     issue_gemm<true>(mma_scores, tSrK_now, operands.at(tSrQ, smem.q[0])(_, _, _, rows.stage), tSrS);
     if (!kLateDp) issue_dp();
     if (!kFirst && dq_pending) publish(count - 2);  // here the fence has nothing to wait for
-    warpgroup_wait<kLateDp ? 0 : 1>();             // S^T
+    warpgroup_wait<kLateDp ? 0 : 1>();              // S^T
     warpgroup_fence_operand(tSrS);
     if (m < range.unmasked) {
       auto tScS = rowcol_view(mma_scores.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)

@@ -8,9 +8,9 @@ namespace flash_cute::sm90 {
 
 // One kernel's tuning. A consumer warpgroup owns 64 keys: their dK and dV stay in its registers.
 struct BwdTile {
-  int block_m;  // query rows a mainloop step
-  int block_n;  // keys a CTA
-  int stages;   // Q and dO buffers
+  int block_m;   // query rows a mainloop step
+  int block_n;   // keys a CTA
+  int stages;    // Q and dO buffers
   bool late_dp;  // dP^T begins after P^T, so that the two share registers
   int v_steps;   // of 16 columns of V that stay in registers
 };

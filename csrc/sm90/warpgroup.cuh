@@ -10,7 +10,7 @@ using namespace cute;
 
 // A value that all lanes have, and now are known to have. What a warp reads from shared memory is not: the compiler
 // would take the loops that depend on it for divergent, and move every descriptor to the uniform registers before its
-// WGMMA: 3 to 13 % slower.
+// WGMMA: 3 to 9 % slower.
 CUTE_DEVICE int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
 template <int kRegisters, bool kMore>
