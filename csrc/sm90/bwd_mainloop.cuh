@@ -51,7 +51,6 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int coun
   auto sKt = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKt{});         // (D, BLK_N)
   auto sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutK{});           // (BLK_N, D)
   auto sdS = make_tensor(make_smem_ptr(smem.ds[0]), typename Traits::SmemLayoutS{});      // (BLK_M, BLK_N, stage)
-  auto sdSt = make_tensor(make_smem_ptr(smem.ds[0]), typename Traits::SmemLayoutSt{});    // (BLK_N, BLK_M, stage)
 
   // Products.
   typename Traits::MmaScores mma_scores;
@@ -73,13 +72,15 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int coun
 
   auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});
   auto tScS_0 = rowcol_view(mma_scores.get_slice(_0{}).partition_C(cS));  // (keys, rows) -> (key, row) of thread 0
-  auto const copy_ds = make_tiled_copy_C(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, mma_scores);
 
   // Where a warpgroup's share of an operand begins.
   constexpr uint32_t kKeysBytes = sizeof(Element) * typename Traits::SmemLayoutK{}.layout_b()(64, 0);
   constexpr uint32_t kRowsBytes =
       kTurns ? 0 : sizeof(Element) * typename Traits::SmemLayoutS{}.layout_b()(kBlockM / 2, 0, 0);
+  constexpr uint32_t kChunkBytes =
+      kBlockM == 64 ? 0 : sizeof(Element) * typename Traits::SmemLayoutSt{}.layout_b()(0, 64, 0);
   Operands const operands(smem);
+  uint32_t const thread_ds = ds_place<typename Traits::SmemLayoutSt>(smem.ds[0]);
 
   // dS in parts: the tensor cores have dK of one while the other is made.
   constexpr int kParts = kBlockM == 64 ? 2 : 1;
@@ -106,9 +107,11 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int coun
     smem.ds_pipeline.release(at_step(step));
     store_dq<Traits>(smem, warpgroup, step, tdQrdQ);
   };
+  // Makes dS of the step known, and dQ of the one before it.
   auto publish = [&](int step) __attribute__((always_inline)) {
-    tma_store_fence();  // dQ is read by TMA
-    publish_dq<Traits>(smem, warpgroup, step);
+    tma_store_fence();  // dS is read by WGMMA, dQ by TMA: by the async proxy
+    smem.ds_pipeline.arrive_full(at_step(step));
+    if (dq_pending) publish_dq<Traits>(smem, warpgroup, step - 1);
     dq_pending = false;
   };
   auto step = [&](int m, auto first, auto computes_dq_before) __attribute__((always_inline)) {
@@ -141,8 +144,9 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int coun
     auto tSrK_now = operands.at(tSrK, smem.k, warpgroup * kKeysBytes);
     issue_gemm<true>(mma_scores, tSrK_now, operands.at(tSrQ, smem.q[0])(_, _, _, rows.stage), tSrS);
     if (!kLateDp) issue_dp();
-    if (!kFirst && dq_pending) publish(count - 2);  // here the fence has nothing to wait for
-    warpgroup_wait<kLateDp ? 0 : 1>();              // S^T
+    if (!kFirst) publish(count - 1);  // here the fence has nothing to wait for
+    RowStats<kBlockM> const lse_log2(smem.lse_log2[rows.stage]);
+    warpgroup_wait<kLateDp ? 0 : 1>();  // S^T
     warpgroup_fence_operand(tSrS);
     if (m < range.unmasked) {
       auto tScS = rowcol_view(mma_scores.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
@@ -150,25 +154,25 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int coun
     }
     for_each(make_int_sequence<kParts>{}, [&](auto part) __attribute__((always_inline)) {
       constexpr int kBegin = part * kPartColumns;
-      exponentiate(scores, smem.lse_log2[rows.stage], params.scale_log2, kBegin, kBegin + kPartColumns);
+      exponentiate(scores, lse_log2, params.scale_log2, kBegin, kBegin + kPartColumns);
       convert_part(tSrS, rP, part);
     });
     if (kLateDp) issue_dp();
     issue_gemm<false>(mma_keys, tdVrP, operands.at(tdVrdO, smem.dout[0])(_, _, _, rows.stage), tdVrdV);
     if (kFirst && warpgroup == 0) named_arrive(kHalfStep, Traits::kConsumerThreads);
+    RowStats<kBlockM> const delta(smem.delta[rows.stage]);
     warpgroup_wait<1>();  // dP^T
     warpgroup_fence_operand(tSrdP);
     for_each(make_int_sequence<kParts>{}, [&](auto part) __attribute__((always_inline)) {
-      differentiate(rowcol_view(rP), dscores, smem.delta[rows.stage], part * kPartColumns, (part + 1) * kPartColumns);
+      differentiate(rP, dscores, delta, part * kPartColumns, (part + 1) * kPartColumns);
       convert_part(tSrdP, rdS, part);
+      if (part == 0) smem.ds_pipeline.wait_empty(rows);
+      uint32_t place;
+      asm volatile("mov.b32 %0, %1;" : "=r"(place) : "r"(thread_ds));  // else four addresses stay in registers
+      store_ds<kChunkBytes, part, kParts>(place + rows.stage * sizeof(smem.ds[0]), rdS);
       issue_gemm<false, part, kParts>(mma_keys, tdKrdS, operands.at(tdKrQ, smem.q[0])(_, _, _, rows.stage), tdKrdK);
     });
     if (kDq && !kTurns) issue_dq(count - 1, tdQrdQ);
-    smem.ds_pipeline.wait_empty(rows);
-    auto const thread_copy = copy_ds.get_slice(consumer_thread());
-    copy(copy_ds, thread_copy.retile_S(rdS), thread_copy.partition_D(sdSt(_, _, rows.stage)));  // (CPY, CPY_N, CPY_M)
-    tma_store_fence();  // dS is read by WGMMA, that is by the async proxy
-    smem.ds_pipeline.arrive_full(rows);
     warpgroup_wait<kParts + (kDq && !kTurns)>();  // dV
     warpgroup_fence_operand(tdVrdV);
     smem.dout_pipeline.release(rows);
@@ -202,12 +206,13 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int coun
     }
   }
   smem.v_pipeline.release({0, tile.keys_phase});
-  if (dq_pending) publish(count - 2);
+  publish(count - 1);
   if (computes_dq<Traits>(count - 1, warpgroup)) {
     auto tdQrdQ = partition_fragment_C(mma_queries, Shape<Int<kBlockM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
     issue_dq(count - 1, tdQrdQ);
     finish_dq(count - 1, tdQrdQ);
-    publish(count - 1);
+    tma_store_fence();
+    publish_dq<Traits>(smem, warpgroup, count - 1);
   }
   smem.k_pipeline.release({0, tile.keys_phase});
 }

@@ -25,19 +25,26 @@ CUTE_DEVICE int consumer_thread() {
   return thread - 128;
 }
 
-// A statistic of this thread's rows j to j + 3.
-CUTE_DEVICE float4 four_rows(float const* stat, int j) {
-  int lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  return reinterpret_cast<float4 const*>(stat)[j + lane % 4];
-}
+// A statistic of this thread's rows, of kRows in all: read while a product is on its way, which takes longer.
+template <int kRows>
+struct RowStats {
+  float4 fours[kRows / 16];
+
+  RowStats() = default;
+  CUTE_DEVICE explicit RowStats(float const* stat) {
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    CUTE_UNROLL
+    for (int i = 0; i < kRows / 16; ++i) fours[i] = reinterpret_cast<float4 const*>(stat)[4 * i + lane % 4];
+  }
+};
 
 // S^T to P^T in the columns [begin, end).
-template <class Scores>
-CUTE_DEVICE void exponentiate(Scores& scores, float const* lse_log2, float scale_log2, int begin, int end) {
+template <class Scores, int kRows>
+CUTE_DEVICE void exponentiate(Scores& scores, RowStats<kRows> const& lse_log2, float scale_log2, int begin, int end) {
   CUTE_UNROLL
   for (int j = begin; j < end; j += 4) {
-    float4 const lse = four_rows(lse_log2, j);
+    float4 const lse = lse_log2.fours[j / 4];
     CUTE_UNROLL
     for (int i = 0; i < size<0>(scores); ++i) {
       scores(i, j) = exp2_approx(scores(i, j) * scale_log2 - lse.x);
@@ -48,19 +55,58 @@ CUTE_DEVICE void exponentiate(Scores& scores, float const* lse_log2, float scale
   }
 }
 
+// Two neighbours, of a word: read as single elements, the compiler would keep P^T as such, twice the registers.
+template <class Element>
+CUTE_DEVICE float2 unpack(uint32_t pair) {
+  if constexpr (std::is_same_v<Element, cutlass::bfloat16_t>) {
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+  } else {
+    return __half22float2(reinterpret_cast<__half2 const&>(pair));
+  }
+}
+
 // dP^T to dS^T = P^T (dP^T - delta) in the columns [begin, end).
-template <class Probabilities, class Scores>
-CUTE_DEVICE void differentiate(Probabilities const& p, Scores& dscores, float const* stat, int begin, int end) {
+template <class Probabilities, class Scores, int kRows>
+CUTE_DEVICE void differentiate(Probabilities const& p, Scores& dscores, RowStats<kRows> const& stats, int begin,
+                               int end) {
+  using Element = typename Probabilities::value_type;
+  auto const pairs = recast<uint32_t>(p);  // as the fragment has them: row 0, row 1, then the next 8 columns
   CUTE_UNROLL
   for (int j = begin; j < end; j += 4) {
-    float4 const delta = four_rows(stat, j);
+    float4 const delta = stats.fours[j / 4];
     CUTE_UNROLL
     for (int i = 0; i < size<0>(dscores); ++i) {
-      dscores(i, j) = float(p(i, j)) * (dscores(i, j) - delta.x);
-      dscores(i, j + 1) = float(p(i, j + 1)) * (dscores(i, j + 1) - delta.y);
-      dscores(i, j + 2) = float(p(i, j + 2)) * (dscores(i, j + 2) - delta.z);
-      dscores(i, j + 3) = float(p(i, j + 3)) * (dscores(i, j + 3) - delta.w);
+      float2 const left = unpack<Element>(pairs(i + j)), right = unpack<Element>(pairs(i + j + 2));
+      dscores(i, j) = left.x * (dscores(i, j) - delta.x);
+      dscores(i, j + 1) = left.y * (dscores(i, j + 1) - delta.y);
+      dscores(i, j + 2) = right.x * (dscores(i, j + 2) - delta.z);
+      dscores(i, j + 3) = right.y * (dscores(i, j + 3) - delta.w);
     }
+  }
+}
+
+// Where this thread's 16 bytes of dS^T's first 16 rows go by STSM: a row of one of four 8 x 8 blocks. CuTe's copy would
+// compute the same anew in each step, in 45 instructions.
+template <class SmemLayoutSt, class Element>
+CUTE_DEVICE uint32_t ds_place(Element const* ds) {
+  int const thread = consumer_thread();
+  int const key = thread / 32 * 16 + thread % 16, row = thread % 32 / 16 * 8;
+  int const offset = SmemLayoutSt{}.layout_b()(key, row, 0) * int(sizeof(Element));
+  return cast_smem_ptr_to_uint(ds) + Swizzle<3, 4, 3>{}(offset);
+}
+
+// The kPart-th of kParts equal shares of the rows of dS^T to shared memory. 16 rows on is 32 bytes on, with the swizzle
+// an exclusive or; 64 rows on is kChunkBytes.
+template <uint32_t kChunkBytes, int kPart, int kParts, class Fragment>
+CUTE_DEVICE void store_ds(uint32_t place, Fragment const& rdS) {  // (MMA, MMA_N, MMA_M)
+  auto const words = recast<uint32_t>(rdS);
+  constexpr int kStores = decltype(size(words))::value / 4 / kParts;
+  CUTE_UNROLL
+  for (int i = kPart * kStores; i < (kPart + 1) * kStores; ++i) {
+    asm volatile("stmatrix.sync.aligned.x4.m8n8.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     (place ^ (i % 4 * 32)) + i / 4 * kChunkBytes),
+                 "r"(words(4 * i)), "r"(words(4 * i + 1)), "r"(words(4 * i + 2)), "r"(words(4 * i + 3))
+                 : "memory");
   }
 }
 

@@ -98,6 +98,7 @@ CUTE_DEVICE void dv_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
   auto tSrK = role.a_operand(smem.k);                  // (MMA, MMA_N, MMA_D)
   auto tSrQ = role.b_operand(smem.q[0]);               // (MMA, MMA_M, MMA_D)
   auto tdVrdO = role.b_operand_of_sums(smem.dout[0]);  // (MMA, MMA_D, MMA_M)
+  RowStats<64> lse_log2;                               // of the next row tile
   auto tSrS = role.scores();                           // (MMA, MMA_N, MMA_M)
   auto scores = rowcol_view(tSrS);                     // (keys, rows)
   auto rP = make_tensor_like<Element>(tSrS);           // (MMA, MMA_N, MMA_M)
@@ -114,6 +115,7 @@ CUTE_DEVICE void dv_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
   if (range.begin != range.end) {
     smem.k_pipeline.wait_full({});
     smem.q_pipeline.wait_full({});
+    lse_log2 = RowStats<64>(smem.lse_log2[0]);
     issue_scores(0);
     warpgroup_wait<0>();
     warpgroup_fence_operand(tSrS);
@@ -124,7 +126,7 @@ CUTE_DEVICE void dv_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
       auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
       apply_mask_transposed<typename Traits::Mask>(scores, tScS, tScS_0, params, m * 64, tile.n_block * 64);
     }
-    exponentiate(scores, smem.lse_log2[state.stage], params.scale_log2, 0, size<1>(scores));
+    exponentiate(scores, lse_log2, params.scale_log2, 0, size<1>(scores));
     __syncwarp();  // all lanes have read the statistics
     smem.q_pipeline.release(state);
     convert(tSrS, rP);
@@ -136,7 +138,10 @@ CUTE_DEVICE void dv_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
 
     smem.dout_pipeline.wait_full(state);
     issue_gemm<false>(role.mma_sums, tdVrP, operands.at(tdVrdO, smem.dout[state.stage]), tdVrdV);
-    if (!last) smem.q_pipeline.wait_full(at_step(i + 1));
+    if (!last) {
+      smem.q_pipeline.wait_full(at_step(i + 1));
+      lse_log2 = RowStats<64>(smem.lse_log2[(i + 1) & 1]);
+    }
     issue_scores(i + 1);  // after the last tile: of whatever is there, for nobody
     warpgroup_wait<1>();  // dV
     warpgroup_fence_operand(tdVrdV);
@@ -158,10 +163,10 @@ CUTE_DEVICE void dk_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
   auto tSrV = role.a_operand(smem.v);               // (MMA, MMA_N, MMA_D)
   auto tSrdO = role.b_operand(smem.dout[0]);        // (MMA, MMA_M, MMA_D)
   auto tdKrQ = role.b_operand_of_sums(smem.q[0]);   // (MMA, MMA_D, MMA_M)
+  RowStats<64> delta;                               // of the next row tile
   auto tSrdP = role.scores();                       // (MMA, MMA_N, MMA_M)
   auto dscores = rowcol_view(tSrdP);                // (keys, rows)
   auto rP = make_tensor_like<Element>(tSrdP);       // (MMA, MMA_N, MMA_M)
-  auto p = rowcol_view(rP);                         // (keys, rows)
   auto rdS = make_tensor_like<Element>(tSrdP);      // (MMA, MMA_N, MMA_M)
   auto tdKrdS = make_tensor(rdS.data(), operand_a_layout_64(rdS.layout()));  // (MMA, MMA_N, MMA_K)
   auto tdKrdK = role.sums();                                                 // (MMA, MMA_N, MMA_D)
@@ -174,6 +179,7 @@ CUTE_DEVICE void dk_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
   if (range.begin != range.end) {
     smem.v_pipeline.wait_full({});
     smem.dout_pipeline.wait_full({});
+    delta = RowStats<64>(smem.delta[0]);
     issue_dscores(0);
     warpgroup_wait<0>();
     warpgroup_fence_operand(tSrdP);
@@ -184,7 +190,7 @@ CUTE_DEVICE void dk_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
     smem.p_pipeline.wait_full(state);
     CUTE_UNROLL
     for (int j = 0; j < size(rP4); ++j) rP4(j) = smem.p[state.stage][j * 128 + threadIdx.x % 128];
-    differentiate(p, dscores, smem.delta[state.stage], 0, size<1>(dscores));
+    differentiate(rP, dscores, delta, 0, size<1>(dscores));
     __syncwarp();  // all lanes have read P^T and the statistics
     smem.p_pipeline.release(state);
     smem.dout_pipeline.release(state);
@@ -192,7 +198,10 @@ CUTE_DEVICE void dk_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
 
     smem.q_pipeline.wait_full(state);
     issue_gemm<false>(role.mma_sums, tdKrdS, operands.at(tdKrQ, smem.q[state.stage]), tdKrdK);
-    if (!last) smem.dout_pipeline.wait_full(at_step(i + 1));
+    if (!last) {
+      smem.dout_pipeline.wait_full(at_step(i + 1));
+      delta = RowStats<64>(smem.delta[(i + 1) & 1]);
+    }
     issue_dscores(i + 1);  // after the last tile: of whatever is there, for nobody
     warpgroup_wait<1>();   // dK
     warpgroup_fence_operand(tdKrdK);
