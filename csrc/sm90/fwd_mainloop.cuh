@@ -3,8 +3,8 @@
 // A step issues S(n) and then O += P V of the step before, so that the tensor cores have a product to do
 // while the softmax of n runs:
 //
-//     tensor cores | S(n) | O += P(n+1) V(n+1) |  S(n-1) | ...
-//     the others   |      |     softmax(n), convert P(n), rescale O      | ...
+//     tensor cores | S(n) | O += P(n+1) V(n+1) |        of the other warpgroups          |  S(n-1) | ...
+//     warpgroup    |      |     max S(n)       | rescale O?, exp2, sums, convert to P(n) | ...
 //
 // With ping-pong a warpgroup waits for its turn before S(n) and hands on after issuing both products.
 #pragma once
@@ -74,11 +74,14 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
     smem.v_pipeline.release(v_state);
     v_state.advance();
   };
-  auto finish_scores = [&](int n, auto masked) {
+  // S(n) to P(n), and the accumulator to their maximum.
+  auto finish_scores = [&](int n, auto masked, auto product_done) {
     if constexpr (decltype(masked)::value) {
       apply_mask<Mask>(scores, tScS, tScS_0, params, first_row, n * kBlockN);
     }
+    softmax.update_max(scores, acc, product_done);
     softmax.numerators(scores);
+    convert(tSrS, rP);  // no branch between: the conversions run while the exponentials come
   };
   auto step = [&](int n, auto masked) {
     smem.k_pipeline.wait_full(k_state);
@@ -90,12 +93,11 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
     warpgroup_wait<1>();
     warpgroup_fence_operand(tSrS);
     release_k();
-    finish_scores(n, masked);
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(tOrO);
-    release_v();
-    softmax.rescale(acc);
-    convert(tSrS, rP);
+    finish_scores(n, masked, [&] {
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(tOrO);
+      release_v();
+    });
   };
 
   clear(tOrO);
@@ -121,8 +123,7 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
   warpgroup_wait<0>();
   warpgroup_fence_operand(tSrS);
   release_k();
-  finish_scores(n, true_type{});
-  convert(tSrS, rP);
+  finish_scores(n, true_type{}, [] {});
   --n;
   if constexpr (!std::is_same_v<Mask, FullMask>) {
     for (; n >= range.unmasked; --n) step(n, true_type{});

@@ -1,5 +1,5 @@
-// Online softmax in base 2, cut in two for the pipelined mainloop: the numerators of a tile are taken while
-// the product of the tile before still runs into the accumulator, which is rescaled once that is done.
+// Online softmax in base 2, cut in two for the pipelined mainloop: while the maximum of a tile is found, the product of
+// the tile before runs on; then the accumulator may be rescaled, and the numerators follow.
 //
 // The maximum in use may lag the true one by kLag in the exponent: only when some row of the warp has grown
 // past that is a new one taken and the accumulator rescaled. Numerators so reach 2^kLag, which costs no
@@ -27,14 +27,15 @@ struct PipelinedSoftmax {
   float scale_log2;
   float row_max[kRows] = {-INFINITY, -INFINITY};  // the maximum in use, in units of the raw scores
   float row_sum[kRows] = {0.f, 0.f};              // this thread's columns only
-  float factor[kRows];                            // what the accumulator owes to a new maximum,
-  bool owes = false;                              // if one was taken
 
   CUTE_DEVICE explicit PipelinedSoftmax(float scale_log2_) : scale_log2(scale_log2_) {}
 
-  // Raw scores to numerators exp2(scale_log2 * (s - max)).
-  template <class Scores>
-  CUTE_DEVICE void numerators(Scores& scores) {  // (rows, columns)
+  // Takes a new maximum if some row of the warp needs one; `product_done` waits until the accumulator, which it scales,
+  // is there.
+  template <class Scores, class Accumulator, class ProductDone>
+  CUTE_DEVICE void update_max(Scores const& scores,  // (rows, columns)
+                              Accumulator& acc,      // (rows, head dim)
+                              ProductDone&& product_done) {
     static_assert(decltype(size<0>(scores))::value == kRows);
     float new_max[kRows];
     bool grown = false;
@@ -49,15 +50,21 @@ struct PipelinedSoftmax {
       new_max[i] = quad_reduce(fmaxf(even, odd), [](float a, float b) { return fmaxf(a, b); });
       grown |= (new_max[i] - row_max[i]) * scale_log2 > kLag;  // -inf to -inf compares false
     }
-    owes = __any_sync(0xffffffff, grown);
-    if (owes) {
+    product_done();
+    if (!__any_sync(0xffffffff, grown)) return;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      float const factor = exp2_approx((row_max[i] - finite(new_max[i])) * scale_log2);
+      row_max[i] = new_max[i];
+      row_sum[i] *= factor;
       CUTE_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        factor[i] = exp2_approx((row_max[i] - finite(new_max[i])) * scale_log2);
-        row_max[i] = new_max[i];
-        row_sum[i] *= factor[i];
-      }
+      for (int j = 0; j < size<1>(acc); ++j) acc(i, j) *= factor;
     }
+  }
+
+  // Raw scores to numerators exp2(scale_log2 * (s - max)).
+  template <class Scores>
+  CUTE_DEVICE void numerators(Scores& scores) {  // (rows, columns)
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float const offset = finite(row_max[i]) * scale_log2;
@@ -66,16 +73,6 @@ struct PipelinedSoftmax {
         scores(i, j) = exp2_approx(scores(i, j) * scale_log2 - offset);
         row_sum[i] += scores(i, j);
       }
-    }
-  }
-
-  template <class Accumulator>
-  CUTE_DEVICE void rescale(Accumulator& acc) const {  // (rows, head dim)
-    if (!owes) return;
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      CUTE_UNROLL
-      for (int j = 0; j < size<1>(acc); ++j) acc(i, j) *= factor[i];
     }
   }
 
