@@ -22,9 +22,4 @@ CUTE_DEVICE void convert(Tensor<From, FromLayout> const& from, Tensor<To, ToLayo
   }
 }
 
-template <class From, class FromLayout, class To, class ToLayout>
-CUTE_DEVICE void convert(Tensor<From, FromLayout> const& from, Tensor<To, ToLayout>&& to) {
-  convert(from, to);
-}
-
 }  // namespace flash_cute

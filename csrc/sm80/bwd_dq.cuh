@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(Traits::kThreads) bwd_convert_kernel(__grid_co
   copy(store_atom, copy_dq.retile_S(rdQ), copy_dq.partition_D(sdQ));
   __syncthreads();
 
-  auto mdQ = make_head_tensor(static_cast<Element*>(params.dq), params.dq_strides, batch, head, params.len_q, params.head_dim);
+  auto mdQ = make_head_tensor(static_cast<Element*>(params.dq), params.dq_strides, batch, head, params.len_q,
+                              params.head_dim);
   auto gdQ = local_tile(mdQ, Shape<Int<kBlockM>, Int<kHeadDim>>{}, make_coord(m_block, _0{}));  // (BLK_M, D)
   auto cdQ = make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{});
   typename Traits::GmemStore gmem_store;

@@ -31,7 +31,8 @@ CUTE_DEVICE void bwd_epilogue(BwdArgs const& args, typename Traits::SharedStorag
     copy(store_atom, copy_out.retile_S(rX), copy_out.partition_D(sX));
   };
   auto to_memory = [&](auto const& sX, void* base, Strides const& strides) {
-    auto mX = make_head_tensor(static_cast<Element*>(base), strides, tile.batch, tile.head_kv, params.len_k, params.head_dim);
+    auto mX = make_head_tensor(static_cast<Element*>(base), strides, tile.batch, tile.head_kv, params.len_k,
+                               params.head_dim);
     auto gX = local_tile(mX, Tile{}, make_coord(tile.n_block, _0{}));  // (BLK_N, D)
     typename Traits::GmemStore gmem_store;
     auto const gmem_thread = gmem_store.get_slice(thread);

@@ -92,11 +92,13 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
   int const end_head = now.head + args.group;
   auto load_q = [&](RowTile const& row_tile, int stage) {
     auto sX = local_tile(sQ, Shape<Int<kScoreRows>, Int<kHeadDim>, Int<kParts>>{}, make_coord(_0{}, _0{}, stage));
-    load_row_tile<Traits>(args, tile.batch, row_tile, params.q, params.q_strides, sX, params.lse_log2, smem.lse_log2[stage]);
+    load_row_tile<Traits>(args, tile.batch, row_tile, params.q, params.q_strides, sX, params.lse_log2,
+                          smem.lse_log2[stage]);
   };
   auto load_dout = [&](RowTile const& row_tile, int stage) {
     auto sX = local_tile(sdO, Shape<Int<kScoreRows>, Int<kHeadDim>, Int<kParts>>{}, make_coord(_0{}, _0{}, stage));
-    load_row_tile<Traits>(args, tile.batch, row_tile, params.dout, params.dout_strides, sX, params.delta, smem.delta[stage]);
+    load_row_tile<Traits>(args, tile.batch, row_tile, params.dout, params.dout_strides, sX, params.delta,
+                          smem.delta[stage]);
   };
 
   // (keys, rows) -> (key, row), of thread 0.

@@ -15,7 +15,8 @@ cudaError_t launch(FwdParams const& params, cudaStream_t stream) {
 
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
   if constexpr (kSmemBytes > 48 * 1024) {
-    cudaError_t const error = cudaFuncSetAttribute(fwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+    cudaError_t const error =
+        cudaFuncSetAttribute(fwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
     if (error != cudaSuccess) return error;
   }
   fwd_kernel<Traits><<<unsigned(scheduler.num_tiles()), Traits::kThreads, kSmemBytes, stream>>>(params, scheduler);

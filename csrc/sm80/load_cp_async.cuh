@@ -33,8 +33,9 @@ CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy,
                            int rows, int columns) {
   using Chunk = SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>;
   auto const slice = tiled_copy.get_slice(fresh_thread_index());
-  auto tXsX = slice.partition_D(sX);                                // (CPY, CPY_ROW, CPY_COLUMN)
-  auto tXcX = slice.partition_S(make_identity_tensor(make_shape(size<0>(sX), size<1>(sX))));  // (CPY, CPY_ROW, CPY_COLUMN) -> (row, column)
+  auto tXsX = slice.partition_D(sX);                                          // (CPY, CPY_ROW, CPY_COLUMN)
+  auto cX = make_identity_tensor(make_shape(size<0>(sX), size<1>(sX)));       // (row, column)
+  auto tXcX = slice.partition_S(cX);                                          // (CPY, CPY_ROW, CPY_COLUMN)
   int const first_row = get<0>(tXcX(_0{}, _0{}, _0{}));
   int const first_column = get<1>(tXcX(_0{}, _0{}, _0{}));
   int const row_step = get<0>(tXcX(_0{}, _1{}, _0{})) - first_row;

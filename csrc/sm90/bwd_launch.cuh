@@ -25,7 +25,7 @@ bool encode_maps(BwdArgs& args, int query_rows, int key_rows, int dkv_rows) {
   };
   return encode(&args.q, params.q, params.q_strides, true, query_rows) &&
          encode(&args.dout, params.dout, params.dout_strides, true, query_rows) &&
-         encode(&args.dq, params.dq, params.dq_strides, true, 64) &&
+         (Traits::kHeadDim <= kMaxHeadDimOfOneKernel || encode(&args.dq, params.dq, params.dq_strides, true, 64)) &&
          encode(&args.k, params.k, params.k_strides, false, key_rows) &&
          encode(&args.v, params.v, params.v_strides, false, key_rows) &&
          encode(&args.dk, params.dk, params.dk_strides, false, dkv_rows) &&

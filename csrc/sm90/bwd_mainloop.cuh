@@ -2,8 +2,8 @@
 //
 // A warpgroup's step m, the tensor cores' work above what it does itself:
 //
-//     S^T(m)         | dP^T(m), dV += P^T dO | dK += dS^T Q  | dQ(m-1) = dS K
-//     waits   P^T(m) | waits         dS^T(m) | dS(m) to smem | waits  dQ(m-1) to smem
+//     S^T(m)         | dP^T(m), dV += P^T dO        | dK += dS^T Q | dQ(m-1) = dS K
+//     waits   P^T(m) | waits dS^T(m), dS(m) to smem | waits        | waits, dQ(m-1) to smem
 //
 // (Without `late_dp`, dP^T begins with S^T. In turns, a warpgroup has the last column in every other step; of 128 rows,
 // its half of dQ begins with dK.) dS is the one thing that the warpgroups exchange, and dQ of a step is computed in the
