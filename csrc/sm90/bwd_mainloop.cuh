@@ -107,7 +107,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int coun
     smem.ds_pipeline.release(at_step(step));
     store_dq<Traits>(smem, warpgroup, step, tdQrdQ);
   };
-  // Makes dS of the step known, and dQ of the one before it.
+  // Makes dS of the step known, and dQ of the one before it if that is pending.
   auto publish = [&](int step) __attribute__((always_inline)) {
     tma_store_fence();  // dS is read by WGMMA, dQ by TMA: by the async proxy
     smem.ds_pipeline.arrive_full(at_step(step));

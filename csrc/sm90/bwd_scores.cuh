@@ -1,7 +1,10 @@
 // P^T and dS^T of a backward step, elementwise, in the fragments of the transposed scores: (keys, rows).
 #pragma once
 
+#include <type_traits>
+
 #include <cute/tensor.hpp>
+#include <cutlass/numeric_types.h>
 
 #include "../core/softmax.cuh"
 
@@ -25,7 +28,7 @@ CUTE_DEVICE int consumer_thread() {
   return thread - 128;
 }
 
-// A statistic of this thread's rows, of kRows in all: read while a product is on its way, which takes longer.
+// A statistic of this thread's rows, of kRows in all: read ahead of a product's wait, which takes longer.
 template <int kRows>
 struct RowStats {
   float4 fours[kRows / 16];
@@ -85,8 +88,8 @@ CUTE_DEVICE void differentiate(Probabilities const& p, Scores& dscores, RowStats
   }
 }
 
-// Where this thread's 16 bytes of dS^T's first 16 rows go by STSM: a row of one of four 8 x 8 blocks. CuTe's copy would
-// compute the same anew in each step, in 45 instructions.
+// Where this thread's 16 bytes of dS^T's first 16 columns go by STSM: a key's of one of four 8 x 8 blocks. CuTe's copy
+// would compute the same anew in each step, in 45 instructions.
 template <class SmemLayoutSt, class Element>
 CUTE_DEVICE uint32_t ds_place(Element const* ds) {
   int const thread = consumer_thread();
@@ -95,8 +98,8 @@ CUTE_DEVICE uint32_t ds_place(Element const* ds) {
   return cast_smem_ptr_to_uint(ds) + Swizzle<3, 4, 3>{}(offset);
 }
 
-// The kPart-th of kParts equal shares of the rows of dS^T to shared memory. 16 rows on is 32 bytes on, with the swizzle
-// an exclusive or; 64 rows on is kChunkBytes.
+// The kPart-th of kParts equal shares of dS^T's columns to shared memory. 16 columns on is 32 bytes on, with the swizzle
+// an exclusive or; 64 columns on is kChunkBytes.
 template <uint32_t kChunkBytes, int kPart, int kParts, class Fragment>
 CUTE_DEVICE void store_ds(uint32_t place, Fragment const& rdS) {  // (MMA, MMA_N, MMA_M)
   auto const words = recast<uint32_t>(rdS);

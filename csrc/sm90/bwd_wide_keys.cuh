@@ -98,7 +98,7 @@ CUTE_DEVICE void dv_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
   auto tSrK = role.a_operand(smem.k);                  // (MMA, MMA_N, MMA_D)
   auto tSrQ = role.b_operand(smem.q[0]);               // (MMA, MMA_M, MMA_D)
   auto tdVrdO = role.b_operand_of_sums(smem.dout[0]);  // (MMA, MMA_D, MMA_M)
-  RowStats<64> lse_log2;                               // of the next row tile
+  RowStats<64> lse_log2;                               // of the row tile whose scores are on their way
   auto tSrS = role.scores();                           // (MMA, MMA_N, MMA_M)
   auto scores = rowcol_view(tSrS);                     // (keys, rows)
   auto rP = make_tensor_like<Element>(tSrS);           // (MMA, MMA_N, MMA_M)
@@ -163,7 +163,7 @@ CUTE_DEVICE void dk_consumer(BwdArgs const& args, typename Traits::KeysStorage& 
   auto tSrV = role.a_operand(smem.v);               // (MMA, MMA_N, MMA_D)
   auto tSrdO = role.b_operand(smem.dout[0]);        // (MMA, MMA_M, MMA_D)
   auto tdKrQ = role.b_operand_of_sums(smem.q[0]);   // (MMA, MMA_D, MMA_M)
-  RowStats<64> delta;                               // of the next row tile
+  RowStats<64> delta;                               // of the row tile whose scores are on their way
   auto tSrdP = role.scores();                       // (MMA, MMA_N, MMA_M)
   auto dscores = rowcol_view(tSrdP);                // (keys, rows)
   auto rP = make_tensor_like<Element>(tSrdP);       // (MMA, MMA_N, MMA_M)

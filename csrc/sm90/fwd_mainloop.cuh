@@ -1,9 +1,9 @@
 // The consumer's loop over key tiles, from the last to the first: S = Q K^T, mask, softmax, O += P V.
 //
-// A step issues S(n) and then O += P V of the step before, so that the tensor cores have a product to do
-// while the softmax of n runs:
+// A step issues S(n) and then O += P V of the step before, so that the tensor cores have a product to do while the
+// maximum of S(n) is found, and those of the other warpgroups, if there are others, during the rest:
 //
-//     tensor cores | S(n) | O += P(n+1) V(n+1) |        of the other warpgroups          |  S(n-1) | ...
+//     tensor cores | S(n) | O += P(n+1) V(n+1) |           the others' products          |  S(n-1) | ...
 //     warpgroup    |      |     max S(n)       | rescale O?, exp2, sums, convert to P(n) | ...
 //
 // With ping-pong a warpgroup waits for its turn before S(n) and hands on after issuing both products.

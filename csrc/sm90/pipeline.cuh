@@ -52,7 +52,7 @@ struct Pipeline {
     }
   }
 
-  // Producer, one thread. A ring starts empty: the first wait, on the phase before 0, falls through.
+  // Producer. A ring starts empty: the first wait, on the phase before 0, falls through.
   CUTE_DEVICE void wait_empty(PipelineState<kStages> state) {
     wait_barrier(empty[state.stage], state.phase ^ 1);
     jitter();
