@@ -136,7 +136,8 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
   auto make_p = [&](auto& tSrS, int m_block, int part, float const* lse_log2) {
     auto p = rowcol_view(tSrS);  // (keys, rows)
     if (m_block < range.unmasked) {
-      auto tScS = rowcol_view(mma_scores.get_slice(fresh_thread_index()).partition_C(cS));  // (keys, rows) -> (key, row)
+      auto const thread_mma = mma_scores.get_slice(fresh_thread_index());
+      auto tScS = rowcol_view(thread_mma.partition_C(cS));  // (keys, rows) -> (key, row)
       apply_mask_transposed<Mask>(p, tScS, tScS_0, params, m_block * kBlockM + part * kScoreRows,
                                   fresh(tile.n_block) * kBlockN);
     }

@@ -30,8 +30,8 @@ struct PipelinedSoftmax {
 
   CUTE_DEVICE explicit PipelinedSoftmax(float scale_log2_) : scale_log2(scale_log2_) {}
 
-  // Takes a new maximum, and brings the accumulator and the sums to it, if some row of the warp needs one. `product_done`
-  // waits until the accumulator is there.
+  // Takes a new maximum, and brings the accumulator and the sums to it, if some row of the warp needs one.
+  // `product_done` waits until the accumulator is there.
   template <class Scores, class Accumulator, class ProductDone>
   CUTE_DEVICE void update_max(Scores const& scores,  // (rows, columns)
                               Accumulator& acc,      // (rows, head dim)
