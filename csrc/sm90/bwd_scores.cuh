@@ -98,8 +98,8 @@ CUTE_DEVICE uint32_t ds_place(Element const* ds) {
   return cast_smem_ptr_to_uint(ds) + Swizzle<3, 4, 3>{}(offset);
 }
 
-// The kPart-th of kParts equal shares of dS^T's columns to shared memory. 16 columns on is 32 bytes on, by the swizzle an
-// exclusive or; 64 columns on is kChunkBytes.
+// The kPart-th of kParts equal shares of dS^T's columns to shared memory. 16 columns on is 32 bytes on, by the swizzle
+// an exclusive or; 64 columns on is kChunkBytes.
 template <uint32_t kChunkBytes, int kPart, int kParts, class Fragment>
 CUTE_DEVICE void store_ds(uint32_t place, Fragment const& rdS) {  // (MMA, MMA_N, MMA_M)
   auto const words = recast<uint32_t>(rdS);
