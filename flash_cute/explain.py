@@ -131,7 +131,7 @@ _TILE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "sm90": {
-        "fwd_kernel": ("block_m", "block_n", "stages", "o_buffer", "ping_pong"),
+        "fwd_kernel": ("block_m", "block_n", "stages", "ping_pong"),
         "bwd_kernel": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
         "bwd_keys_kernel": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
     },

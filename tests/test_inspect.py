@@ -194,7 +194,6 @@ SPOILED: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     ),
     "V's matrices as they lie": ("V.ldsm.transposed", "data_flow", lambda _: 0),
     "an ldmatrix of other rows": ("K.ldsm.coord", "data_flow", lambda a: a[..., ::-1]),
-    "an stmatrix of other rows": ("O.stsm.coord", "data_flow", lambda a: a[..., ::-1]),
     "an output stored elsewhere": ("O.sts.coord", "data_flow", lambda a: a[..., ::-1]),
 }
 

@@ -9,10 +9,9 @@
 namespace flash_cute::sm90 {
 
 struct FwdArgs {
-  CUtensorMap q;    // box (64, kChunk)
-  CUtensorMap k;    // box (BLK_N, kChunk)
-  CUtensorMap v;    // box (BLK_N, kChunk)
-  CUtensorMap out;  // box (64, kChunk)
+  CUtensorMap q;  // box (64, kChunk)
+  CUtensorMap k;  // box (BLK_N, kChunk)
+  CUtensorMap v;  // box (BLK_N, kChunk)
   FwdParams params;
   TileSchedule schedule;
 };

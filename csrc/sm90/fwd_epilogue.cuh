@@ -1,34 +1,44 @@
-// Accumulator to memory, each warpgroup its own 64 rows: O through shared memory and one TMA store, which
-// clips what lies outside the tensor; the LSE straight from registers.
+// Accumulator to memory, each warpgroup its own 64 rows, straight from the registers: shared memory would have to wait
+// for the last tile's O, or Q of the next tile for this one's.
 #pragma once
 
-#include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/tensor.hpp>
 
 #include "../core/convert.cuh"
 #include "../core/layout.cuh"
 #include "../core/mask.cuh"
-#include "fwd_args.cuh"
+#include "fwd_scheduler.cuh"
 #include "fwd_traits.cuh"
 #include "softmax.cuh"
 
 namespace flash_cute::sm90 {
 
+// Word t of four blocks, in thread t of a quad, to the four words of block t.
+CUTE_DEVICE uint4 quad_transpose(uint4 word, int thread) {
+  bool const odd = thread & 1, upper = thread & 2;
+  auto exchange = [](uint32_t& low, uint32_t& high, bool keep_high, int distance) {
+    uint32_t const other = __shfl_xor_sync(0xffffffff, keep_high ? low : high, distance);
+    (keep_high ? low : high) = other;
+  };
+  exchange(word.x, word.y, odd, 1);
+  exchange(word.z, word.w, odd, 1);
+  exchange(word.x, word.z, upper, 2);
+  exchange(word.y, word.w, upper, 2);
+  return word;
+}
+
 template <class Traits, class Accumulator>
-CUTE_DEVICE void fwd_epilogue(FwdArgs const& args, TileCoord const& tile, int warpgroup,
-                              typename Traits::SharedStorage& smem, PipelineState<1> const q_state,
+CUTE_DEVICE void fwd_epilogue(FwdParams const& params, TileCoord const& tile, int warpgroup,
                               PipelinedSoftmax const& softmax,
                               Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   constexpr int kRows = Traits::kRows;
-  FwdParams const& params = args.params;
   // Read anew for each tile: the compiler would else keep the epilogue's addresses through the mainloop, and
   // spill at head dim 256.
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   thread %= 128;
   int const first_row = tile.m_block * Traits::kBlockM + warpgroup * kRows;
-  bool const stores = thread == 0;  // the thread that issues, and later waits for, the TMA stores
 
   typename Traits::MmaPV mma;
   auto acc = rowcol_view(tOrO);  // (rows, head dim)
@@ -36,7 +46,7 @@ CUTE_DEVICE void fwd_epilogue(FwdArgs const& args, TileCoord const& tile, int wa
   auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO));  // (rows, head dim) -> (row, column)
   float* const lse = params.lse + (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
   CUTE_UNROLL
-  for (int i = 0; i < PipelinedSoftmax::kRows; ++i) {
+  for (int i = 0; i < size<0>(acc); ++i) {
     int const row = first_row + get<0>(tOcO(i, _0{}));
     float const sum = softmax.sum(i);
     if (get<1>(tOcO(_0{}, _0{})) == 0 && row < params.len_q) lse[row] = softmax.lse(i, sum, params.scale);
@@ -49,28 +59,20 @@ CUTE_DEVICE void fwd_epilogue(FwdArgs const& args, TileCoord const& tile, int wa
   auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)
   convert(tOrO, rO);
 
-  auto sO = make_tensor(make_smem_ptr(smem.o(warpgroup)), typename Traits::SmemLayoutQ{});  // (64, D)
-  auto const copy_o = make_tiled_copy_C(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, mma).get_slice(thread);
-  if constexpr (Traits::kTile.o_buffer) {
-    if (stores) tma_store_wait<0>();  // the last tile's O has been read
-  }
-  named_sync(kEpilogue + warpgroup, 128);  // and, where O shares Q's place, all four warps are done with Q
-  copy(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, copy_o.retile_S(rO), copy_o.partition_D(sO));
-  tma_store_fence();
-  named_sync(kEpilogue + warpgroup, 128);  // O is complete
-  if (stores) {
-    int const head = tile.head, batch = tile.batch;
+  // A thread's words of a row, one in every 8 columns, go round its quad until each thread has 8 whole columns.
+  auto const words = rowcol_view(recast<uint32_t>(rO));  // (rows, blocks of 8 columns)
+  CUTE_UNROLL
+  for (int i = 0; i < size<0>(words); ++i) {
+    int const row = first_row + get<0>(tOcO(i, _0{}));
+    auto* const out = static_cast<Element*>(params.out) + tile.batch * params.out_strides.batch +
+                      tile.head * params.out_strides.head + row * params.out_strides.row;
     CUTE_UNROLL
-    for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
-      SM90_TMA_STORE_4D::copy(&args.out, smem.o(warpgroup) + chunk * kRows * Traits::kChunk, chunk * Traits::kChunk,
-                              first_row, head, batch);
+    for (int j = 0; j < size<1>(words); j += 4) {
+      uint4 const block =
+          quad_transpose({words(i, j), words(i, j + 1), words(i, j + 2), words(i, j + 3)}, thread);
+      int const column = 8 * (j + thread % 4);
+      if (row < params.len_q && column < params.head_dim) *reinterpret_cast<uint4*>(out + column) = block;
     }
-    tma_store_arrive();
-    if constexpr (!Traits::kTile.o_buffer) tma_store_wait<0>();
-  }
-  if constexpr (!Traits::kTile.o_buffer) {
-    __syncwarp();
-    smem.q_pipeline[warpgroup].release(q_state);
   }
 }
 

@@ -31,12 +31,11 @@ CUTE_DEVICE void fwd_consumer(FwdArgs const& args, typename Traits::SharedStorag
     PipelinedSoftmax softmax(args.params.scale_log2);
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
     fwd_mainloop<Traits>(args.params, tile.m_block, warpgroup, smem, count, q_state, softmax, tOrO);
-    fwd_epilogue<Traits>(args, tile, warpgroup, smem, q_state, softmax, tOrO);
+    fwd_epilogue<Traits>(args.params, tile, warpgroup, softmax, tOrO);
     // Not step by step in there: that a warp's lanes have one count the compiler would not see.
     count += key_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(args.params, tile.m_block).end;
     smem.tile_pipeline.release(at_step(draws));
   }
-  if (threadIdx.x % 128 == 0) tma_store_wait<0>();  // shared memory must stay until then
 }
 
 template <class Traits>
@@ -49,7 +48,6 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
     prefetch_tma_descriptor(&args.q);
     prefetch_tma_descriptor(&args.k);
     prefetch_tma_descriptor(&args.v);
-    prefetch_tma_descriptor(&args.out);
     smem.k_pipeline.init(4 * Traits::kWarpgroups);
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.q_pipeline) pipeline.init(4);

@@ -30,8 +30,7 @@ cudaError_t launch(FwdParams const& params, cudaStream_t stream) {
   Strides const v_strides = keys ? params.v_strides : Strides{0, 0, 0};
   if (!encode(&args.q, params.q, params.q_strides, params.len_q, params.heads_q, Traits::kRows) ||
       !encode(&args.k, k, k_strides, keys ? params.len_k : 1, params.heads_kv, Traits::kBlockN) ||
-      !encode(&args.v, v, v_strides, keys ? params.len_k : 1, params.heads_kv, Traits::kBlockN) ||
-      !encode(&args.out, params.out, params.out_strides, params.len_q, params.heads_q, Traits::kRows)) {
+      !encode(&args.v, v, v_strides, keys ? params.len_k : 1, params.heads_kv, Traits::kBlockN)) {
     return cudaErrorInvalidValue;
   }
 

@@ -21,8 +21,7 @@
 namespace flash_cute::sm90 {
 
 // One warpgroup's part of one tile. `count` is that of the key tiles before, of all tiles: the buffers go round with
-// it. Leaves the numerators' products in tOrO and the row statistics in softmax; frees Q if nothing else will
-// (kTile.o_buffer).
+// it. Leaves the numerators' products in tOrO and the row statistics in softmax, and frees Q.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgroup,
                               typename Traits::SharedStorage& smem,
@@ -35,7 +34,7 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
   int const thread = threadIdx.x % 128;
   int const first_row = m_block * kBlockM + warpgroup * kRows;
 
-  auto sQ = make_tensor(make_smem_ptr(smem.q(warpgroup)), typename Traits::SmemLayoutQ{});  // (64, D)
+  auto sQ = make_tensor(make_smem_ptr(smem.q[warpgroup]), typename Traits::SmemLayoutQ{});  // (64, D)
   auto sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});          // (BLK_N, D, stage)
   auto sVt = make_tensor(make_smem_ptr(smem.v[0]), typename Traits::SmemLayoutVt{});        // (D, BLK_N, stage)
 
@@ -113,7 +112,7 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
     }
   }
   if (end == 0) {
-    if constexpr (Traits::kTile.o_buffer) smem.q_pipeline[warpgroup].release(q_state);
+    smem.q_pipeline[warpgroup].release(q_state);
     return;
   }
 
@@ -130,7 +129,7 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
   }
   for (; n >= 0; --n) step(n, false_type{});
 
-  if constexpr (Traits::kTile.o_buffer) smem.q_pipeline[warpgroup].release(q_state);
+  smem.q_pipeline[warpgroup].release(q_state);
   smem.v_pipeline.wait_full(v_state);
   issue_pv();
   warpgroup_wait<0>();

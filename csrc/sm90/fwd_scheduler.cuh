@@ -28,12 +28,15 @@ struct TileSchedule {
   int group;       // heads a group
   bool longest_first;
 
-  static constexpr int64_t kL2Budget = 32 << 20;  // bytes of K and V
+  // Bytes of K and V a group. Less keeps them in L2 more surely; but where a head has many keys, the longest tiles of
+  // the last few heads would come too late to be evened out.
+  static int64_t l2_budget(int len_k) { return int64_t{len_k <= 1024 ? 8 : 32} << 20; }
 
   static TileSchedule make(FwdParams const& params, int block_m, bool longest_first) {
     int const num_heads = params.batch * params.heads_q;
     int64_t const kv_bytes = std::max<int64_t>(1, int64_t{4} * params.len_k * params.head_dim);
-    int64_t const fitting = std::max<int64_t>(1, kL2Budget / kv_bytes) * (params.heads_q / params.heads_kv);
+    int64_t const heads_kv = std::max<int64_t>(1, l2_budget(params.len_k) / kv_bytes);
+    int64_t const fitting = heads_kv * (params.heads_q / params.heads_kv);
     int64_t const groups = longest_first ? (num_heads + fitting - 1) / fitting : 1;  // alike: none ends in a short list
     return {.num_m_blocks = (params.len_q + block_m - 1) / block_m,
             .heads_q = params.heads_q,

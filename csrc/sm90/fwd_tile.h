@@ -13,7 +13,6 @@ struct FwdTile {
   int block_m;     // 64 * consumer warpgroups
   int block_n;     // keys a mainloop step
   int stages;      // K/V buffers
-  bool o_buffer;   // O leaves through a buffer of its own, so that the next tile's Q need not wait for it
   bool ping_pong;  // warpgroups take turns at the tensor cores: one's softmax under the other's products
 };
 
@@ -26,25 +25,25 @@ enum Config : int {
 };
 
 constexpr FwdTile fwd_tile(int head_dim, bool causal, int config) {
-  constexpr FwdTile kFourWarpgroups = {.block_m = 256, .block_n = 64, .stages = 2, .o_buffer = true, .ping_pong = true};
-  constexpr FwdTile kTwoWarpgroups = {.block_m = 128, .block_n = 128, .stages = 2, .o_buffer = true, .ping_pong = true};
+  constexpr FwdTile kFourWarpgroups = {.block_m = 256, .block_n = 64, .stages = 2, .ping_pong = true};
+  constexpr FwdTile kTwoWarpgroups = {.block_m = 128, .block_n = 128, .stages = 2, .ping_pong = true};
   if (config == kNarrow) {
     int const block_n = head_dim <= 128 ? 128 : head_dim <= 192 ? 96 : 80;
-    return {.block_m = 64, .block_n = block_n, .stages = 2, .o_buffer = head_dim <= 192, .ping_pong = false};
+    return {.block_m = 64, .block_n = block_n, .stages = 2, .ping_pong = false};
   }
-  if (head_dim > 192) return {.block_m = 128, .block_n = 80, .stages = 2, .o_buffer = false, .ping_pong = true};
-  if (head_dim > 128) return {.block_m = 128, .block_n = 112, .stages = 2, .o_buffer = false, .ping_pong = true};
+  if (head_dim > 192) return {.block_m = 128, .block_n = 80, .stages = 2, .ping_pong = true};
+  if (head_dim > 128) return {.block_m = 128, .block_n = 112, .stages = 2, .ping_pong = true};
   // Causal, head dim 64, against 192 x 128: 1.17 at 1024 keys, 1.0 from 4096 on. Full: 1.06, then 0.93 and less.
   if (causal && head_dim == 64) return config == kWide ? kFourWarpgroups : kTwoWarpgroups;
   if (config == kOther) return head_dim <= 64 ? kFourWarpgroups : kTwoWarpgroups;
   // Three warpgroups of 160 registers: as many keys as the accumulators and P leave room for.
   int const block_n = head_dim <= 64 ? 128 : head_dim <= 96 ? 112 : 80;
-  return {.block_m = 192, .block_n = block_n, .stages = 2, .o_buffer = true, .ping_pong = true};
+  return {.block_m = 192, .block_n = block_n, .stages = 2, .ping_pong = true};
 }
 
-// One row tile a warpgroup of Q (and of O), `stages` buffers of K and of V, 1 KB for the barriers.
+// One row tile a warpgroup of Q, `stages` buffers of K and of V, 1 KB for the barriers.
 constexpr int fwd_smem_bytes(FwdTile tile, int head_dim) {
-  int const rows = tile.block_m * (tile.o_buffer ? 2 : 1) + 2 * tile.stages * tile.block_n;
+  int const rows = tile.block_m + 2 * tile.stages * tile.block_n;
   return 2 * head_dim * rows + 1024;
 }
 

@@ -51,7 +51,7 @@ struct FwdTraits {
   using Atom = std::conditional_t<kChunk == 64, SW128, SW64>;
   using AtomK = Atom<SM90::GMMA::Layout_K_SW128_Atom<Element>, SM90::GMMA::Layout_K_SW64_Atom<Element>>;
   using AtomMN = Atom<SM90::GMMA::Layout_MN_SW128_Atom<Element>, SM90::GMMA::Layout_MN_SW64_Atom<Element>>;
-  using SmemLayoutQ = decltype(tile_to_shape(AtomK{}, Shape<Int<kRows>, Int<kHeadDim>>{}));  // O alike
+  using SmemLayoutQ = decltype(tile_to_shape(AtomK{}, Shape<Int<kRows>, Int<kHeadDim>>{}));
   using SmemLayoutK = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockN>, Int<kHeadDim>, Int<kStages>>{}));
   using SmemLayoutVt = decltype(tile_to_shape(AtomMN{}, Shape<Int<kHeadDim>, Int<kBlockN>, Int<kStages>>{},
                                               Step<_2, _1, _3>{}));
@@ -62,15 +62,12 @@ struct FwdTraits {
   struct alignas(1024) SharedStorage {
     Element k[kStages][kKVElements];
     Element v[kStages][kKVElements];
-    Element qo[kTile.o_buffer ? 2 : 1][kWarpgroups][kQElements];  // Q, then O; or O in Q's place
+    Element q[kWarpgroups][kQElements];
     Pipeline<kStages> k_pipeline;
     Pipeline<kStages> v_pipeline;
     Pipeline<1> q_pipeline[kWarpgroups];
     TileCoord tile[2];
     Pipeline<2> tile_pipeline;
-
-    CUTE_DEVICE Element* q(int warpgroup) { return qo[0][warpgroup]; }
-    CUTE_DEVICE Element* o(int warpgroup) { return qo[kTile.o_buffer ? 1 : 0][warpgroup]; }
   };
   static_assert(sizeof(SharedStorage) == fwd_smem_bytes(kTile, kHeadDim));
 };

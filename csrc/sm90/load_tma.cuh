@@ -49,10 +49,10 @@ CUTE_DEVICE void fwd_producer(FwdArgs const& args, typename Traits::SharedStorag
     if (end > 0) load_keys(end - 1, args.k, smem.k_pipeline, smem.k);
 #pragma unroll 1
     for (int wg = 0; wg < Traits::kWarpgroups; ++wg) {
-      // The warpgroup has read the last tile's Q for the last time; where O shares its place, O has left too.
+      // The warpgroup has read the last tile's Q for the last time.
       PipelineState<1> const state{0, draws & 1};
       smem.q_pipeline[wg].wait_empty(state);
-      load_tile<Traits>(args.q, smem.q_pipeline[wg].expect(state, kQBytes), TMA::CacheHintSm90::EVICT_FIRST, smem.q(wg),
+      load_tile<Traits>(args.q, smem.q_pipeline[wg].expect(state, kQBytes), TMA::CacheHintSm90::EVICT_FIRST, smem.q[wg],
                         Traits::kRows, tile.m_block * Traits::kBlockM + wg * Traits::kRows, tile.head, tile.batch);
     }
 #pragma unroll 1

@@ -3,7 +3,8 @@
 //
 // The maximum in use may lag the true one by kLag in the exponent: only when some row of the warp has grown
 // past that is a new one taken and the accumulator rescaled. Numerators so reach 2^kLag, which costs no
-// relative precision; the result is the same quotient in another scaling.
+// relative precision; the result is the same quotient in another scaling. Whether a row has grown its threads see
+// from their own columns: only for a new maximum do they share them.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -37,25 +38,27 @@ struct PipelinedSoftmax {
                               Accumulator& acc,      // (rows, head dim)
                               ProductDone&& product_done) {
     static_assert(decltype(size<0>(scores))::value == kRows);
-    float new_max[kRows];
+    float own_max[kRows];  // of this thread's columns
     bool grown = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      float even = row_max[i], odd = row_max[i];  // two chains: the latency of one would show
+      float even = scores(i, _0{}), odd = scores(i, _1{});  // two chains: the latency of one would show
       CUTE_UNROLL
-      for (int j = 0; j < size<1>(scores); j += 2) {
+      for (int j = 2; j < size<1>(scores); j += 2) {
         even = fmaxf(even, scores(i, j));
         odd = fmaxf(odd, scores(i, j + 1));
       }
-      new_max[i] = quad_reduce(fmaxf(even, odd), [](float a, float b) { return fmaxf(a, b); });
-      grown |= (new_max[i] - row_max[i]) * scale_log2 > kLag;  // -inf to -inf compares false
+      own_max[i] = fmaxf(even, odd);
+      grown |= (own_max[i] - row_max[i]) * scale_log2 > kLag;  // -inf to -inf compares false
     }
     product_done();
     if (!__any_sync(0xffffffff, grown)) return;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      float const factor = exp2_approx((row_max[i] - finite(new_max[i])) * scale_log2);
-      row_max[i] = new_max[i];
+      float const tile_max = quad_reduce(own_max[i], [](float a, float b) { return fmaxf(a, b); });
+      float const new_max = fmaxf(row_max[i], tile_max);
+      float const factor = exp2_approx((row_max[i] - finite(new_max)) * scale_log2);
+      row_max[i] = new_max;
       row_sum[i] *= factor;
       CUTE_UNROLL
       for (int j = 0; j < size<1>(acc); ++j) acc(i, j) *= factor;

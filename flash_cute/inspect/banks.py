@@ -109,9 +109,6 @@ def _sm90_accesses(details: Details) -> Iterator[Access]:
             cores = rows.reshape(steps, m // 8, 8, k // 8, 8)[..., 0]  # (step, core row, row, core column)
             cores = cores.transpose(0, 1, 3, 2).reshape(-1, 8)
             yield Access(f"{name} of stage {stage} to the tensor cores", "wgmma core matrix", cores, 16)
-    matrices = details.facts["O.stsm.matrices"]
-    first = chunk_addresses(details, "O.stsm.coord", "O.smem", 16)
-    yield Access("O to shared memory", f"stmatrix.x{matrices}", _by_warp(first, 8 * matrices), 16)
 
 
 def chunk_addresses(details: Details, coord: str, smem: str, width: int, stage: int = 0) -> IntArray:

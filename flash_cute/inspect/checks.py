@@ -105,7 +105,6 @@ def data_flow(kernel: Kernel) -> list[str]:
         for name in "QKV":
             found += _box_is_layout(details, name)
             found += _descriptor_feeds_mma(details, name)
-        found += _stmatrix_stores(details)
     return found
 
 
@@ -170,19 +169,6 @@ def _stored_where_it_belongs(details: Details, name: str) -> list[str]:
     stored = np.empty_like(coords)
     stored[:, details.arrays[f"{name}.register"].ravel(order="F")] = coords
     return [] if (stored == _wanted(details, "O")).all() else [f"{name}: stores a register at another element's place"]
-
-
-def _stmatrix_stores(details: Details) -> list[str]:
-    matrices, transposed = details.facts["O.stsm.matrices"], details.facts["O.stsm.transposed"]
-    coords = details.arrays["O.stsm.coord"]
-    lanes = coords.reshape(2, 8, -1, coords.shape[-1], order="F").reshape(2, 8, -1, coords.shape[-1] // 32, 32)
-    to_lane, place = _matrix_lanes(matrices, transposed)
-    stored = lanes[:, place, :, :, to_lane]  # (lane, value, 2, instruction, warp)
-    stored = stored.transpose(2, 1, 3, 4, 0).reshape(2, -1, coords.shape[-1])
-    registers = details.arrays["O.stsm.register"].reshape(2 * matrices, -1, order="F").ravel()
-    placed = np.empty_like(stored)
-    placed[:, registers] = stored
-    return [] if (placed == _wanted(details, "O")).all() else ["O.stsm: stores a register at another element's place"]
 
 
 def _box_is_layout(details: Details, name: str) -> list[str]:

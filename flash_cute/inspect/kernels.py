@@ -52,7 +52,7 @@ class Details:
         V.rows is (key, head dim), as it is loaded.
     X.mma.coord (2, value, rest.., thread) -> (row, column) that a thread holds as the MMA's operand.
     X.mma.register (value, rest..) -> which of the thread's registers holds it.
-    X.gmem.coord, .ldsm.coord, .sts.coord, .stsm.coord (2, value, rest.., thread): the same for the copies
+    X.gmem.coord, .ldsm.coord, .sts.coord (2, value, rest.., thread): the same for the copies
         between global and shared memory, and shared memory and registers; .register as above.
     X.descriptor (value, rest..) -> where in the buffer a WGMMA's descriptor points, in units of 16 bytes.
 

@@ -307,7 +307,7 @@ struct AddAll<tuple<Entries...>> {
   static void add(Details& details) { (Entries::add(details), ...); }
 };
 
-// What one ldmatrix or stmatrix moves: 8x8 matrices of 16-bit elements, transposed or not.
+// What one ldmatrix moves: 8x8 matrices of 16-bit elements, transposed or not.
 template <int kMatrices_, bool kTransposed_>
 struct MatricesOf {
   static constexpr int kMatrices = kMatrices_;
@@ -321,9 +321,6 @@ template <> struct Matrices<SM75_U32x4_LDSM_N> : MatricesOf<4, false> {};
 template <> struct Matrices<SM75_U16x2_LDSM_T> : MatricesOf<1, true> {};
 template <> struct Matrices<SM75_U16x4_LDSM_T> : MatricesOf<2, true> {};
 template <> struct Matrices<SM75_U16x8_LDSM_T> : MatricesOf<4, true> {};
-template <> struct Matrices<SM90_U32x1_STSM_N> : MatricesOf<1, false> {};
-template <> struct Matrices<SM90_U32x2_STSM_N> : MatricesOf<2, false> {};
-template <> struct Matrices<SM90_U32x4_STSM_N> : MatricesOf<4, false> {};
 
 template <class Atom>
 struct MatricesOfAtom;

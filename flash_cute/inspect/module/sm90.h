@@ -37,8 +37,6 @@ auto entries() {
   auto tOrV = mma_pv.get_slice(0).partition_fragment_B(sVt);                         // (MMA, MMA_D, MMA_N, stage)
   auto tSrS = partition_fragment_C(mma_qk, Shape<Int<kRows>, Int<kBlockN>>{});       // (MMA, MMA_M, MMA_N)
   auto tOrO = partition_fragment_C(mma_pv, Shape<Int<kRows>, Int<kHeadDim>>{});      // (MMA, MMA_M, MMA_D)
-  auto rO = make_tensor_like<Element>(tOrO);                                         // (MMA, MMA_M, MMA_D)
-  auto const copy_o = make_tiled_copy_C(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, mma_pv);
 
   return tuple_cat(
       smem_entry<"Q.smem">(typename Traits::SmemLayoutQ{}), smem_entry<"K.smem">(typename Traits::SmemLayoutK{}),
@@ -50,10 +48,7 @@ auto entries() {
       // The accumulators, and S read as the second product's A operand.
       mma_c_entry<"S.mma.coord">(mma_qk, cS), index_entry<"S.mma.register">(tSrS.layout()),
       mma_a_entry<"P.mma.coord">(mma_pv, cS), index_entry<"P.mma.register">(operand_a_layout_64(tSrS.layout())),
-      mma_c_entry<"O.mma.coord">(mma_pv, cQ), index_entry<"O.mma.register">(tOrO.layout()),
-      // The output tile.
-      copy_entry<"O.stsm.coord">(copy_o.tidfrg_D(cQ)),
-      index_entry<"O.stsm.register">(copy_o.get_slice(0).retile_S(rO).layout()));
+      mma_c_entry<"O.mma.coord">(mma_pv, cQ), index_entry<"O.mma.register">(tOrO.layout()));
 }
 
 // The fields of a WGMMA matrix descriptor: bytes, and the swizzle as the hardware numbers it.
@@ -77,7 +72,7 @@ Details describe() {
   auto at = [](size_t offset) { return make_smem_ptr(reinterpret_cast<Element*>(offset)); };
   typename Traits::MmaQK mma_qk;
   typename Traits::MmaPV mma_pv;
-  constexpr size_t kQ = offsetof(SharedStorage, qo), kK = offsetof(SharedStorage, k), kV = offsetof(SharedStorage, v);
+  constexpr size_t kQ = offsetof(SharedStorage, q), kK = offsetof(SharedStorage, k), kV = offsetof(SharedStorage, v);
   add_descriptor(out, "Q.descriptor",
                  mma_qk.get_slice(0).partition_fragment_A(make_tensor(at(kQ), typename Traits::SmemLayoutQ{})));
   add_descriptor(out, "K.descriptor",
@@ -85,19 +80,15 @@ Details describe() {
   add_descriptor(out, "V.descriptor",
                  mma_pv.get_slice(0).partition_fragment_B(make_tensor(at(kV), typename Traits::SmemLayoutVt{})));
 
-  constexpr int kTile = int(sizeof(SharedStorage::qo)) / (Traits::kTile.o_buffer ? 2 : 1);
   out.buffers = {{"K", int(kK), int(sizeof(SharedStorage::k))},
                  {"V", int(kV), int(sizeof(SharedStorage::v))},
-                 {Traits::kTile.o_buffer ? "Q" : "Q, then O", int(kQ), kTile}};
-  if (Traits::kTile.o_buffer) out.buffers.push_back({"O", int(kQ) + kTile, kTile});
+                 {"Q", int(kQ), int(sizeof(SharedStorage::q))}};
   int const barriers = int(offsetof(SharedStorage, k_pipeline));
   out.buffers.push_back({"barriers", barriers, int(sizeof(SharedStorage)) - barriers});
 
   out.facts["element_bytes"] = sizeof(Element);
   out.facts["box.columns"] = Traits::kChunk;
   out.facts["box.count"] = Traits::kChunks;
-  out.facts["O.stsm.matrices"] = Matrices<SM90_U32x4_STSM_N>::kMatrices;
-  out.facts["O.stsm.transposed"] = Matrices<SM90_U32x4_STSM_N>::kTransposed;
   out.facts["mma.m"] = size<0>(typename Traits::MmaQK::AtomShape_MNK{});
   out.facts["mma.n"] = size<1>(typename Traits::MmaQK::AtomShape_MNK{});
   out.facts["mma.k"] = size<2>(typename Traits::MmaQK::AtomShape_MNK{});
@@ -184,7 +175,6 @@ Kernel kernel(char const* mask) {
           .tile = {{"block_m", tile.block_m},
                    {"block_n", tile.block_n},
                    {"stages", tile.stages},
-                   {"o_buffer", tile.o_buffer},
                    {"ping_pong", tile.ping_pong}},
           .shape = {{"block_m", shape.block_m},
                     {"block_n", shape.block_n},
