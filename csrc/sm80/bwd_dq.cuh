@@ -17,19 +17,23 @@
 namespace flash_cute::sm80 {
 
 // The semaphore counts the key tiles that have added.
-CUTE_DEVICE void wait_turn(int const* semaphore, int turn) {
-  if (threadIdx.x == 0) {
-    int arrived;
-    do {
-      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(arrived) : "l"(semaphore) : "memory");
-    } while (arrived < turn);
+CUTE_DEVICE bool is_turn(int const* semaphore, int turn) {
+  int ended;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(ended) : "l"(semaphore) : "memory");
+  return ended >= turn;
+}
+
+// `arrived`: thread 32 has seen so before.
+CUTE_DEVICE void wait_turn(int const* semaphore, int turn, bool arrived) {
+  if (fresh_thread_index() == 32) {
+    while (!arrived) arrived = is_turn(semaphore, turn);
   }
   __syncthreads();  // everybody may add
 }
 
+// By one thread, after a barrier by which all have added. It waits until the sums have reached memory.
 CUTE_DEVICE void end_turn(int* semaphore) {
-  __syncthreads();  // everybody has added
-  if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(semaphore) : "memory");
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(semaphore) : "memory");
 }
 
 // Adds one of several parts of a thread's registers to a row tile's sums, where register i of thread t is at offset

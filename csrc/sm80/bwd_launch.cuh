@@ -23,7 +23,8 @@ cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
   // after this many row tiles of all heads abreast. Of 200, 400 and 1000, this loses the least. Groups alike: in a last
   // group of few heads every key tile would wait for the one before it.
   int const heads = params.batch * params.heads_kv;
-  int const groups = ceil_div(heads, ceil_div(1000, args.m_blocks * args.group));
+  // But of few row tiles, more heads abreast than 32 are fewer key tiles at a time that share a head's Q and dO in L2.
+  int const groups = ceil_div(heads, min(32, ceil_div(1000, args.m_blocks * args.group)));
   args.heads_abreast = params.deterministic ? ceil_div(heads, groups) : 1;
   int64_t const key_tiles = int64_t{args.n_blocks} * params.heads_kv * params.batch;
   int64_t const row_tiles = int64_t{args.m_blocks} * params.heads_q * params.batch;

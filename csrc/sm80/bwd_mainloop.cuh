@@ -47,7 +47,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
   constexpr int kScoreRows = Traits::kScoreRows, kParts = Traits::kParts;
   constexpr bool kTwoQ = Traits::kQStages == 2, kTwoDout = Traits::kDoutStages == 2;
-  constexpr bool kPInRegs = Traits::kPInRegs;
+  constexpr bool kPInRegs = Traits::kPInRegs, kEndsLate = Traits::kEndsLate;
   BwdParams const& params = args.params;
   KeyTile const tile(args);
 
@@ -128,23 +128,59 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
     auto tScS = mma_scores.get_slice(fresh_thread_index()).partition_C(cS);  // (MMA, MMA_N, MMA_M) -> (key, row)
     return stat + part * kScoreRows + get<1>(tScS(_0{}, _0{}, _0{}));
   };
-  auto two_rows = [&](float const* stats, int j) {
-    return *reinterpret_cast<float2 const*>(stats + get<1>(tScS_0(_0{}, j)));
+  auto two_rows = [&](float const* stats, int pair) {
+    return *reinterpret_cast<float2 const*>(stats + get<1>(tScS_0(_0{}, 2 * pair)));
+  };
+  // pair of rows -> statistic. Of a CTA that is alone on its SM all are read at once, ahead of a product whose time
+  // covers the way from shared memory.
+  auto read_stats = [&](float const* stat, int part) {
+    float const* const stats = thread_stats(stat, part);
+    if constexpr (kPInRegs || Traits::kTile.ctas_per_sm > 1) {
+      return [&two_rows, stats](int pair) { return two_rows(stats, pair); };
+    } else {
+      auto pairs = make_tensor<float2>(Int<decltype(size<1>(tScS_0))::value / 2>{});
+      CUTE_UNROLL
+      for (int pair = 0; pair < size(pairs); ++pair) pairs(pair) = two_rows(stats, pair);
+      return pairs;
+    }
+  };
+
+  // Of the tile's place in the problem, what would need registers all through the loop.
+  if (kEndsLate && fresh_thread_index() == 0) smem.turn[0] = {tile.batch, tile.n_block, -1, false};
+  auto n_block = [&] {
+    if constexpr (kEndsLate && !kPInRegs) return smem.turn[0].n_block;
+    return fresh(tile.n_block);
+  };
+  auto row_tile_index = [&](RowTile const& row_tile) -> int64_t {
+    if constexpr (kEndsLate && !kPInRegs) return smem.turn[0].row_tile;
+    return row_tile.index(args, fresh(tile.batch));
+  };
+  // The begin of a step, after a barrier by which all have added in the one before. The turn that ends waits until their
+  // sums have reached memory, the look at the next one has a way to memory and back: one thread each, of two warps.
+  auto begin_turn = [&](RowTile const& row_tile) {
+    auto& turn = smem.turn[0];
+    int const local = fresh_thread_index();
+    if (local == 0) {
+      if (params.deterministic && turn.row_tile >= 0) end_turn(params.semaphores + turn.row_tile);
+      turn.row_tile = int(row_tile.index(args, turn.batch));
+    }
+    if (local == 32 && params.deterministic) {
+      turn.arrived = is_turn(params.semaphores + row_tile.index(args, turn.batch), turn.n_block);
+    }
   };
 
   // S^T to P^T.
-  auto make_p = [&](auto& tSrS, int m_block, int part, float const* lse_log2) {
+  auto make_p = [&](auto& tSrS, int m_block, int part, auto const& lse_log2) {
     auto p = rowcol_view(tSrS);  // (keys, rows)
     if (m_block < range.unmasked) {
       auto const thread_mma = mma_scores.get_slice(fresh_thread_index());
       auto tScS = rowcol_view(thread_mma.partition_C(cS));  // (keys, rows) -> (key, row)
       apply_mask_transposed<Mask>(p, tScS, tScS_0, params, m_block * kBlockM + part * kScoreRows,
-                                  fresh(tile.n_block) * kBlockN);
+                                  n_block() * kBlockN);
     }
-    float const* const stats = thread_stats(lse_log2, part);
     CUTE_UNROLL
     for (int j = 0; j < size<1>(p); j += 2) {
-      float2 const lse = two_rows(stats, j);
+      float2 const lse = lse_log2(j / 2);
       CUTE_UNROLL
       for (int i = 0; i < size<0>(p); ++i) {
         p(i, j) = exp2_approx(p(i, j) * params.scale_log2 - lse.x);
@@ -154,13 +190,12 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
   };
 
   // dP^T to dS^T.
-  auto make_ds = [&](auto& tSrdP, auto const& tSrP, int part, float const* deltas) {
+  auto make_ds = [&](auto& tSrdP, auto const& tSrP, auto const& deltas) {
     auto ds = rowcol_view(tSrdP);  // (keys, rows)
     auto p = rowcol_view(tSrP);    // (keys, rows)
-    float const* const stats = thread_stats(deltas, part);
     CUTE_UNROLL
     for (int j = 0; j < size<1>(p); j += 2) {
-      float2 const delta = two_rows(stats, j);
+      float2 const delta = deltas(j / 2);
       CUTE_UNROLL
       for (int i = 0; i < size<0>(p); ++i) {
         ds(i, j) = float(p(i, j)) * (ds(i, j) - delta.x);
@@ -220,11 +255,14 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
   };
   // Adds dQ to memory. `add_parts` calls add(i) for each i below its count of parts.
   auto add_in_turn = [&](RowTile const& row_tile, auto const& tdQrdQ, auto count, auto&& add_parts) {
-    int64_t const index = row_tile.index(args, fresh(tile.batch));
+    int64_t const index = row_tile_index(row_tile);
     float* const sums = params.dq_acc + index * (kBlockM * kHeadDim) + fresh_thread_index();
-    if (params.deterministic) wait_turn(params.semaphores + index, tile.n_block);
+    if (params.deterministic) wait_turn(params.semaphores + index, n_block(), kEndsLate && smem.turn[0].arrived);
     add_parts([&](int part) { add_dq<Traits, decltype(count)::value>(sums, tdQrdQ, part); });
-    if (params.deterministic) end_turn(params.semaphores + index);
+    if (!kEndsLate && params.deterministic) {
+      __syncthreads();  // everybody has added
+      if (threadIdx.x == 0) end_turn(params.semaphores + index);
+    }
   };
 
   // The first loads.
@@ -247,6 +285,9 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
     bool const more = next.head < end_head;
     cp_async_wait<0>();  // this thread's part of Q and dO has arrived
     __syncthreads();     // everybody's has; and everybody is done with the step before
+    if constexpr (kEndsLate) {
+      if (kPInRegs ? params.deterministic : true) begin_turn(now);
+    }
     if (kTwoQ && more) load_q(next, stage ^ 1);
     if (kTwoDout && more) load_dout(next, stage ^ 1);
 
@@ -255,14 +296,14 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
       for (int part = 0; part < kParts; ++part) {
         auto tSrS = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kScoreRows>>{});  // (MMA, MMA_N, MMA_M)
         scores_product(sK, sQ(_, _, q_stage * kParts + part), tSrS);
-        make_p(tSrS, now.m_block, part, smem.lse_log2[q_stage]);
+        make_p(tSrS, now.m_block, part, read_stats(smem.lse_log2[q_stage], part));
         auto rP = make_tensor_like<Element>(tSrS);  // (MMA, MMA_N, MMA_M)
         convert(tSrS, rP);
         auto tdVrP = make_tensor(rP.data(), operand_a_layout(rP.layout()));  // (MMA, MMA_N, MMA_K)
         auto tSrdP = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kScoreRows>>{});  // (MMA, MMA_N, MMA_M)
         scores_product(sV, sdO(_, _, dout_stage * kParts + part), tSrdP);
         keys_product(tdVrdV, tdVrP, sdOt(_, _, dout_stage * kParts + part), [](int) {});
-        make_ds(tSrdP, rP, part, smem.delta[dout_stage]);
+        make_ds(tSrdP, rP, read_stats(smem.delta[dout_stage], part));
         auto rdS = make_tensor_like<Element>(tSrdP);  // (MMA, MMA_N, MMA_M)
         convert(tSrdP, rdS);
         store_scores(rdS, sdSt, part);
@@ -279,9 +320,11 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
         auto tSrS = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kScoreRows>>{});   // (MMA, MMA_N, MMA_M)
         auto tSrdP = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kScoreRows>>{});  // (MMA, MMA_N, MMA_M)
         scores_product(sK, sQ(_, _, q_stage), tSrS);
+        auto const lse_log2 = read_stats(smem.lse_log2[q_stage], 0);
+        auto const delta = read_stats(smem.delta[dout_stage], 0);
         scores_product(sV, sdO(_, _, dout_stage), tSrdP);
-        make_p(tSrS, now.m_block, 0, smem.lse_log2[q_stage]);
-        make_ds(tSrdP, tSrS, 0, smem.delta[dout_stage]);
+        make_p(tSrS, now.m_block, 0, lse_log2);
+        make_ds(tSrdP, tSrS, delta);
         auto rP = make_tensor_like<Element>(tSrS);    // (MMA, MMA_N, MMA_M)
         auto rdS = make_tensor_like<Element>(tSrdP);  // (MMA, MMA_N, MMA_M)
         convert(tSrS, rP);
@@ -313,6 +356,10 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
     now = next;
   }
   cp_async_wait<0>();
+  if (kEndsLate && params.deterministic) {
+    __syncthreads();  // everybody has added
+    if (fresh_thread_index() == 0) end_turn(params.semaphores + smem.turn[0].row_tile);
+  }
 }
 
 }  // namespace flash_cute::sm80

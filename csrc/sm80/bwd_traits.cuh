@@ -26,7 +26,7 @@ struct BwdTraits {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kQStages = kTile.q_stages;
   static constexpr int kDoutStages = kTile.dout_stages;
-  static constexpr bool kPInRegs = kTile.p_in_regs();
+  static constexpr bool kPInRegs = kTile.p_in_regs(), kEndsLate = kTile.ends_late;
 
   using MmaAtom = std::conditional_t<std::is_same_v<Element, cutlass::half_t>, SM80_16x8x16_F32F16F16F32_TN,
                                      SM80_16x8x16_F32BF16BF16F32_TN>;
@@ -92,6 +92,13 @@ struct BwdTraits {
     alignas(128) Element p[kPInRegs ? 0 : kBlockM * kBlockN];
     alignas(128) float lse_log2[kQStages][kBlockM];
     alignas(128) float delta[kDoutStages][kBlockM];
+    struct Turn {
+      int batch;
+      int n_block;
+      int row_tile;  // among all, where dQ is added in this step; -1: none yet
+      bool arrived;  // thread 32: its turn had come when the step began
+    };
+    alignas(128) Turn turn[kEndsLate ? 1 : 0];
   };
   static_assert(sizeof(SharedStorage) == bwd_smem_bytes(kTile, kHeadDim));
 };
