@@ -48,6 +48,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
   constexpr int kScoreRows = Traits::kScoreRows, kParts = Traits::kParts;
   constexpr bool kTwoQ = Traits::kQStages == 2, kTwoDout = Traits::kDoutStages == 2;
   constexpr bool kPInRegs = Traits::kPInRegs, kEndsLate = Traits::kEndsLate;
+
   BwdParams const& params = args.params;
   KeyTile const tile(args);
 
@@ -145,18 +146,19 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
     }
   };
 
-  // Of the tile's place in the problem, what would need registers all through the loop.
+  // The tile's place in the problem. Head dim 192 has no registers for it; others are slower with it in shared memory.
+  constexpr bool kFromShared = kEndsLate && kHeadDim == 192;
   if (kEndsLate && fresh_thread_index() == 0) smem.turn[0] = {tile.batch, tile.n_block, -1, false};
   auto n_block = [&] {
-    if constexpr (kEndsLate && !kPInRegs) return smem.turn[0].n_block;
+    if constexpr (kFromShared) return smem.turn[0].n_block;
     return fresh(tile.n_block);
   };
   auto row_tile_index = [&](RowTile const& row_tile) -> int64_t {
-    if constexpr (kEndsLate && !kPInRegs) return smem.turn[0].row_tile;
+    if constexpr (kFromShared) return smem.turn[0].row_tile;
     return row_tile.index(args, fresh(tile.batch));
   };
-  // The begin of a step, after a barrier by which all have added in the one before. The turn that ends waits until their
-  // sums have reached memory, the look at the next one has a way to memory and back: one thread each, of two warps.
+  // The begin of a step, after a barrier by which all have added in the one before. The turn that ends waits until
+  // their sums have reached memory, the look at the next one has a way to memory and back: two warps' business.
   auto begin_turn = [&](RowTile const& row_tile) {
     auto& turn = smem.turn[0];
     int const local = fresh_thread_index();
@@ -286,7 +288,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
     cp_async_wait<0>();  // this thread's part of Q and dO has arrived
     __syncthreads();     // everybody's has; and everybody is done with the step before
     if constexpr (kEndsLate) {
-      if (kPInRegs ? params.deterministic : true) begin_turn(now);
+      if (kFromShared || params.deterministic) begin_turn(now);
     }
     if (kTwoQ && more) load_q(next, stage ^ 1);
     if (kTwoDout && more) load_dout(next, stage ^ 1);

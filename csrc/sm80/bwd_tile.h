@@ -19,7 +19,7 @@ struct BwdTile {
   int q_stages;      // Q buffers
   int dout_stages;   // dO buffers
   int ctas_per_sm;   // register budget: 65536 / (32 * warps * ctas_per_sm)
-  bool ends_late;    // deterministic: a turn ends at the next step's begin, for which shared memory has 128 bytes
+  bool ends_late;    // deterministic: a turn ends as the next step begins; takes 128 bytes of shared memory
 
   // A warp that has the same keys in all of S^T, dP^T, dK and dV, and all their rows, keeps P and dS in registers.
   constexpr bool p_in_regs() const { return score_warps == warps && key_warps == warps; }
