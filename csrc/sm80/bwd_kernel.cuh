@@ -9,7 +9,7 @@
 
 namespace flash_cute::sm80 {
 
-template <class Traits>
+template <class Traits, bool kEndsLate>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.ctas_per_sm)
     bwd_kernel(__grid_constant__ BwdArgs const args) {
   extern __shared__ char smem_bytes[];
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.ctas_per_sm)
   auto tdVrdV = partition_fragment_C(mma, Tile{});  // (MMA, MMA_N, MMA_D)
   clear(tdKrdK);
   clear(tdVrdV);
-  bwd_mainloop<Traits>(args, smem, tdKrdK, tdVrdV);
+  bwd_mainloop<Traits, kEndsLate>(args, smem, tdKrdK, tdVrdV);
   bwd_epilogue<Traits>(args, smem, tdKrdK, tdVrdV);
 }
 

@@ -38,7 +38,7 @@ CUTE_DEVICE void fetched_gemm(Mma const& mma,
 }
 
 // Leaves P^T dO in tdVrdV and dS^T Q in tdKrdK.
-template <class Traits, class Accumulator>
+template <class Traits, bool kEndsLate, class Accumulator>
 CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorage& smem,
                               Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
                               Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
@@ -47,7 +47,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
   constexpr int kScoreRows = Traits::kScoreRows, kParts = Traits::kParts;
   constexpr bool kTwoQ = Traits::kQStages == 2, kTwoDout = Traits::kDoutStages == 2;
-  constexpr bool kPInRegs = Traits::kPInRegs, kEndsLate = Traits::kEndsLate;
+  constexpr bool kPInRegs = Traits::kPInRegs;
 
   BwdParams const& params = args.params;
   KeyTile const tile(args);
@@ -136,7 +136,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
   // covers the way from shared memory.
   auto read_stats = [&](float const* stat, int part) {
     float const* const stats = thread_stats(stat, part);
-    if constexpr (kPInRegs || Traits::kTile.ctas_per_sm > 1) {
+    if constexpr (kPInRegs || (Traits::kTile.ctas_per_sm > 1 && !kEndsLate)) {
       return [&two_rows, stats](int pair) { return two_rows(stats, pair); };
     } else {
       auto pairs = make_tensor<float2>(Int<decltype(size<1>(tScS_0))::value / 2>{});
@@ -157,6 +157,11 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
     if constexpr (kFromShared) return smem.turn[0].row_tile;
     return row_tile.index(args, fresh(tile.batch));
   };
+  bool arrived_local = false;
+  auto arrived = [&]() -> bool& {
+    if constexpr (kFromShared) return smem.turn[0].arrived;
+    return arrived_local;
+  };
   // The begin of a step, after a barrier by which all have added in the one before. The turn that ends waits until
   // their sums have reached memory, the look at the next one has a way to memory and back: two warps' business.
   auto begin_turn = [&](RowTile const& row_tile) {
@@ -167,7 +172,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
       turn.row_tile = int(row_tile.index(args, turn.batch));
     }
     if (local == 32 && params.deterministic) {
-      turn.arrived = is_turn(params.semaphores + row_tile.index(args, turn.batch), turn.n_block);
+      arrived() = is_turn(params.semaphores + row_tile.index(args, turn.batch), turn.n_block);
     }
   };
 
@@ -259,7 +264,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
   auto add_in_turn = [&](RowTile const& row_tile, auto const& tdQrdQ, auto count, auto&& add_parts) {
     int64_t const index = row_tile_index(row_tile);
     float* const sums = params.dq_acc + index * (kBlockM * kHeadDim) + fresh_thread_index();
-    if (params.deterministic) wait_turn(params.semaphores + index, n_block(), kEndsLate && smem.turn[0].arrived);
+    if (params.deterministic) wait_turn(params.semaphores + index, n_block(), kEndsLate && arrived());
     add_parts([&](int part) { add_dq<Traits, decltype(count)::value>(sums, tdQrdQ, part); });
     if (!kEndsLate && params.deterministic) {
       __syncthreads();  // everybody has added

@@ -29,7 +29,8 @@ struct BwdTile {
 constexpr BwdTile bwd_tile(int head_dim, bool /*causal*/, int chip) {
   if (head_dim <= 64) {
     return {.block_m = 64, .block_n = 128, .warps = 4, .score_warps = 4, .key_warps = 4, .row_warps = 2,
-            .q_stages = 1, .dout_stages = 1, .ctas_per_sm = chip == kSmem99K && head_dim > 32 ? 1 : 2, .ends_late = true};
+            .q_stages = 1, .dout_stages = 1, .ctas_per_sm = chip == kSmem99K && head_dim > 32 ? 1 : 2,
+            .ends_late = true};
   }
   if (chip == kSmem99K) {  // one CTA an SM
     if (head_dim <= 96) {

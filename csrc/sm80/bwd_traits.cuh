@@ -26,7 +26,7 @@ struct BwdTraits {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kQStages = kTile.q_stages;
   static constexpr int kDoutStages = kTile.dout_stages;
-  static constexpr bool kPInRegs = kTile.p_in_regs(), kEndsLate = kTile.ends_late;
+  static constexpr bool kPInRegs = kTile.p_in_regs();
 
   using MmaAtom = std::conditional_t<std::is_same_v<Element, cutlass::half_t>, SM80_16x8x16_F32F16F16F32_TN,
                                      SM80_16x8x16_F32BF16BF16F32_TN>;
@@ -98,7 +98,7 @@ struct BwdTraits {
       int row_tile;  // among all, where dQ is added in this step; -1: none yet
       bool arrived;  // thread 32: its turn had come when the step began
     };
-    alignas(128) Turn turn[kEndsLate ? 1 : 0];
+    alignas(128) Turn turn[kTile.ends_late ? 1 : 0];
   };
   static_assert(sizeof(SharedStorage) == bwd_smem_bytes(kTile, kHeadDim));
 };
