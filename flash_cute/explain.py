@@ -117,8 +117,11 @@ def kernel_matches(plan: dict[str, Any], kernel_name: str) -> bool:
     fields = _TILE_FIELDS[plan["backend"]].get(facts["kernel"])
     if fields is None:
         return False
-    tile = zip(fields, facts.pop("tile"), strict=False)  # zeros at its end have no name
-    return all(known.get(field, value) == value for field, value in [*facts.items(), *tile])
+    tile = dict(zip(fields, facts.pop("tile"), strict=False))  # zeros at its end have no name
+    if "ends_late" in fields:  # the deterministic mode may have a kernel of its own
+        late = tile.get("ends_late") and (plan.get("deterministic") or facts["head_dim"] > 128)
+        known["turns_end_late"] = bool(late)
+    return all(known.get(field, value) == value for field, value in [*facts.items(), *tile.items()])
 
 
 # Of FwdTile and BwdTile in csrc/<backend>/*_tile.h, in order. The plan does not tell all of them.
@@ -127,11 +130,11 @@ _TILE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "fwd_kernel": ("block_m", "block_n", "warps", "stages", "q_in_regs", "ctas_per_sm"),
         "bwd_kernel": (
             *("block_m", "block_n", "warps", "score_warps", "key_warps", "row_warps"),
-            *("q_stages", "dout_stages", "ctas_per_sm"),
+            *("q_stages", "dout_stages", "ctas_per_sm", "ends_late"),
         ),
     },
     "sm90": {
-        "fwd_kernel": ("block_m", "block_n", "stages", "ping_pong"),
+        "fwd_kernel": ("block_m", "block_n", "stages", "ping_pong", "late_wait"),
         "bwd_kernel": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
         "bwd_keys_kernel": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
     },
@@ -155,12 +158,14 @@ def _facts(kernel_name: str) -> dict[str, Any] | None:
     if not (kernel and element and mask and head_dim and tile):
         return None
     values = re.findall(r"L[a-z](\d+)E|(\d+)(?![\w)])|\b(true|false)\b", tile[1])
+    late = re.match(r"[> ]*, (?:\(bool\))?(\w+)>|E+Lb(\d)E", kernel_name[tile.end() :])
     return {
         "backend": kernel[1],
         "kernel": kernel[2],
         "dtype": _ELEMENTS[element[0]],
         "head_dim": int(head_dim[1]),
         "mask": _MASKS[mask[0]],
+        "turns_end_late": late is not None and (late[1] or late[2]) in ("1", "true"),
         "tile": [int(mangled or number or word == "true") for mangled, number, word in values],
     }
 

@@ -165,9 +165,7 @@ def _program(path: Path, says: str) -> Path:
     return path
 
 
-def test_native_builds_for_this_gpu_alone(
-    tools: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_native_builds_for_this_gpu_alone(tools: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _program(tmp_path / "nvidia-smi", "8.6")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     config = tools("config").read_config({"FLASH_CUTE_ARCHS": "native"})

@@ -72,7 +72,7 @@ def test_kernel_names_are_understood(name):
 
 
 def test_sm90_kernel_names_are_understood():
-    sm90 = DEMANGLED.replace("sm80", "sm90").replace("{128, 64, 4, 1, false, 2}", "{128, 176, 2, true, true}")
+    sm90 = DEMANGLED.replace("sm80", "sm90").replace("{128, 64, 4, 1, false, 2}", "{128, 176, 2, true, false}")
     plan = PLAN | {"backend": "sm90", "block_n": 176, "stages": 2, "threads": 384}
     assert kernel_matches(plan, sm90)
     assert not kernel_matches(plan | {"stages": 1}, sm90)
@@ -94,6 +94,26 @@ def test_backward_kernel_names_are_understood():
     assert not kernel_matches(plan | {"block_m": 128}, BACKWARD)
     assert not kernel_matches(plan, BACKWARD.replace("bwd_kernel", "bwd_convert_kernel"))
     assert not kernel_matches(plan, "void flash_cute::bwd_preprocess_kernel<cutlass::bfloat16_t>(int)")
+
+
+@pytest.mark.parametrize("head_dim, deterministic, late", [(64, True, True), (64, False, False), (192, False, True)])
+@pytest.mark.parametrize("form", ["({0})1", "true"], ids=["cu++filt", "c++filt"])
+def test_the_kernel_whose_turns_end_late_is_told_apart(head_dim, deterministic, late, form):
+    name = (
+        "void flash_cute::sm80::bwd_kernel<flash_cute::sm80::BwdTraits<cutlass::bfloat16_t, "
+        f"{head_dim}, flash_cute::Variant<flash_cute::FullMask>, "
+        "flash_cute::sm80::BwdTile{64, 128, 4, 4, 4, 2, 1, 1, 2, true}>, %s>(flash_cute::sm80::BwdArgs)"
+    )
+    true = form.format("bool")
+    false = true.replace("1", "0").replace("true", "false")
+    plan = {
+        **PLAN,
+        **{"kernel": "bwd_kernel", "dtype": "bfloat16", "kernel_head_dim": head_dim, "mask": "full"},
+        **{"block_m": 64, "block_n": 128, "deterministic": deterministic},
+    }
+    assert kernel_matches(plan, name % true) == late
+    assert kernel_matches(plan, name % false) != late
+    assert not kernel_matches(plan, (name % true).replace("2, true}", "2, false}"))
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])

@@ -26,9 +26,9 @@ def every_picture(among: tuple[Kernel, ...], arch: str = "sm80", head_dim: int =
     causal, full = (inspect.find(among, head_dim, mask, arch) for mask in ("causal", "full"))
     reads = "registers" if arch == "sm80" else "tensor"
     drawn = [pictures.bank_picture(causal, operand, reads) for operand in "QKV"]
-    drawn.append(pictures.bank_picture(causal, "O", "to shared"))
     drawn.append(pictures.thread_value_picture(causal))
     if arch == "sm80":
+        drawn.append(pictures.bank_picture(causal, "O", "to shared"))
         drawn.append(pictures.bank_picture(causal, "K", "into"))
         drawn.append(pictures.thread_value_picture(causal, ["K.gmem", "V.ldsm"]))
     drawn.append(pictures.mask_picture(causal))

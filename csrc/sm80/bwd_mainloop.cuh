@@ -132,11 +132,12 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
   auto two_rows = [&](float const* stats, int pair) {
     return *reinterpret_cast<float2 const*>(stats + get<1>(tScS_0(_0{}, 2 * pair)));
   };
-  // pair of rows -> statistic. Of a CTA that is alone on its SM all are read at once, ahead of a product whose time
-  // covers the way from shared memory.
+  // pair of rows -> statistic. A CTA that is alone on its SM reads all at once, ahead of a product whose time covers
+  // the way from shared memory; so does head dim 96 where that frees registers.
+  constexpr bool kStatsAhead = !kPInRegs && (Traits::kTile.ctas_per_sm == 1 || (kEndsLate && kHeadDim == 96));
   auto read_stats = [&](float const* stat, int part) {
     float const* const stats = thread_stats(stat, part);
-    if constexpr (kPInRegs || (Traits::kTile.ctas_per_sm > 1 && !kEndsLate)) {
+    if constexpr (!kStatsAhead) {
       return [&two_rows, stats](int pair) { return two_rows(stats, pair); };
     } else {
       auto pairs = make_tensor<float2>(Int<decltype(size<1>(tScS_0))::value / 2>{});
@@ -157,11 +158,6 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
     if constexpr (kFromShared) return smem.turn[0].row_tile;
     return row_tile.index(args, fresh(tile.batch));
   };
-  bool arrived_local = false;
-  auto arrived = [&]() -> bool& {
-    if constexpr (kFromShared) return smem.turn[0].arrived;
-    return arrived_local;
-  };
   // The begin of a step, after a barrier by which all have added in the one before. The turn that ends waits until
   // their sums have reached memory, the look at the next one has a way to memory and back: two warps' business.
   auto begin_turn = [&](RowTile const& row_tile) {
@@ -172,7 +168,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
       turn.row_tile = int(row_tile.index(args, turn.batch));
     }
     if (local == 32 && params.deterministic) {
-      arrived() = is_turn(params.semaphores + row_tile.index(args, turn.batch), turn.n_block);
+      turn.arrived = is_turn(params.semaphores + row_tile.index(args, turn.batch), turn.n_block);
     }
   };
 
@@ -264,7 +260,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
   auto add_in_turn = [&](RowTile const& row_tile, auto const& tdQrdQ, auto count, auto&& add_parts) {
     int64_t const index = row_tile_index(row_tile);
     float* const sums = params.dq_acc + index * (kBlockM * kHeadDim) + fresh_thread_index();
-    if (params.deterministic) wait_turn(params.semaphores + index, n_block(), kEndsLate && arrived());
+    if (params.deterministic) wait_turn(params.semaphores + index, n_block(), kEndsLate && smem.turn[0].arrived);
     add_parts([&](int part) { add_dq<Traits, decltype(count)::value>(sums, tdQrdQ, part); });
     if (!kEndsLate && params.deterministic) {
       __syncthreads();  // everybody has added

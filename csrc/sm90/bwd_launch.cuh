@@ -48,7 +48,7 @@ cudaError_t launch_ctas(Kernel* kernel, int64_t ctas, int threads, int smem_byte
 template <bool kCausal>
 int heads_distance(bool deterministic, int n_blocks) {
   bool const few_tiles = n_blocks < 16;
-  if (deterministic) return !kCausal ? 240 : few_tiles ? 400 : 800;
+  if (deterministic) return !kCausal ? 240 : few_tiles ? 400 : n_blocks < 64 ? 800 : 1200;
   return (kCausal ? 400 : 240) / (few_tiles ? 2 : 1);
 }
 

@@ -74,11 +74,11 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
     v_state.advance();
   };
   // S(n) to P(n), and the accumulator to their maximum.
-  auto finish_scores = [&](int n, auto masked, auto product_done) {
+  auto finish_scores = [&](int n, auto masked, auto wait_product, auto release) {
     if constexpr (decltype(masked)::value) {
       apply_mask<Mask>(scores, tScS, tScS_0, params, first_row, n * kBlockN);
     }
-    softmax.update_max(scores, acc, product_done);
+    softmax.update_max<Traits::kTile.late_wait>(scores, acc, wait_product, release);
     softmax.numerators(scores);
     convert(tSrS, rP);  // no branch between: the conversions run while the exponentials come
   };
@@ -92,11 +92,11 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
     warpgroup_wait<1>();
     warpgroup_fence_operand(tSrS);
     release_k();
-    finish_scores(n, masked, [&] {
+    auto const wait_product = [&] {
       warpgroup_wait<0>();
       warpgroup_fence_operand(tOrO);
-      release_v();
-    });
+    };
+    finish_scores(n, masked, wait_product, release_v);
   };
 
   clear(tOrO);
@@ -122,7 +122,7 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
   warpgroup_wait<0>();
   warpgroup_fence_operand(tSrS);
   release_k();
-  finish_scores(n, true_type{}, [] {});
+  finish_scores(n, true_type{}, [] {}, [] {});
   --n;
   if constexpr (!std::is_same_v<Mask, FullMask>) {
     for (; n >= range.unmasked; --n) step(n, true_type{});

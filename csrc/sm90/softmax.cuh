@@ -32,11 +32,12 @@ struct PipelinedSoftmax {
   CUTE_DEVICE explicit PipelinedSoftmax(float scale_log2_) : scale_log2(scale_log2_) {}
 
   // Takes a new maximum, and brings the accumulator and the sums to it, if some row of the warp needs one.
-  // `product_done` waits until the accumulator is there.
-  template <class Scores, class Accumulator, class ProductDone>
+  // `wait_product` waits until the accumulator is there, `release` follows: before the vote, or, kLateWait, after it.
+  // (Where the compiler has the choice, it waits halfway through the maximum.)
+  template <bool kLateWait, class Scores, class Accumulator, class WaitProduct, class Release>
   CUTE_DEVICE void update_max(Scores const& scores,  // (rows, columns)
                               Accumulator& acc,      // (rows, head dim)
-                              ProductDone&& product_done) {
+                              WaitProduct&& wait_product, Release&& release) {
     static_assert(decltype(size<0>(scores))::value == kRows);
     float own_max[kRows];  // of this thread's columns
     bool grown = false;
@@ -51,17 +52,26 @@ struct PipelinedSoftmax {
       own_max[i] = fmaxf(even, odd);
       grown |= (own_max[i] - row_max[i]) * scale_log2 > kLag;  // -inf to -inf compares false
     }
-    product_done();
-    if (!__any_sync(0xffffffff, grown)) return;
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      float const tile_max = quad_reduce(own_max[i], [](float a, float b) { return fmaxf(a, b); });
-      float const new_max = fmaxf(row_max[i], tile_max);
-      float const factor = exp2_approx((row_max[i] - finite(new_max)) * scale_log2);
-      row_max[i] = new_max;
-      row_sum[i] *= factor;
+    if constexpr (!kLateWait) {
+      wait_product();
+      release();
+    }
+    if (__any_sync(0xffffffff, grown)) {
+      if constexpr (kLateWait) wait_product();
       CUTE_UNROLL
-      for (int j = 0; j < size<1>(acc); ++j) acc(i, j) *= factor;
+      for (int i = 0; i < kRows; ++i) {
+        float const tile_max = quad_reduce(own_max[i], [](float a, float b) { return fmaxf(a, b); });
+        float const new_max = fmaxf(row_max[i], tile_max);
+        float const factor = exp2_approx((row_max[i] - finite(new_max)) * scale_log2);
+        row_max[i] = new_max;
+        row_sum[i] *= factor;
+        CUTE_UNROLL
+        for (int j = 0; j < size<1>(acc); ++j) acc(i, j) *= factor;
+      }
+    }
+    if constexpr (kLateWait) {
+      wait_product();
+      release();
     }
   }
 
