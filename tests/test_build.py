@@ -59,14 +59,14 @@ def test_report_has_every_file_with_both_dtypes() -> None:
 
 
 def _built_head_dims(arch: str, direction: str) -> list[int]:
-    found = (re.match(rf"{arch}_{direction}_d(\d+)_", entry["file"]) for entry in REPORT["files"])
+    found = (re.match(rf"{arch}_{direction[:3]}_d(\d+)_", entry["file"]) for entry in REPORT["files"])
     return sorted({int(match[1]) for match in found if match})
 
 
 @needs_kernels
 @pytest.mark.parametrize("capability", SMEM_CTA)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd", "bwd, deterministic"])
 def test_every_planned_kernel_fits_its_chip(capability: int, causal: bool, direction: str) -> None:
     """Each chip has machine code (no PTX left to the driver), and as many CTAs an SM as the tile says."""
     plans, wrong = 0, []
@@ -77,7 +77,8 @@ def test_every_planned_kernel_fits_its_chip(capability: int, causal: bool, direc
         for head_dim in _built_head_dims(backend, direction):
             for dtype in (torch.float16, torch.bfloat16):
                 x = torch.empty(1, 1, 64, head_dim, dtype=dtype, device="meta")
-                options = {"backend": backend, "capability": capability, "backward": direction == "bwd"}
+                options = {"backend": backend, "capability": capability, "backward": direction != "fwd"}
+                options["deterministic"] = direction == "bwd, deterministic"
                 plan = flash_cute.explain(x, x, x, causal, **options).data
                 compiled, ctas = plan["compiled"], plan["ctas_per_sm"]
                 plans += 1

@@ -203,8 +203,8 @@ def test_a_spoiled_layout_is_caught(what: str, kernels: tuple[Kernel, ...], monk
     name, check, spoil = SPOILED[what]
     tried = 0
     for kernel in (inspect.find(kernels, 64, arch=arch) for arch in sorted({kernel.arch for kernel in kernels})):
-        if check == "bank_conflicts" and kernel.arch == "sm90":
-            continue  # all its accesses are WGMMA's and TMA's, whose places are the descriptors'
+        if check == "bank_conflicts" and name.endswith(".smem") and kernel.arch == "sm90":
+            continue  # its accesses are WGMMA's, whose places are the descriptors'
         good = kernel.details()
         fields = good.arrays if name in good.arrays else good.facts
         if name not in fields:
@@ -217,7 +217,7 @@ def test_a_spoiled_layout_is_caught(what: str, kernels: tuple[Kernel, ...], monk
         monkeypatch.undo()
         tried += 1
     if not tried:
-        pytest.skip(f"no kernel has {name}")
+        pytest.skip(f"no kernel to spoil {name} of")
 
 
 def test_conflicts_are_counted() -> None:

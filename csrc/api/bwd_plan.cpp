@@ -6,9 +6,9 @@ namespace flash_cute {
 namespace {
 
 std::vector<NamedCopy> tensors(BwdDecision const& decision) {
-  return {{"q", decision.q, false},       {"k", decision.k, false},   {"v", decision.v, false},
-          {"out", decision.out, false},   {"dout", decision.dout, false}, {"dq", decision.dq, true},
-          {"dk", decision.dk, true},      {"dv", decision.dv, true}};
+  return {{"q", decision.q, false},     {"k", decision.k, false},       {"v", decision.v, false},
+          {"out", decision.out, false}, {"dout", decision.dout, false}, {"dq", decision.dq, true},
+          {"dk", decision.dk, true},    {"dv", decision.dv, true}};
 }
 
 std::string why_tile(BwdDecision const& decision) {
@@ -31,8 +31,8 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
                         " query heads of its key head, so that dk and dv are summed in registers.");
   }
   if (decision.shape.dq_in_registers) {
-    sentences.push_back("Deterministic in either mode: dq has a kernel of its own, bwd_queries_kernel, and every sum is "
-                        "in registers.");
+    sentences.push_back("Deterministic in either mode: dq has a kernel of its own, bwd_queries_kernel, and every sum "
+                        "is in registers.");
     return sentences;
   }
   sentences.push_back(decision.deterministic

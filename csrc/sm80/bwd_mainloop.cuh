@@ -132,8 +132,8 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
   auto two_rows = [&](float const* stats, int pair) {
     return *reinterpret_cast<float2 const*>(stats + get<1>(tScS_0(_0{}, 2 * pair)));
   };
-  // pair of rows -> statistic. A CTA that is alone on its SM reads all at once, ahead of a product whose time covers
-  // the way from shared memory; so does head dim 96 where that frees registers.
+  // pair of rows -> statistic. With P in shared memory, a CTA that is alone on its SM reads all at once, ahead of a
+  // product whose time covers the way from shared memory; so does head dim 96 where that frees registers.
   constexpr bool kStatsAhead = !kPInRegs && (Traits::kTile.ctas_per_sm == 1 || (kEndsLate && kHeadDim == 96));
   auto read_stats = [&](float const* stat, int part) {
     float const* const stats = thread_stats(stat, part);

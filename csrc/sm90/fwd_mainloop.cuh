@@ -112,6 +112,7 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
     }
   }
   if (end == 0) {
+    __syncwarp();  // all lanes have waited for Q
     smem.q_pipeline[warpgroup].release(q_state);
     return;
   }

@@ -91,8 +91,8 @@ def _distinct_places(details: Details, name: str) -> list[str]:
 def data_flow(kernel: Kernel) -> list[str]:
     """What each instruction brings is what the next expects, element by element.
 
-    ldmatrix and stmatrix are played as the PTX manual describes them; so are a TMA box's swizzle and a WGMMA
-    descriptor's. S's registers, read as P, must be P's elements; O's must reach O's places.
+    ldmatrix is played as the PTX manual describes it; so are a TMA box's swizzle and a WGMMA descriptor's. S's
+    registers, read as P, must be P's elements; on sm80, where O goes through shared memory, O's must reach O's places.
     """
     details = kernel.details()
     found = _p_is_s(details)
