@@ -118,7 +118,7 @@ def kernel_matches(plan: dict[str, Any], kernel_name: str) -> bool:
     if fields is None:
         return False
     tile = dict(zip(fields, facts.pop("tile"), strict=False))  # zeros at its end have no name
-    if "ends_late" in fields:  # the deterministic mode may have a kernel of its own
+    if "ends_late" in fields:  # two kernels of a tile, chosen as csrc/sm80/bwd_launch.cuh does
         late = tile.get("ends_late") and (plan.get("deterministic") or facts["head_dim"] > 128)
         known["turns_end_late"] = bool(late)
     return all(known.get(field, value) == value for field, value in [*facts.items(), *tile.items()])

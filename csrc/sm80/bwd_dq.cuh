@@ -23,7 +23,7 @@ CUTE_DEVICE bool is_turn(int const* semaphore, int turn) {
   return ended >= turn;
 }
 
-// `arrived`: thread 32 has seen so before.
+// `arrived`: thread 32 has seen it before. Its warp has the way to memory, while thread 0's ends the turn before.
 CUTE_DEVICE void wait_turn(int const* semaphore, int turn, bool arrived) {
   if (fresh_thread_index() == 32) {
     while (!arrived) arrived = is_turn(semaphore, turn);

@@ -48,7 +48,6 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
   constexpr int kScoreRows = Traits::kScoreRows, kParts = Traits::kParts;
   constexpr bool kTwoQ = Traits::kQStages == 2, kTwoDout = Traits::kDoutStages == 2;
   constexpr bool kPInRegs = Traits::kPInRegs;
-
   BwdParams const& params = args.params;
   KeyTile const tile(args);
 

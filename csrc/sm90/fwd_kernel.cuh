@@ -1,5 +1,5 @@
 // The Hopper forward: a persistent CTA of one producer warpgroup, of which one thread issues all TMA loads,
-// and one to three consumer warpgroups, each with 64 query rows of a tile. Registers move from the first to
+// and one to four consumer warpgroups, each with 64 query rows of a tile. Registers move from the first to
 // the others by setmaxnreg.
 #pragma once
 

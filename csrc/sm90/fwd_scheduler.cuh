@@ -35,8 +35,8 @@ struct TileSchedule {
   static TileSchedule make(FwdParams const& params, int block_m, bool longest_first) {
     int const num_heads = params.batch * params.heads_q;
     int64_t const kv_bytes = std::max<int64_t>(1, int64_t{4} * params.len_k * params.head_dim);
-    int64_t const heads_kv = std::max<int64_t>(1, l2_budget(params.len_k) / kv_bytes);
-    int64_t const fitting = heads_kv * (params.heads_q / params.heads_kv);
+    int64_t const fitting_kv = std::max<int64_t>(1, l2_budget(params.len_k) / kv_bytes);
+    int64_t const fitting = fitting_kv * (params.heads_q / params.heads_kv);
     int64_t const groups = longest_first ? (num_heads + fitting - 1) / fitting : 1;  // alike: none ends in a short list
     return {.num_m_blocks = (params.len_q + block_m - 1) / block_m,
             .heads_q = params.heads_q,
