@@ -1,4 +1,4 @@
-// Conversion of a register fragment to the 16-bit type of the next product, packed two at a time.
+// Conversion of a register fragment to the 16-bit type of the next product, packed two at a time, and back.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -20,6 +20,24 @@ CUTE_DEVICE void convert(Tensor<From, FromLayout> const& from, Tensor<To, ToLayo
   for (int i = 0; i < size(from_pairs); ++i) {
     to_pairs(i) = converter(from_pairs(i));
   }
+}
+
+// Two neighbours, of a word.
+template <class Element>
+CUTE_DEVICE float2 unpack(uint32_t pair) {
+  if constexpr (std::is_same_v<Element, cutlass::bfloat16_t>) {
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+  } else {
+    return __half22float2(reinterpret_cast<__half2 const&>(pair));
+  }
+}
+
+// What rounding to Element adds to a and to b.
+template <class Element>
+CUTE_DEVICE float2 rounding_errors(float a, float b) {
+  auto const pair = cutlass::NumericArrayConverter<Element, float, 2>{}({a, b});
+  float2 const rounded = unpack<Element>(reinterpret_cast<uint32_t const&>(pair));
+  return {rounded.x - a, rounded.y - b};
 }
 
 }  // namespace flash_cute

@@ -1,12 +1,23 @@
-// Online softmax in base 2 over the rows a thread shares with its quad (Milakov and Gimelshein,
-// arXiv 1805.02867; the deferred rescale follows FlashAttention-4's idea).
+// Online softmax in base 2 over the rows a thread shares with its quad (Milakov and Gimelshein, arXiv 1805.02867; the
+// deferred rescale follows FlashAttention-4's idea). It is cut in two, so that a product may run while the maximum of a
+// tile is found; then the accumulator may be rescaled, and the numerators follow.
 //
-// The running maximum may lag the true one by kLag in the exponent: the accumulator is rescaled only when
-// some row of the warp has grown past that. Numerators then reach 2^kLag, far from overflow in fp16 and
-// without loss of relative precision; the result is the same sum in another scaling.
+// With two rows a thread the maximum in use may lag the true one by kLag in the exponent: only a row that has grown
+// past that takes a new one, and only where a row of the warp does is the accumulator rescaled. Numerators then reach
+// 2^kLag, far from overflow in fp16; the result is the same quotient in another scaling. Whether a row has grown, its
+// threads see from their own columns; they share a maximum only where a new one is taken.
+//
+// The product with V takes the numerators rounded to 16 bits, and is divided by the sum of the unrounded ones: the
+// rounding of the largest so becomes an error of whatever all values have in common, which the backward's
+// rowsum(dO * O) carries to every key. With the exact maximum the largest is 1 and rounding leaves it so. With one that
+// lags, the divisor gets the rounding error of each thread's largest numerator; the LSE does not.
 #pragma once
 
+#include <cfloat>
+
 #include <cute/tensor.hpp>
+
+#include "convert.cuh"
 
 namespace flash_cute {
 
@@ -18,6 +29,12 @@ CUTE_DEVICE float exp2_approx(float x) {
   return y;
 }
 
+CUTE_DEVICE float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Reduces over the four threads that share a row.
 template <class Op>
 CUTE_DEVICE float quad_reduce(float x, Op op) {
@@ -25,83 +42,122 @@ CUTE_DEVICE float quad_reduce(float x, Op op) {
   return op(x, __shfl_xor_sync(0xffffffff, x, 1));
 }
 
-template <int kRows>
+template <int kRows>  // of a thread
 struct OnlineSoftmax {
+  static constexpr bool kLazy = kRows == 2;  // four rows leave too few registers for it
   static constexpr float kLag = 8.f;
 
   float scale_log2;
-  float row_max[kRows];  // the maximum in use, in units of the raw scores
-  float row_sum[kRows];  // this thread's columns only, until finish()
+  float lag;             // kLag in units of the raw scores
+  float offset[kRows];   // the maximum in use times scale_log2; before there is one, less than any finite score's
+  float sum[kRows];      // of the numerators, this thread's columns only until finish()
+  float own_max[kRows];  // kLazy: of the raw scores so far, this thread's columns only
+  float limit[kRows];    // kLazy: of the raw scores, past which the row takes a new maximum
+  float error[kRows];    // from finish() on: what rounding has added to the largest numerators
 
-  CUTE_DEVICE explicit OnlineSoftmax(float scale_log2_) : scale_log2(scale_log2_) {
+  CUTE_DEVICE explicit OnlineSoftmax(float scale_log2_) : scale_log2(scale_log2_), lag(kLag / scale_log2_) {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      row_max[i] = -INFINITY;
-      row_sum[i] = 0.f;
+      offset[i] = -FLT_MAX;
+      own_max[i] = limit[i] = -INFINITY;
+      sum[i] = error[i] = 0.f;
     }
   }
 
-  // Turns a tile of raw scores into numerators exp2(scale_log2 * (s - max)), after bringing the accumulator
-  // and the sums to a new maximum if one is needed.
-  template <class Scores, class Accumulator>
-  CUTE_DEVICE void step(Scores& scores,      // (rows, columns)
-                        Accumulator& acc) {  // (rows, head dim)
+  struct Nothing {
+    CUTE_DEVICE void operator()() const {}
+  };
+
+  // Takes a new maximum for the rows that need one, and brings the accumulator and the sums to it.
+  // `wait_product` waits until the accumulator is there, `release` follows: before the vote, or, kLateWait, after it.
+  // (Where the compiler has the choice, it waits halfway through the maximum.)
+  template <bool kLateWait = false, class Scores, class Accumulator, class WaitProduct = Nothing, class Release = Nothing>
+  CUTE_DEVICE void update_max(Scores const& scores,  // (rows, columns)
+                              Accumulator& acc,      // (rows, head dim)
+                              WaitProduct wait_product = {}, Release release = {}) {
     static_assert(decltype(size<0>(scores))::value == kRows);
-    float new_max[kRows];
+    auto const max = [](float a, float b) { return fmaxf(a, b); };
     bool grown = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      float thread_max = scores(i, _0{});
+      float even = scores(i, _0{}), odd = scores(i, _1{});  // of two rows four chains: the latency of two would show
+      if constexpr (kLazy) even = fmaxf(even, own_max[i]);
       CUTE_UNROLL
-      for (int j = 1; j < size<1>(scores); ++j) {
-        thread_max = fmaxf(thread_max, scores(i, j));
+      for (int j = 2; j < size<1>(scores); ++j) {
+        float& chain = kRows == 2 && j % 2 == 1 ? odd : even;
+        chain = fmaxf(chain, scores(i, j));
       }
-      new_max[i] = fmaxf(row_max[i], quad_reduce(thread_max, [](float a, float b) { return fmaxf(a, b); }));
-      grown |= (new_max[i] - row_max[i]) * scale_log2 > kLag;  // -inf to -inf compares false
+      own_max[i] = kLazy ? fmaxf(even, odd) : quad_reduce(fmaxf(even, odd), max);
+      grown |= kLazy ? own_max[i] > limit[i] : own_max[i] * scale_log2 > offset[i];
+    }
+    if constexpr (!kLateWait) {
+      wait_product();
+      release();
     }
     if (__any_sync(0xffffffff, grown)) {
+      if constexpr (kLateWait) wait_product();
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        float const factor = exp2_approx((row_max[i] - finite(new_max[i])) * scale_log2);
-        row_max[i] = new_max[i];
-        row_sum[i] *= factor;
-        CUTE_UNROLL
-        for (int j = 0; j < size<1>(acc); ++j) {
-          acc(i, j) *= factor;
+        float new_offset = fmaxf(own_max[i] * scale_log2, offset[i]);
+        if constexpr (kLazy) {
+          float const row_max = quad_reduce(own_max[i], max);
+          bool const past = row_max > limit[i];
+          new_offset = past ? row_max * scale_log2 : offset[i];
+          limit[i] = past ? row_max + lag : limit[i];
         }
+        float const factor = exp2_approx(offset[i] - new_offset);
+        offset[i] = new_offset;
+        sum[i] *= factor;
+        CUTE_UNROLL
+        for (int j = 0; j < size<1>(acc); ++j) acc(i, j) *= factor;
       }
     }
+    if constexpr (kLateWait) {
+      wait_product();
+      release();
+    }
+  }
+
+  // Raw scores to numerators.
+  template <class Scores>
+  CUTE_DEVICE void numerators(Scores& scores) {  // (rows, columns)
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      float const offset = finite(row_max[i]) * scale_log2;
       CUTE_UNROLL
       for (int j = 0; j < size<1>(scores); ++j) {
-        scores(i, j) = exp2_approx(scores(i, j) * scale_log2 - offset);
-        row_sum[i] += scores(i, j);
+        scores(i, j) = numerator(i, scores(i, j));
+        sum[i] += scores(i, j);
       }
     }
   }
 
-  // Completes the sums, divides the accumulator by them and returns each row's log-sum-exp in `lse`.
-  // A row with sum 0 gets out 0 and lse -inf.
-  template <class Accumulator>
-  CUTE_DEVICE void finish(Accumulator& acc, float (&lse)[kRows]) {
-    constexpr float kLn2 = 0.693147180559945f;
+  // Makes the sums, and the errors of the largest numerators as Elements, those of whole rows.
+  template <class Element>
+  CUTE_DEVICE void finish() {
+    auto const add = [](float a, float b) { return a + b; };
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      float const sum = quad_reduce(row_sum[i], [](float a, float b) { return a + b; });
-      float const inverse = sum == 0.f ? 0.f : 1.f / sum;
-      lse[i] = sum == 0.f ? -INFINITY : row_max[i] * (scale_log2 * kLn2) + __logf(sum);
+    for (int i = 0; i < kRows; ++i) sum[i] = quad_reduce(sum[i], add);
+    if constexpr (kLazy) {
       CUTE_UNROLL
-      for (int j = 0; j < size<1>(acc); ++j) {
-        acc(i, j) *= inverse;
+      for (int i = 0; i < kRows; i += 2) {
+        float2 const own = rounding_errors<Element>(numerator(i, own_max[i]), numerator(i + 1, own_max[i + 1]));
+        error[i] = quad_reduce(own.x, add);
+        error[i + 1] = quad_reduce(own.y, add);
       }
     }
+  }
+
+  // After finish(): what the accumulator is to be multiplied by (infinite where all scores are -inf), and the row's
+  // log-sum-exp (-inf there).
+  CUTE_DEVICE float inverse(int i) const { return reciprocal(sum[i] + error[i]); }
+  CUTE_DEVICE float lse(int i) const {
+    constexpr float kLn2 = 0.693147180559945f;
+    return sum[i] == 0.f ? -INFINITY : offset[i] * kLn2 + logf(sum[i]);
   }
 
  private:
-  // A row whose scores so far are all -inf is measured from 0, so that its numerators are 0 and not NaN.
-  CUTE_DEVICE static float finite(float x) { return x == -INFINITY ? 0.f : x; }
+  // exp2(scale_log2 * (score - max)). As long as a row has no maximum its scores are -inf: 0, not NaN.
+  CUTE_DEVICE float numerator(int i, float score) const { return exp2_approx(score * scale_log2 - offset[i]); }
 };
 
 }  // namespace flash_cute

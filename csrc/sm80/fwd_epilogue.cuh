@@ -4,8 +4,8 @@
 #include <cute/tensor.hpp>
 
 #include "../core/convert.cuh"
+#include "../core/fwd_normalize.cuh"
 #include "../core/layout.cuh"
-#include "../core/mask.cuh"
 #include "../core/scheduler.cuh"
 #include "fwd_traits.cuh"
 #include "load_cp_async.cuh"
@@ -14,7 +14,7 @@ namespace flash_cute::sm80 {
 
 template <class Traits, class Softmax, class Accumulator>
 CUTE_DEVICE void fwd_epilogue(FwdParams const& params, TileCoord const tile, typename Traits::SharedStorage& smem,
-                              Softmax& softmax,
+                              Softmax const& softmax,
                               Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
@@ -23,22 +23,10 @@ CUTE_DEVICE void fwd_epilogue(FwdParams const& params, TileCoord const tile, typ
   typename Traits::Mma mma;
 
   auto acc = rowcol_view(tOrO);  // (rows, head dim)
-  constexpr int kRows = decltype(size<0>(acc))::value;
-  float lse[kRows];
-  softmax.finish(acc, lse);
-
   auto cO = make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{});
   auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO));  // (rows, head dim) -> (row, column)
-  float* const lse_head = params.lse + (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
-  CUTE_UNROLL
-  for (int i = 0; i < kRows; ++i) {
-    int const row = first_row + get<0>(tOcO(i, _0{}));
-    if (get<1>(tOcO(_0{}, _0{})) == 0 && row < params.len_q) lse_head[row] = lse[i];
-    if (lse[i] == -INFINITY && row_sees_a_key<typename Traits::Mask>(params, row)) {
-      CUTE_UNROLL
-      for (int j = 0; j < size<1>(acc); ++j) acc(i, j) = NAN;
-    }
-  }
+  float* const lse = params.lse + (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
+  normalize<typename Traits::Mask>(params, lse, first_row, softmax, acc, tOcO);
 
   // A warp writes only rows of Q that it alone has read: no barrier is needed before.
   auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)

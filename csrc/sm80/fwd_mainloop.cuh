@@ -135,7 +135,8 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, TileCoord const tile,
       apply_mask<Mask>(scores, tScS, tScS_0, params, tile.m_block * kBlockM, n * kBlockN);
     }
     auto acc = rowcol_view(tOrO);  // (rows, head dim)
-    softmax.step(scores, acc);
+    softmax.update_max(scores, acc);
+    softmax.numerators(scores);
 
     auto rP = make_tensor_like<Element>(tSrS);  // (MMA, MMA_M, MMA_N)
     convert(tSrS, rP);
@@ -158,6 +159,7 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, TileCoord const tile,
   int stage = 0;
   for (; n >= range.unmasked; --n, stage ^= int(kTwoStages)) step(n, stage, true_type{});
   for (; n >= 0; --n, stage ^= int(kTwoStages)) step(n, stage, false_type{});
+  softmax.template finish<Element>();
 }
 
 }  // namespace flash_cute::sm80

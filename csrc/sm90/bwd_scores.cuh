@@ -6,6 +6,7 @@
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
 
+#include "../core/convert.cuh"
 #include "../core/softmax.cuh"
 
 namespace flash_cute::sm90 {
@@ -58,22 +59,14 @@ CUTE_DEVICE void exponentiate(Scores& scores, RowStats<kRows> const& lse_log2, f
   }
 }
 
-// Two neighbours, of a word: read as single elements, the compiler would keep P^T as such, twice the registers.
-template <class Element>
-CUTE_DEVICE float2 unpack(uint32_t pair) {
-  if constexpr (std::is_same_v<Element, cutlass::bfloat16_t>) {
-    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
-  } else {
-    return __half22float2(reinterpret_cast<__half2 const&>(pair));
-  }
-}
-
 // dP^T to dS^T = P^T (dP^T - delta) in the columns [begin, end).
 template <class Probabilities, class Scores, int kRows>
 CUTE_DEVICE void differentiate(Probabilities const& p, Scores& dscores, RowStats<kRows> const& stats, int begin,
                                int end) {
   using Element = typename Probabilities::value_type;
-  auto const pairs = recast<uint32_t>(p);  // as the fragment has them: row 0, row 1, then the next 8 columns
+  // As words, the fragment having row 0, row 1, then the next 8 columns: read as single elements, the compiler would
+  // keep P^T as such, twice the registers.
+  auto const pairs = recast<uint32_t>(p);
   CUTE_UNROLL
   for (int j = begin; j < end; j += 4) {
     float4 const delta = stats.fours[j / 4];

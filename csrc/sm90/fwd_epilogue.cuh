@@ -5,11 +5,10 @@
 #include <cute/tensor.hpp>
 
 #include "../core/convert.cuh"
+#include "../core/fwd_normalize.cuh"
 #include "../core/layout.cuh"
-#include "../core/mask.cuh"
 #include "fwd_scheduler.cuh"
 #include "fwd_traits.cuh"
-#include "softmax.cuh"
 
 namespace flash_cute::sm90 {
 
@@ -29,7 +28,7 @@ CUTE_DEVICE uint4 quad_transpose(uint4 word, int thread) {
 
 template <class Traits, class Accumulator>
 CUTE_DEVICE void fwd_epilogue(FwdParams const& params, TileCoord const& tile, int warpgroup,
-                              PipelinedSoftmax const& softmax,
+                              OnlineSoftmax<2> const& softmax,
                               Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   constexpr int kRows = Traits::kRows;
@@ -45,17 +44,7 @@ CUTE_DEVICE void fwd_epilogue(FwdParams const& params, TileCoord const& tile, in
   auto cO = make_identity_tensor(Shape<Int<kRows>, Int<Traits::kHeadDim>>{});
   auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO));  // (rows, head dim) -> (row, column)
   float* const lse = params.lse + (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
-  CUTE_UNROLL
-  for (int i = 0; i < size<0>(acc); ++i) {
-    int const row = first_row + get<0>(tOcO(i, _0{}));
-    float const sum = softmax.sum(i);
-    if (get<1>(tOcO(_0{}, _0{})) == 0 && row < params.len_q) lse[row] = softmax.lse(i, sum, params.scale);
-    // Sum 0: no key seen gives 0; keys seen, all with score -inf, give 0/0 as in the definition.
-    bool const blind = !row_sees_a_key<typename Traits::Mask>(params, row);
-    float const inverse = blind ? 0.f : reciprocal(sum);
-    CUTE_UNROLL
-    for (int j = 0; j < size<1>(acc); ++j) acc(i, j) = blind ? 0.f : acc(i, j) * inverse;
-  }
+  normalize<typename Traits::Mask>(params, lse, first_row, softmax, acc, tOcO);
   auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)
   convert(tOrO, rO);
 

@@ -28,7 +28,7 @@ CUTE_DEVICE void fwd_consumer(FwdArgs const& args, typename Traits::SharedStorag
     TileCoord const tile = uniform(smem.tile[draws & 1]);
     if (tile.m_block < 0) break;
     PipelineState<1> const q_state{0, draws & 1};
-    PipelinedSoftmax softmax(args.params.scale_log2);
+    OnlineSoftmax<2> softmax(args.params.scale_log2);
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
     fwd_mainloop<Traits>(args.params, tile.m_block, warpgroup, smem, count, q_state, softmax, tOrO);
     fwd_epilogue<Traits>(args.params, tile, warpgroup, softmax, tOrO);

@@ -14,8 +14,8 @@
 #include "../core/convert.cuh"
 #include "../core/layout.cuh"
 #include "../core/mask.cuh"
+#include "../core/softmax.cuh"
 #include "fwd_traits.cuh"
-#include "softmax.cuh"
 #include "warpgroup.cuh"
 
 namespace flash_cute::sm90 {
@@ -25,7 +25,7 @@ namespace flash_cute::sm90 {
 template <class Traits, class Accumulator>
 CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgroup,
                               typename Traits::SharedStorage& smem,
-                              int count, PipelineState<1> const q_state, PipelinedSoftmax& softmax,
+                              int count, PipelineState<1> const q_state, OnlineSoftmax<2>& softmax,
                               Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   using Mask = typename Traits::Mask;
@@ -133,6 +133,7 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
   smem.q_pipeline[warpgroup].release(q_state);
   smem.v_pipeline.wait_full(v_state);
   issue_pv();
+  softmax.finish<Element>();
   warpgroup_wait<0>();
   warpgroup_fence_operand(tOrO);
   smem.v_pipeline.release(v_state);
