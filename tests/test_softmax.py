@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 from cases import CUDA_DTYPES, Case, Causal, Forward
-from numerics import assert_matches
+from numerics import assert_matches, visible
+
+import flash_cute.reference
 
 pytestmark = pytest.mark.kernel
 
@@ -63,6 +65,28 @@ def test_equal_scores_average(device: str, fwd: Forward, rng: torch.Generator) -
     mean = v.double().mean(2, keepdim=True).expand_as(out)
     torch.testing.assert_close(out.double(), mean, rtol=2e-3, atol=1e-4)
     torch.testing.assert_close(lse, torch.full_like(lse, math.log(LEN_K)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", CUDA_DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_common_part_of_values(
+    device: str, head_dim: int, dtype: torch.dtype, fwd: Forward, rng: torch.Generator
+) -> None:
+    """What all values have in common errs no more than with 16-bit weights whose largest is 1 exactly.
+
+    The backward's rowsum(dO * O) carries this error to every key.
+    """
+    q, k, v = Case(head_dim, 512, 1024, dtype=dtype).inputs(device, rng)
+    q, v = q * 4, v + 3
+    true_out, _ = flash_cute.reference.attention(q, k, v, True)
+    scores = (q.double() @ k.double().mT / math.sqrt(head_dim)).masked_fill(~visible(512, 1024, True, device), -math.inf)
+    numerators = torch.exp(scores - scores.amax(-1, keepdim=True))
+    plain = (numerators.to(dtype).double() @ v.double() / numerators.sum(-1, keepdim=True)).to(dtype)
+
+    def error(out: torch.Tensor) -> float:
+        return (out.double() - true_out).sum(-1).square().mean().sqrt().item()
+
+    assert error(fwd(q, k, v, True)[0]) < 1.15 * error(plain)
 
 
 def test_one_key(device: str, fwd: Forward, rng: torch.Generator) -> None:

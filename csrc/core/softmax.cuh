@@ -48,14 +48,13 @@ struct OnlineSoftmax {
   static constexpr float kLag = 8.f;
 
   float scale_log2;
-  float lag;             // kLag in units of the raw scores
   float offset[kRows];   // the maximum in use times scale_log2; before there is one, less than any finite score's
   float sum[kRows];      // of the numerators, this thread's columns only until finish()
   float own_max[kRows];  // kLazy: of the raw scores so far, this thread's columns only
   float limit[kRows];    // kLazy: of the raw scores, past which the row takes a new maximum
   float error[kRows];    // from finish() on: what rounding has added to the largest numerators
 
-  CUTE_DEVICE explicit OnlineSoftmax(float scale_log2_) : scale_log2(scale_log2_), lag(kLag / scale_log2_) {
+  CUTE_DEVICE explicit OnlineSoftmax(float scale_log2_) : scale_log2(scale_log2_) {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       offset[i] = -FLT_MAX;
@@ -71,7 +70,8 @@ struct OnlineSoftmax {
   // Takes a new maximum for the rows that need one, and brings the accumulator and the sums to it.
   // `wait_product` waits until the accumulator is there, `release` follows: before the vote, or, kLateWait, after it.
   // (Where the compiler has the choice, it waits halfway through the maximum.)
-  template <bool kLateWait = false, class Scores, class Accumulator, class WaitProduct = Nothing, class Release = Nothing>
+  template <bool kLateWait = false, class Scores, class Accumulator, class WaitProduct = Nothing,
+            class Release = Nothing>
   CUTE_DEVICE void update_max(Scores const& scores,  // (rows, columns)
                               Accumulator& acc,      // (rows, head dim)
                               WaitProduct wait_product = {}, Release release = {}) {
@@ -103,7 +103,7 @@ struct OnlineSoftmax {
           float const row_max = quad_reduce(own_max[i], max);
           bool const past = row_max > limit[i];
           new_offset = past ? row_max * scale_log2 : offset[i];
-          limit[i] = past ? row_max + lag : limit[i];
+          limit[i] = past ? row_max + kLag * reciprocal(scale_log2) : limit[i];
         }
         float const factor = exp2_approx(offset[i] - new_offset);
         offset[i] = new_offset;

@@ -85,7 +85,6 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, TileCoord const tile,
   auto const copy_v = make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, mma);
   auto tSsQ = copy_q.get_slice(thread).partition_S(sQ);      // (CPY, CPY_M, CPY_D)
   auto tSrQ_copy = copy_q.get_slice(thread).retile_D(tSrQ);  // (CPY, CPY_M, CPY_D)
-  auto tSsK = copy_k.get_slice(thread).partition_S(sK);      // (CPY, CPY_N, CPY_D, stage)
   auto tOsV = copy_v.get_slice(thread).partition_S(sVt);     // (CPY, CPY_D, CPY_N, stage)
 
   // Loads come from the last tile to the first, too. Only the last can reach past len_k.
@@ -116,6 +115,7 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, TileCoord const tile,
 
     auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
     clear(tSrS);
+    auto tSsK = copy_k.get_slice(fresh_thread_index()).partition_S(sK);          // (CPY, CPY_N, CPY_D, stage)
     gemm(mma, tSrS, tSrQ, tSrK, tSsK(_, _, _, stage), copy_k, [&](int k) {
       if constexpr (!kQInRegs) copy(copy_q, tSsQ(_, _, k), tSrQ_copy(_, _, k));
     });
