@@ -63,10 +63,10 @@ class Config:
     layers: int = 6
     context: int = 2048
     batch: int = 16
-    steps: int = 400
+    steps: int = 300
     warm_up: int = 40  # steps over which the learning rate rises; a cosine brings it down to a tenth
     smoothing: int = 50  # steps of the running mean
-    learning_rate: float = 1e-3
+    learning_rate: float = 6e-4
 
 
 def full_size(head_dim: int) -> Config:
@@ -289,7 +289,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--head-dim", type=int, nargs="+", choices=[64, 128], default=[64, 128])
     parser.add_argument("--attention", choices=list(ATTENTION), help="only one run, with it; default: all three")
-    parser.add_argument("--steps", type=int, help="default: 400, and 60 with --small")
+    parser.add_argument("--steps", type=int, help="default: 300, and 60 with --small")
     parser.add_argument("--seed", type=int, default=1, help="the second seed is the next one")
     parser.add_argument("--out", type=Path, default=Path("training"), help="folder for the CSVs and plots")
     parser.add_argument("--small", action="store_true", help="a tiny model: seconds on a CPU")
