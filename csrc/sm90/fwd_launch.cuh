@@ -13,9 +13,15 @@ namespace flash_cute::sm90 {
 template <class Traits>
 cudaError_t launch(FwdParams const& params, cudaStream_t stream) {
   using Element = typename Traits::Element;
+  int device = 0, num_sms = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
+
   FwdArgs args;
   args.params = params;
-  args.schedule = TileSchedule::make(params, Traits::kBlockM, std::is_same_v<typename Traits::Mask, CausalMask>);
+  bool const longest_first = std::is_same_v<typename Traits::Mask, CausalMask>;
+  args.schedule = TileSchedule::make(params, Traits::kBlockM, longest_first, num_sms);
   if (args.schedule.num_tiles() > INT_MAX) return cudaErrorInvalidConfiguration;
 
   // Without keys nothing is loaded through K's and V's maps; they only have to be valid.
@@ -35,12 +41,7 @@ cudaError_t launch(FwdParams const& params, cudaStream_t stream) {
   }
 
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
-  int device = 0, num_sms = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
-  if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(fwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
-  }
+  error = cudaFuncSetAttribute(fwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
   if (params.tile_counter != nullptr) {
     error = cudaMemsetAsync(params.tile_counter, 0, sizeof(int), stream);

@@ -26,23 +26,28 @@ struct TileSchedule {
   int heads_per_kv;
   int num_heads;   // batch * heads_q
   int group;       // heads a group
+  int last_group;  // its number; it has the heads that remain
   bool longest_first;
 
   // Bytes of K and V a group. Less keeps them in L2 more surely; but where a head has many keys, the longest tiles of
   // the last few heads would come too late to be evened out.
-  static int64_t l2_budget(int len_k) { return int64_t{len_k <= 1024 ? 8 : 32} << 20; }
+  static int64_t l2_budget(int len_k) { return int64_t{len_k <= 1024 ? 4 : 32} << 20; }
 
-  static TileSchedule make(FwdParams const& params, int block_m, bool longest_first) {
+  static TileSchedule make(FwdParams const& params, int block_m, bool longest_first, int num_sms) {
     int const num_heads = params.batch * params.heads_q;
+    int const num_m_blocks = (params.len_q + block_m - 1) / block_m;
     int64_t const kv_bytes = std::max<int64_t>(1, int64_t{4} * params.len_k * params.head_dim);
     int64_t const fitting_kv = std::max<int64_t>(1, l2_budget(params.len_k) / kv_bytes);
-    int64_t const fitting = fitting_kv * (params.heads_q / params.heads_kv);
-    int64_t const groups = longest_first ? (num_heads + fitting - 1) / fitting : 1;  // alike: none ends in a short list
-    return {.num_m_blocks = (params.len_q + block_m - 1) / block_m,
+    int64_t const fitting = std::min<int64_t>(num_heads, fitting_kv * (params.heads_q / params.heads_kv));
+    int64_t const group = longest_first ? fitting : num_heads;
+    // The last has a tile for every SM at least, or its longest would come when others have no more to do.
+    int64_t const last_heads = std::max<int64_t>(group, (num_sms + num_m_blocks - 1) / num_m_blocks);
+    return {.num_m_blocks = num_m_blocks,
             .heads_q = params.heads_q,
             .heads_per_kv = params.heads_q / params.heads_kv,
             .num_heads = num_heads,
-            .group = int((num_heads + groups - 1) / groups),
+            .group = int(group),
+            .last_group = int(std::max<int64_t>(0, num_heads - last_heads) / group),
             .longest_first = longest_first};
   }
 
@@ -52,9 +57,10 @@ struct TileSchedule {
   CUTE_HOST_DEVICE void place(int index, TileCoord volatile& tile) const {
     int m_block = index % num_m_blocks, head = index / num_m_blocks;
     if (longest_first) {
-      int const first_head = index / (group * num_m_blocks) * group;
+      int const number = cute::min(index / (group * num_m_blocks), last_group);
+      int const first_head = number * group;
       int const rank = index - first_head * num_m_blocks;
-      int const heads = cute::max(1, cute::min(group, num_heads - first_head));  // past the end: any
+      int const heads = number < last_group ? group : num_heads - first_head;
       m_block = num_m_blocks - 1 - rank / heads;
       head = first_head + rank % heads;
     }

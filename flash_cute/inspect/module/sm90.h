@@ -121,7 +121,7 @@ template <class Traits>
 Array schedule(FwdProblem const& problem, int ctas) {
   FwdParams const params = params_of(problem);
   auto const schedule =
-      TileSchedule::make(params, Traits::kBlockM, std::is_same_v<typename Traits::Mask, CausalMask>);
+      TileSchedule::make(params, Traits::kBlockM, std::is_same_v<typename Traits::Mask, CausalMask>, ctas);
   Array array{{7, 0}, {}};
   std::vector<int> rounds(ctas), work(ctas);
   for (int index = 0; index < schedule.num_tiles(); ++index) {
