@@ -79,7 +79,9 @@ def test_common_part_of_values(
     q, k, v = Case(head_dim, 512, 1024, dtype=dtype).inputs(device, rng)
     q, v = q * 4, v + 3
     true_out, _ = flash_cute.reference.attention(q, k, v, True)
-    scores = (q.double() @ k.double().mT / math.sqrt(head_dim)).masked_fill(~visible(512, 1024, True, device), -math.inf)
+    scores = (q.double() @ k.double().mT / math.sqrt(head_dim)).masked_fill(
+        ~visible(512, 1024, True, device), -math.inf
+    )
     numerators = torch.exp(scores - scores.amax(-1, keepdim=True))
     plain = (numerators.to(dtype).double() @ v.double() / numerators.sum(-1, keepdim=True)).to(dtype)
 
