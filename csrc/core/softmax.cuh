@@ -50,7 +50,7 @@ struct OnlineSoftmax {
   float scale_log2;
   float offset[kRows];   // the maximum in use times scale_log2; before there is one, less than any finite score's
   float sum[kRows];      // of the numerators, this thread's columns only until finish()
-  float own_max[kRows];  // kLazy: of the raw scores so far, this thread's columns only
+  float own_max[kRows];  // kLazy: of the raw scores so far, this thread's columns only; otherwise of the tile
   float limit[kRows];    // kLazy: of the raw scores, past which the row takes a new maximum
   float error[kRows];    // from finish() on: what rounding has added to the largest numerators
 

@@ -29,8 +29,8 @@ struct TileSchedule {
   int last_group;  // its number; it has the heads that remain
   bool longest_first;
 
-  // Bytes of K and V a group. Less keeps them in L2 more surely; but where a head has many keys, the longest tiles of
-  // the last few heads would come too late to be evened out.
+  // Bytes of K and V a group. Less keeps them in L2 more surely; but where a head has many keys, a group of few heads
+  // has too few tiles to hide its longest behind.
   static int64_t l2_budget(int len_k) { return int64_t{len_k <= 1024 ? 4 : 32} << 20; }
 
   static TileSchedule make(FwdParams const& params, int block_m, bool longest_first, int num_sms) {

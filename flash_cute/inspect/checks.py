@@ -226,6 +226,8 @@ PROBLEMS = tuple(
 )
 # On these the mask's own code runs, for every thread, on the tiles at both ends.
 MASKED = PROBLEMS[:4]
+# Batch, heads and lengths of which some heads at a time have a part of L2: the schedule has groups of them.
+GROUPED = (16, 16, 4, 1024, 1024)
 
 
 def mask_and_schedule(kernel: Kernel) -> list[str]:
@@ -235,10 +237,14 @@ def mask_and_schedule(kernel: Kernel) -> list[str]:
     for problem in PROBLEMS:
         if kernel.mask == "full" and problem.causal == "bottom_right":
             continue  # the same as top_left
-        for ctas in (1, 7, 132) if kernel.arch == "sm90" else (0,):
-            found += _schedule(kernel, problem, ctas)
-        found += _mask(kernel, problem, problem in MASKED)
+        found += _schedules(kernel, problem) + _mask(kernel, problem, problem in MASKED)
+    found += _schedules(kernel, Problem(*GROUPED, kernel.head_dim, "top_left"))
     return sorted(set(found))
+
+
+def _schedules(kernel: Kernel, problem: Problem) -> list[str]:
+    ctas = (1, 7, 132) if kernel.arch == "sm90" else (0,)
+    return list(itertools.chain.from_iterable(_schedule(kernel, problem, number) for number in ctas))
 
 
 def _schedule(kernel: Kernel, problem: Problem, ctas: int) -> list[str]:
