@@ -244,8 +244,8 @@ def mask_and_schedule(kernel: Kernel) -> list[str]:
 
 
 def _schedules(kernel: Kernel, problem: Problem) -> list[str]:
-    ctas = (1, 7, 132) if kernel.arch == "sm90" else (0,)
-    return list(itertools.chain.from_iterable(_schedule(kernel, problem, number) for number in ctas))
+    grids = (1, 7, 132) if kernel.arch == "sm90" else (0,)
+    return [finding for ctas in grids for finding in _schedule(kernel, problem, ctas)]
 
 
 def _schedule(kernel: Kernel, problem: Problem, ctas: int) -> list[str]:
