@@ -135,7 +135,8 @@ def odd_grid() -> list[Workload]:
             case(4, 16, 4096, 128, causal),
             case(4, 16, 4095, 128, causal, M=4096),
         ]
-    return [*cells, case(2, 32, 64, 128, False, M=32768), case(2, 32, 128, 128, False, M=65536)]
+    cells += [case(2, 32, 64, 128, False, M=32768), case(2, 32, 128, 128, False, M=65536)]
+    return [*cells, case(2, 32, 64, 128, False, M=32768, Hkv=8), case(1, 16, 512, 64, False, M=8192)]
 
 
 def small_grid() -> list[Workload]:

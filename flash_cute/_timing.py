@@ -191,9 +191,10 @@ def measure(
     failures: dict[str, str] | None = None,
     on_turn: Callable[[], None] | None = None,
 ) -> dict[str, Timing]:
-    """Time the contenders by turns, about `seconds` each, in rounds whose order rotates.
+    """Time the contenders by turns, about `seconds` each.
 
-    The card's clock follows its power draw, so contenders are compared only within a round, never one after the other.
+    The card's clock follows its power draw, so contenders are compared only within a round, never one after the other,
+    and the order of the rounds is such that each follows each other equally often.
 
     Args:
         contenders: what to time; each is warmed up first. Names must differ.
@@ -219,12 +220,23 @@ def measure(
             failures[contender.name] = first_line(error)
     samples: dict[str, list[float]] = {batch.contender.name: [] for batch in batches}
     for turn in range(rounds):
-        for position in range(len(batches)):
-            batch = batches[(position + turn) % len(batches)]
+        for position in turn_order(turn, len(batches)):
+            batch = batches[position]
             samples[batch.contender.name].append(batch.run())
             if on_turn is not None:
                 on_turn()
     return {batch.contender.name: Timing(tuple(samples[batch.contender.name]), batch.calls) for batch in batches}
+
+
+def turn_order(turn: int, count: int) -> list[int]:
+    """Who comes when in a round: a row of a Williams design (Williams, Aust. J. Sci. Res. A 2, 1949).
+
+    Over `count` rounds (twice as many for an odd count) each stands once in each place, and each directly follows each
+    other equally often: whoever comes after the one that heats the card most finds it at a lower clock.
+    """
+    row = [(place // 2 if place % 2 == 0 else count - 1 - place // 2) for place in range(count)]
+    shifted = [(item + turn) % count for item in row]
+    return shifted[::-1] if count % 2 and turn // count % 2 else shifted
 
 
 def first_line(error: BaseException) -> str:

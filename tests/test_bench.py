@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import importlib
+import itertools
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from flash_cute._timing import turn_order
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -133,3 +137,13 @@ def test_plot_is_drawn(measured: tuple[str, Path], tmp_path: Path) -> None:
 
 def test_published_tables_are_those_of_the_csvs() -> None:
     run("bench/readme.py", "--check")
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_nobody_always_follows_the_same(count: int) -> None:
+    rounds = [turn_order(turn, count) for turn in range(count * (1 + count % 2))]
+    assert all(sorted(one) == list(range(count)) for one in rounds)
+    follows = Counter(pair for one in rounds for pair in itertools.pairwise(one))
+    places = Counter(pair for one in rounds for pair in enumerate(one))
+    assert len(follows) == count * (count - 1) and len(set(follows.values())) <= 1
+    assert len(places) == count**2 and len(set(places.values())) == 1
