@@ -12,7 +12,8 @@ struct BwdArgs {
   int n_blocks;
   int m_blocks;
   int group;          // query heads of one key head
-  int heads_abreast;  // key heads whose tiles of one number are neighbours in launch order
+  int heads_abreast;  // key heads of a group: their tiles of one number are neighbours in launch order
+  int last_group;     // its number; it has all the heads that remain
 };
 
 // A number as if it were new: the compiler holds nothing that it computed from it before. Registers are what the
@@ -22,7 +23,7 @@ CUTE_DEVICE int fresh(int x) {
   return x;
 }
 
-// The key tile that a CTA owns. In launch order come tile 0 of `heads_abreast` key heads, then their tile 1, ...:
+// The key tile that a CTA owns. In launch order come tile 0 of a group of key heads, then their tile 1, ...:
 // CTAs that read the same Q and dO run at about the same time, and with a causal mask the longest come first. CTAs
 // that wait for each other's turn at dQ have a distance that hides the way from one to the next.
 struct KeyTile {
@@ -33,9 +34,11 @@ struct KeyTile {
   CUTE_DEVICE explicit KeyTile(BwdArgs const& args) {
     int block;  // read anew at each use: the epilogue's tile stays in no register through the main loop
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    int const first = block / (args.n_blocks * args.heads_abreast) * args.heads_abreast;
+    int const number = min(block / (args.n_blocks * args.heads_abreast), args.last_group);
+    int const first = number * args.heads_abreast;
     int const place = block - first * args.n_blocks;
-    int const abreast = min(args.heads_abreast, args.params.batch * args.params.heads_kv - first);
+    int const heads = args.params.batch * args.params.heads_kv;
+    int const abreast = number < args.last_group ? args.heads_abreast : heads - first;
     n_block = place / abreast;
     int const head = first + place % abreast;
     head_kv = head % args.params.heads_kv;

@@ -11,29 +11,51 @@
 
 namespace flash_cute::sm80 {
 
+// How many heads have their key tiles abreast in launch order.
+template <class Traits>
+void order_heads(BwdArgs& args, int num_sms) {
+  constexpr bool kCausal = std::is_same_v<typename Traits::Mask, CausalMask>;
+  BwdParams const& params = args.params;
+  int const heads = params.batch * params.heads_kv;
+  if (!params.deterministic) {
+    // One head after the other. With a mask, as many in the last group as have two tiles for every SM, or its longest
+    // would come when others have no more to do.
+    int const last_heads = kCausal ? ceil_div(2 * num_sms, args.n_blocks) : 1;
+    args.heads_abreast = 1;
+    args.last_group = max(0, heads - last_heads);
+    return;
+  }
+  // In order of turns, the next key tile of a head shall start so much later that its turn has come at every row tile.
+  // So as many heads as keep Q, dO and the sums of dQ in L2 together; or, where those are few, more.
+  constexpr int kFew = kCausal ? 32 : 8;
+  constexpr int64_t kL2Budget = int64_t{kCausal ? 48 : 24} << 20;
+  int64_t const rows = int64_t{args.m_blocks} * Traits::kBlockM * args.group;  // of a key head
+  int const abreast = int(min(int64_t{heads}, max(int64_t{kFew}, kL2Budget / (8 * Traits::kHeadDim * rows))));
+  // Groups alike: in a last group of few heads every key tile would wait for the one before it.
+  args.heads_abreast = ceil_div(heads, ceil_div(heads, abreast));
+  args.last_group = (heads - 1) / args.heads_abreast;
+}
+
 template <class Traits>
 cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  int device = 0, num_sms = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
   BwdArgs args;
   args.params = params;
   args.m_blocks = ceil_div(params.len_q, kBlockM);
   args.n_blocks = ceil_div(params.len_k, kBlockN);
   args.group = params.heads_q / params.heads_kv;
-  // In order of turns, the next key tile of a head shall start so much later that its turn has come at every row tile:
-  // after this many row tiles of all heads abreast. Of 200 to 4000, this loses the least. Groups alike: in a last
-  // group of few heads every key tile would wait for the one before it.
-  constexpr int kDistance = std::is_same_v<typename Traits::Mask, CausalMask> ? 2000 : 1000;
-  int const heads = params.batch * params.heads_kv;
-  // But of few row tiles, more heads abreast than 32 are fewer key tiles at a time that share a head's Q and dO in L2.
-  int const groups = ceil_div(heads, min(32, ceil_div(kDistance, args.m_blocks * args.group)));
-  args.heads_abreast = params.deterministic ? ceil_div(heads, groups) : 1;
+  order_heads<Traits>(args, num_sms);
   int64_t const key_tiles = int64_t{args.n_blocks} * params.heads_kv * params.batch;
   int64_t const row_tiles = int64_t{args.m_blocks} * params.heads_q * params.batch;
   if (key_tiles > INT_MAX || row_tiles > INT_MAX) return cudaErrorInvalidConfiguration;
 
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
   using Element = typename Traits::Element;
-  cudaError_t error = launch_bwd_preprocess<Element, kBlockM, Traits::kHeadDim, RowOrder, true>(params, stream);
+  error = launch_bwd_preprocess<Element, kBlockM, Traits::kHeadDim, RowOrder, true>(params, stream);
   if (error != cudaSuccess) return error;
   // What ends turns late takes registers: up to head dim 128 the default mode is 2 to 4 % faster in a kernel without.
   constexpr bool kEndsLate = Traits::kTile.ends_late, kDefault = kEndsLate && Traits::kHeadDim > 128;
