@@ -12,13 +12,31 @@ struct Strides {
   int64_t row;
 };
 
+// Row tiles that fill no whole wave of CTAs, split by keys (stream-K: Osama et al., arXiv 2301.03598). Their key tiles,
+// one row tile's after the other's, are dealt in ranges, one a CTA. What a range has of a row tile that an earlier one
+// begins is a part: it goes through memory to the CTA that began the tile.
+struct KeySplit {
+  int tiles = 0;   // row tiles, the first of the order; 0: none is split
+  int steps = 0;   // key tiles of each
+  int ranges = 0;
+  int length = 0;  // key tiles of a range,
+  int longer = 0;  // and one more in so many of them, the first
+
+  constexpr int range_begin(int range) const { return range * length + (range < longer ? range : longer); }
+};
+
 struct FwdParams {
   void const* q;  // (batch, heads_q,  len_q, head_dim), 16-bit elements
   void const* k;  // (batch, heads_kv, len_k, head_dim)
   void const* v;  // (batch, heads_kv, len_k, head_dim)
   void* out;      // (batch, heads_q,  len_q, head_dim)
   float* lse;     // (batch, heads_q,  len_q), contiguous, natural log of the scaled scores
-  int* tile_counter;  // one int of workspace, undefined: CTAs draw tiles from it; null: tiles are dealt in turn
+
+  // Workspace, undefined when the launch begins.
+  int* tile_counter;  // one int: CTAs draw tiles from it; null: tiles are dealt in turn
+  float* parts;       // of split tiles, see sm90/fwd_split.cuh
+  int* part_flags;    // one a warp of each range: its part is in memory
+  KeySplit split;
 
   Strides q_strides;
   Strides k_strides;
@@ -36,8 +54,7 @@ struct FwdParams {
   // bottom_right: len_k - len_q; top_left: 0.
   int diagonal;
 
-  float scale;       // multiplies q.k; finite and > 0
-  float scale_log2;  // scale * log2(e)
+  float scale_log2;  // what multiplies q.k, times log2(e); finite and > 0
 };
 
 struct BwdParams {

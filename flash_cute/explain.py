@@ -23,11 +23,14 @@ class Explanation:
     `mask`, `scale`), `backend`, `reasons` (sentences), `copies` ("q", "k", "v" and "out" to the reason why it is
     copied, or None); and of the kernel (None on the CPU) `kernel`, `kernel_head_dim`, `config` (index into the
     tile table), `block_m` (query rows a CTA), `block_n` (keys a step), `threads` (a CTA), `stages`, `smem_bytes`
-    (a CTA), `ctas_per_sm`, `tiles` and `capability`. `compiled` is the compiler's report on that very kernel (`arch`,
-    `registers`, `spill_stores` and `spill_loads` in bytes, ...), or None where the driver compiles it from PTX.
+    (a CTA), `ctas_per_sm`, `tiles`, `capability` and `workspace_bytes`. `compiled` is the compiler's report on that
+    very kernel (`arch`, `registers`, `spill_stores` and `spill_loads` in bytes, ...), or None where the driver compiles
+    it from PTX.
+
+    Of a forward: `split_tiles`, how many tiles have their keys split over CTAs, and `split_ctas`, over how many.
 
     Of a backward: `block_n` is the keys that a CTA owns, `block_m` the query rows of a step, `copies` has "dout",
-    "dq", "dk" and "dv" too, and there are `deterministic` and (None on the CPU) `workspace_bytes`.
+    "dq", "dk" and "dv" too, and there is `deterministic`.
     """
 
     data: dict[str, Any]
@@ -205,7 +208,7 @@ def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
             ),
             ("registers", _registers(data)),
         ]
-        if "workspace_bytes" in data:
+        if data.get("split_tiles", True):  # a backward always has one
             rows.append(("workspace", f"{data['workspace_bytes'] / 2**20:.1f} MiB"))
     copied = [f"{name}: {why}" for name, why in data["copies"].items() if why]
     rows += _block("copied", copied or ["nothing"])

@@ -18,6 +18,9 @@ SHAPES = (
     Case(64, 2048, 2048, "top_left", torch.bfloat16, 1, 4, 4),
     Case(32, 64, 4096, False, torch.float16, 1, 2, 2),
     Case(256, 700, 900, True, torch.bfloat16, 1, 4, 2),
+    # sm90 splits tiles by keys: all of them, those of the last wave
+    Case(128, 64, 3000, True, torch.bfloat16, 1, 8, 2),
+    Case(128, 2048, 2048, False, torch.bfloat16, 1, 20, 20),
 )
 
 

@@ -168,6 +168,24 @@ def test_a_wrong_mask_and_a_forgotten_tile_are_caught(broken: tuple[Kernel, ...]
     assert "tiles are missing" in found
 
 
+@pytest.mark.parametrize("column", ["key_begin", "key_end", "parts", "cta"])
+def test_a_wrong_part_of_a_tile_is_caught(
+    column: str, kernels: tuple[Kernel, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = next((kernel for kernel in kernels if kernel.arch == "sm90" and kernel.mask == "full"), None)
+    if kernel is None:
+        pytest.skip("this build has no sm90 kernels")
+    assert not checks.mask_and_schedule(kernel)
+    real = Kernel.schedule
+
+    def one_off(self: Kernel, problem: inspect.Problem, ctas: int = 1) -> dict[str, np.ndarray]:
+        tiles = real(self, problem, ctas)
+        return {**tiles, column: tiles[column] + (tiles["parts"] == -1)}
+
+    monkeypatch.setattr(Kernel, "schedule", one_off)
+    assert any("not put together from all their keys" in sentence for sentence in checks.mask_and_schedule(kernel))
+
+
 def test_another_tile_changes_the_data(broken: tuple[Kernel, ...], kernels: tuple[Kernel, ...]) -> None:
     mine = inspect.find(kernels, 64)
     assert broken[0].block_n == 16 != mine.block_n

@@ -49,6 +49,16 @@ struct Problem {
   Backend backend;  // as asked for; kAuto is resolved by the plan
 };
 
+// Causal: row i sees columns j <= i + diagonal.
+inline int diagonal(Problem const& problem) {
+  return problem.causal == Causal::kBottomRight ? problem.len_k - problem.len_q : 0;
+}
+
+inline int keys_of_last_row(Problem const& problem) {
+  if (problem.causal == Causal::kNone) return problem.len_k;
+  return std::max(0, std::min(problem.len_k, problem.len_q + diagonal(problem)));
+}
+
 // The message is put together only when the check fails.
 template <class... Parts>
 [[noreturn, gnu::noinline, gnu::cold]] void fail(Parts const&... parts) {

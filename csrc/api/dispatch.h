@@ -109,7 +109,10 @@ struct Decision {
 
 // The answer of plan_fwd; `out` is written.
 struct FwdDecision : Decision<FwdInstance, FwdPlan> {
-  bool draws_tiles = false;  // from a counter in memory
+  bool draws_tiles = false;     // from a counter in memory
+  KeySplit split = {};
+  int64_t parts_bytes = 0;      // of split tiles, in memory
+  int64_t workspace_bytes = 0;  // the counter, or the parts and their flags behind them
 };
 
 // The answer of plan_bwd; `out` is read.
@@ -234,10 +237,16 @@ inline FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu
   }
 #ifdef FLASH_CUTE_HAS_SM90_TABLE
   if (decision.backend == Backend::kSm90) {
-    plan.config = sm90::choose_config(plan.head_dim, plan.causal, problem.len_q, problem.len_k,
-                                      int64_t{problem.batch} * problem.heads_q, gpu.num_sms);
+    auto const [config, split] = sm90::choose_fwd(
+        plan.head_dim, plan.causal, problem.len_q, keys_of_last_row(problem), int64_t{problem.batch} * problem.heads_q,
+        int64_t{problem.batch} * problem.heads_kv, gpu.num_sms);
+    plan.config = config;
+    decision.split = split;
+    sm90::FwdTile const tile = sm90::fwd_tile(plan.head_dim, plan.causal, plan.config);
     decision.shape = sm90::fwd_shape(plan.head_dim, plan.causal, plan.config);
     decision.draws_tiles = plan.causal && num_row_tiles(problem, decision.shape) > gpu.num_sms;
+    decision.parts_bytes = sm90::parts_bytes(tile, plan.head_dim, split);
+    decision.workspace_bytes = decision.draws_tiles ? 4 : decision.parts_bytes + 4 * sm90::part_flags(tile, split);
   }
 #endif
   check_row_tiles(problem, decision.shape, args.q);

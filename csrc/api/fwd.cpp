@@ -31,14 +31,20 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, FwdDecision const& 
   Operand const v(args.v, decision.v, decision.padded_head_dim);
   Result const out(tensor_info("out", result.out.get()), decision.out, decision.padded_head_dim);
 
-  Tensor counter;
-  if (decision.draws_tiles) counter = empty_strided<1>({1}, {1}, aoti_torch_dtype_int32(), args.q);
+  Tensor workspace;
+  if (decision.workspace_bytes > 0) {
+    workspace = empty_strided<1>({decision.workspace_bytes}, {1}, aoti_torch_dtype_uint8(), args.q);
+  }
+  auto* const bytes = workspace ? static_cast<char*>(mutable_data_pointer(workspace.get())) : nullptr;
   FwdParams const params{.q = q.data,
                          .k = k.data,
                          .v = v.data,
                          .out = out.data,
                          .lse = static_cast<float*>(mutable_data_pointer(result.lse.get())),
-                         .tile_counter = counter ? static_cast<int*>(mutable_data_pointer(counter.get())) : nullptr,
+                         .tile_counter = decision.draws_tiles ? reinterpret_cast<int*>(bytes) : nullptr,
+                         .parts = reinterpret_cast<float*>(bytes),
+                         .part_flags = reinterpret_cast<int*>(bytes + decision.parts_bytes),
+                         .split = decision.split,
                          .q_strides = q.strides,
                          .k_strides = k.strides,
                          .v_strides = v.strides,
@@ -50,7 +56,6 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, FwdDecision const& 
                          .len_k = problem.len_k,
                          .head_dim = decision.padded_head_dim,
                          .diagonal = diagonal(problem),
-                         .scale = static_cast<float>(problem.scale),
                          .scale_log2 = static_cast<float>(problem.scale * kLog2E)};
   check_cuda(decision.instance.launch(decision.plan, params, current_stream(args.q.device_index)),
              "launch the forward");

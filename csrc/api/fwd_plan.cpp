@@ -28,6 +28,11 @@ std::vector<std::string> reasons(Problem const& problem, FwdDecision const& deci
   if (decision.draws_tiles) {
     sentences.push_back("The longest tiles come first, and a CTA that is done draws the next from a counter.");
   }
+  if (KeySplit const& split = decision.split; split.tiles > 0) {
+    sentences.push_back("Of them " + std::to_string(split.tiles) + " fill no whole wave: their keys are split over " +
+                        std::to_string(split.ranges) + " multiprocessors, by " +
+                        std::to_string(decision.workspace_bytes / 1024) + " KB of workspace.");
+  }
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
   if (num_row_tiles(problem, decision.shape) == 0) sentences.push_back("Nothing is launched: the output is empty.");
   if (problem.heads_kv > 0 && problem.heads_q > problem.heads_kv) {
@@ -49,6 +54,9 @@ std::string fwd_plan_json(FwdArgs const& args, int64_t capability) {
   FwdDecision const decision = plan_fwd(args, problem, *gpu);
   JsonObject json = call_json(backend_name(decision.backend), args, problem);
   add_kernel(json, "fwd_kernel", decision, num_row_tiles(problem, decision.shape));
+  json.number("split_tiles", int64_t{decision.split.tiles})
+      .number("split_ctas", int64_t{decision.split.ranges})
+      .number("workspace_bytes", decision.workspace_bytes);
   json.raw("copies", copies_json(tensors(decision), problem)).raw("reasons", json_list(reasons(problem, decision)));
   return json.text();
 }

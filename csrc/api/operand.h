@@ -136,8 +136,4 @@ class RowOperand {
 
 constexpr double kLog2E = 1.4426950408889634;
 
-inline int diagonal(Problem const& problem) {
-  return problem.causal == Causal::kBottomRight ? problem.len_k - problem.len_q : 0;
-}
-
 }  // namespace flash_cute

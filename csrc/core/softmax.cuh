@@ -147,6 +147,17 @@ struct OnlineSoftmax {
     }
   }
 
+  // After finish() of both: takes in row i's state over other keys. Returns what brings the two accumulators, its own
+  // and the other's, to the new maximum.
+  CUTE_DEVICE float2 merge(int i, float other_offset, float other_sum, float other_error) {
+    float const new_offset = fmaxf(offset[i], other_offset);
+    float2 const factors{exp2_approx(offset[i] - new_offset), exp2_approx(other_offset - new_offset)};
+    offset[i] = new_offset;
+    sum[i] = sum[i] * factors.x + other_sum * factors.y;
+    error[i] = error[i] * factors.x + other_error * factors.y;
+    return factors;
+  }
+
   // After finish(): what the accumulator is to be multiplied by (infinite where all scores are -inf), and the row's
   // log-sum-exp (-inf there).
   CUTE_DEVICE float inverse(int i) const { return reciprocal(sum[i] + error[i]); }

@@ -7,33 +7,36 @@
 #include "fwd_epilogue.cuh"
 #include "fwd_mainloop.cuh"
 #include "fwd_scheduler.cuh"
+#include "fwd_split.cuh"
 #include "fwd_traits.cuh"
 #include "load_tma.cuh"
 #include "warpgroup.cuh"
 
 namespace flash_cute::sm90 {
 
-CUTE_DEVICE TileCoord uniform(TileCoord const volatile& tile) {
-  return {uniform(tile.m_block), uniform(tile.head), uniform(tile.head_kv), uniform(tile.batch)};
-}
-
 template <class Traits>
 CUTE_DEVICE void fwd_consumer(FwdArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
-  int count = 0;  // of key tiles, of all tiles
   TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>::start(warpgroup);
   typename Traits::MmaPV mma;
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     smem.tile_pipeline.wait_full(at_step(draws));
-    TileCoord const tile = uniform(smem.tile[draws & 1]);
-    if (tile.m_block < 0) break;
+    TileCoord const volatile& tile = smem.tile[draws & 1];  // read again rather than held
+    int const m_block = uniform(tile.m_block);
+    if (m_block < 0) break;
+    KeySpan const keys{uniform(tile.keys.begin), uniform(tile.keys.end), uniform(tile.keys.count)};
     PipelineState<1> const q_state{0, draws & 1};
     OnlineSoftmax<2> softmax(args.params.scale_log2);
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
-    fwd_mainloop<Traits>(args.params, tile.m_block, warpgroup, smem, count, q_state, softmax, tOrO);
-    fwd_epilogue<Traits>(args.params, tile, warpgroup, softmax, tOrO);
-    // Not step by step in there: that a warp's lanes have one count the compiler would not see.
-    count += key_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(args.params, tile.m_block).end;
+    fwd_mainloop<Traits>(args.params, m_block, keys, warpgroup, smem, q_state, softmax, tOrO);
+    int const parts = uniform(tile.parts);
+    if (parts < 0) store_part<Traits>(args.params, warpgroup, softmax, tOrO);
+    if (parts > 0) merge_parts<Traits>(args.params, parts, warpgroup, softmax, tOrO);
+    if (parts >= 0) {
+      TileCoord const place{
+          .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
+      fwd_epilogue<Traits>(args.params, place, warpgroup, softmax, tOrO);
+    }
     smem.tile_pipeline.release(at_step(draws));
   }
 }

@@ -47,7 +47,13 @@ cudaError_t launch(FwdParams const& params, cudaStream_t stream) {
     error = cudaMemsetAsync(params.tile_counter, 0, sizeof(int), stream);
     if (error != cudaSuccess) return error;
   }
-  int const grid = int(std::min<int64_t>(args.schedule.num_tiles(), num_sms));
+  KeySplit const& split = params.split;
+  if (split.tiles > 0) {
+    error = cudaMemsetAsync(params.part_flags, 0, sizeof(int) * part_flags(Traits::kTile, split), stream);
+    if (error != cudaSuccess) return error;
+  }
+  bool const split_alone = split.tiles == args.schedule.num_tiles();
+  int const grid = split_alone ? split.ranges : int(std::min<int64_t>(args.schedule.num_tiles(), num_sms));
   fwd_kernel<Traits><<<grid, Traits::kThreads, kSmemBytes, stream>>>(args);
   return cudaGetLastError();
 }

@@ -20,12 +20,12 @@
 
 namespace flash_cute::sm90 {
 
-// One warpgroup's part of one tile. `count` is that of the key tiles before, of all tiles: the buffers go round with
-// it. Leaves the numerators' products in tOrO and the row statistics in softmax, and frees Q.
+// One warpgroup's rows of one tile. The buffers go round with the count of key tiles. Leaves the numerators' products
+// in tOrO and the row statistics in softmax, and frees Q.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgroup,
-                              typename Traits::SharedStorage& smem,
-                              int count, PipelineState<1> const q_state, OnlineSoftmax<2>& softmax,
+CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, KeySpan const keys, int warpgroup,
+                              typename Traits::SharedStorage& smem, PipelineState<1> const q_state,
+                              OnlineSoftmax<2>& softmax,
                               Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   using Mask = typename Traits::Mask;
@@ -57,12 +57,12 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
 
   // The CTA's key tiles are those of its last row; a warpgroup only passes on those that none of its own
   // rows sees: [end, cta_end).
-  int const cta_end = key_range<Mask, kBlockM, kBlockN>(params, m_block).end;
+  int const begin = keys.begin, cta_end = keys.end;
   KeyRange const range = key_range<Mask, kRows, kBlockN>(params, m_block * Traits::kWarpgroups + warpgroup);
-  int const end = first_row < params.len_q ? range.end : 0;
+  int const end = first_row < params.len_q ? max(begin, min(cta_end, range.end)) : begin;
 
   static_assert(Traits::kStages == 2);
-  PipelineState<2> k_state = at_step(count), v_state = at_step(count);
+  PipelineState<2> k_state = at_step(keys.count), v_state = at_step(keys.count);
   auto issue_qk = [&] { issue_gemm<true>(mma_qk, tSrQ, tSrK(_, _, _, k_state.stage), tSrS); };
   auto issue_pv = [&] { issue_gemm<false>(mma_pv, tOrP, tOrV(_, _, _, v_state.stage), tOrO); };
   auto release_k = [&] {
@@ -106,12 +106,12 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
     release_k();
     smem.v_pipeline.wait_full(v_state);
     release_v();
-    if (n > 0) {  // a tile has one turn fewer than steps: its first product is issued out of turn
+    if (n > begin) {  // a tile has one turn fewer than steps: its first product is issued out of turn
       Turn::take(warpgroup);
       Turn::hand_on(warpgroup);
     }
   }
-  if (end == 0) {
+  if (end == begin) {
     __syncwarp();  // all lanes have waited for Q
     smem.q_pipeline[warpgroup].release(q_state);
     return;
@@ -126,9 +126,9 @@ CUTE_DEVICE void fwd_mainloop(FwdParams const& params, int m_block, int warpgrou
   finish_scores(n, true_type{}, [] {}, [] {});
   --n;
   if constexpr (!std::is_same_v<Mask, FullMask>) {
-    for (; n >= range.unmasked; --n) step(n, true_type{});
+    for (; n >= max(begin, range.unmasked); --n) step(n, true_type{});
   }
-  for (; n >= 0; --n) step(n, false_type{});
+  for (; n >= begin; --n) step(n, false_type{});
 
   smem.q_pipeline[warpgroup].release(q_state);
   smem.v_pipeline.wait_full(v_state);

@@ -2,22 +2,32 @@
 //
 // Where a mask makes some rows longer than others, tiles come in groups of as many heads as keep their keys and values
 // in L2 together, and inside a group the longest tiles first; a CTA that is done draws the next one from a counter.
-// Tiles of equal length, and those of which a CTA has one at most, are dealt in turn.
+// Tiles of equal length, and those of which a CTA has one at most, are dealt in turn, after those split by keys.
 #pragma once
 
 #include <algorithm>
+#include <climits>
 
 #include <cute/tensor.hpp>
 
-#include "../params.h"
+#include "../core/mask.cuh"
 
 namespace flash_cute::sm90 {
+
+// Key tiles [begin, end), of those that a row tile sees, as the `count`-th and following of a CTA's way.
+struct KeySpan {
+  int begin;
+  int end;
+  int count;
+};
 
 struct TileCoord {
   int m_block;  // -1: there are no more
   int head;     // of q
   int head_kv;
   int batch;
+  KeySpan keys;
+  int parts;  // of the tile that other CTAs have, and this one takes in; -1: this is such a part
 };
 
 struct TileSchedule {
@@ -53,7 +63,7 @@ struct TileSchedule {
 
   CUTE_HOST_DEVICE int64_t num_tiles() const { return int64_t{num_m_blocks} * num_heads; }
 
-  // The index-th tile of the order.
+  // The index-th tile of the order, whole.
   CUTE_HOST_DEVICE void place(int index, TileCoord volatile& tile) const {
     int m_block = index % num_m_blocks, head = index / num_m_blocks;
     if (longest_first) {
@@ -68,6 +78,30 @@ struct TileSchedule {
     tile.head = head % heads_q;
     tile.head_kv = head % heads_q / heads_per_kv;
     tile.batch = head / heads_q;
+    tile.keys.begin = 0;
+    tile.keys.end = INT_MAX;
+    tile.parts = 0;
+  }
+
+  // A CTA's turn-th tile where they are dealt: first those of its range of the split ones, then whole ones. It waits
+  // for parts of the ranges after its own, which CTAs have that are launched before it.
+  CUTE_HOST_DEVICE void deal(KeySplit const& split, int cta, int ctas, int turn, TileCoord volatile& tile) const {
+    int const range = split.ranges - 1 - cta;
+    if (range >= 0) {
+      int const begin = split.range_begin(range), end = split.range_begin(range + 1);
+      int const index = begin / split.steps + cute::min(turn, split.tiles), first = index * split.steps;
+      if (first < end) {
+        place(index, tile);
+        tile.keys.begin = cute::max(begin - first, 0);
+        tile.keys.end = cute::min(end - first, split.steps);
+        int next = range + 1;
+        while (split.range_begin(next) < first + split.steps) ++next;
+        tile.parts = first < begin ? -1 : next - range - 1;
+        return;
+      }
+      turn -= (end - 1) / split.steps - begin / split.steps + 1;
+    }
+    place(split.tiles + cta + turn * ctas, tile);
   }
 };
 

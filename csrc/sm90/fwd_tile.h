@@ -2,8 +2,11 @@
 // build's resource test all read them here. docs/sm90_forward.md has the measurements behind it.
 #pragma once
 
+#include <algorithm>
+#include <climits>
 #include <cstdint>
 
+#include "../params.h"
 #include "../plan.h"
 
 namespace flash_cute::sm90 {
@@ -68,24 +71,71 @@ constexpr int tile_speed(int head_dim, bool causal, int config) {
   return causal && head_dim == 64 ? 80 : head_dim <= 64 ? 92 : head_dim <= 128 ? 93 : 99;
 }
 
-// The tile whose waves take the least time: full tiles all alike, so whole waves; the tiles of a causal
-// triangle even out over the waves, but the longest, of twice the mean, has to be done by one CTA.
-constexpr Config choose_config(int head_dim, bool causal, int len_q, int len_k, int64_t heads, int num_sms) {
-  bool const triangle = causal && len_k < 2 * int64_t{len_q};
-  int best = kWide;
-  int64_t best_time = 0;
+// What a part costs besides its key tiles, in key tiles: its way through memory, and one more beginning and end.
+constexpr int kPartCost = 6;
+
+// The row tiles of the last wave, split so that all SMs have as much to do; none where it would not be worth it.
+constexpr KeySplit split_last_wave(int64_t row_tiles, int64_t key_tiles, int num_sms) {
+  int64_t const rest = row_tiles % num_sms;
+  if (rest == 0 || 2 * rest * key_tiles > INT_MAX) return {};
+  int64_t parts = 1;  // of a row tile at most, since one CTA takes them all in, one after the other
+  while (parts * parts < key_tiles) ++parts;
+  int64_t const ranges = row_tiles > num_sms || rest * parts > num_sms ? num_sms : rest * parts;
+  int64_t const length = rest * key_tiles / ranges;
+  if (length + ranges / rest + kPartCost >= key_tiles) return {};
+  return {.tiles = int(rest),
+          .steps = int(key_tiles),
+          .ranges = int(ranges),
+          .length = int(length),
+          .longer = int(rest * key_tiles % ranges)};
+}
+
+// A part in memory: of each thread the accumulator's registers, and for its two rows maximum, sum and error, padded.
+constexpr int part_floats(int head_dim) { return head_dim / 2 + 8; }
+constexpr int64_t parts_bytes(FwdTile tile, int head_dim, KeySplit split) {
+  return int64_t{4} * split.ranges * 2 * tile.block_m * part_floats(head_dim);
+}
+constexpr int part_flags(FwdTile tile, KeySplit split) { return split.ranges * tile.block_m / 16; }
+
+struct FwdChoice {
+  Config config;
+  KeySplit split;
+};
+
+// The tile whose waves take the least time, and whether its last wave is split. Row tiles without a mask are all alike,
+// so whole waves. The tiles of a causal triangle even out over the waves, but the longest, of twice the mean, has to be
+// done by one CTA. Where memory takes longer to bring K and V than the waves take, nothing is gained by a split, and it
+// reads memory a little slower. `keys`: how many the last row sees.
+constexpr FwdChoice choose_fwd(int head_dim, bool causal, int len_q, int keys, int64_t heads_q, int64_t heads_kv,
+                               int num_sms) {
+  bool const triangle = causal && keys < 2 * int64_t{len_q};
+  // As much time as 240 rows of each key head take: what a full GPU computes while a key arrives.
+  int64_t const memory_time = 10 * 240 * heads_kv / num_sms;
+  FwdChoice best{.config = kWide, .split = {}};
+  int64_t best_time = INT64_MAX;
   for (int config = kWide; config < kNumConfigs; ++config) {
-    int const block_m = fwd_tile(head_dim, causal, config).block_m;
-    int64_t const tiles = heads * ((int64_t{len_q} + block_m - 1) / block_m);
-    int64_t const waves_x1000 = triangle ? (tiles > 2 * num_sms ? 1000 * tiles / num_sms : 2000)
-                                         : 1000 * ((tiles + num_sms - 1) / num_sms);
-    int64_t const time = waves_x1000 * block_m / tile_speed(head_dim, causal, config);
-    if (config == kWide || time < best_time) {
-      best = config;
-      best_time = time;
-    }
+    FwdTile const tile = fwd_tile(head_dim, causal, config);
+    int64_t const row_tiles = heads_q * ((int64_t{len_q} + tile.block_m - 1) / tile.block_m);
+    int64_t const key_tiles = (int64_t{keys} + tile.block_n - 1) / tile.block_n;
+    int64_t const whole_waves = row_tiles / num_sms;
+    auto const consider = [&](int64_t waves_x1000, int64_t least_time, KeySplit split) {
+      int64_t const time = std::max(least_time, waves_x1000 * tile.block_m / tile_speed(head_dim, causal, config));
+      if (time < best_time) {
+        best = {.config = Config(config), .split = split};
+        best_time = time;
+      }
+    };
+    consider(!triangle                  ? 1000 * ((row_tiles + num_sms - 1) / num_sms)
+             : row_tiles > 2 * num_sms ? 1000 * row_tiles / num_sms
+                                        : 2000,
+             memory_time, {});
+    if (causal && (triangle || whole_waves > 0)) continue;
+    KeySplit const split = split_last_wave(row_tiles, key_tiles, num_sms);
+    if (split.tiles == 0) continue;
+    int64_t const length = split.length + split.ranges / split.tiles + kPartCost;
+    consider(1000 * whole_waves + 1000 * length / key_tiles, memory_time * 105 / 100, split);
   }
-  return Config(best);
+  return best;
 }
 
 }  // namespace flash_cute::sm90

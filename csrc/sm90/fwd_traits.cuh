@@ -34,8 +34,11 @@ struct FwdTraits {
 
   // setmaxnreg, in steps of 8: the CTA starts with the same number for every thread (65536 / kThreads, rounded
   // down to 8), and what the producer gives up is all that the consumers can get; asking for more hangs.
-  static constexpr int kProducerRegs = kWarpgroups == 1 ? 56 : kWarpgroups == 2 ? 24 : 32;
-  static constexpr int kConsumerRegs = kWarpgroups == 1 ? 256 : kWarpgroups == 2 ? 240 : kWarpgroups == 3 ? 160 : 112;
+  // Two warpgroups need 240 above head dim 128 only; the producer of the others spills with 24.
+  static constexpr bool kLargeAcc = kHeadDim > 128;
+  static constexpr int kProducerRegs = kWarpgroups == 1 ? 56 : kWarpgroups > 2 ? 32 : kLargeAcc ? 24 : 40;
+  static constexpr int kConsumerRegs =
+      kWarpgroups == 1 ? 256 : kWarpgroups == 3 ? 160 : kWarpgroups == 4 ? 112 : kLargeAcc ? 240 : 232;
 
   // S = Q K^T from shared memory; O += P V with P in registers and V read transposed.
   using MmaQK = decltype(make_tiled_mma(wgmma_ss_atom<Element, kBlockN>()));

@@ -33,20 +33,25 @@ CUTE_DEVICE void fwd_producer(FwdArgs const& args, typename Traits::SharedStorag
   for (int draws = 0;; ++draws) {
     smem.tile_pipeline.wait_empty(at_step(draws));
     TileCoord volatile& tile = smem.tile[draws & 1];
-    int* const counter = params.tile_counter;
-    args.schedule.place(counter != nullptr ? atomicAdd(counter, 1) : int(blockIdx.x + draws * gridDim.x), tile);
+    if (params.tile_counter != nullptr) {
+      args.schedule.place(atomicAdd(params.tile_counter, 1), tile);
+    } else {
+      args.schedule.deal(params.split, blockIdx.x, gridDim.x, draws, tile);
+    }
+    int const tile_end = key_range<typename Traits::Mask, Traits::kBlockM, kBlockN>(params, tile.m_block).end;
+    int const begin = tile.keys.begin, end = max(begin, min(tile.keys.end, tile_end));
+    tile.keys.end = end;
+    tile.keys.count = count;
     smem.tile_pipeline.publish(at_step(draws));
     if (tile.m_block < 0) break;
 
-    int const end = key_range<typename Traits::Mask, Traits::kBlockM, kBlockN>(params, tile.m_block).end;
-    int const last = count + end - 1;  // key tile n is the (last - n)-th of all
-    auto load_keys = [&](int n, CUtensorMap const& map, auto& pipeline, auto& place) {
-      PipelineState<2> const state = at_step(last - n);
+    auto load_keys = [&](int n, int i, CUtensorMap const& map, auto& pipeline, auto& place) {  // the i-th of all
+      PipelineState<2> const state = at_step(i);
       pipeline.wait_empty(state);  // the product of two steps ago with it is done in all warps
       load_tile<Traits>(map, pipeline.expect(state, kKVBytes), TMA::CacheHintSm90::EVICT_LAST, place[state.stage],
                         kBlockN, n * kBlockN, tile.head_kv, tile.batch);
     };
-    if (end > 0) load_keys(end - 1, args.k, smem.k_pipeline, smem.k);
+    if (end > begin) load_keys(end - 1, count, args.k, smem.k_pipeline, smem.k);
 #pragma unroll 1
     for (int wg = 0; wg < Traits::kWarpgroups; ++wg) {
       // The warpgroup has read the last tile's Q for the last time.
@@ -56,11 +61,10 @@ CUTE_DEVICE void fwd_producer(FwdArgs const& args, typename Traits::SharedStorag
                         Traits::kRows, tile.m_block * Traits::kBlockM + wg * Traits::kRows, tile.head, tile.batch);
     }
 #pragma unroll 1
-    for (int n = end - 1; n >= 0; --n) {  // the order in which the consumers want them
-      if (n > 0) load_keys(n - 1, args.k, smem.k_pipeline, smem.k);
-      load_keys(n, args.v, smem.v_pipeline, smem.v);
+    for (int n = end - 1; n >= begin; --n, ++count) {  // the order in which the consumers want them
+      if (n > begin) load_keys(n - 1, count + 1, args.k, smem.k_pipeline, smem.k);
+      load_keys(n, count, args.v, smem.v_pipeline, smem.v);
     }
-    count += end;
   }
 }
 

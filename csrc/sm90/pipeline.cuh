@@ -95,6 +95,7 @@ struct Pipeline {
 // Hardware barriers (bar.sync) by name; 0 is __syncthreads.
 enum NamedBarrier : int {
   kTurn = 1,      // + warpgroup: it is this warpgroup's turn at the tensor cores
+  kMerge = 5,     // + warpgroup, forward: a share of a part has been taken in
   kHalfStep = 1,  // backward: warpgroup 0 is half a step ahead
   kResults = 2,   // + warpgroup, backward: dK and dV are complete in shared memory, or have left it
 };

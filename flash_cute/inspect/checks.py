@@ -229,6 +229,11 @@ MASKED = PROBLEMS[:4]
 # Batch, heads and lengths of which some heads at a time have a part of L2: the schedule has groups of them, the last
 # one larger for every head dim.
 GROUPED = (17, 12, 4, 1024, 1024)
+# A few tiles of many keys, which several CTAs share, and whole waves with some such tiles.
+SPLIT = tuple(
+    Problem(1, 3, 1, len_q, len_k, 0, causal)
+    for len_q, len_k, causal in ((200, 5000, "bottom_right"), (1000, 4000, "top_left"), (64, 20000, "top_left"))
+)
 
 
 def mask_and_schedule(kernel: Kernel) -> list[str]:
@@ -239,7 +244,8 @@ def mask_and_schedule(kernel: Kernel) -> list[str]:
         if kernel.mask == "full" and problem.causal == "bottom_right":
             continue  # the same as top_left
         found += _schedules(kernel, problem) + _mask(kernel, problem, problem in MASKED)
-    found += _schedules(kernel, Problem(*GROUPED, kernel.head_dim, "top_left"))
+    for problem in (Problem(*GROUPED, kernel.head_dim, "top_left"), *SPLIT):
+        found += _schedules(kernel, problem)
     return sorted(set(found))
 
 
@@ -255,11 +261,34 @@ def _schedule(kernel: Kernel, problem: Problem, ctas: int) -> list[str]:
         (m, head, batch) for m in range(m_blocks) for head in range(problem.heads_q) for batch in range(problem.batch)
     }
     got = list(zip(*(tiles[name].tolist() for name in ("m_block", "head", "batch")), strict=True))
+    if "parts" in tiles:
+        wrong = _wrong_parts(got, tiles)
+        if wrong:
+            return [f"schedule of {problem} over {ctas} CTAs: {wrong} tiles are not put together from all their keys"]
+        got = [tile for tile, parts in zip(got, tiles["parts"].tolist(), strict=True) if parts >= 0]
     if len(got) != len(set(got)):
         return [f"schedule of {problem} over {ctas} CTAs: {len(got) - len(set(got))} tiles come more than once"]
     if set(got) != wanted:
         return [f"schedule of {problem} over {ctas} CTAs: {len(wanted - set(got))} tiles are missing"]
     return []
+
+
+def _wrong_parts(places: list[tuple[int, int, int]], tiles: dict[str, IntArray]) -> int:
+    """How many tiles are not what they should be: begun by one CTA; their key tiles each in one visit; the parts that
+    the CTA takes in those of the CTAs before it in launch order, which have nothing else to do first."""
+    names = ("key_begin", "key_end", "parts", "cta", "round", "end")
+    visits: dict[tuple[int, int, int], list[list[int]]] = {}
+    for place, *visit in zip(places, *(tiles[name].tolist() for name in names), strict=True):
+        visits.setdefault(place, []).append(visit)
+    wrong = 0
+    for (begin, end, parts, cta, _, last), *others in map(sorted, visits.values()):
+        good = begin == 0 and parts == len(others)
+        for number, (other_begin, other_end, other_parts, other_cta, turn, _) in enumerate(others, start=1):
+            good &= other_parts == -1 and other_cta == cta - number and turn == 0
+            good &= other_begin == end or other_begin == other_end  # a part of keys that its rows do not see is empty
+            end = max(end, other_end) if other_end > other_begin else end
+        wrong += not (good and end == last)
+    return wrong
 
 
 def _mask(kernel: Kernel, problem: Problem, applied: bool) -> list[str]:

@@ -103,10 +103,12 @@ class Kernel:
         return _details(self.module, self.index)
 
     def schedule(self, problem: Problem, ctas: int = 1) -> dict[str, IntArray]:
-        """Columns m_block, head, batch, unmasked, end of the tiles in the launch's order; cta and round too where
-        a persistent grid of `ctas` walks them."""
+        """Columns m_block, head, batch, unmasked, end of the tiles in the launch's order. Where a persistent grid of
+        `ctas` walks them also cta, round, and the key tiles [key_begin, key_end) of a visit: of a tile that several
+        CTAs share each has a part, and the first of them takes in so many `parts` (-1: this is one that is taken in).
+        """
         columns = self.module.schedule(self.index, problem.as_dict(), ctas)
-        names = ("m_block", "head", "batch", "unmasked", "end", "cta", "round")
+        names = ("m_block", "head", "batch", "unmasked", "end", "cta", "round", "key_begin", "key_end", "parts")
         return dict(zip(names, columns, strict=False))
 
     def column_limits(self, problem: Problem) -> IntArray:

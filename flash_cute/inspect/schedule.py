@@ -12,7 +12,7 @@ __all__ = ["Run", "Timeline", "timeline"]
 
 @dataclass(frozen=True)
 class Run:
-    """One tile on one multiprocessor's slot; times in key tiles."""
+    """One tile, or a part of one, on one multiprocessor's slot; times in key tiles."""
 
     slot: int
     start: int
@@ -43,7 +43,7 @@ def timeline(kernel: Kernel, problem: Problem, sms: int) -> Timeline:
     """The real scheduler's tiles on `sms` multiprocessors.
 
     A grid of one CTA a tile is handed out in order, to whichever slot is free first; a persistent grid's tiles are
-    where its schedule puts them. A tile takes one unit for each key tile that it visits.
+    where its schedule puts them. A visit takes one unit for each key tile.
     """
     slots = sms * kernel.shape["ctas_per_sm"]
     tiles = kernel.schedule(problem, slots)
@@ -53,6 +53,7 @@ def timeline(kernel: Kernel, problem: Problem, sms: int) -> Timeline:
     for i in range(len(tiles["m_block"])):
         length = int(tiles["end"][i])
         if "cta" in tiles:
+            length = int(tiles["key_end"][i] - tiles["key_begin"][i])
             slot = int(tiles["cta"][i])
             start = busy_until[slot]
             busy_until[slot] += length

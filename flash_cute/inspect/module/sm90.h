@@ -116,24 +116,46 @@ struct CanonicalOf {
 };
 
 // The CTAs' walks. Where they draw tiles, the next goes to the one with the least work so far: its key tiles, and one for
-// what a tile costs besides.
+// what a tile costs besides. Where tiles are dealt, those that fill no whole wave are split if that is worth it, memory
+// permitting: what the plan knows of memory's speed is left out here.
 template <class Traits>
 Array schedule(FwdProblem const& problem, int ctas) {
+  constexpr bool kCausal = std::is_same_v<typename Traits::Mask, CausalMask>;
   FwdParams const params = params_of(problem);
-  auto const schedule =
-      TileSchedule::make(params, Traits::kBlockM, std::is_same_v<typename Traits::Mask, CausalMask>, ctas);
-  Array array{{7, 0}, {}};
+  auto const schedule = TileSchedule::make(params, Traits::kBlockM, kCausal, ctas);
+  bool const drawn = kCausal && schedule.num_tiles() > ctas;
+  int const keys = params.len_q > 0 ? std::max(0, Traits::Mask::column_limit(params, params.len_q - 1)) : 0;
+  KeySplit split;
+  if (!drawn && !(kCausal && keys < 2 * params.len_q)) {
+    split = split_last_wave(schedule.num_tiles(), ceil_div(keys, Traits::kBlockN), ctas);
+  }
+
+  Array array{{10, 0}, {}};
   std::vector<int> rounds(ctas), work(ctas);
-  for (int index = 0; index < schedule.num_tiles(); ++index) {
-    TileCoord volatile tile;
-    schedule.place(index, tile);
-    int const cta =
-        schedule.longest_first ? int(std::min_element(work.begin(), work.end()) - work.begin()) : index % ctas;
+  auto const add = [&](TileCoord const volatile& tile, int cta) {
     KeyRange const range = key_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(params, tile.m_block);
-    array.data.insert(array.data.end(),
-                      {tile.m_block, tile.head, tile.batch, range.unmasked, range.end, cta, rounds[cta]++});
-    work[cta] += range.end + 1;
+    int const begin = tile.keys.begin, end = std::max(begin, std::min(int(tile.keys.end), range.end));
+    array.data.insert(array.data.end(), {tile.m_block, tile.head, tile.batch, range.unmasked, range.end, cta,
+                                         rounds[cta]++, begin, end, tile.parts});
+    work[cta] += end - begin + 1;
     ++array.shape[1];
+  };
+  TileCoord volatile tile;
+  if (drawn) {
+    for (int index = 0; index < schedule.num_tiles(); ++index) {
+      schedule.place(index, tile);
+      add(tile, int(std::min_element(work.begin(), work.end()) - work.begin()));
+    }
+    return array;
+  }
+  for (bool more = true; more;) {
+    more = false;
+    for (int cta = 0; cta < ctas; ++cta) {
+      schedule.deal(split, cta, ctas, rounds[cta], tile);
+      if (tile.m_block < 0) continue;
+      add(tile, cta);
+      more = true;
+    }
   }
   return array;
 }
