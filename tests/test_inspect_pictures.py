@@ -76,7 +76,7 @@ def test_timeline_works_off_every_tile(kernels: tuple[Kernel, ...]) -> None:  # 
         if kernel.head_dim != 64:
             continue
         line = schedule.timeline(kernel, PROBLEM, 5)
-        assert len({(run.m_block, run.head) for run in line.runs}) == len(line.runs)
+        assert len({(run.m_block, run.head, run.key_begin) for run in line.runs}) == len(line.runs)
         busy: dict[int, int] = {}
         for run in line.runs:
             assert run.start >= busy.get(run.slot, 0)

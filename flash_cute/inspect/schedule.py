@@ -19,6 +19,7 @@ class Run:
     end: int
     m_block: int
     head: int  # of all batches
+    key_begin: int = 0  # the first of its key tiles
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,10 @@ def timeline(kernel: Kernel, problem: Problem, sms: int) -> Timeline:
     free = [(0, slot) for slot in range(slots)]
     busy_until = [0] * slots
     for i in range(len(tiles["m_block"])):
-        length = int(tiles["end"][i])
+        key_begin, length = 0, int(tiles["end"][i])
         if "cta" in tiles:
-            length = int(tiles["key_end"][i] - tiles["key_begin"][i])
+            key_begin = int(tiles["key_begin"][i])
+            length = int(tiles["key_end"][i]) - key_begin
             slot = int(tiles["cta"][i])
             start = busy_until[slot]
             busy_until[slot] += length
@@ -61,5 +63,5 @@ def timeline(kernel: Kernel, problem: Problem, sms: int) -> Timeline:
             start, slot = heapq.heappop(free)
             heapq.heappush(free, (start + length, slot))
         head = int(tiles["batch"][i]) * problem.heads_q + int(tiles["head"][i])
-        runs.append(Run(slot, start, start + length, int(tiles["m_block"][i]), head))
+        runs.append(Run(slot, start, start + length, int(tiles["m_block"][i]), head, key_begin))
     return Timeline(tuple(runs), slots)
