@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "core/tile_split.h"
+
 namespace flash_cute {
 
 // Element strides of one (batch, head, row, column) tensor; the column stride is 1.
@@ -10,19 +12,6 @@ struct Strides {
   int64_t batch;
   int64_t head;
   int64_t row;
-};
-
-// Row tiles that fill no whole wave of CTAs, split by keys (stream-K: Osama et al., arXiv 2301.03598). Their key tiles,
-// one row tile's after the other's, are dealt in ranges, one a CTA. What a range has of a row tile that an earlier one
-// begins is a part: it goes through memory to the CTA that began the tile.
-struct KeySplit {
-  int tiles = 0;   // row tiles, the first of the order; 0: none is split
-  int steps = 0;   // key tiles of each
-  int ranges = 0;
-  int length = 0;  // key tiles of a range,
-  int longer = 0;  // and one more in so many of them, the first
-
-  constexpr int range_begin(int range) const { return range * length + (range < longer ? range : longer); }
 };
 
 struct FwdParams {
@@ -36,7 +25,7 @@ struct FwdParams {
   int* tile_counter;  // one int: CTAs draw tiles from it; null: tiles are dealt in turn
   float* parts;       // of split tiles, see sm90/fwd_split.cuh
   int* part_flags;    // one a warp of each range: its part is in memory
-  KeySplit split;
+  TileSplit split;
 
   Strides q_strides;
   Strides k_strides;
@@ -70,13 +59,16 @@ struct BwdParams {
   void* dv;  // (batch, heads_kv, len_k, head_dim)
 
   // Workspace, see BwdWorkspace. Undefined when the launch begins; the first kernel writes what is read.
-  float* dq_acc;    // sums of dQ / scale, in an order of the architecture's own; null where registers hold them
+  float* dq_acc;    // sums of dQ / scale, in an order of the architecture's own; null where registers hold them. On sm90
+                    // parts of split key tiles take the place of those that have been used
   float* lse_log2;  // (batch, heads_q, rows padded to whole row tiles): lse * log2(e); +inf for padding and for
                     // rows that see no key, so that their P is 0
   float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding and for rows that see no key
-  int* semaphores;  // (batch, heads_q, row tiles): the turns ended at dq_acc, see <arch>/bwd_dq.cuh; null without it
-  int* counters;    // [0]: the tasks that CTAs have begun; [1 + h]: how often a thread that adds dQ has been done with
-                    // a key tile of key head h, of all batches; null without dq_acc
+  int* semaphores;  // (batch, heads_q, row tiles): the turns ended at dq_acc, and then the parts that are there, see
+                    // <arch>/bwd_dq.cuh; null without it
+  int* counters;    // [0]: the tasks that CTAs have begun; [1 + h]: what has been done of key head h, of all batches,
+                    // see <arch>/bwd_dq.cuh; null without dq_acc
+  TileSplit split;  // of key tiles, by rows
 
   Strides q_strides;
   Strides k_strides;

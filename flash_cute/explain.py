@@ -27,7 +27,8 @@ class Explanation:
     very kernel (`arch`, `registers`, `spill_stores` and `spill_loads` in bytes, ...), or None where the driver compiles
     it from PTX.
 
-    Of a forward: `split_tiles`, how many tiles have their keys split over CTAs, and `split_ctas`, over how many.
+    `split_tiles`: how many tiles have their keys, in a backward their rows, split over CTAs; `split_ctas`: over how
+    many.
 
     Of a backward: `block_n` is the keys that a CTA owns, `block_m` the query rows of a step, `copies` has "dout",
     "dq", "dk" and "dv" too, and there is `deterministic`.
@@ -208,7 +209,7 @@ def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
             ),
             ("registers", _registers(data)),
         ]
-        if data.get("split_tiles", True):  # a backward always has one
+        if data["split_tiles"] or "deterministic" in data:
             rows.append(("workspace", f"{data['workspace_bytes'] / 2**20:.1f} MiB"))
     copied = [f"{name}: {why}" for name, why in data["copies"].items() if why]
     rows += _block("copied", copied or ["nothing"])

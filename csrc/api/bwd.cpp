@@ -55,6 +55,7 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, BwdDecision const& 
                          .delta = static_cast<float*>(part(offsets.delta)),
                          .semaphores = dq_in_memory ? static_cast<int*>(part(offsets.semaphores)) : nullptr,
                          .counters = dq_in_memory ? static_cast<int*>(part(offsets.counters)) : nullptr,
+                         .split = decision.split,
                          .q_strides = q.strides,
                          .k_strides = k.strides,
                          .v_strides = v.strides,

@@ -30,6 +30,11 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
     sentences.push_back("A CTA loops over the " + std::to_string(problem.heads_q / problem.heads_kv) +
                         " query heads of its key head, so that dk and dv are summed in registers.");
   }
+  if (TileSplit const& split = decision.split; split.tiles > 0) {
+    sentences.push_back("Of the key tiles " + std::to_string(split.tiles) +
+                        " fill no whole wave: their rows are split over " + std::to_string(split.ranges) +
+                        " multiprocessors.");
+  }
   if (decision.shape.dq_in_registers) {
     sentences.push_back("Deterministic in either mode: dq has a kernel of its own, bwd_queries_kernel, and every sum "
                         "is in registers.");
@@ -58,6 +63,8 @@ std::string bwd_plan_json(FwdArgs const& call, bool deterministic, int64_t capab
   char const* const kernel = decision.shape.dq_in_registers ? "bwd_keys_kernel" : "bwd_kernel";
   add_kernel(json, kernel, decision, num_key_tiles(problem, decision.shape));
   json.boolean("deterministic", deterministic)
+      .number("split_tiles", int64_t{decision.split.tiles})
+      .number("split_ctas", int64_t{decision.split.ranges})
       .number("workspace_bytes", decision.workspace.bytes)
       .raw("copies", copies_json(tensors(decision), problem))
       .raw("reasons", json_list(reasons(problem, decision)));

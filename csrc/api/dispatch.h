@@ -13,7 +13,7 @@
 #include "instances.h"  // generated: the kernels of this build
 #endif
 #if __has_include("../sm90/fwd_tile.h")
-#include "../sm90/bwd_tile.h"
+#include "../sm90/bwd_order.h"
 #include "../sm90/fwd_tile.h"
 #define FLASH_CUTE_HAS_SM90_TABLE
 #endif
@@ -110,7 +110,7 @@ struct Decision {
 // The answer of plan_fwd; `out` is written.
 struct FwdDecision : Decision<FwdInstance, FwdPlan> {
   bool draws_tiles = false;     // from a counter in memory
-  KeySplit split = {};
+  TileSplit split = {};
   int64_t parts_bytes = 0;      // of split tiles, in memory
   int64_t workspace_bytes = 0;  // the counter, or the parts and their flags behind them
 };
@@ -122,6 +122,7 @@ struct BwdDecision : Decision<BwdInstance, BwdPlan> {
   Copy dk = Copy::kNone;
   Copy dv = Copy::kNone;
   bool deterministic = false;
+  TileSplit split = {};
   BwdWorkspace workspace = {};
 };
 
@@ -279,10 +280,16 @@ inline BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorI
   int64_t const key_tiles = num_key_tiles(problem, decision.shape);
   FLASH_CUTE_CHECK(key_tiles <= INT_MAX, "k: expected at most 2^31 - 1 tiles of ", decision.shape.block_n,
                    " keys, got ", key_tiles, " with ", shape_text(call.k));
-  if (num_row_tiles(problem, decision.shape) > 0 && key_tiles > 0) {
-    decision.workspace = bwd_workspace(decision.shape, plan.head_dim, int64_t{problem.batch} * problem.heads_q,
-                                       problem.len_q);
+  if (num_row_tiles(problem, decision.shape) == 0 || key_tiles == 0) return decision;
+  decision.workspace = bwd_workspace(decision.shape, plan.head_dim, int64_t{problem.batch} * problem.heads_q,
+                                     problem.len_q);
+#ifdef FLASH_CUTE_HAS_SM90_TABLE
+  if (decision.backend == Backend::kSm90 && !decision.shape.dq_in_registers) {
+    decision.split = sm90::split_key_tiles(plan.head_dim, plan.causal, deterministic, problem.len_q, problem.len_k,
+                                           problem.heads_q / problem.heads_kv,
+                                           int64_t{problem.batch} * problem.heads_kv, gpu.num_sms);
   }
+#endif
   return decision;
 }
 

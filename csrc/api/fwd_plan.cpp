@@ -28,7 +28,7 @@ std::vector<std::string> reasons(Problem const& problem, FwdDecision const& deci
   if (decision.draws_tiles) {
     sentences.push_back("The longest tiles come first, and a CTA that is done draws the next from a counter.");
   }
-  if (KeySplit const& split = decision.split; split.tiles > 0) {
+  if (TileSplit const& split = decision.split; split.tiles > 0) {
     sentences.push_back("Of them " + std::to_string(split.tiles) + " fill no whole wave: their keys are split over " +
                         std::to_string(split.ranges) + " multiprocessors, by " +
                         std::to_string(decision.workspace_bytes / 1024) + " KB of workspace.");

@@ -17,20 +17,22 @@ void order_heads(BwdArgs& args, int num_sms) {
   constexpr bool kCausal = std::is_same_v<typename Traits::Mask, CausalMask>;
   BwdParams const& params = args.params;
   int const heads = params.batch * params.heads_kv;
+  int64_t const rows = int64_t{args.m_blocks} * Traits::kBlockM * args.group;  // of a key head
+  int64_t const bytes = 8 * Traits::kHeadDim * rows;                           // of its Q, dO and sums of dQ
   if (!params.deterministic) {
     // One head after the other. With a mask, as many in the last group as have two tiles for every SM, or its longest
-    // would come when others have no more to do.
-    int const last_heads = kCausal ? ceil_div(2 * num_sms, args.n_blocks) : 1;
+    // would come when others have no more to do; and up to two more as long as L2 holds most of what they read.
+    int const two_tiles = ceil_div(2 * num_sms, args.n_blocks);
+    int const last_heads = max(two_tiles, int(min(int64_t{two_tiles + 2}, (int64_t{64} << 20) / bytes)));
     args.heads_abreast = 1;
-    args.last_group = max(0, heads - last_heads);
+    args.last_group = max(0, heads - (kCausal ? last_heads : 1));
     return;
   }
   // In order of turns, the next key tile of a head shall start so much later that its turn has come at every row tile.
   // So as many heads as keep Q, dO and the sums of dQ in L2 together; or, where those are few, more.
   constexpr int kFew = kCausal ? 32 : 8;
   constexpr int64_t kL2Budget = int64_t{kCausal ? 48 : 24} << 20;
-  int64_t const rows = int64_t{args.m_blocks} * Traits::kBlockM * args.group;  // of a key head
-  int const abreast = int(min(int64_t{heads}, max(int64_t{kFew}, kL2Budget / (8 * Traits::kHeadDim * rows))));
+  int const abreast = int(min(int64_t{heads}, max(int64_t{kFew}, kL2Budget / bytes)));
   // Groups alike: in a last group of few heads every key tile would wait for the one before it.
   args.heads_abreast = ceil_div(heads, ceil_div(heads, abreast));
   args.last_group = (heads - 1) / args.heads_abreast;

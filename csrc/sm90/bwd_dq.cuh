@@ -5,7 +5,7 @@
 //
 // Key tile 0 stores and the others wait for it: nobody has to clear the sums first. In the deterministic mode every
 // key tile waits for the one before it, so that the sum has the same bits each time. A CTA waits only for tasks
-// drawn before its own.
+// drawn before its own, and these for none drawn later.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -43,8 +43,15 @@ CUTE_DEVICE void end_turn(int* semaphore) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(semaphore) : "memory");
 }
 
-// How often the adding threads have been done with a key tile of a key head, of all batches: twice each.
+// Of a key head, of all batches: how often the adding threads have been done with a key tile, twice each, and then how
+// many shares of its dQ are rows.
 CUTE_DEVICE int* head_counter(BwdArgs const& args, int head) { return args.params.counters + 1 + head; }
+
+// Of a split key tile: 1 once key tile 0 has stored there, and kPartArrivals for each part that is in memory, its dQ
+// added; see bwd_split.cuh.
+CUTE_DEVICE int* part_counter(BwdArgs const& args, int split) { return args.params.semaphores + split; }
+template <class Traits>
+constexpr int kPartArrivals = Traits::kConsumerThreads / 32 + 2;
 
 // Does the warpgroup compute dQ, or its share of dQ, of the step?
 template <class Traits>
@@ -92,51 +99,56 @@ template <class Traits, int kParity>
 CUTE_DEVICE void add_dq(BwdArgs const& args, typename Traits::SharedStorage& smem) {
   constexpr int kBytes = Traits::kDqElements * sizeof(float);
   BwdParams const& params = args.params;
-  int count = 0;  // of steps, of all key tiles
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     smem.task_pipeline.wait_full(at_step(draws));
     Task const volatile& task = smem.task[draws & 1];
     if (task.dq_begin < 0) break;
+    RowTile row_tile{task.first.m_block, task.first.head};
 #pragma unroll 1
-    for (int m = args.m_blocks - 1; m >= task.m_begin; --m) {
+    for (int count = task.begin; count < task.end; ++count, row_tile.advance(args.group)) {
+      if (count % 2 != kParity) continue;
+      int const head = task.batch * params.heads_q + task.head_kv * args.group + row_tile.head;
+      int const index = head * args.m_blocks + row_tile.m_block;
+      auto const state = dq_state<Traits>(count);
 #pragma unroll 1
-      for (int i = 0; i < args.group; ++i, ++count) {
-        if (count % 2 != kParity) continue;
-        int const row_tile = (task.batch * params.heads_q + task.head_kv * args.group + i) * args.m_blocks + m;
-        auto const state = dq_state<Traits>(count);
-#pragma unroll 1
-        for (int warpgroup = 0; warpgroup < Traits::kWarpgroups; ++warpgroup) {
-          if (!computes_dq<Traits>(kParity, warpgroup)) continue;
-          smem.dq_pipeline[warpgroup].wait_full(state);
-          int64_t const offset = Traits::kTurns ? 0 : warpgroup * Traits::kDqElements;
-          float* const sums = params.dq_acc + int64_t{row_tile} * Traits::kQElements + offset;
-          uint32_t const source = cast_smem_ptr_to_uint(smem.dq[warpgroup][state.stage]);
-          if (task.n_block == 0) {
-            asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(source),
-                         "n"(kBytes)
-                         : "memory");
-          } else {
-            if (warpgroup == 0 || Traits::kTurns) {
-              wait_turn(params.semaphores + row_tile, params.deterministic ? task.n_block : 1);
-            }
-            asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
-                         "r"(source), "n"(kBytes)
-                         : "memory");
+      for (int warpgroup = 0; warpgroup < Traits::kWarpgroups; ++warpgroup) {
+        if (!computes_dq<Traits>(kParity, warpgroup)) continue;
+        smem.dq_pipeline[warpgroup].wait_full(state);
+        int64_t const offset = Traits::kTurns ? 0 : warpgroup * Traits::kDqElements;
+        float* const sums = params.dq_acc + int64_t{index} * Traits::kQElements + offset;
+        uint32_t const source = cast_smem_ptr_to_uint(smem.dq[warpgroup][state.stage]);
+        if (task.n_block == 0) {
+          asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(source),
+                       "n"(kBytes)
+                       : "memory");
+        } else {
+          if (warpgroup == 0 || Traits::kTurns) {
+            wait_turn(params.semaphores + index, params.deterministic ? task.n_block : 1);
           }
-          tma_store_arrive();
-          tma_store_wait<0>();  // shared memory has been read
-          smem.dq_pipeline[warpgroup].arrive_empty(state);
+          asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
+                       "r"(source), "n"(kBytes)
+                       : "memory");
         }
-        if (params.deterministic || task.n_block == 0) end_turn(params.semaphores + row_tile);
+        tma_store_arrive();
+        tma_store_wait<0>();  // shared memory has been read
+        smem.dq_pipeline[warpgroup].arrive_empty(state);
       }
+      if (params.deterministic || task.n_block == 0) end_turn(params.semaphores + index);
     }
-    if (task.n_block >= 0) end_turn(head_counter(args, task.batch * params.heads_kv + task.head_kv));
+    if (task.n_block >= 0) {
+      int* done = head_counter(args, task.batch * params.heads_kv + task.head_kv);
+      if constexpr (Traits::kSplits) {
+        if (task.parts != 0) wait_turn(part_counter(args, task.split), 1 + max(0, task.parts) * kPartArrivals<Traits>);
+        if (task.parts < 0) done = part_counter(args, task.split);
+      }
+      end_turn(done);
+    }
     smem.task_pipeline.arrive_empty(at_step(draws));
   }
 }
 
-// Tells the consumers that a task's sums are complete.
+// Tells the consumers that a task's sums are complete, and that they may store its part or take its parts in.
 template <class Traits>
 CUTE_DEVICE void watch_sums(BwdArgs const& args, typename Traits::SharedStorage& smem) {
 #pragma unroll 1
@@ -145,6 +157,16 @@ CUTE_DEVICE void watch_sums(BwdArgs const& args, typename Traits::SharedStorage&
     Task const volatile& task = smem.task[draws & 1];
     if (task.dq_begin < 0) break;
     if (task.dq_begin < task.dq_end) wait_turn(head_counter(args, task.dq_head), 2 * args.n_blocks);
+    if constexpr (Traits::kSplits) {
+      if (task.parts != 0) wait_turn(part_counter(args, task.split), 1 + max(0, task.parts) * kPartArrivals<Traits>);
+      if (task.parts < 0) {  // the heads whose sums the part takes the place of
+        int const row_tiles = args.m_blocks * args.group;
+        int const begin = task.range * part_row_tiles(Traits::kTile), end = begin + part_row_tiles(Traits::kTile);
+        for (int head = begin / row_tiles; head * row_tiles < end; ++head) {
+          wait_turn(head_counter(args, head), 2 * args.n_blocks + ceil_div(row_tiles, args.order.dq_share));
+        }
+      }
+    }
     smem.sums_pipeline.publish(at_step(draws));
     smem.task_pipeline.arrive_empty(at_step(draws));
   }

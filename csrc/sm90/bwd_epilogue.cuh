@@ -13,7 +13,7 @@
 namespace flash_cute::sm90 {
 
 template <class Traits, class Accumulator>
-CUTE_DEVICE void bwd_epilogue(BwdArgs const& args, KeyTile const& tile, int count,
+CUTE_DEVICE void bwd_epilogue(BwdArgs const& args, KeyTile const& tile,
                               typename Traits::SharedStorage& smem,
                               Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
                               Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
@@ -34,7 +34,7 @@ CUTE_DEVICE void bwd_epilogue(BwdArgs const& args, KeyTile const& tile, int coun
     copy(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, copy_out.retile_S(rX), copy_out.partition_D(sX));
   };
   static_assert(sizeof(smem.dq[0][0]) >= 2 * kElements * sizeof(Element));
-  auto const state = dq_state<Traits>(next_dq_step<Traits>(count, warpgroup));
+  auto const state = dq_state<Traits>(next_dq_step<Traits>(tile.end, warpgroup));
   auto* const dv = reinterpret_cast<Element*>(smem.dq[warpgroup][state.stage]);
   auto* const dk = dv + kElements;
   smem.dq_pipeline[warpgroup].wait_empty(state);

@@ -7,6 +7,7 @@
 #include "bwd_epilogue.cuh"
 #include "bwd_load.cuh"
 #include "bwd_mainloop.cuh"
+#include "bwd_split.cuh"
 #include "bwd_traits.cuh"
 #include "warpgroup.cuh"
 
@@ -16,34 +17,47 @@ namespace flash_cute::sm90 {
 // order, whenever they come to run.
 template <class Traits>
 CUTE_DEVICE void bwd_producer(BwdArgs const& args, typename Traits::SharedStorage& smem) {
-  int count = 0;  // of row tiles, of all key tiles
+  int draws = 0;
+  // The task of two draws before has ended in all warps: its share of dQ is rows.
+  auto end_task = [&](int draw) {
+    Task const volatile& task = smem.task[draw & 1];
+    smem.task_pipeline.wait_empty(at_step(draw));
+    if (!Traits::kSplits || draw < 2 || task.dq_begin >= task.dq_end) return;
+    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(head_counter(args, task.dq_head)) : "memory");
+  };
 #pragma unroll 1
-  for (int draws = 0;; ++draws) {
-    int const index = atomicAdd(args.params.counters, 1);
+  for (;; ++draws) {
     Task volatile& task = smem.task[draws & 1];
-    smem.task_pipeline.wait_empty(at_step(draws));
-    if (unsigned(index) < unsigned(args.num_tasks)) {
+    Task const volatile& before = smem.task[(draws + 1) & 1];
+    bool const more = Traits::kSplits && draws > 0 && before.more;
+    int const index = more ? 0 : atomicAdd(args.params.counters, 1);
+    end_task(draws);
+    task.begin = draws > 0 ? before.end : 0;
+    task.keys_phase = draws > 0 && before.keys_phase != (before.begin < before.end);
+    if (more) {
+      Task::make_second<Traits>(args, before, task);
+    } else if (unsigned(index) < unsigned(args.order.num_tasks)) {
       Task::make<Traits>(args, index, task);
-      Task const volatile& before = smem.task[(draws + 1) & 1];
-      task.keys_phase = draws > 0 && before.keys_phase != (before.m_begin < args.m_blocks);
     } else {
       task.dq_begin = -1;
     }
     smem.task_pipeline.publish(at_step(draws));
     if (task.dq_begin < 0) break;
-    load_key_tile<Traits>(args, smem, task, count);
+    load_key_tile<Traits>(args, smem, task);
   }
+  if (Traits::kSplits) end_task(draws + 1);
 }
 
-CUTE_DEVICE Task uniform(Task const volatile& task) {
-  Task result;
-  result.n_block = uniform(task.n_block);
-  result.head_kv = uniform(task.head_kv);
-  result.batch = uniform(task.batch);
-  result.m_begin = uniform(task.m_begin);
-  result.keys_phase = uniform(task.keys_phase);
-  result.dq_begin = uniform(task.dq_begin);
-  result.dq_end = uniform(task.dq_end);
+CUTE_DEVICE KeyTile uniform(KeyTile const volatile& tile) {
+  KeyTile result;
+  result.n_block = uniform(tile.n_block);
+  result.head_kv = uniform(tile.head_kv);
+  result.batch = uniform(tile.batch);
+  result.first.m_block = uniform(tile.first.m_block);
+  result.first.head = uniform(tile.first.head);
+  result.begin = uniform(tile.begin);
+  result.end = uniform(tile.end);
+  result.keys_phase = uniform(tile.keys_phase);
   return result;
 }
 
@@ -53,30 +67,35 @@ CUTE_DEVICE void bwd_consumer(BwdArgs const& args, typename Traits::SharedStorag
   using Tile = Shape<Int<Traits::kBlockN>, Int<Traits::kHeadDim>>;
   auto tdKrdK = partition_fragment_C(mma, Tile{});  // (MMA, MMA_N, MMA_D)
   auto tdVrdV = partition_fragment_C(mma, Tile{});  // (MMA, MMA_N, MMA_D)
-  int count = 0;  // of steps, of all key tiles
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     smem.task_pipeline.wait_full(at_step(draws));
-    Task const task = uniform(smem.task[draws & 1]);
-    if (task.dq_begin < 0) break;
-    if (task.n_block >= 0) {
+    Task const volatile& task = smem.task[draws & 1];
+    if (uniform(task.dq_begin) < 0) break;
+    KeyTile const tile = uniform(task);
+    if (tile.n_block >= 0) {
       clear(tdKrdK);
       clear(tdVrdV);
-      if (task.m_begin < args.m_blocks) {
-        bwd_mainloop<Traits>(args, task, count, smem, tdKrdK, tdVrdV);
-        count += args.group * (args.m_blocks - task.m_begin);
+      if (tile.begin < tile.end) {
+        bwd_mainloop<Traits>(args, tile, smem, tdKrdK, tdVrdV);
       } else {
         wait_results_read();
       }
     }
     smem.sums_pipeline.wait_full(at_step(draws));
+    int const parts = Traits::kSplits ? uniform(task.parts) : 0;
+    if constexpr (Traits::kSplits) {
+      if (parts < 0) store_part<Traits>(args, uniform(task.range), uniform(task.split), tdKrdK, tdVrdV);
+      if (parts > 0) merge_parts<Traits>(args, uniform(task.range), parts, tdKrdK, tdVrdV);
+    }
+    int const dq_begin = uniform(task.dq_begin), dq_end = uniform(task.dq_end);
     DqRows<Traits> dq_rows;
-    dq_rows.load(args, task.dq_begin, task.dq_end);
-    if (task.n_block >= 0) bwd_epilogue<Traits>(args, task, count, smem, tdKrdK, tdVrdV);
-    for (int row_tile = task.dq_begin; row_tile < task.dq_end;) {
-      dq_rows.store(args, row_tile, task.dq_end);
+    dq_rows.load(args, dq_begin, dq_end);
+    if (tile.n_block >= 0 && parts >= 0) bwd_epilogue<Traits>(args, tile, smem, tdKrdK, tdVrdV);
+    for (int row_tile = dq_begin; row_tile < dq_end;) {
+      dq_rows.store(args, row_tile, dq_end);
       row_tile += dq_rows.kRowTiles;
-      dq_rows.load(args, row_tile, task.dq_end);
+      dq_rows.load(args, row_tile, dq_end);
     }
     __syncwarp();  // where there was no key tile: all lanes have passed their waits
     smem.task_pipeline.release(at_step(draws));

@@ -42,16 +42,6 @@ cudaError_t launch_ctas(Kernel* kernel, int64_t ctas, int threads, int smem_byte
   return cudaGetLastError();
 }
 
-// How many row tiles, of a query head each, shall lie between a key tile and the next one of its head. More: the next
-// one's turn has come at every row tile, and the last group's many tiles even out. Fewer: the heads' Q, dO and dQ stay
-// in L2, and fewer tasks at the end have nothing but dQ. Measured with 40 to 2,400.
-template <bool kCausal>
-int heads_distance(bool deterministic, int n_blocks) {
-  bool const few_tiles = n_blocks < 16;
-  if (deterministic) return !kCausal ? 240 : few_tiles ? 400 : n_blocks < 64 ? 800 : 1200;
-  return (kCausal ? 400 : 240) / (few_tiles ? 2 : 1);
-}
-
 template <class Traits>
 cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
   using Element = typename Traits::Element;
@@ -77,27 +67,14 @@ cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
     return launch_ctas(bwd_queries_kernel<Traits>, query_tiles, Traits::kThreads, kSmemBytes, args, stream);
   } else {
     if (!encode_maps<Traits>(args, kBlockM, kBlockN, Traits::kKeys)) return cudaErrorInvalidValue;
-    int const heads = params.batch * params.heads_kv;
-    int const row_tiles_per_head = args.m_blocks * args.group;
-    int const distance = heads_distance<kCausal>(params.deterministic, args.n_blocks);
-    int const groups = ceil_div(heads, ceil_div(distance, args.m_blocks));
-    args.heads_abreast = heads / groups;
-    args.larger_groups = heads % groups;
-    args.tasks_per_head = max(args.n_blocks, ceil_div(row_tiles_per_head, kMaxDqShare));
-    args.dq_share = ceil_div(row_tiles_per_head, args.tasks_per_head);
     int device = 0, num_sms = 0;
     error = cudaGetDevice(&device);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess) return error;
-    // When a share's turn comes, its head's key tiles shall have ended: the last of them began as many tasks ago as
-    // CTAs run, and the first, with a causal mask, take twice the mean.
-    int64_t const tiles = int64_t{args.tasks_per_head} * heads;
-    int64_t const behind_group = int64_t{args.tasks_per_head} * ceil_div(heads, groups) + num_sms;
-    int64_t const lag = min(tiles, kCausal ? max(behind_group, int64_t{3 * num_sms}) : behind_group);
-    if (tiles + lag > INT_MAX) return cudaErrorInvalidConfiguration;
-    args.dq_lag = int(lag);
-    args.num_tasks = int(tiles + lag);
-    int64_t const ctas = min(tiles + lag, int64_t{num_sms});
+    args.order = bwd_order(kCausal, params.deterministic, args.m_blocks, args.n_blocks, args.group,
+                           int64_t{params.batch} * params.heads_kv, num_sms);
+    if (args.order.num_tasks == 0) return cudaErrorInvalidConfiguration;
+    int const ctas = min(args.order.num_tasks, num_sms);
     return launch_ctas(bwd_kernel<Traits>, ctas, Traits::kThreads, kSmemBytes, args, stream);
   }
 }

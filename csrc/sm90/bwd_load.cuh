@@ -11,10 +11,8 @@
 
 namespace flash_cute::sm90 {
 
-// `count` is that of the row tiles loaded before, of all key tiles.
 template <class Traits, class SharedStorage>
-CUTE_DEVICE void load_key_tile(BwdArgs const& args, SharedStorage& smem, KeyTile const volatile& tile,
-                               int& count) {
+CUTE_DEVICE void load_key_tile(BwdArgs const& args, SharedStorage& smem, KeyTile const volatile& tile) {
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   constexpr uint32_t kKBytes = Traits::kKElements * sizeof(Element);
@@ -27,28 +25,26 @@ CUTE_DEVICE void load_key_tile(BwdArgs const& args, SharedStorage& smem, KeyTile
     load_tile<Traits>(map, pipeline.expect(keys, kKBytes), TMA::CacheHintSm90::EVICT_FIRST, place, kBlockN,
                       tile.n_block * kBlockN, tile.head_kv, tile.batch);
   };
+  RowTile row_tile{tile.first.m_block, tile.first.head};
+  bool first = true;
 #pragma unroll 1
-  for (int m = args.m_blocks - 1; m >= tile.m_begin; --m) {
-#pragma unroll 1
-    for (int i = 0; i < args.group; ++i) {
-      auto load_rows = [&](CUtensorMap const& map, Pipeline<Traits::kStages>& pipeline, Element* place,
-                           float const* stat, float* stat_place) {
-        PipelineState<2> const state = at_step(count);
-        pipeline.wait_empty(state);  // dK += dS^T Q, or dV += P^T dO, of two steps ago is done in all warps
-        uint64_t* const full = pipeline.expect(state, kQBytes);
-        int const head = tile.head_kv * args.group + i;
-        load_tile<Traits>(map, full, TMA::CacheHintSm90::EVICT_LAST, place + state.stage * Traits::kQElements, kBlockM,
-                          m * kBlockM, head, tile.batch);
-        int64_t const row_tile = int64_t{tile.batch * params.heads_q + head} * args.m_blocks + m;
-        SM90_BULK_COPY_G2S::copy(stat + row_tile * kBlockM, full, stat_place + state.stage * kBlockM, kStatBytes);
-      };
-      bool const first = i == 0 && m == args.m_blocks - 1;
-      load_rows(args.q, smem.q_pipeline, smem.q[0], params.lse_log2, smem.lse_log2[0]);
-      if (first) load_keys(args.k, smem.k_pipeline, smem.k);
-      load_rows(args.dout, smem.dout_pipeline, smem.dout[0], params.delta, smem.delta[0]);
-      if (first) load_keys(args.v, smem.v_pipeline, smem.v);
-      ++count;
-    }
+  for (int count = tile.begin; count < tile.end; ++count, row_tile.advance(args.group)) {
+    auto load_rows = [&](CUtensorMap const& map, Pipeline<Traits::kStages>& pipeline, Element* place,
+                         float const* stat, float* stat_place) {
+      PipelineState<2> const state = at_step(count);
+      pipeline.wait_empty(state);  // dK += dS^T Q, or dV += P^T dO, of two steps ago is done in all warps
+      uint64_t* const full = pipeline.expect(state, kQBytes);
+      int const head = tile.head_kv * args.group + row_tile.head;
+      load_tile<Traits>(map, full, TMA::CacheHintSm90::EVICT_LAST, place + state.stage * Traits::kQElements, kBlockM,
+                        row_tile.m_block * kBlockM, head, tile.batch);
+      int64_t const index = int64_t{tile.batch * params.heads_q + head} * args.m_blocks + row_tile.m_block;
+      SM90_BULK_COPY_G2S::copy(stat + index * kBlockM, full, stat_place + state.stage * kBlockM, kStatBytes);
+    };
+    load_rows(args.q, smem.q_pipeline, smem.q[0], params.lse_log2, smem.lse_log2[0]);
+    if (first) load_keys(args.k, smem.k_pipeline, smem.k);
+    load_rows(args.dout, smem.dout_pipeline, smem.dout[0], params.delta, smem.delta[0]);
+    if (first) load_keys(args.v, smem.v_pipeline, smem.v);
+    first = false;
   }
 }
 

@@ -25,10 +25,9 @@
 
 namespace flash_cute::sm90 {
 
-// Adds P^T dO to tdVrdV and dS^T Q to tdKrdK. `count` is that of the steps before, of all key tiles: the buffers go
-// round with it.
+// Adds P^T dO to tdVrdV and dS^T Q to tdKrdK.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int count,
+CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile,
                               typename Traits::SharedStorage& smem,
                               Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
                               Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
@@ -93,6 +92,7 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int coun
   };
 
   static_assert(Traits::kStages == 2 && Traits::kScoreStages == 2);
+  int count = tile.begin;
   bool dq_pending = false;  // one waits in shared memory to be made known
 
   auto issue_dq = [&](int step, auto& tdQrdQ) __attribute__((always_inline)) {
@@ -194,10 +194,10 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, KeyTile const& tile, int coun
   for (int k = 0; k < kVSteps; ++k) {
     copy(Copy_Atom<SM75_U32x4_LDSM_N, Element>{}, copy_v.partition_S(sV)(_, _, k), copy_v.retile_D(tSrV_regs)(_, _, k));
   }
-  RowTile row_tile{range.end - 1};
+  RowTile row_tile = tile.first;
   step(row_tile.m_block, true_type{}, false_type{});
 #pragma unroll 1
-  for (int steps = args.group * (range.end - range.begin); steps > 1; --steps) {
+  for (int left = tile.end - count; left > 0; --left) {
     row_tile.advance(args.group);
     if (computes_dq<Traits>(count - 1, warpgroup)) {
       step(row_tile.m_block, false_type{}, true_type{});

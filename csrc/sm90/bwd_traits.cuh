@@ -29,6 +29,7 @@ struct BwdTraits {
   static constexpr int kWarpgroups = kBlockN / kKeys;
   static constexpr int kConsumerThreads = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumerThreads;
+  static constexpr bool kSplits = std::is_same_v<Mask, FullMask>;  // key tiles over several CTAs
   static constexpr int kProducerRegs = 24;
   static constexpr int kConsumerRegs = 240;  // 24 + 2 * 240 are the 3 * 168 that the launch has
   static_assert(kWarpgroups == 2 && kHeadDim % 32 == 0 && (kBlockM == 64 || kBlockM == 128));

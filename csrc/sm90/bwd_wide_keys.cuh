@@ -224,6 +224,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_co
     prefetch_tma_descriptor(&args.dout);
     prefetch_tma_descriptor(&args.k);
     prefetch_tma_descriptor(&args.v);
+    smem.tile.begin = 0;
     KeyTile::make<Traits>(args, blockIdx.x / args.n_blocks, blockIdx.x % args.n_blocks, smem.tile);
     smem.tile.keys_phase = 0;
     smem.k_pipeline.init(4);
@@ -237,8 +238,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_co
 
   if (warpgroup == 0) {
     set_max_registers<Traits::kProducerRegs, false>();
-    int count = 0;
-    if (threadIdx.x == 0) load_key_tile<Traits>(args, smem, smem.tile, count);
+    if (threadIdx.x == 0) load_key_tile<Traits>(args, smem, smem.tile);
   } else if (warpgroup == 1) {
     set_max_registers<Traits::kConsumerRegs, true>();
     dv_consumer<Traits>(args, smem);

@@ -47,7 +47,7 @@ cudaError_t launch(FwdParams const& params, cudaStream_t stream) {
     error = cudaMemsetAsync(params.tile_counter, 0, sizeof(int), stream);
     if (error != cudaSuccess) return error;
   }
-  KeySplit const& split = params.split;
+  TileSplit const& split = params.split;
   if (split.tiles > 0) {
     error = cudaMemsetAsync(params.part_flags, 0, sizeof(int) * part_flags(Traits::kTile, split), stream);
     if (error != cudaSuccess) return error;

@@ -85,7 +85,7 @@ struct TileSchedule {
 
   // A CTA's turn-th tile where they are dealt: first those of its range of the split ones, then whole ones. It waits
   // for parts of the ranges after its own, which CTAs have that are launched before it.
-  CUTE_HOST_DEVICE void deal(KeySplit const& split, int cta, int ctas, int turn, TileCoord volatile& tile) const {
+  CUTE_HOST_DEVICE void deal(TileSplit const& split, int cta, int ctas, int turn, TileCoord volatile& tile) const {
     int const range = split.ranges - 1 - cta;
     if (range >= 0) {
       int const begin = split.range_begin(range), end = split.range_begin(range + 1);
@@ -94,9 +94,7 @@ struct TileSchedule {
         place(index, tile);
         tile.keys.begin = cute::max(begin - first, 0);
         tile.keys.end = cute::min(end - first, split.steps);
-        int next = range + 1;
-        while (split.range_begin(next) < first + split.steps) ++next;
-        tile.parts = first < begin ? -1 : next - range - 1;
+        tile.parts = first < begin ? -1 : split.parts(index, range);
         return;
       }
       turn -= (end - 1) / split.steps - begin / split.steps + 1;

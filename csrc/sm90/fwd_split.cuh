@@ -1,4 +1,4 @@
-// Row tiles that several CTAs share, see KeySplit: each has some of the keys. What a CTA has of a tile that another
+// Row tiles that several CTAs share, see TileSplit: each has some of the keys. What a CTA has of a tile that another
 // began it leaves in memory, and the one that began it takes that in, part by part, in the order of the keys. A thread
 // hands over to the thread of its number, which has the same rows and columns; the flags are those of warps.
 #pragma once

@@ -6,7 +6,7 @@
 #include <climits>
 #include <cstdint>
 
-#include "../params.h"
+#include "../core/tile_split.h"
 #include "../plan.h"
 
 namespace flash_cute::sm90 {
@@ -67,39 +67,20 @@ constexpr KernelShape fwd_shape(int head_dim, bool causal, int config) {
 // How fast a tile's shape computes once the GPU is full, kWide being 100 (measured on an H100).
 constexpr int tile_speed(int head_dim, bool causal, int config) {
   if (config == kWide) return 100;
-  if (config == kNarrow) return head_dim <= 128 ? 60 : 75;
+  if (config == kNarrow) return head_dim <= 128 ? 60 : 55;
   return causal && head_dim == 64 ? 80 : head_dim <= 64 ? 92 : head_dim <= 128 ? 93 : 99;
-}
-
-// What a part costs besides its key tiles, in key tiles: its way through memory, and one more beginning and end.
-constexpr int kPartCost = 6;
-
-// The row tiles of the last wave, split so that all SMs have as much to do; none where it would not be worth it.
-constexpr KeySplit split_last_wave(int64_t row_tiles, int64_t key_tiles, int num_sms) {
-  int64_t const rest = row_tiles % num_sms;
-  if (rest == 0 || 2 * rest * key_tiles > INT_MAX) return {};
-  int64_t parts = 1;  // of a row tile at most, since one CTA takes them all in, one after the other
-  while (parts * parts < key_tiles) ++parts;
-  int64_t const ranges = row_tiles > num_sms || rest * parts > num_sms ? num_sms : rest * parts;
-  int64_t const length = rest * key_tiles / ranges;
-  if (length + ranges / rest + kPartCost >= key_tiles) return {};
-  return {.tiles = int(rest),
-          .steps = int(key_tiles),
-          .ranges = int(ranges),
-          .length = int(length),
-          .longer = int(rest * key_tiles % ranges)};
 }
 
 // A part in memory: of each thread the accumulator's registers, and for its two rows maximum, sum and error, padded.
 constexpr int part_floats(int head_dim) { return head_dim / 2 + 8; }
-constexpr int64_t parts_bytes(FwdTile tile, int head_dim, KeySplit split) {
+constexpr int64_t parts_bytes(FwdTile tile, int head_dim, TileSplit split) {
   return int64_t{4} * split.ranges * 2 * tile.block_m * part_floats(head_dim);
 }
-constexpr int part_flags(FwdTile tile, KeySplit split) { return split.ranges * tile.block_m / 16; }
+constexpr int part_flags(FwdTile tile, TileSplit split) { return split.ranges * tile.block_m / 16; }
 
 struct FwdChoice {
   Config config;
-  KeySplit split;
+  TileSplit split;
 };
 
 // The tile whose waves take the least time, and whether its last wave is split. Row tiles without a mask are all alike,
@@ -118,7 +99,7 @@ constexpr FwdChoice choose_fwd(int head_dim, bool causal, int len_q, int keys, i
     int64_t const row_tiles = heads_q * ((int64_t{len_q} + tile.block_m - 1) / tile.block_m);
     int64_t const key_tiles = (int64_t{keys} + tile.block_n - 1) / tile.block_n;
     int64_t const whole_waves = row_tiles / num_sms;
-    auto const consider = [&](int64_t waves_x1000, int64_t least_time, KeySplit split) {
+    auto const consider = [&](int64_t waves_x1000, int64_t least_time, TileSplit split) {
       int64_t const time = std::max(least_time, waves_x1000 * tile.block_m / tile_speed(head_dim, causal, config));
       if (time < best_time) {
         best = {.config = Config(config), .split = split};
@@ -130,7 +111,7 @@ constexpr FwdChoice choose_fwd(int head_dim, bool causal, int len_q, int keys, i
                                         : 2000,
              memory_time, {});
     if (causal && (triangle || whole_waves > 0)) continue;
-    KeySplit const split = split_last_wave(row_tiles, key_tiles, num_sms);
+    TileSplit const split = split_last_wave(row_tiles, key_tiles, num_sms, row_tiles > num_sms);
     if (split.tiles == 0) continue;
     int64_t const length = split.length + split.ranges / split.tiles + kPartCost;
     consider(1000 * whole_waves + 1000 * length / key_tiles, memory_time * 105 / 100, split);

@@ -125,9 +125,10 @@ Array schedule(FwdProblem const& problem, int ctas) {
   auto const schedule = TileSchedule::make(params, Traits::kBlockM, kCausal, ctas);
   bool const drawn = kCausal && schedule.num_tiles() > ctas;
   int const keys = params.len_q > 0 ? std::max(0, Traits::Mask::column_limit(params, params.len_q - 1)) : 0;
-  KeySplit split;
+  TileSplit split;
   if (!drawn && !(kCausal && keys < 2 * params.len_q)) {
-    split = split_last_wave(schedule.num_tiles(), ceil_div(keys, Traits::kBlockN), ctas);
+    bool const equal = schedule.num_tiles() > ctas;
+    split = split_last_wave(schedule.num_tiles(), ceil_div(keys, Traits::kBlockN), ctas, equal);
   }
 
   Array array{{10, 0}, {}};
