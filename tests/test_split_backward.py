@@ -15,7 +15,7 @@ import flash_cute
 pytestmark = pytest.mark.kernel
 
 CUDA_ONLY = [pytest.param("cuda", marks=pytest.mark.cuda)]
-# batch, query heads, key heads, rows, keys. On 132 multiprocessors ranges of these have part of a tile and begin another.
+# Batch, query heads, key heads, rows, keys. On 132 multiprocessors ranges have part of a tile and begin another.
 SMALL, LARGE = (1, 58, 58, 2048, 1536), (1, 57, 57, 2048, 1536)
 SHAPES = {
     head_dim: (SMALL if head_dim <= 64 else LARGE, (1, 134, 67, 2040, 1020), (2, 68, 34, 2000, 1001))
