@@ -5,7 +5,8 @@
 //
 // Key tile 0 stores and the others wait for it: nobody has to clear the sums first. In the deterministic mode every
 // key tile waits for the one before it, so that the sum has the same bits each time. A CTA waits only for tasks
-// drawn before its own, and these for none drawn later.
+// drawn before its own. (That a share of dQ has become rows is counted as its CTA loads for the task after the next one:
+// loads wait for no other CTA.)
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
