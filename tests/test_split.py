@@ -27,7 +27,7 @@ SHAPES = (
     (1, 5, 1, 2500, 5500),
 )
 # With whole waves after the split tiles, on 132 multiprocessors; every tile of the table is in one of them.
-WAVES = ((1, 140, 20, 64, 3000), (1, 140, 140, 190, 3000), (2, 74, 37, 256, 2500))
+WAVES = ((1, 140, 20, 64, 3000), (1, 140, 28, 190, 3000), (2, 74, 37, 256, 2500))
 
 
 def case_of(shape: tuple[int, ...], head_dim: int, causal: Causal = False, dtype: torch.dtype = torch.float16) -> Case:

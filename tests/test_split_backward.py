@@ -17,10 +17,8 @@ pytestmark = pytest.mark.kernel
 CUDA_ONLY = [pytest.param("cuda", marks=pytest.mark.cuda)]
 # Batch, query heads, key heads, rows, keys. On 132 multiprocessors ranges have part of a tile and begin another.
 SMALL, LARGE = (1, 58, 58, 2048, 1536), (1, 57, 57, 2048, 1536)
-SHAPES = {
-    head_dim: (SMALL if head_dim <= 64 else LARGE, (1, 134, 67, 2040, 1020), (2, 68, 34, 2000, 1001))
-    for head_dim in (32, 64, 96, 128)
-}
+GROUPED, ODD = (1, 134, 67, 2040, 1020), (2, 68, 34, 2000, 1001)
+SHAPES = {32: (SMALL, GROUPED), 64: (SMALL, ODD), 96: (LARGE, ODD), 128: (LARGE, GROUPED)}
 
 
 def case_of(shape: tuple[int, ...], head_dim: int, dtype: torch.dtype = torch.bfloat16) -> Case:
@@ -36,7 +34,7 @@ def assert_is_split(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: 
 
 
 @pytest.mark.parametrize("device", CUDA_ONLY)
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(2))
 @pytest.mark.parametrize("head_dim", SHAPES)
 def test_exact(
     device: str, head_dim: int, number: int, bwd: Backward, backend: str | None, rng: torch.Generator
@@ -69,7 +67,7 @@ def test_a_nan_stays_in_its_head(device: str, bwd: Backward, backend: str | None
 def test_graph_replays_and_streams(device: str, backend: str | None, rng: torch.Generator) -> None:
     """Each launch hands its parts over in its own workspace, whose counters are cleared each time."""
     problems = []
-    for shape in SHAPES[128]:
+    for shape in (LARGE, GROUPED, ODD):
         q, k, v = case_of(shape, 128).inputs(device, rng)
         assert_is_split(q, k, v, backend)
         dout = torch.randn(q.shape, generator=rng).to(q)
