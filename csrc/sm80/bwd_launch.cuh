@@ -29,9 +29,10 @@ void order_heads(BwdArgs& args, int num_sms) {
     return;
   }
   // In order of turns, the next key tile of a head shall start so much later that its turn has come at every row tile.
-  // So as many heads as keep Q, dO and the sums of dQ in L2 together; or, where those are few, more.
+  // So as many heads as keep Q, dO and the sums of dQ in L2 together; or, where those are few, more. A turn that ends at
+  // once comes sooner.
   constexpr int kFew = kCausal ? 32 : 8;
-  constexpr int64_t kL2Budget = int64_t{kCausal ? 48 : 24} << 20;
+  constexpr int64_t kL2Budget = int64_t{!kCausal ? 24 : Traits::kTile.ends_late ? 48 : 32} << 20;
   int const abreast = int(min(int64_t{heads}, max(int64_t{kFew}, kL2Budget / bytes)));
   // Groups alike: in a last group of few heads every key tile would wait for the one before it.
   args.heads_abreast = ceil_div(heads, ceil_div(heads, abreast));
