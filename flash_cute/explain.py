@@ -122,9 +122,6 @@ def kernel_matches(plan: dict[str, Any], kernel_name: str) -> bool:
     if fields is None:
         return False
     tile = dict(zip(fields, facts.pop("tile"), strict=False))  # zeros at its end have no name
-    if "ends_late" in fields:  # two kernels of a tile, chosen as csrc/sm80/bwd_launch.cuh does
-        late = tile.get("ends_late") and (plan.get("deterministic") or facts["head_dim"] > 128)
-        known["turns_end_late"] = bool(late)
     return all(known.get(field, value) == value for field, value in [*facts.items(), *tile.items()])
 
 
@@ -134,7 +131,7 @@ _TILE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "fwd_kernel": ("block_m", "block_n", "warps", "stages", "q_in_regs", "ctas_per_sm"),
         "bwd_kernel": (
             *("block_m", "block_n", "warps", "score_warps", "key_warps", "row_warps"),
-            *("q_stages", "dout_stages", "ctas_per_sm", "ends_late"),
+            *("q_stages", "dout_stages", "ctas_per_sm"),
         ),
     },
     "sm90": {
@@ -162,16 +159,18 @@ def _facts(kernel_name: str) -> dict[str, Any] | None:
     if not (kernel and element and mask and head_dim and tile):
         return None
     values = re.findall(r"L[a-z](\d+)E|(\d+)(?![\w)])|\b(true|false)\b", tile[1])
-    late = re.match(r"[> ]*, (?:\(bool\))?(\w+)>|E+Lb(\d)E", kernel_name[tile.end() :])
-    return {
+    deterministic = re.match(r"[> ]*, (?:\(bool\))?(\w+)>|E+Lb(\d)E", kernel_name[tile.end() :])
+    facts: dict[str, Any] = {
         "backend": kernel[1],
         "kernel": kernel[2],
         "dtype": _ELEMENTS[element[0]],
         "head_dim": int(head_dim[1]),
         "mask": _MASKS[mask[0]],
-        "turns_end_late": late is not None and (late[1] or late[2]) in ("1", "true"),
         "tile": [int(mangled or number or word == "true") for mangled, number, word in values],
     }
+    if deterministic:  # the mode has a kernel of its own
+        facts["deterministic"] = (deterministic[1] or deterministic[2]) in ("1", "true")
+    return facts
 
 
 def _compiled(plan: dict[str, Any]) -> dict[str, Any] | None:

@@ -96,24 +96,32 @@ def test_backward_kernel_names_are_understood():
     assert not kernel_matches(plan, "void flash_cute::bwd_preprocess_kernel<cutlass::bfloat16_t>(int)")
 
 
-@pytest.mark.parametrize("head_dim, deterministic, late", [(64, True, True), (64, False, False), (192, False, True)])
-@pytest.mark.parametrize("form", ["({0})1", "true"], ids=["cu++filt", "c++filt"])
-def test_the_kernel_whose_turns_end_late_is_told_apart(head_dim, deterministic, late, form):
-    name = (
-        "void flash_cute::sm80::bwd_kernel<flash_cute::sm80::BwdTraits<cutlass::bfloat16_t, "
-        f"{head_dim}, flash_cute::Variant<flash_cute::FullMask>, "
-        "flash_cute::sm80::BwdTile{64, 128, 4, 4, 4, 2, 1, 1, 2, true}>, %s>(flash_cute::sm80::BwdArgs)"
-    )
-    true = form.format("bool")
-    false = true.replace("1", "0").replace("true", "false")
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("form", ["({0})1", "true", "mangled"], ids=["cu++filt", "c++filt", "mangled"])
+def test_the_deterministic_modes_kernel_is_told_apart(deterministic, form):
+    if form == "mangled":
+        tile = "".join(f"Li{number}E" for number in (64, 128, 4, 4, 4, 2, 1, 1, 2))
+        name = (
+            "_ZN10flash_cute4sm8010bwd_kernelINS0_9BwdTraitsIN7cutlass10bfloat16_tELi64E"
+            f"NS_7VariantINS_8FullMaskEEEXtlNS0_7BwdTileE{tile}EEEELb%dEEEvNS0_7BwdArgsE"
+        )
+        true, false = name % 1, name % 0
+    else:
+        name = (
+            "void flash_cute::sm80::bwd_kernel<flash_cute::sm80::BwdTraits<cutlass::bfloat16_t, "
+            "64, flash_cute::Variant<flash_cute::FullMask>, "
+            "flash_cute::sm80::BwdTile{64, 128, 4, 4, 4, 2, 1, 1, 2}>, %s>(flash_cute::sm80::BwdArgs)"
+        )
+        flag = form.format("bool")
+        true, false = name % flag, name % flag.replace("1", "0").replace("true", "false")
     plan = {
         **PLAN,
-        **{"kernel": "bwd_kernel", "dtype": "bfloat16", "kernel_head_dim": head_dim, "mask": "full"},
+        **{"kernel": "bwd_kernel", "dtype": "bfloat16", "kernel_head_dim": 64, "mask": "full"},
         **{"block_m": 64, "block_n": 128, "deterministic": deterministic},
     }
-    assert kernel_matches(plan, name % true) == late
-    assert kernel_matches(plan, name % false) != late
-    assert not kernel_matches(plan, (name % true).replace("2, true}", "2, false}"))
+    assert kernel_matches(plan, true) == deterministic
+    assert kernel_matches(plan, false) != deterministic
+    assert not kernel_matches(plan | {"block_n": 64}, true)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])

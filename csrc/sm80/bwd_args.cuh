@@ -14,6 +14,7 @@ struct BwdArgs {
   int group;          // query heads of one key head
   int heads_abreast;  // key heads of a group: their tiles of one number are neighbours in launch order
   int last_group;     // its number; it has all the heads that remain
+  bool last_first;    // deterministic: key tiles from the last to the first, row tiles from the first to the last
 };
 
 // A number as if it were new: the compiler holds nothing that it computed from it before. Registers are what the
@@ -23,15 +24,15 @@ CUTE_DEVICE int fresh(int x) {
   return x;
 }
 
-// The key tile that a CTA owns. In launch order come tile 0 of a group of key heads, then their tile 1, ...:
-// CTAs that read the same Q and dO run at about the same time, and with a causal mask the longest come first. CTAs
-// that wait for each other's turn at dQ have a distance that hides the way from one to the next.
+// The key tile that a CTA owns. In launch order come the first tiles of a group of key heads, then their second ones,
+// ...: CTAs that read the same Q and dO run at about the same time. From tile 0 on, which with a causal mask is the
+// longest; or from the last one, see BwdArgs::last_first.
 struct KeyTile {
   int n_block;
   int head_kv;
   int batch;
 
-  CUTE_DEVICE explicit KeyTile(BwdArgs const& args) {
+  CUTE_DEVICE KeyTile(BwdArgs const& args, bool last_first) {
     int block;  // read anew at each use: the epilogue's tile stays in no register through the main loop
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
     int const number = min(block / (args.n_blocks * args.heads_abreast), args.last_group);
@@ -39,22 +40,25 @@ struct KeyTile {
     int const place = block - first * args.n_blocks;
     int const heads = args.params.batch * args.params.heads_kv;
     int const abreast = number < args.last_group ? args.heads_abreast : heads - first;
-    n_block = place / abreast;
+    n_block = last_first ? args.n_blocks - 1 - place / abreast : place / abreast;
     int const head = first + place % abreast;
     head_kv = head % args.params.heads_kv;
     batch = head / args.params.heads_kv;
   }
 };
 
-// A row tile on a key tile's way: the last tile of each of the group's heads comes first.
+// A row tile on a key tile's way over those that see it, head after head.
 struct RowTile {
   int head;  // of q
   int m_block;
 
-  CUTE_DEVICE void advance(int begin, int end) {
-    if (m_block-- == begin) {
-      m_block = end - 1;
-      ++head;
+  // To the next one of [begin, end), up or down; behind the last one to the first one of another head.
+  CUTE_DEVICE void step(bool up, int begin, int end, int heads) {
+    if (m_block == (up ? end - 1 : begin)) {
+      m_block = up ? begin : end - 1;
+      head += heads;
+    } else {
+      m_block += up ? 1 : -1;
     }
   }
 

@@ -2,9 +2,9 @@
 // return nothing. The sums lie in the order of the MMA fragments, register by register of all threads: a warp's
 // reductions are whole lines, and nobody has to put them in rows before the convert kernel does.
 //
-// In the deterministic mode the key tiles of a row tile add in the order of their numbers, so that the sum has the
-// same bits each time. A CTA waits only for CTAs launched before it. All CTAs of a head walk over its row tiles the
-// same way, so that they queue for their turn once, at the first of them, and not at each.
+// In the deterministic mode the key tiles of a row tile add in launch order, so that the sum has the same bits each
+// time. A CTA waits only for CTAs launched before it. All CTAs of a head walk over its row tiles the same way, so that
+// they queue for their turn at most once, and not at each.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -17,18 +17,10 @@
 namespace flash_cute::sm80 {
 
 // The semaphore counts the key tiles that have added.
-CUTE_DEVICE bool is_turn(int const* semaphore, int turn) {
+CUTE_DEVICE int turns_ended(int const* semaphore) {
   int ended;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(ended) : "l"(semaphore) : "memory");
-  return ended >= turn;
-}
-
-// `arrived`: thread 32 has seen it before. Its warp has the way to memory, while thread 0's ends the turn before.
-CUTE_DEVICE void wait_turn(int const* semaphore, int turn, bool arrived) {
-  if (fresh_thread_index() == 32) {
-    while (!arrived) arrived = is_turn(semaphore, turn);
-  }
-  __syncthreads();  // everybody may add
+  return ended;
 }
 
 // By one thread, after a barrier by which all have added. It waits until the sums have reached memory.

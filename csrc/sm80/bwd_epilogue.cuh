@@ -10,14 +10,14 @@
 
 namespace flash_cute::sm80 {
 
-template <class Traits, class Accumulator>
+template <class Traits, bool kDeterministic, class Accumulator>
 CUTE_DEVICE void bwd_epilogue(BwdArgs const& args, typename Traits::SharedStorage& smem,
                               Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
                               Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
   using Element = typename Traits::Element;
   using Tile = Shape<Int<Traits::kBlockN>, Int<Traits::kHeadDim>>;
   BwdParams const& params = args.params;
-  KeyTile const tile(args);
+  KeyTile const tile(args, kDeterministic && args.last_first);
   int const thread = threadIdx.x;
   typename Traits::MmaKeys mma;
   typename Traits::SmemStoreAtom const store_atom;

@@ -9,7 +9,7 @@
 
 namespace flash_cute::sm80 {
 
-template <class Traits, bool kEndsLate>
+template <class Traits, bool kDeterministic>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.ctas_per_sm)
     bwd_kernel(__grid_constant__ BwdArgs const args) {
   extern __shared__ char smem_bytes[];
@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.ctas_per_sm)
   auto tdVrdV = partition_fragment_C(mma, Tile{});  // (MMA, MMA_N, MMA_D)
   clear(tdKrdK);
   clear(tdVrdV);
-  bwd_mainloop<Traits, kEndsLate>(args, smem, tdKrdK, tdVrdV);
-  bwd_epilogue<Traits>(args, smem, tdKrdK, tdVrdV);
+  bwd_mainloop<Traits, kDeterministic>(args, smem, tdKrdK, tdVrdV);
+  bwd_epilogue<Traits, kDeterministic>(args, smem, tdKrdK, tdVrdV);
 }
 
 }  // namespace flash_cute::sm80

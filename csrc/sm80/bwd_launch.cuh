@@ -25,15 +25,19 @@ void order_heads(BwdArgs& args, int num_sms) {
     int const two_tiles = ceil_div(2 * num_sms, args.n_blocks);
     int const last_heads = max(two_tiles, int(min(int64_t{two_tiles + 2}, (int64_t{64} << 20) / bytes)));
     args.heads_abreast = 1;
+    args.last_first = false;
     args.last_group = max(0, heads - (kCausal ? last_heads : 1));
     return;
   }
-  // In order of turns, the next key tile of a head shall start so much later that its turn has come at every row tile.
-  // So as many heads as keep Q, dO and the sums of dQ in L2 together; or, where those are few, more. A turn that ends at
-  // once comes sooner.
-  constexpr int kFew = kCausal ? 32 : 8;
-  constexpr int64_t kL2Budget = int64_t{!kCausal ? 24 : Traits::kTile.ends_late ? 48 : 32} << 20;
-  int const abreast = int(min(int64_t{heads}, max(int64_t{kFew}, kL2Budget / bytes)));
+  // From the last key tile on, each from its diagonal, where there are few rows and several waves of key tiles.
+  int64_t const waves = int64_t{heads} * args.n_blocks / (num_sms * Traits::kTile.ctas_per_sm);
+  args.last_first = kCausal && Traits::kHeadDim > 64 && args.group == 1 && rows <= 3072 && waves >= 8;
+  // Else the next key tile of a head shall start so much later that its turn has come at every row tile. So as many
+  // heads as keep Q, dO and the sums of dQ in L2 together; or, with a mask and where those are few, more.
+  bool const in_turn = kCausal && !args.last_first;
+  int const few = !in_turn ? 2 : Traits::kHeadDim == 128 ? min(32, ceil_div(2048, args.n_blocks)) : 32;
+  int64_t const l2_budget = int64_t{in_turn ? 48 : 24} << 20;
+  int const abreast = int(min(int64_t{heads}, max(int64_t{few}, l2_budget / bytes)));
   // Groups alike: in a last group of few heads every key tile would wait for the one before it.
   args.heads_abreast = ceil_div(heads, ceil_div(heads, abreast));
   args.last_group = (heads - 1) / args.heads_abreast;
@@ -60,9 +64,7 @@ cudaError_t launch_bwd_kernels(BwdParams const& params, cudaStream_t stream) {
   using Element = typename Traits::Element;
   error = launch_bwd_preprocess<Element, kBlockM, Traits::kHeadDim, RowOrder, true>(params, stream);
   if (error != cudaSuccess) return error;
-  // What ends turns late takes registers: up to head dim 128 the default mode is 2 to 4 % faster in a kernel without.
-  constexpr bool kEndsLate = Traits::kTile.ends_late, kDefault = kEndsLate && Traits::kHeadDim > 128;
-  auto* const kernel = params.deterministic ? bwd_kernel<Traits, kEndsLate> : bwd_kernel<Traits, kDefault>;
+  auto* const kernel = params.deterministic ? bwd_kernel<Traits, true> : bwd_kernel<Traits, false>;
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
   kernel<<<int(key_tiles), Traits::kThreads, kSmemBytes, stream>>>(args);

@@ -7,6 +7,8 @@
 //   shared memory: P and dS of the whole step are written, then each warp takes a share of dV, dK and dQ.
 #pragma once
 
+#include <type_traits>
+
 #include <cute/tensor.hpp>
 
 #include "../core/convert.cuh"
@@ -37,8 +39,24 @@ CUTE_DEVICE void fetched_gemm(Mma const& mma,
   }
 }
 
+// How many key tiles pass over a row tile: those before it all, and no other.
+template <class Traits>
+CUTE_DEVICE int visiting_key_tiles(BwdArgs const& args, int m_block) {
+  int const last_row = (m_block + 1) * Traits::kBlockM - 1;  // though there may be none of that number
+  return ceil_div(max(0, Traits::Mask::column_limit(args.params, last_row)), int{Traits::kBlockN});
+}
+
+// The end of a basic block, which the compiler's scheduler does not pass. Where it may put loads ahead, most kernels
+// spill 4 to 56 bytes, or are 1 to 7 % slower.
+template <bool kDeterministic, bool kHere>
+CUTE_DEVICE void end_basic_block(BwdParams const& params) {
+  if constexpr (kHere) {
+    if (params.deterministic != kDeterministic) __trap();  // never: each mode has its kernel
+  }
+}
+
 // Leaves P^T dO in tdVrdV and dS^T Q in tdKrdK.
-template <class Traits, bool kEndsLate, class Accumulator>
+template <class Traits, bool kDeterministic, class Accumulator>
 CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorage& smem,
                               Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
                               Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
@@ -48,8 +66,13 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
   constexpr int kScoreRows = Traits::kScoreRows, kParts = Traits::kParts;
   constexpr bool kTwoQ = Traits::kQStages == 2, kTwoDout = Traits::kDoutStages == 2;
   constexpr bool kPInRegs = Traits::kPInRegs;
+  constexpr bool kCausal = std::is_same_v<Mask, CausalMask>;
+  // Tried, for each target without spills.
+  constexpr bool kTight = kDeterministic && kHeadDim == 128 && !kTwoQ;
+  constexpr bool kEndsAfterAdding = !kTight && !(kDeterministic && kCausal && !kPInRegs && kHeadDim <= 128);
   BwdParams const& params = args.params;
-  KeyTile const tile(args);
+  bool const last_first = kDeterministic && kCausal && kHeadDim > 64 && args.last_first;
+  KeyTile const tile(args, last_first);
 
   RowRange const range = row_range<Mask, kBlockM, kBlockN>(params, tile.n_block);
   if (range.begin == range.end) return;
@@ -88,7 +111,8 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
     return mma.get_slice(0).partition_fragment_B(make_tensor(static_cast<Element*>(nullptr), make_layout(shape)));
   };
 
-  RowTile now{tile.head_kv * args.group, args.m_blocks - 1};  // every key tile's range ends with the last row tile
+  // Every key tile's range ends with the last row tile.
+  RowTile now{tile.head_kv * args.group, last_first ? range.begin : args.m_blocks - 1};
   int const end_head = now.head + args.group;
   auto load_q = [&](RowTile const& row_tile, int stage) {
     auto sX = local_tile(sQ, Shape<Int<kScoreRows>, Int<kHeadDim>, Int<kParts>>{}, make_coord(_0{}, _0{}, stage));
@@ -132,8 +156,8 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
     return *reinterpret_cast<float2 const*>(stats + get<1>(tScS_0(_0{}, 2 * pair)));
   };
   // pair of rows -> statistic. With P in shared memory, a CTA that is alone on its SM reads all at once, ahead of a
-  // product whose time covers the way from shared memory; so does head dim 96 where that frees registers.
-  constexpr bool kStatsAhead = !kPInRegs && (Traits::kTile.ctas_per_sm == 1 || (kEndsLate && kHeadDim == 96));
+  // product whose time covers the way from shared memory.
+  constexpr bool kStatsAhead = !kPInRegs && Traits::kTile.ctas_per_sm == 1;
   auto read_stats = [&](float const* stat, int part) {
     float const* const stats = thread_stats(stat, part);
     if constexpr (!kStatsAhead) {
@@ -146,29 +170,20 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
     }
   };
 
-  // The tile's place in the problem. Head dim 192 has no registers for it; others are slower with it in shared memory.
-  constexpr bool kFromShared = kEndsLate && kHeadDim == 192;
-  if (kEndsLate && fresh_thread_index() == 0) smem.turn[0] = {tile.batch, tile.n_block, -1, false};
-  auto n_block = [&] {
-    if constexpr (kFromShared) return smem.turn[0].n_block;
-    return fresh(tile.n_block);
+  auto n_block = [&] { return fresh(tile.n_block); };
+  auto semaphore = [&](RowTile const& row_tile) { return params.semaphores + row_tile.index(args, fresh(tile.batch)); };
+  // The deterministic mode's turns, each business of one thread, of two warps. The turn of the step before ends after a
+  // barrier by which all have added, and when their sums have reached memory.
+  auto end_turn_before = [&](RowTile row_tile) {
+    row_tile.step(!last_first, range.begin, args.m_blocks, -1);
+    if (row_tile.head >= fresh(tile.head_kv) * args.group) end_turn(semaphore(row_tile));
   };
-  auto row_tile_index = [&](RowTile const& row_tile) -> int64_t {
-    if constexpr (kFromShared) return smem.turn[0].row_tile;
-    return row_tile.index(args, fresh(tile.batch));
-  };
-  // The begin of a step, after a barrier by which all have added in the one before. The turn that ends waits until
-  // their sums have reached memory, the look at the next one has a way to memory and back: two warps' business.
-  auto begin_turn = [&](RowTile const& row_tile) {
-    auto& turn = smem.turn[0];
-    int const local = fresh_thread_index();
-    if (local == 0) {
-      if (params.deterministic && turn.row_tile >= 0) end_turn(params.semaphores + turn.row_tile);
-      turn.row_tile = int(row_tile.index(args, turn.batch));
-    }
-    if (local == 32 && params.deterministic) {
-      turn.arrived = is_turn(params.semaphores + row_tile.index(args, turn.batch), turn.n_block);
-    }
+  // The next one is waited for before the barrier after which all add. A look at it when the step begins has come back
+  // by then; to head dim 64 it does not pay, and one kernel has no register for it.
+  constexpr bool kLooksAhead = kHeadDim > 64 && !kTight;
+  auto wait_turn = [&](int ended) {
+    int const turn = last_first ? visiting_key_tiles<Traits>(args, now.m_block) - 1 - n_block() : n_block();
+    while (ended < turn) ended = turns_ended(semaphore(now));
   };
 
   // S^T to P^T.
@@ -256,15 +271,12 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
     return tdQrdQ;
   };
   // Adds dQ to memory. `add_parts` calls add(i) for each i below its count of parts.
-  auto add_in_turn = [&](RowTile const& row_tile, auto const& tdQrdQ, auto count, auto&& add_parts) {
-    int64_t const index = row_tile_index(row_tile);
+  auto add_to_memory = [&](RowTile const& row_tile, auto const& tdQrdQ, auto count, auto&& add_parts) {
+    int64_t const index = row_tile.index(args, fresh(tile.batch));
     float* const sums = params.dq_acc + index * (kBlockM * kHeadDim) + fresh_thread_index();
-    if (params.deterministic) wait_turn(params.semaphores + index, n_block(), kEndsLate && smem.turn[0].arrived);
+    end_basic_block<kDeterministic, true>(params);
     add_parts([&](int part) { add_dq<Traits, decltype(count)::value>(sums, tdQrdQ, part); });
-    if (!kEndsLate && params.deterministic) {
-      __syncthreads();  // everybody has added
-      if (threadIdx.x == 0) end_turn(params.semaphores + index);
-    }
+    end_basic_block<kDeterministic, kEndsAfterAdding>(params);
   };
 
   // The first loads.
@@ -283,13 +295,16 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
   for (int stage = 0; now.head < end_head; stage ^= 1) {
     int const q_stage = kTwoQ ? stage : 0, dout_stage = kTwoDout ? stage : 0;
     RowTile next = now;
-    next.advance(range.begin, args.m_blocks);
+    next.step(last_first, range.begin, args.m_blocks, 1);
     bool const more = next.head < end_head;
     cp_async_wait<0>();  // this thread's part of Q and dO has arrived
     __syncthreads();     // everybody's has; and everybody is done with the step before
-    if constexpr (kEndsLate) {
-      if (kFromShared || params.deterministic) begin_turn(now);
+    int ended = 0;
+    if constexpr (kDeterministic) {
+      if (fresh_thread_index() == 0) end_turn_before(now);
+      if (kLooksAhead && fresh_thread_index() == 32) ended = turns_ended(semaphore(now));
     }
+    end_basic_block<kDeterministic, !kDeterministic && kPInRegs>(params);
     if (kTwoQ && more) load_q(next, stage ^ 1);
     if (kTwoDout && more) load_dout(next, stage ^ 1);
 
@@ -312,11 +327,12 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
         auto tdKrdS = make_tensor(rdS.data(), operand_a_layout(rdS.layout()));  // (MMA, MMA_N, MMA_K)
         keys_product(tdKrdK, tdKrdS, sQt(_, _, q_stage * kParts + part), [](int) {});
       }
+      if (kDeterministic && fresh_thread_index() == 32) wait_turn(ended);
       __syncthreads();  // dS is complete, and everybody is done with Q and dO
       if (!kTwoQ && more) load_q(next, 0);
       if (!kTwoDout && more) load_dout(next, 0);
       cp_async_fence();
-      add_in_turn(now, make_dq(), _1{}, [](auto&& add) { add(0); });
+      add_to_memory(now, make_dq(), _1{}, [](auto&& add) { add(0); });
     } else {
       {
         auto tSrS = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kScoreRows>>{});   // (MMA, MMA_N, MMA_M)
@@ -334,6 +350,8 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
         store_scores(rP, sPt, 0);
         store_scores(rdS, sdSt, 0);
       }
+      if (kDeterministic && fresh_thread_index() == 32) wait_turn(ended);
+      end_basic_block<kDeterministic, !kDeterministic || kTight>(params);
       __syncthreads();  // P and dS are complete
       auto const nothing = [](int) {};
       keys_product_smem(tdVrdV, sPt, sdOt(_, _, dout_stage), nothing);
@@ -344,23 +362,23 @@ CUTE_DEVICE void bwd_mainloop(BwdArgs const& args, typename Traits::SharedStorag
         }
         cp_async_fence();
         auto const tdQrdQ = make_dq();  // (MMA, MMA_M, MMA_D)
-        add_in_turn(now, tdQrdQ, Int<kBlockM / 16>{},
-                    [&](auto&& add) { keys_product_smem(tdKrdK, sdSt, sQt(_, _, q_stage), add); });
+        add_to_memory(now, tdQrdQ, Int<kBlockM / 16>{},
+                      [&](auto&& add) { keys_product_smem(tdKrdK, sdSt, sQt(_, _, q_stage), add); });
       } else {
         keys_product_smem(tdKrdK, sdSt, sQt(_, _, q_stage), nothing);
         __syncthreads();  // everybody is done with Q and dO
         if (more) load_q(next, 0);
         if (more) load_dout(next, 0);
         cp_async_fence();
-        add_in_turn(now, make_dq(), _1{}, [](auto&& add) { add(0); });
+        add_to_memory(now, make_dq(), _1{}, [](auto&& add) { add(0); });
       }
     }
     now = next;
   }
   cp_async_wait<0>();
-  if (kEndsLate && params.deterministic) {
+  if constexpr (kDeterministic) {
     __syncthreads();  // everybody has added
-    if (fresh_thread_index() == 0) end_turn(params.semaphores + smem.turn[0].row_tile);
+    if (fresh_thread_index() == 0) end_turn_before(now);
   }
 }
 

@@ -19,7 +19,6 @@ struct BwdTile {
   int q_stages;      // Q buffers
   int dout_stages;   // dO buffers
   int ctas_per_sm;   // register budget: 65536 / (32 * warps * ctas_per_sm)
-  bool ends_late;    // deterministic: a turn ends as the next step begins; takes 128 bytes of shared memory
 
   // A warp that has the same keys in all of S^T, dP^T, dK and dV, and all their rows, keeps P and dS in registers.
   constexpr bool p_in_regs() const { return score_warps == warps && key_warps == warps; }
@@ -29,30 +28,29 @@ struct BwdTile {
 constexpr BwdTile bwd_tile(int head_dim, bool /*causal*/, int chip) {
   if (head_dim <= 64) {
     return {.block_m = 64, .block_n = 128, .warps = 4, .score_warps = 4, .key_warps = 4, .row_warps = 2,
-            .q_stages = 1, .dout_stages = 1, .ctas_per_sm = chip == kSmem99K && head_dim > 32 ? 1 : 2,
-            .ends_late = true};
+            .q_stages = 1, .dout_stages = 1, .ctas_per_sm = chip == kSmem99K && head_dim > 32 ? 1 : 2};
   }
   if (chip == kSmem99K) {  // one CTA an SM
     if (head_dim <= 96) {
       return {.block_m = 64, .block_n = 64, .warps = 8, .score_warps = 4, .key_warps = 4, .row_warps = 4,
-              .q_stages = 2, .dout_stages = 1, .ctas_per_sm = 1, .ends_late = true};
+              .q_stages = 2, .dout_stages = 1, .ctas_per_sm = 1};
     }
     if (head_dim <= 192) {
       return {.block_m = head_dim <= 128 ? 64 : 32, .block_n = 64, .warps = 8, .score_warps = 4, .key_warps = 2,
-              .row_warps = 2, .q_stages = 2, .dout_stages = 1, .ctas_per_sm = 1, .ends_late = true};
+              .row_warps = 2, .q_stages = 2, .dout_stages = 1, .ctas_per_sm = 1};
     }
     return {.block_m = 32, .block_n = 32, .warps = 4, .score_warps = 2, .key_warps = 1, .row_warps = 1,
-            .q_stages = 2, .dout_stages = 1, .ctas_per_sm = 1, .ends_late = true};
+            .q_stages = 2, .dout_stages = 1, .ctas_per_sm = 1};
   }
   if (head_dim <= 128) {
     int const stages = chip == kH100 ? 2 : 1;
     return {.block_m = 64, .block_n = 64, .warps = 4, .score_warps = 2, .key_warps = 2, .row_warps = 2,
-            .q_stages = stages, .dout_stages = stages, .ctas_per_sm = 2, .ends_late = chip != kH100 || head_dim <= 96};
+            .q_stages = stages, .dout_stages = stages, .ctas_per_sm = 2};
   }
   bool const fits = chip == kH100;
   int const stages = fits || head_dim <= 192 ? 2 : 1;
   return {.block_m = fits && head_dim <= 192 ? 96 : 64, .block_n = 64, .warps = 8, .score_warps = 4, .key_warps = 2,
-          .row_warps = 2, .q_stages = stages, .dout_stages = stages, .ctas_per_sm = 1, .ends_late = true};
+          .row_warps = 2, .q_stages = stages, .dout_stages = stages, .ctas_per_sm = 1};
 }
 
 // K and V, the buffers of Q and dO with their row statistics, dS, P unless it stays in registers, and the turn.
@@ -60,7 +58,7 @@ constexpr int bwd_smem_bytes(BwdTile tile, int head_dim) {
   int const row_stages = tile.q_stages + tile.dout_stages;
   int const score_tiles = tile.p_in_regs() ? 1 : 2;
   return 2 * head_dim * (2 * tile.block_n + row_stages * tile.block_m) + 2 * score_tiles * tile.block_m * tile.block_n +
-         4 * row_stages * tile.block_m + (tile.ends_late ? 128 : 0);
+         4 * row_stages * tile.block_m;
 }
 
 constexpr KernelShape bwd_shape(int head_dim, bool causal, int chip) {

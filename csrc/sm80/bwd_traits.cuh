@@ -92,13 +92,6 @@ struct BwdTraits {
     alignas(128) Element p[kPInRegs ? 0 : kBlockM * kBlockN];
     alignas(128) float lse_log2[kQStages][kBlockM];
     alignas(128) float delta[kDoutStages][kBlockM];
-    struct Turn {
-      int batch;
-      int n_block;
-      int row_tile;  // among all, where dQ is added in this step; -1: none yet
-      bool arrived;  // thread 32: its turn had come when the step began
-    };
-    alignas(128) Turn turn[kTile.ends_late ? 1 : 0];
   };
   static_assert(sizeof(SharedStorage) == bwd_smem_bytes(kTile, kHeadDim));
 };

@@ -54,6 +54,12 @@ CUTE_DEVICE int* part_counter(BwdArgs const& args, int split) { return args.para
 template <class Traits>
 constexpr int kPartArrivals = Traits::kConsumerThreads / 32 + 2;
 
+// For the parts that the task takes in; or, where it is one, until there is a place for it.
+template <class Traits>
+CUTE_DEVICE void wait_parts(BwdArgs const& args, Task const volatile& task) {
+  wait_turn(part_counter(args, task.split), 1 + max(0, task.parts) * kPartArrivals<Traits>);
+}
+
 // Does the warpgroup compute dQ, or its share of dQ, of the step?
 template <class Traits>
 CUTE_DEVICE bool computes_dq(int step, int warpgroup) {
@@ -140,7 +146,7 @@ CUTE_DEVICE void add_dq(BwdArgs const& args, typename Traits::SharedStorage& sme
     if (task.n_block >= 0) {
       int* done = head_counter(args, task.batch * params.heads_kv + task.head_kv);
       if constexpr (Traits::kSplits) {
-        if (task.parts != 0) wait_turn(part_counter(args, task.split), 1 + max(0, task.parts) * kPartArrivals<Traits>);
+        if (task.parts != 0) wait_parts<Traits>(args, task);
         if (task.parts < 0) done = part_counter(args, task.split);
       }
       end_turn(done);
@@ -159,7 +165,7 @@ CUTE_DEVICE void watch_sums(BwdArgs const& args, typename Traits::SharedStorage&
     if (task.dq_begin < 0) break;
     if (task.dq_begin < task.dq_end) wait_turn(head_counter(args, task.dq_head), 2 * args.n_blocks);
     if constexpr (Traits::kSplits) {
-      if (task.parts != 0) wait_turn(part_counter(args, task.split), 1 + max(0, task.parts) * kPartArrivals<Traits>);
+      if (task.parts != 0) wait_parts<Traits>(args, task);
       if (task.parts < 0) {  // the heads whose sums the part takes the place of
         int const row_tiles = args.m_blocks * args.group;
         int const begin = task.range * part_row_tiles(Traits::kTile), end = begin + part_row_tiles(Traits::kTile);

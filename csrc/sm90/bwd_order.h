@@ -63,11 +63,12 @@ constexpr int part_row_tiles(BwdTile tile) { return 2 * tile.block_n / tile.bloc
 // last group of heads is never a larger one.)
 constexpr TileSplit split_key_tiles(int head_dim, bool causal, bool deterministic, int len_q, int len_k, int group,
                                     int64_t heads, int num_sms) {
+  if (causal || deterministic) return {};
   BwdTile const tile = bwd_tile(head_dim, causal, 0);
   int const m_blocks = int((int64_t{len_q} + tile.block_m - 1) / tile.block_m);
   int const n_blocks = int((int64_t{len_k} + tile.block_n - 1) / tile.block_n);
   BwdOrder const order = bwd_order(causal, deterministic, m_blocks, n_blocks, group, heads, num_sms);
-  if (causal || deterministic || order.num_tasks == 0 || order.tasks_per_head != n_blocks) return {};
+  if (order.num_tasks == 0 || order.tasks_per_head != n_blocks) return {};
   int64_t const row_tiles_per_head = int64_t{m_blocks} * group;
   TileSplit const split = split_last_wave(order.tiles, row_tiles_per_head, num_sms, false);
   if (split.tiles > int64_t{order.heads_abreast} * (n_blocks - 1)) return {};
