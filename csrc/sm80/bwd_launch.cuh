@@ -29,17 +29,18 @@ void order_heads(BwdArgs& args, int num_sms) {
     args.last_group = max(0, heads - (kCausal ? last_heads : 1));
     return;
   }
-  // From the last key tile on, each from its diagonal, where there are few rows and several waves of key tiles.
+  // From the last key tile on, each from its diagonal, where there are few rows and several waves of key tiles: heads
+  // of 16,384 rows abreast. Else the next key tile of a head shall start so much later that its turn has come at every
+  // row tile: by as many heads as keep Q, dO and the sums of dQ in L2 together, or, with a mask and where few do, more.
   int64_t const waves = int64_t{heads} * args.n_blocks / (num_sms * Traits::kTile.ctas_per_sm);
   args.last_first = kCausal && Traits::kHeadDim > 64 && args.group == 1 && rows <= 3072 && waves >= 8;
-  // Else the next key tile of a head shall start so much later that its turn has come at every row tile. So as many
-  // heads as keep Q, dO and the sums of dQ in L2 together; or, with a mask and where those are few, more.
-  bool const in_turn = kCausal && !args.last_first;
-  int const few = !in_turn ? 2 : Traits::kHeadDim == 128 ? min(32, ceil_div(2048, args.n_blocks)) : 32;
-  int64_t const l2_budget = int64_t{in_turn ? 48 : 24} << 20;
-  int const abreast = int(min(int64_t{heads}, max(int64_t{few}, l2_budget / bytes)));
+  int64_t abreast = max(int64_t{2}, (int64_t{24} << 20) / bytes);
+  if (kCausal) {
+    int const few = Traits::kHeadDim % 128 == 0 ? min(32, ceil_div(2048, args.n_blocks)) : 32;
+    abreast = args.last_first ? ceil_div(int64_t{16384}, rows) : max(int64_t{few}, (int64_t{48} << 20) / bytes);
+  }
   // Groups alike: in a last group of few heads every key tile would wait for the one before it.
-  args.heads_abreast = ceil_div(heads, ceil_div(heads, abreast));
+  args.heads_abreast = ceil_div(heads, ceil_div(heads, int(min(int64_t{heads}, abreast))));
   args.last_group = (heads - 1) / args.heads_abreast;
 }
 
