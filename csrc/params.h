@@ -89,7 +89,7 @@ struct BwdParams {
 
   float scale;
   float scale_log2;
-  bool deterministic;  // the key tiles add to dq_acc in the order of their numbers
+  bool deterministic;  // the key tiles add to dq_acc in one order
 };
 
 }  // namespace flash_cute

@@ -53,7 +53,7 @@ constexpr BwdTile bwd_tile(int head_dim, bool /*causal*/, int chip) {
           .row_warps = 2, .q_stages = stages, .dout_stages = stages, .ctas_per_sm = 1};
 }
 
-// K and V, the buffers of Q and dO with their row statistics, dS, P unless it stays in registers, and the turn.
+// K and V, the buffers of Q and dO with their row statistics, dS, and P unless it stays in registers.
 constexpr int bwd_smem_bytes(BwdTile tile, int head_dim) {
   int const row_stages = tile.q_stages + tile.dout_stages;
   int const score_tiles = tile.p_in_regs() ? 1 : 2;
