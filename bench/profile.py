@@ -387,9 +387,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--top", type=int, default=12, help="source lines to print (12)")
     parser.add_argument("--triton-tutorial", type=Path, help="a copy of Triton's fused-attention tutorial")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    workloads.add_direction_flag(parser)
     workloads.add_shape_flags(parser)
     flags = parser.parse_args(arguments)
-    shape = workloads.from_flags(flags)
+    shape = workloads.from_flags(flags, flags.direction)
     if shape.direction == "train":
         parser.error("--direction: expected fwd or bwd, given train")
     flags.workload = shape

@@ -232,6 +232,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the random inputs (the time)")
     parser.add_argument("--commit", default="", help="commit to name in the CSV (git's)")
     parser.add_argument("--triton-tutorial", type=Path, help="a copy of Triton's fused-attention tutorial")
+    workloads.add_direction_flag(parser)
     workloads.add_shape_flags(parser)
     flags = parser.parse_args(arguments)
     if flags.rounds is not None and flags.rounds < 5:
@@ -257,7 +258,7 @@ def clocks_of(grid: str, flags: argparse.Namespace, device: torch.device) -> tup
 
 def cells_of(grid: str, flags: argparse.Namespace) -> list[Workload]:
     if grid == "case":
-        return [workloads.from_flags(flags)]
+        return [workloads.from_flags(flags, flags.direction)]
     return [replace(workload, direction=flags.direction) for workload in workloads.GRIDS[grid]()]
 
 
