@@ -34,7 +34,7 @@ SDPA = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-PEERS = (*SDPA, "flash-attn", "fa3", "triton")
+PEERS = (*SDPA, "flash-attn", "fa3", f"fa3{DETERMINISTIC}", "triton")
 
 
 class Unavailable(Exception):
@@ -63,20 +63,28 @@ def is_ours(name: str) -> bool:
     return name.startswith("flash_cute")
 
 
+def is_deterministic(name: str) -> bool:
+    return name.endswith(DETERMINISTIC)
+
+
 def pairs(providers: Sequence[str]) -> list[tuple[str, str]]:
-    """(ours, peer) that are compared: each of ours with each peer, and a deterministic mode with its default mode."""
+    """(ours, peer) that are compared: each of ours with each peer, and a deterministic mode with its default mode.
+
+    A peer's deterministic mode is compared with ours alone.
+    """
     return [
         (ours, peer)
         for ours in providers
         for peer in providers
-        if is_ours(ours) and (not is_ours(peer) or ours == peer + DETERMINISTIC)
+        if is_ours(ours)
+        and (ours == peer + DETERMINISTIC if is_ours(peer) else is_deterministic(ours) or not is_deterministic(peer))
     ]
 
 
 def own_options(name: str) -> dict[str, Any]:
     """The backend and the mode that a name of ours insists on, as arguments of `flash_cute.attention`."""
     forced = name.removesuffix(DETERMINISTIC).partition(":")[2]
-    return {"backend": forced or None, "deterministic": name.endswith(DETERMINISTIC) or None}
+    return {"backend": forced or None, "deterministic": is_deterministic(name) or None}
 
 
 def causal_argument(workload: Workload) -> bool | str:
@@ -90,6 +98,8 @@ def prepare(name: str, workload: Workload, device: torch.device, triton_tutorial
         return _flash_cute_backward(name, workload)
     if workload.direction == "bwd" and name in ATEN_BACKWARD and device.type == "cuda":
         return _aten_backward(name, workload)
+    if workload.direction == "bwd" and name in FLASH_ATTENTION_3:
+        return _flash_attn_3_backward(name, workload)
     forward = _forward(name, workload, device, triton_tutorial)
     if workload.direction == "bwd":
         return _backward_by_autograd(forward)
@@ -103,8 +113,8 @@ def _forward(name: str, workload: Workload, device: torch.device, triton_tutoria
         return _sdpa(name, workload, device)
     if name == "flash-attn":
         return _flash_attn(workload)
-    if name == "fa3":
-        return _flash_attn_3(workload)
+    if name in FLASH_ATTENTION_3:
+        return _flash_attn_3(name, workload)
     if name == "triton":
         return _triton_tutorial(workload, triton_tutorial)
     raise ValueError(f"provider: expected one of {', '.join(OURS + PEERS)}, given {name!r}")
@@ -117,7 +127,7 @@ def absent(name: str, triton_tutorial: Path | None = None) -> str | None:
             _require_flash_cute()
         elif name == "flash-attn":
             _module("flash_attn")
-        elif name == "fa3":
+        elif name in FLASH_ATTENTION_3:
             _module("flash_attn_interface")
         elif name == "triton":
             _load_tutorial(triton_tutorial)
@@ -307,15 +317,40 @@ def _flash_attn(workload: Workload) -> Backend:
     )
 
 
-def _flash_attn_3(workload: Workload) -> Backend:
+FLASH_ATTENTION_3 = ("fa3", f"fa3{DETERMINISTIC}")
+
+
+def _flash_attn_3(name: str, workload: Workload) -> Backend:
     function = _module("flash_attn_interface").flash_attn_func
     _require_flash_attn_mask(workload)
+    options: dict[str, Any] = {"causal": workload.is_causal, "deterministic": is_deterministic(name)}
+    if workload.direction == "fwd" and workload.N < workload.M:
+        options["num_splits"] = 0  # as many as it finds best; by default it divides no row's keys among CTAs
     return Backend(
-        "fa3",
-        functools.partial(function, causal=workload.is_causal),
+        name,
+        functools.partial(function, **options),
         arrange=_heads_after_length,
         restore=lambda tensor: tensor.transpose(1, 2),
     )
+
+
+def _flash_attn_3_backward(name: str, workload: Workload) -> Backend:
+    """Its backward's operator, called with what its forward saved, writing to new dq, dk and dv."""
+    forward = _flash_attn_3(name, workload)
+    operator = torch.ops.flash_attn_3.bwd.default
+
+    def arrange(inputs: Inputs) -> tuple[Any, ...]:
+        q, k, v, dout = forward.arrange(inputs)
+        out, lse = forward.call(q, k, v, return_attn_probs=True)
+        return dout, q, k, v, out, lse
+
+    def call(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *saved: torch.Tensor) -> Inputs:
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        options = {"is_causal": workload.is_causal, "deterministic": is_deterministic(name)}
+        operator(dout, q, k, v, *saved, dq=dq, dk=dk, dv=dv, **options)
+        return dq, dk, dv
+
+    return replace(forward, call=call, arrange=arrange)
 
 
 def _require_flash_attn_mask(workload: Workload) -> None:

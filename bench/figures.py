@@ -36,8 +36,9 @@ CLOCKS = {
 
 
 def provider_title(name: str) -> str:
-    ours, _, forced = name.partition(":")
-    return f"{ours} ({forced.replace(':', ', ')})" if forced else PROVIDERS.get(name, name)
+    base, _, options = name.partition(":")
+    title = PROVIDERS.get(base, base)
+    return f"{title} ({options.replace(':', ', ')})" if options else title
 
 
 def shape_label(shape: Mapping[str, Any]) -> str:

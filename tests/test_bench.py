@@ -8,6 +8,7 @@ import itertools
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,3 +148,61 @@ def test_nobody_always_follows_the_same(count: int) -> None:
     places = Counter(pair for one in rounds for pair in enumerate(one))
     assert len(follows) == count * (count - 1) and len(set(follows.values())) <= 1
     assert len(places) == count**2 and len(set(places.values())) == 1
+
+
+# As FlashAttention-3 declares it.
+FLASH_ATTN_3_BACKWARD = """bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse,
+Tensor(dq!)? dq=None, Tensor(dk!)? dk=None, Tensor(dv!)? dv=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None,
+Tensor? seqused_q=None, Tensor? seqused_k=None, int? max_seqlen_q=None, int? max_seqlen_k=None,
+float? softmax_scale=None, bool is_causal=False, int window_size_left=-1, int window_size_right=-1, float softcap=0.0,
+bool deterministic=False, int sm_margin=0) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"""
+
+
+@pytest.fixture
+def flash_attn_3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """FlashAttention-3's interface over flash_cute's CPU path: (B, N, H, D), gradients written where they are given."""
+    import flash_cute
+
+    def forward(q: Any, k: Any, v: Any, causal: bool = False, return_attn_probs: bool = False, **options: Any) -> Any:
+        assert q.is_contiguous() and options == {"deterministic": False}
+        out, lse = flash_cute.fwd(*(x.transpose(1, 2) for x in (q, k, v)), causal)
+        out = out.transpose(1, 2).contiguous()
+        return (out, lse) if return_attn_probs else out
+
+    def backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, *rest: Any) -> Any:
+        causal = rest[7]
+        inputs = (x.transpose(1, 2) for x in (dout, q, k, v, out))
+        for given, gradient in zip((dq, dk, dv), flash_cute.bwd(*inputs, lse, causal), strict=True):
+            given.copy_(gradient.transpose(1, 2))
+        return (lse,) * 5
+
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_func=forward))
+    library = torch.library.Library("flash_attn_3", "DEF")
+    library.define(FLASH_ATTN_3_BACKWARD)
+    library.impl("bwd", backward, "CPU")
+    yield
+    library._destroy()
+
+
+@pytest.mark.parametrize("direction", FLOPS)
+@pytest.mark.usefixtures("flash_attn_3")
+def test_flash_attention_3_is_called_as_it_wants(bench: SimpleNamespace, direction: str) -> None:
+    workload = bench.workloads.Workload(2, 4, 2, 65, 65, 32, "bottom_right", "fp32", direction)
+    device = torch.device("cpu")
+    inputs = workload.make_inputs(device, seed=0)
+    results = []
+    for name in ("fa3", "math"):
+        backend = bench.backends.prepare(name, workload, device)
+        results.append(bench.backends.first_call(backend, workload, inputs))
+    for ours, peer in zip(*results, strict=True):
+        torch.testing.assert_close(ours, peer)
+
+
+def test_modes_are_compared_with_their_own(bench: SimpleNamespace) -> None:
+    names = ("flash_cute", "flash_cute:deterministic", "cudnn", "fa3:deterministic")
+    assert bench.backends.pairs(names) == [
+        ("flash_cute", "cudnn"),
+        ("flash_cute:deterministic", "flash_cute"),
+        ("flash_cute:deterministic", "cudnn"),
+        ("flash_cute:deterministic", "fa3:deterministic"),
+    ]
