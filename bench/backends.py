@@ -28,7 +28,9 @@ Function = Callable[..., Any]
 
 DETERMINISTIC = ":deterministic"
 OURS = tuple(f"flash_cute{forced}{mode}" for mode in ("", DETERMINISTIC) for forced in ("", ":sm80", ":sm90", ":cpu"))
+# What `scaled_dot_product_attention` is made to run; "sdpa" is its own choice, and all that the CPU has beside "math".
 SDPA = {
+    "sdpa": None,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -279,16 +281,16 @@ ATEN_BACKWARD: dict[str, tuple[Callable[..., tuple[Any, ...]], Function]] = {
 def _sdpa(name: str, workload: Workload, device: torch.device) -> Backend:
     if workload.causal == "bottom_right" and workload.N != workload.M:
         raise Unavailable("SDPA aligns its causal mask to the top left: another problem when N and M differ")
+    if device.type == "cpu" and name not in ("sdpa", "math"):
+        raise Unavailable("a CUDA kernel; on the CPU, scaled_dot_product_attention is measured as sdpa")
     if name == "math":
         _require_memory_for_scores(workload, device)
     options: dict[str, bool] = {"is_causal": workload.is_causal}
     if workload.Hkv != workload.H:
         options["enable_gqa"] = True
-    return Backend(
-        name,
-        functools.partial(F.scaled_dot_product_attention, **options),
-        context=functools.partial(sdpa_kernel, SDPA[name]),
-    )
+    call = functools.partial(F.scaled_dot_product_attention, **options)
+    kernel = SDPA[name]
+    return Backend(name, call) if kernel is None else Backend(name, call, functools.partial(sdpa_kernel, kernel))
 
 
 def _require_memory_for_scores(workload: Workload, device: torch.device) -> None:

@@ -18,6 +18,7 @@ MASKS = {"none": "full", "bottom_right": "causal", "top_left": "top_left"}
 DIRECTIONS = {"fwd": "forward", "bwd": "backward", "train": "forward and backward, through autograd"}
 
 PROVIDERS = {
+    "sdpa": "PyTorch (SDPA)",
     "cudnn": "cuDNN",
     "flash": "FlashAttention-2",
     "efficient": "memory-efficient",

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib.metadata
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -29,62 +26,13 @@ if not __package__:
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
 from bench import backends, figures, workloads  # noqa: E402
+from bench.environment import environment, matrix_product_tflops  # noqa: E402
 from bench.timing import Cell, time_cell  # noqa: E402
 from bench.workloads import Workload  # noqa: E402
-from flash_cute._timing import Clock, Contender, measure, tflops  # noqa: E402
+from flash_cute._timing import Clock, tflops  # noqa: E402
 
 CLOCKS_OF_GRID: dict[str, tuple[Clock, ...]] = {"small": ("wall", "graph"), "host": ("host",)}
 HOST_ROUNDS = 41
-
-
-def environment(device: torch.device, commit: str) -> dict[str, str]:
-    """What a figure belongs to."""
-    facts = {
-        "gpu": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "cuda": str(torch.version.cuda),
-        "cudnn": "",
-        "driver": "",
-        "python": platform.python_version(),
-        "flash_cute": _package_version(),
-        "commit": commit or _commit(),
-    }
-    if device.type == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name(device)
-        number = torch.backends.cudnn.version() or 0
-        facts["cudnn"] = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-        facts["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
-    return facts
-
-
-def _package_version() -> str:
-    try:
-        return importlib.metadata.version("flash_cute")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def _commit() -> str:
-    commit = _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
-    if not commit:
-        return "unknown"
-    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
-    return f"{commit}+changes" if changed else commit
-
-
-def _output(*command: str) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
-
-
-def matrix_product_tflops(device: torch.device, size: int = 8192) -> float:
-    """Rate of a bf16 matrix product: what this card sustains, beside which the attention figures are to be read."""
-    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
-    b = torch.randn(size, size, device=device, dtype=torch.bfloat16)
-    timing = measure([Contender("matmul", lambda: a @ b)], device, seconds=0.3)["matmul"]
-    return tflops(2.0 * size**3, timing.median)
 
 
 def rows_of(grid: str, cell: Cell, pairs: Sequence[tuple[str, str]], facts: dict[str, str]) -> list[dict[str, object]]:
@@ -218,7 +166,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--grid", help=f"one or several of {', '.join(workloads.GRIDS)}; without it, a single case")
     parser.add_argument("--ours", default="flash_cute", help="providers of ours, separated by commas (flash_cute)")
     parser.add_argument(
-        "--peers", default="cudnn,flash", help="peers, separated by commas, or all, or none (cudnn,flash)"
+        "--peers",
+        help="peers, separated by commas, or all, or none (cudnn,flash,fa3; on the CPU sdpa)",
     )
     parser.add_argument("--out", help="CSV to write; with {grid} in its name, one for each grid")
     parser.add_argument(
@@ -228,13 +177,20 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=int, help=f"turns of each provider, 5 or more (7; {HOST_ROUNDS} on clock host)"
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default="cuda", help="cuda (default) or cpu, where grid cpu is of a fitting size")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the random inputs (the time)")
     parser.add_argument("--commit", default="", help="commit to name in the CSV (git's)")
     parser.add_argument("--triton-tutorial", type=Path, help="a copy of Triton's fused-attention tutorial")
     workloads.add_direction_flag(parser)
     workloads.add_shape_flags(parser)
     flags = parser.parse_args(arguments)
+    if flags.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(
+            "there is no CUDA GPU here, and the grids are sized for one; to measure the CPU path give "
+            "--device cpu --grid cpu, or --device cpu and a small case such as --B 1 --H 4 --N 512"
+        )
+    if flags.peers is None:
+        flags.peers = "sdpa" if flags.device == "cpu" else "cudnn,flash,fa3"
     if flags.rounds is not None and flags.rounds < 5:
         parser.error(f"--rounds: expected 5 or more, given {flags.rounds}")
     flags.grids = _names(flags.grid or "case")

@@ -175,6 +175,16 @@ def host_grid() -> list[Workload]:
     return [case(1, 8, 64, 64, False), case(1, 8, 64, 128, True)]
 
 
+def cpu_grid() -> list[Workload]:
+    """Problems of a size that a CPU computes in milliseconds."""
+    return [
+        case(1, 4, n, 64, causal, dtype=dtype)
+        for dtype in ("fp32", "bf16")
+        for causal in (False, True)
+        for n in (256, 512, 1024)
+    ]
+
+
 GRIDS: dict[str, Callable[[], list[Workload]]] = {
     "paper": paper_grid,
     "llama": llama_grid,
@@ -184,6 +194,7 @@ GRIDS: dict[str, Callable[[], list[Workload]]] = {
     "small": small_grid,
     "deterministic": deterministic_grid,
     "host": host_grid,
+    "cpu": cpu_grid,
 }
 
 
