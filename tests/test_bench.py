@@ -55,7 +55,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """bench's modules. The folder comes last on the path: it must not hide the installed package."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
-    names = ("backends", "figures", "summary", "timing", "workloads")
+    names = ("accuracy", "backends", "figures", "summary", "timing", "workloads")
     return SimpleNamespace(**{name: importlib.import_module(f"bench.{name}") for name in names})
 
 
@@ -138,6 +138,40 @@ def test_plot_is_drawn(measured: tuple[str, Path], tmp_path: Path) -> None:
 
 def test_published_tables_are_those_of_the_csvs() -> None:
     run("bench/readme.py", "--check")
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What was printed of the errors of small cases on the CPU, and their CSV."""
+    path = tmp_path_factory.mktemp("bench") / "accuracy.csv"
+    options = ("--device", "cpu", "--N", "96", "--H", "2", "--head-dims", "32", "--peers", "sdpa,math,fa3")
+    return run("bench/run.py", "--accuracy", *options, "--out", str(path)), path
+
+
+def test_errors_are_measured_against_float64(errors: tuple[str, Path]) -> None:
+    rows = [row for row in rows_of(errors[1]) if row["rms_out"]]
+    assert Counter(row["provider"] for row in rows) == {"flash_cute": 20, "sdpa": 20, "math": 20}
+    assert len({(row["dtype"], row["causal"], row["inputs"]) for row in rows}) == 20
+    by_case = {(row["dtype"], row["causal"], row["inputs"], row["provider"]): row for row in rows}
+    for (*case, provider), row in by_case.items():
+        if provider != "flash_cute":
+            continue
+        for result in ("out", "dq", "dk", "dv"):
+            peers = {name: float(by_case[(*case, name)][f"rms_{result}"]) for name in ("sdpa", "math")}
+            best = row[f"best_{result}"]
+            assert peers[best] == min(peers.values())
+            ratio = float(row[f"rms_{result}"]) / peers[best]
+            assert float(row[f"ratio_{result}"]) == pytest.approx(ratio, abs=2e-3, rel=2e-3)
+            # roundings to 16 bits, of results whose size is about 1
+            assert 1e-6 < float(row[f"rms_{result}"]) < 0.1
+
+
+def test_rising_scores_rise(bench: SimpleNamespace) -> None:
+    """By 20 from the first key to the last, and from each tile of 128 keys to the next."""
+    case = next(one for one in bench.accuracy.cases([64], ["fp32"], 1024, 2) if one.inputs == "rising scores")
+    q, k, _, _ = case.make_inputs(torch.device("cpu"), seed=0)
+    scores = (q @ k.mT / 8).mean((0, 1, 2)).view(8, 128).mean(-1)
+    assert scores.diff().min() > 1 and scores[-1] - scores[0] == pytest.approx(20 * 7 / 8, abs=1)
 
 
 @pytest.mark.parametrize("count", range(1, 8))
