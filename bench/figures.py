@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,12 @@ CLOCKS = {
     "wall": "TFLOP/s in wall time, host's work included",
     "host": "host microseconds a call",
 }
+
+
+def gpu_prefix(gpu: str) -> str:
+    """What the names of a GPU's CSVs begin with: h200 of "NVIDIA H200", h100 of "NVIDIA H100 80GB HBM3"."""
+    words = [word for word in re.findall(r"\w+", gpu) if re.search(r"[a-zA-Z].*\d", word)]
+    return (words[0] if words else gpu.split()[-1]).lower()
 
 
 def provider_title(name: str) -> str:

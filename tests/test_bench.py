@@ -55,7 +55,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """bench's modules. The folder comes last on the path: it must not hide the installed package."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
-    names = ("accuracy", "backends", "figures", "summary", "timing", "workloads")
+    names = ("accuracy", "all", "backends", "figures", "run", "summary", "timing", "workloads")
     return SimpleNamespace(**{name: importlib.import_module(f"bench.{name}") for name in names})
 
 
@@ -230,6 +230,20 @@ def test_flash_attention_3_is_called_as_it_wants(bench: SimpleNamespace, directi
         results.append(bench.backends.first_call(backend, workload, inputs))
     for ours, peer in zip(*results, strict=True):
         torch.testing.assert_close(ours, peer)
+
+
+def test_every_published_figure_has_a_run_that_can_start(
+    bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What bench/all.py asks of bench/run.py, as that reads it on a machine with a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    flags = bench.all.parse(["--out", "folder", "--commit", "abc"])
+    for name in flags.only:
+        arguments = bench.all.arguments_of(name, flags, Path("x.csv"))
+        if name == "accuracy":
+            assert bench.accuracy.parse([one for one in arguments if one != "--accuracy"]).commit == "abc"
+        else:
+            assert bench.run.parse(arguments).out == "x.csv"
 
 
 def test_modes_are_compared_with_their_own(bench: SimpleNamespace) -> None:
