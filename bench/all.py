@@ -3,9 +3,9 @@
     python bench/all.py --out bench/results --commit COMMIT
     python bench/all.py --out bench/results --only paper,bwd-paper --rounds 7 --seconds 0.2
 
-A run is a call of `bench/run.py`; it writes OUT/GPU-RUN.csv after each cell (GPU is h200, say), and what it prints to
-OUT/GPU-RUN.log. The most important come first, and none is started after `--budget` seconds. All of them take about five
-minutes on an H200.
+A run is a call of `bench/run.py`; it writes OUT/GPU-RUN.csv after each cell (GPU is h200, say), and what it prints
+to OUT/GPU-RUN.log. The most important come first, and none is started after `--budget` seconds. All of them take
+about five minutes on an H200.
 """
 
 from __future__ import annotations

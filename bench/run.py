@@ -98,7 +98,8 @@ class Table:
     def __init__(self, providers: Sequence[str], direction: str, gpu: str) -> None:
         self.providers = providers
         self.direction = direction
-        self.has_others = "H100" in gpu and "cudnn" in providers
+        self.gpu = gpu
+        self.has_others = bool(figures.others(gpu)) and "cudnn" in providers
         self.pairs = backends.pairs(providers)
         self.ratios: dict[tuple[str, Clock, str, str, str], list[float]] = {}
         self.reasons: dict[tuple[str, str], int] = {}
@@ -123,7 +124,7 @@ class Table:
                 self.ratios.setdefault((grid, cell.clock, cell.mode, ours, peer), []).append(ratio.median)
         if self.has_others and cell.clock == "events":
             shape = (str(getattr(cell.workload, name)) for name in figures.SHAPE_COLUMNS)
-            ahead = figures.others_over_cudnn(tuple(shape))
+            ahead = figures.others_over(self.gpu, tuple(shape), "cudnn", measured=[])
             text += f" {f'{ahead:.2f}' if ahead else '-':>12}"
         for name in cell.wrong:
             text += f"  WRONG: {name} differs by {cell.differences[name]:.2e} from {cell.compared_with}"
