@@ -156,7 +156,8 @@ def speed_section(results: Results) -> list[str]:
         spread = max(figure.number("spread") for figure in table.figures)
         title = ", ".join([f"{table.title[0].upper()}{table.title[1:]}", *shared(table)])
         lines += [f"{title} (spread of the rounds at most {100 * spread:.1f} %):", ""]
-        lines += [*markdown_table(table), "", *standing(table), ""]
+        sentences = [*standing(table)]
+        lines += [*markdown_table(table), "", *sentences, *([""] if sentences else [])]
     return lines
 
 
