@@ -17,6 +17,7 @@ GPUS = ("h200", "h100")  # whose figures are published, the first in preference
 
 SHAPE_COLUMNS = ("direction", "B", "H", "Hkv", "N", "M", "D", "dtype", "causal")
 DETERMINISTIC = ":deterministic"
+OTHERS = ("fa3", "fa4")  # peers that a run may lack, and that have figures in a run of their own (`others`)
 # Peers that, as the sm80 kernels, use no instruction that came with Hopper: what those kernels are compared with.
 PORTABLE = ("sdpa", "flash", "efficient", "math", "flash-attn", "triton")
 
@@ -229,6 +230,20 @@ def others_over(gpu: str, key: tuple[str, ...], peer: str, measured: Sequence[st
         return float(row["best_over_cudnn"])
     rates = [float(row[name]) for name in ("cudnn", "fa3", "fa4") if row[name] and name not in measured]
     return max(1.0, *(rate / float(row[peer]) for rate in rates), 1.0)
+
+
+def other_rate(name: str, chosen: Sequence[Figure]) -> float | None:
+    """TFLOP/s at which a peer that is not in this run would stand, on the shape of all of `chosen`.
+
+    It is the rate of a peer in this run, times the other's rate over its in the run of `others`.
+    """
+    if any(figure.provider == name for figure in chosen):
+        return None
+    for figure in chosen:
+        row = others(figure.row["gpu"]).get(figure.key, {})
+        if row.get(name) and row.get(figure.provider):
+            return figure.number("tflops") * float(row[name]) / float(row[figure.provider])
+    return None
 
 
 def belongs_to(facts: dict[str, str]) -> str:

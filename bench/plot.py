@@ -33,30 +33,17 @@ from bench import errors, figures, plot_accuracy  # noqa: E402
 from bench.figures import Figure, Results, Table  # noqa: E402
 from bench.look import LOOKS  # noqa: E402
 
-OTHERS = ("fa3", "fa4")
-
 
 def panel_of(figure: Figure) -> tuple[str, str]:
     """The row and the column of the panel that a figure belongs to, where lines are drawn."""
     return figure.mask, f"head dim {figure.row['D']}"
 
 
-def other_rate(name: str, chosen: Sequence[Figure]) -> float | None:
-    """Where another run says that a peer which is not in this one would stand, on the shape of all of `chosen`."""
-    if any(figure.provider == name for figure in chosen):
-        return None
-    for figure in chosen:
-        row = figures.others(figure.row["gpu"]).get(figure.key, {})
-        if row.get(name) and row.get(figure.provider):
-            return figure.number("tflops") * float(row[name]) / float(row[figure.provider])
-    return None
-
-
 def draw_others(axes: Axes, places: dict[float, list[Figure]]) -> None:
     """Marks of those that were measured in another run; `places` has the figures of one shape by their place."""
-    for name in OTHERS:
+    for name in figures.OTHERS:
         colour, marker, _ = LOOKS[name]
-        rates = {place: other_rate(name, chosen) for place, chosen in places.items()}
+        rates = {place: figures.other_rate(name, chosen) for place, chosen in places.items()}
         points = {place: rate for place, rate in rates.items() if rate is not None}
         if points:
             label = f"{figures.provider_title(name)}, scaled from another run"

@@ -127,6 +127,11 @@ def markdown_table(table: Table) -> list[str]:
     return lines
 
 
+def where(shape: Shape) -> str:
+    d, causal, n, m, *_ = shape
+    return f"D {d} {figures.MASKS[causal]} N {n if n == m else f'{n} x {m}'}"
+
+
 def standing(table: Table) -> Iterator[str]:
     """For each of ours in how many shapes it is ahead of the best peer, where least so, and its mean to each peer."""
     for ours in table.ours:
@@ -135,8 +140,6 @@ def standing(table: Table) -> Iterator[str]:
             continue
         ahead = sum(ratio >= 1 for *_, ratio in best)
         shape, peer, least = min(best, key=lambda item: item[2])
-        d, causal, n, m, *_ = shape
-        where = f"D {d} {figures.MASKS[causal]} N {n if n == m else f'{n} x {m}'}"
         means = [
             f"{table.geometric_mean(ours, one):.3f} to {figures.provider_title(one)}"
             for mine, one in table.pairs
@@ -146,8 +149,31 @@ def standing(table: Table) -> Iterator[str]:
         rival = figures.provider_title(rivals[0]) if len(rivals) == 1 else "the best peer"
         yield (
             f"* {figures.provider_title(ours)}: at least as fast as {rival} in {ahead} of {len(best)} shapes; least "
-            f"{least:.3f} ({where}, {figures.provider_title(peer)}); geometric mean of the ratio {', '.join(means)}."
+            f"{least:.3f} ({where(shape)}, {figures.provider_title(peer)}); geometric mean of the ratio {', '.join(means)}."
         )
+
+
+def behind_others(table: Table) -> Iterator[str]:
+    """For each peer that was not in this run the shapes in which, scaled from another run, it would be ahead."""
+    ours = next((name for name in table.ours if ":sm80" not in name and not name.endswith(figures.DETERMINISTIC)), None)
+    if ours is None or table.clock != "events":
+        return
+    for name in figures.OTHERS:
+        ahead, shapes = [], 0
+        for shape in table.shapes:
+            figure = table.find(shape, ours)
+            rate = figures.other_rate(name, [one for one in table.figures if one.shape == shape])
+            if figure is None or rate is None:
+                continue
+            shapes += 1
+            if figure.number("tflops") < rate:
+                ahead.append(f"{where(shape)} ({figure.number('tflops') / rate:.3f})")
+        if shapes:
+            named = f": {', '.join(ahead)}" if ahead else ""
+            yield (
+                f"* {figures.provider_title(name)}, not in this run and scaled from another (hollow marks), would be ahead "
+                f"of {figures.provider_title(ours)} in {len(ahead)} of {shapes} shapes{named}."
+            )
 
 
 def speed_section(results: Results) -> list[str]:
@@ -156,7 +182,7 @@ def speed_section(results: Results) -> list[str]:
         spread = max(figure.number("spread") for figure in table.figures)
         title = ", ".join([f"{table.title[0].upper()}{table.title[1:]}", *shared(table)])
         lines += [f"{title} (spread of the rounds at most {100 * spread:.1f} %):", ""]
-        sentences = [*standing(table)]
+        sentences = [*standing(table), *behind_others(table)]
         lines += [*markdown_table(table), "", *sentences, *([""] if sentences else [])]
     return lines
 

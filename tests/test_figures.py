@@ -70,6 +70,17 @@ def test_each_row_names_the_best_peer(bench: SimpleNamespace, paper: Path) -> No
     assert "in 2 of 4 shapes; least 0.980 (D 256 causal N 4096, FlashAttention-3)" in sentence
 
 
+def test_peers_that_were_not_in_the_run_are_named_where_they_would_be_ahead(bench: SimpleNamespace) -> None:
+    """FlashAttention-3 on the H100: 698 where cuDNN had 543, and cuDNN and flash_cute have 609 and 787 in this run."""
+    (table,) = bench.figures.read(bench.figures.RESULTS / "h100-paper.csv").tables
+    sentences = list(bench.readme.behind_others(table))
+    assert [sentence.split(",")[0] for sentence in sentences] == ["* FlashAttention-3", "* FlashAttention-4"]
+    assert "D 256 causal N 16384 (0.922)" in sentences[0]
+    chosen = [one for one in table.figures if one.shape[:3] == ("128", "bottom_right", "16384")]
+    assert bench.figures.other_rate("fa3", chosen) == pytest.approx(609 * 698 / 543, rel=1e-3)
+    assert bench.figures.other_rate("cudnn", chosen) is None
+
+
 def test_portable_kernels_are_compared_with_portable_peers(bench: SimpleNamespace) -> None:
     (table,) = bench.figures.read(bench.figures.RESULTS / "h100-paper.csv").tables
     assert table.rivals("flash_cute:sm80") == ["flash"]
