@@ -148,8 +148,9 @@ def standing(table: Table) -> Iterator[str]:
         rivals = table.rivals(ours)
         rival = figures.provider_title(rivals[0]) if len(rivals) == 1 else "the best peer"
         yield (
-            f"* {figures.provider_title(ours)}: at least as fast as {rival} in {ahead} of {len(best)} shapes; least "
-            f"{least:.3f} ({where(shape)}, {figures.provider_title(peer)}); geometric mean of the ratio {', '.join(means)}."
+            f"* {figures.provider_title(ours)}: at least as fast as {rival} in {ahead} of {len(best)} shapes; "
+            f"least {least:.3f} ({where(shape)}, {figures.provider_title(peer)}); "
+            f"geometric mean of the ratio {', '.join(means)}."
         )
 
 
@@ -171,8 +172,8 @@ def behind_others(table: Table) -> Iterator[str]:
         if shapes:
             named = f": {', '.join(ahead)}" if ahead else ""
             yield (
-                f"* {figures.provider_title(name)}, not in this run and scaled from another (hollow marks), would be ahead "
-                f"of {figures.provider_title(ours)} in {len(ahead)} of {shapes} shapes{named}."
+                f"* {figures.provider_title(name)}, not in this run and scaled from another (hollow marks), "
+                f"would be ahead of {figures.provider_title(ours)} in {len(ahead)} of {shapes} shapes{named}."
             )
 
 
