@@ -44,11 +44,26 @@ def figure_text(figure: Figure | None, clock: str) -> str:
 Shape = tuple[str, ...]  # `Figure.shape`: D, causal, N, M, B, H, Hkv, dtype
 
 
+def length_text(shape: Shape) -> str:
+    return shape[2] if shape[2] == shape[3] else f"{shape[2]} x {shape[3]}"
+
+
+def heads_text(shape: Shape) -> str:
+    return f"{shape[4]}, {shape[5] if shape[5] == shape[6] else f'{shape[5]}/{shape[6]}'}"
+
+
 def shared(table: Table) -> list[str]:
     """What all shapes have in common, and so is said once instead of in a column."""
     facts = []
-    if len({shape[7] for shape in table.shapes}) == 1:
-        facts.append(table.shapes[0][7])
+    columns: list[tuple[str, Callable[[Shape], str]]] = [
+        ("", lambda shape: shape[7]),
+        ("N = ", length_text),
+        ("B, H = ", heads_text),
+    ]
+    for title, text in columns:
+        values = {text(shape) for shape in table.shapes}
+        if len(values) == 1:
+            facts.append(title + values.pop())
     tokens = tokens_and_width(table)
     if tokens:
         facts.append(f"B x N = {tokens[0]:,}, H x D = {tokens[1]:,}")
@@ -68,16 +83,14 @@ def tokens_and_width(table: Table) -> tuple[int, int] | None:
 
 def shape_columns(table: Table) -> list[tuple[str, Callable[[Shape], str]]]:
     """Head and text of the columns that name a shape; those that `shared` says are left out."""
-    columns: list[tuple[str, Callable[[Shape], str]]] = [
+    always: list[tuple[str, Callable[[Shape], str]]] = [
         ("D", lambda shape: shape[0]),
         ("mask", lambda shape: figures.MASKS[shape[1]]),
-        ("N", lambda shape: shape[2] if shape[2] == shape[3] else f"{shape[2]} x {shape[3]}"),
     ]
-    if tokens_and_width(table) is None:
-        columns.append(("B, H", lambda s: f"{s[4]}, {s[5] if s[5] == s[6] else f'{s[5]}/{s[6]}'}"))
-    if len({shape[7] for shape in table.shapes}) > 1:
-        columns.append(("dtype", lambda shape: shape[7]))
-    return columns
+    varying: list[tuple[str, Callable[[Shape], str]]] = [("N", length_text)]
+    varying += [("B, H", heads_text)] if tokens_and_width(table) is None else []
+    varying.append(("dtype", lambda shape: shape[7]))
+    return always + [(title, text) for title, text in varying if len({text(shape) for shape in table.shapes}) > 1]
 
 
 @dataclass(frozen=True)
