@@ -49,7 +49,7 @@ class Backend:
 
     Attributes:
         call: takes what `arrange` returned; returns out, or dq, dk and dv, and possibly more behind them.
-        context: entered round `arrange`, and round a batch of calls.
+        context: entered around `arrange`, and around a batch of calls.
         arrange: from (B, H, N, D) tensors to what `call` takes; done before anything is timed.
         restore: from a tensor that `call` returned to (B, H, N, D).
     """

@@ -39,7 +39,7 @@ CLOCKS = {
     "events": "TFLOP/s",
     "graph": "TFLOP/s of the kernels alone, by graph replay",
     "wall": "TFLOP/s in wall time, host's work included",
-    "host": "host microseconds a call",
+    "host": "host microseconds per call",
 }
 
 

@@ -58,7 +58,7 @@ def shared(table: Table) -> list[str]:
     columns: list[tuple[str, Callable[[Shape], str]]] = [
         ("", lambda shape: shape[7]),
         ("N = ", length_text),
-        ("B, H = ", heads_text),
+        ("B, H = ", lambda shape: f"({heads_text(shape)})"),
     ]
     for title, text in columns:
         values = {text(shape) for shape in table.shapes}

@@ -37,7 +37,7 @@ HOST_ROUNDS = 41
 
 
 def rows_of(grid: str, cell: Cell, pairs: Sequence[tuple[str, str]], facts: dict[str, str]) -> list[dict[str, object]]:
-    """The CSV rows of a cell, one a provider; a provider that did not run has a row that says why."""
+    """The CSV rows of a cell, one per provider; a provider that did not run has a row that says why."""
     w = cell.workload
     shape: dict[str, object] = {"grid": grid, **{name: getattr(w, name) for name in figures.SHAPE_COLUMNS}}
     rows: list[dict[str, object]] = []
@@ -93,7 +93,7 @@ def pair_title(ours: str, peer: str) -> str:
 
 
 class Table:
-    """The printed table: a line a cell as soon as it is measured, then the geometric means."""
+    """The printed table: a line per cell as soon as it is measured, then the geometric means."""
 
     def __init__(self, providers: Sequence[str], direction: str, gpu: str) -> None:
         self.providers = providers
@@ -105,7 +105,7 @@ class Table:
         self.reasons: dict[tuple[str, str], int] = {}
 
     def head(self, grid: str, clock: Clock, mode: str) -> None:
-        unit = "us a call, median (best)" if clock == "host" else "TFLOP/s"
+        unit = "us per call, median (best)" if clock == "host" else "TFLOP/s"
         title = f"\n{grid}, {figures.DIRECTIONS[self.direction]}: {unit}, clock {clock}"
         print(title + (f", {mode} mode" if mode != "grad" else ""))
         rates = "".join(f" {short(name):>13}" for name in self.providers)
@@ -176,7 +176,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--clock", choices=["events", "graph", "wall", "host"], help="events, unless the grid has clocks of its own"
     )
-    parser.add_argument("--seconds", type=float, default=0.2, help="measured time a provider and cell (0.2)")
+    parser.add_argument("--seconds", type=float, default=0.2, help="measured time per provider and cell (0.2)")
     parser.add_argument(
         "--rounds", type=int, help=f"turns of each provider, 5 or more (7; {HOST_ROUNDS} on clock host)"
     )
