@@ -154,8 +154,8 @@ class BuildLibrary(BuildExtension):
     def _write_report(self, logs: list[Path], path: Path) -> None:
         report = make_report(self.toolkit.version if self.toolkit else "", logs, self.config.lineinfo)
         path.write_text(json.dumps(report, indent=1) + "\n")
-        kernels, minutes = len(report["kernels"]), report["seconds"] / 60
-        print(f"flash_cute: nvcc took {minutes:.1f} core-minutes for the {kernels} kernels of this library", flush=True)
+        if logs:
+            print(f"flash_cute: nvcc's work for these kernels: {report['seconds'] / 60:.1f} core-minutes", flush=True)
 
 
 def _name(toolkit: CudaToolkit | None) -> str:

@@ -25,7 +25,7 @@ def make_report(nvcc_version: str, logs: list[Path], lineinfo: bool = False) -> 
         report["files"].append({"file": file, "seconds": log["seconds"]})
         report["kernels"] += parse_kernels(file, log["output"])
         report["warnings"] += parse_warnings(file, log["output"])
-    report["seconds"] = round(sum(entry["seconds"] for entry in report["files"]), 1)
+    report["seconds"] = round(sum((entry["seconds"] for entry in report["files"]), 0.0), 1)
     return report
 
 
