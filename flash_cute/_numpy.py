@@ -1,7 +1,7 @@
 """Imports torch, quietly where numpy is not installed: flash_cute needs none.
 
-torch then warns once, where it first looks for numpy: in `import torch` up to 2.13, later in a user's first call. So
-it looks here. (With an older torch that is imported before flash_cute, the warning has come by then.)
+torch warns once, where it first looks for numpy. That is in its own import (2.10 to 2.15), and if not, then here and
+not in a user's first call. A program that imports torch before flash_cute has the warning by then.
 """
 
 import warnings
