@@ -51,7 +51,7 @@ def read_config(environ: dict[str, str] | None = None) -> BuildConfig:
 
 def built_folders() -> list[str]:
     """The architectures of GENCODE whose forward kernel is in this tree."""
-    return [arch for arch in GENCODE if (ROOT / "csrc" / arch / "fwd_launch.cuh").exists()]
+    return [arch for arch in GENCODE if (ROOT / "csrc" / arch / "fwd/launch.cuh").exists()]
 
 
 def _is_set(env: dict[str, str], name: str) -> bool:

@@ -14,6 +14,15 @@ struct Strides {
   int64_t row;
 };
 
+// Which keys a row sees: row i those with i + lower <= j <= i + upper and 0 <= j < len_k. Causal masks and windows are
+// values of it. lower <= upper, both in [-kNoLimit, kNoLimit]; a side that stands at its own end of that range has no
+// limit, since lengths are at most kNoLimit on CUDA.
+struct Band {
+  int lower;
+  int upper;
+};
+constexpr int kNoLimit = 1 << 30;
+
 struct FwdParams {
   void const* q;  // (batch, heads_q,  len_q, head_dim), 16-bit elements
   void const* k;  // (batch, heads_kv, len_k, head_dim)

@@ -70,17 +70,21 @@ constexpr BwdWorkspace bwd_workspace(KernelShape const& shape, int head_dim, int
 
 // The kernels: one explicit instantiation a (head dim, variant), in a generated file of its own
 // (build/inst/<arch>_<fwd|bwd>_d<D>_<mask>.cu), holding both dtypes and every tile of the table.
-namespace sm80 {
+namespace sm80::fwd {
 template <int kHeadDim, class Variant>
-cudaError_t launch_fwd(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);
-template <int kHeadDim, class Variant>
-cudaError_t launch_bwd(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
+cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);
 }
-namespace sm90 {
+namespace sm80::bwd {
 template <int kHeadDim, class Variant>
-cudaError_t launch_fwd(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);
+cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
+}
+namespace sm90::fwd {
 template <int kHeadDim, class Variant>
-cudaError_t launch_bwd(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
+cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);
+}
+namespace sm90::bwd {
+template <int kHeadDim, class Variant>
+cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
 }
 
 }  // namespace flash_cute

@@ -25,7 +25,15 @@ def _load_library() -> None:
 
 
 def _fake_fwd(
-    q: Tensor, k: Tensor, v: Tensor, causal: str, scale: float | None, backend: str, deterministic: bool | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: str,
+    window_left: int | None,
+    window_right: int | None,
+    scale: float | None,
+    backend: str,
+    deterministic: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=lse_dtype)

@@ -127,16 +127,16 @@ def _attend(
         refuse_tangents(q, k, v)
     try:
         if not (is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-            both = _fwd_without_autograd(q, k, v, causal, scale, backend)
+            both = _fwd_without_autograd(q, k, v, causal, None, None, scale, backend)
             return both if return_lse else both[0]
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         if is_compiling():
-            both = _fwd(q, k, v, causal, scale, backend, deterministic)
+            both = _fwd(q, k, v, causal, None, None, scale, backend, deterministic)
         elif _are_functorch_transforms_active():
-            both = TransformedAttention.apply(q, k, v, causal, scale, backend, deterministic)
+            both = TransformedAttention.apply(q, k, v, causal, None, None, scale, backend, deterministic)
         else:
-            return differentiable(q, k, v, causal, scale, backend, deterministic, return_lse)
+            return differentiable(q, k, v, causal, None, None, scale, backend, deterministic, return_lse)
         return both if return_lse else both[0]
     except RuntimeError as error:
         _ops.raise_refusal(error)
@@ -197,9 +197,9 @@ def bwd(
     needs_autograd = is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     try:
         if not needs_autograd:
-            return _ops.bwd_without_autograd(*tensors, causal, scale, deterministic, backend or "auto")
+            return _ops.bwd_without_autograd(*tensors, causal, None, None, scale, deterministic, backend or "auto")
         operator = _ops.bwd if is_compiling() else Backward.apply
-        return operator(*tensors, causal, scale, deterministic, backend or "auto")
+        return operator(*tensors, causal, None, None, scale, deterministic, backend or "auto")
     except RuntimeError as error:
         _ops.raise_refusal(error)
         raise

@@ -20,6 +20,10 @@ NO_DOUBLE_BACKWARD = (
 )
 
 
+# The gradients of an attention's arguments after q, k and v, up to `deterministic`.
+_NOT_TENSORS = (None,) * 6
+
+
 class Attention(torch.autograd.Function):
     """Differentiable `out`, or `(out, lse)`. An output less is 1 us less."""
 
@@ -30,15 +34,17 @@ class Attention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         causal: str,
+        window_left: int | None,
+        window_right: int | None,
         scale: float | None,
         backend: str,
         deterministic: bool,
         return_lse: bool,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        out, lse = _ops.fwd_without_autograd(q, k, v, causal, scale, backend)
+        out, lse = _ops.fwd_without_autograd(q, k, v, causal, window_left, window_right, scale, backend)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.set_materialize_grads(False)
-        ctx.options = causal, scale, deterministic, backend
+        ctx.options = causal, window_left, window_right, scale, deterministic, backend
         return (out, lse) if return_lse else out
 
     @staticmethod
@@ -55,7 +61,7 @@ class TransformedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        output: tuple[Tensor, Tensor] = _ops.fwd_without_autograd(*inputs[:6])
+        output: tuple[Tensor, Tensor] = _ops.fwd_without_autograd(*inputs[:8])
         return output
 
     @staticmethod
@@ -93,24 +99,24 @@ class Backward(torch.autograd.Function):
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, causal, scale, backend, deterministic = inputs
+    q, k, v, causal, window_left, window_right, scale, backend, deterministic = inputs
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     ctx.save_for_backward(q, k, v, *output)
     ctx.set_materialize_grads(False)
-    ctx.options = causal, scale, deterministic, backend
+    ctx.options = causal, window_left, window_right, scale, deterministic, backend
 
 
 def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Tensor | None, ...]:
     """The gradients of what flows into out and into the LSE; each is None where nothing does."""
     if dout is None and dlse is None:
-        return (None,) * 7
+        return (None,) * 9
     q, k, v, out, lse = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
     # With create_graph=True the backward is recorded too, so that differentiating it raises.
     bwd = Backward.apply if torch.is_grad_enabled() else _ops.bwd_without_autograd
-    return *bwd(dout, q, k, v, out, lse, dlse, *ctx.options), None, None, None, None
+    return *bwd(dout, q, k, v, out, lse, dlse, *ctx.options), *_NOT_TENSORS
 
 
 def refuse_tangents(*tensors: Tensor | None) -> None:

@@ -4,25 +4,36 @@ Those gaps, in torch 2.11 and 2.13: its causal mask is the top-left one, it repo
 scores are all -inf, it reads a strided last dim wrongly, it dies of SIGFPE when there are no keys, and
 in 16 bits its LSE is off by 6e-5. So 16-bit inputs are computed in float32 (twice as fast in float16
 and as fast in bfloat16 on an AVX-512 CPU, LSE within 1e-5), and the bottom-right mask, which is a
-rectangle that every row sees and a square under the diagonal, is the two computed apart and merged.
+rectangle that every row sees and a square under the diagonal, is the two computed apart and merged. Where a window
+limits the keys to the left too, a tile of query rows at a time is computed by matrix products.
 """
 
 import torch
 from torch import Tensor
 
+from .band import Band, make_band, tile_rows
+
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def fwd(
-    q: Tensor, k: Tensor, v: Tensor, causal: str, scale: float | None, backend: str, deterministic: bool | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: str,
+    window_left: int | None,
+    window_right: int | None,
+    scale: float | None,
+    backend: str,
+    deterministic: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The kernel of `flash_cute::fwd` and `flash_cute::_fwd` for CPU tensors; the library checks the arguments.
 
     `deterministic` is for the backward: a forward always is.
     """
-    factor: float = torch.ops.flash_cute.check_fwd(q, k, v, causal, scale, backend)
+    factor: float = torch.ops.flash_cute.check_fwd(q, k, v, causal, window_left, window_right, scale, backend)
     with torch.no_grad():
-        return _fwd(q, k, v, causal, factor)
+        return _fwd(q, k, v, make_band(causal, window_left, window_right, q.shape[2], k.shape[2]), factor)
 
 
 def copies(q: Tensor, k: Tensor, v: Tensor) -> dict[str, str | None]:
@@ -47,22 +58,23 @@ def _why_copied(x: Tensor) -> str | None:
     return None if x.stride(-1) == 1 else "its last dim is not contiguous"
 
 
-def _fwd(q: Tensor, k: Tensor, v: Tensor, causal: str, scale: float) -> tuple[Tensor, Tensor]:
-    len_q, len_k = q.shape[2], k.shape[2]
+def _fwd(q: Tensor, k: Tensor, v: Tensor, band: Band, scale: float) -> tuple[Tensor, Tensor]:
     compute = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = torch.empty_like(q)  # (B, Hq, Nq, D), q's order of dims in memory
     lse = torch.empty(q.shape[:3], dtype=compute)  # (B, Hq, Nq)
 
-    diagonal = len_k - len_q if causal == "bottom_right" else 0
-    blind = len_q if len_k == 0 else max(0, -diagonal)  # leading rows that see no key
-    shared = max(0, diagonal)  # leading keys that every row sees
-    out[:, :, :blind] = 0
-    lse[:, :, :blind] = -torch.inf
-    if blind == len_q or lse.numel() == 0:
+    rows = band.rows()
+    for blind in (slice(0, rows.start), slice(rows.stop, band.len_q)):
+        out[:, :, blind] = 0
+        lse[:, :, blind] = -torch.inf
+    if rows.start == rows.stop or lse.numel() == 0:
         return out, lse
 
-    q, k, v = _readable(q[:, :, blind:], compute), _readable(k, compute), _readable(v, compute)
-    if causal == "none":
+    q, k, v = _readable(q[:, :, rows], compute), _readable(k, compute), _readable(v, compute)
+    shared = max(0, band.upper)  # leading keys that every row sees, unless a window limits them to the left
+    if band.limits_left:
+        part_out, part_lse = _attend_in_window(q, k, v, band, rows, scale)
+    elif not band.limits_right:
         part_out, part_lse = _attend(q, k, v, False, scale)
     elif shared == 0:
         part_out, part_lse = _attend(q, k, v, True, scale)
@@ -75,8 +87,8 @@ def _fwd(q: Tensor, k: Tensor, v: Tensor, causal: str, scale: float) -> tuple[Te
     lost = ~part_lse.isfinite()
     if lost.any():  # seldom, and the pass over out is a tenth of a small problem's time
         part_out.masked_fill_(lost.unsqueeze(-1), torch.nan)
-    out[:, :, blind:] = part_out
-    lse[:, :, blind:] = part_lse
+    out[:, :, rows] = part_out
+    lse[:, :, rows] = part_lse
     return out, lse
 
 
@@ -97,6 +109,27 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, top_left: bool, scale: float) -> tu
             if top_left:
                 scores.masked_fill_(torch.arange(keys.shape[0]) > rows.unsqueeze(-1), -torch.inf)
             lse[batch, head, rows] = scores.logsumexp(-1)
+    return out, lse
+
+
+def _attend_in_window(q: Tensor, k: Tensor, v: Tensor, band: Band, rows: slice, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention of the rows `rows`, which q holds and of which each sees a key: (out, lse)."""
+    out, lse = torch.empty_like(q), q.new_empty(q.shape[:3])
+    group = q.shape[1] // k.shape[1]
+    step = tile_rows(q, k, band)
+    for start in range(rows.start, rows.stop, step):
+        tile = slice(start, min(start + step, rows.stop))
+        here = slice(tile.start - rows.start, tile.stop - rows.start)
+        keys = band.keys(tile)
+        # (B, Hkv, group, rows, keys)
+        scores = q[:, :, here].unflatten(1, (-1, group)) @ k[:, :, keys].unsqueeze(2).mT
+        scores *= scale
+        hidden = band.hidden(tile, keys)
+        if hidden is not None:
+            scores.masked_fill_(hidden, -torch.inf)
+        part_lse = scores.logsumexp(-1, keepdim=True)
+        lse[:, :, here] = part_lse.flatten(1, 2).squeeze(-1)
+        out[:, :, here] = (scores.sub_(part_lse).exp_() @ v[:, :, keys].unsqueeze(2)).flatten(1, 2)
     return out, lse
 
 

@@ -12,11 +12,7 @@ many times more as there are heads.
 import torch
 from torch import Tensor
 
-# Elements of a tile's (batch, query heads, rows, keys): 4 MiB in float32, which caches hold, and under a causal mask
-# small tiles have less to mask: 64 MiB took 1.5 to 2 times as long. With so many keys that few rows fit, larger.
-SCORES = 1 << 20
-FEW_ROWS = 32
-LARGEST = 16  # times SCORES
+from .band import Band, make_band, tile_rows
 
 
 def bwd(
@@ -28,6 +24,8 @@ def bwd(
     lse: Tensor,
     dlse: Tensor | None,
     causal: str,
+    window_left: int | None,
+    window_right: int | None,
     scale: float | None,
     deterministic: bool,
     backend: str,
@@ -36,9 +34,11 @@ def bwd(
 
     It is deterministic whatever `deterministic` says.
     """
-    factor: float = torch.ops.flash_cute.check_bwd(dout, q, k, v, out, lse, dlse, causal, scale, deterministic, backend)
+    options = (causal, window_left, window_right, scale, deterministic, backend)
+    factor: float = torch.ops.flash_cute.check_bwd(dout, q, k, v, out, lse, dlse, *options)
     with torch.no_grad():
-        return _bwd(dout, q, k, v, out, lse, dlse, causal, factor)
+        band = make_band(causal, window_left, window_right, q.shape[2], k.shape[2])
+        return _bwd(dout, q, k, v, out, lse, dlse, band, factor)
 
 
 def copies(q: Tensor) -> dict[str, str | None]:
@@ -47,15 +47,10 @@ def copies(q: Tensor) -> dict[str, str | None]:
     return dict.fromkeys(("q", "k", "v", "out", "dout"), why)
 
 
-def reasons(q: Tensor, k: Tensor) -> list[str]:
+def reasons(q: Tensor, k: Tensor, causal: str) -> list[str]:
     """How a call is computed, in sentences; what `explain` says."""
-    rows = _tile_rows(q, k)
-    return [f"PyTorch's matrix products do the arithmetic, {min(rows, max(1, q.shape[2]))} query rows at a time."]
-
-
-def _tile_rows(q: Tensor, k: Tensor) -> int:
-    a_row = max(1, q.shape[0] * q.shape[1] * k.shape[2])
-    return max(1, SCORES // a_row, min(FEW_ROWS, LARGEST * SCORES // a_row))
+    rows = tile_rows(q, k, make_band(causal, None, None, q.shape[2], k.shape[2]))
+    return [f"PyTorch's matrix products do the arithmetic, {rows} query rows at a time."]
 
 
 def _bwd(
@@ -66,7 +61,7 @@ def _bwd(
     out: Tensor,
     lse: Tensor,
     dlse: Tensor | None,
-    causal: str,
+    band: Band,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     (batch, heads_q, len_q, head_dim), (_, heads_kv, len_k, _) = q.shape, k.shape
@@ -75,7 +70,6 @@ def _bwd(
         return dq.zero_(), dk.zero_(), dv.zero_()
 
     compute = torch.float64 if q.dtype == torch.float64 else torch.float32
-    diagonal = len_k - len_q if causal == "bottom_right" else 0
     keys, values = k.to(compute), v.to(compute)  # (B, Hkv, Nk, D)
     dk_sum, dv_sum = (torch.zeros(k.shape, dtype=compute) for _ in range(2))
     group = heads_q // heads_kv
@@ -88,12 +82,11 @@ def _bwd(
         """weights^T x of grouped tensors: (B, Hkv, keys, D)."""
         return (weights.unflatten(2, (group, -1)).mT @ x.unflatten(2, (group, -1))).sum(2)
 
-    step = _tile_rows(q, k)
+    step = tile_rows(q, k, band)
     for start in range(0, len_q, step):
         rows = slice(start, min(start + step, len_q))
         count = rows.stop - start
-        # The keys that some row of the tile sees come first.
-        end = len_k if causal == "none" else max(0, min(len_k, rows.stop + diagonal))
+        seen = band.keys(rows)
         tile_q, tile_dout = grouped(q[:, :, rows]), grouped(dout[:, :, rows])  # (B, Hkv, group * rows, D)
         tile_lse = lse[:, :, rows]  # (B, Hq, rows)
         blind = tile_lse == -torch.inf  # P is exp(-inf) for them
@@ -102,14 +95,14 @@ def _bwd(
             delta -= dlse[:, :, rows]
         tile_lse, delta = tile_lse.masked_fill(blind, torch.inf), delta.masked_fill(blind, 0)
 
-        tile_k, tile_v = keys[:, :, :end], values[:, :, :end]
-        p = (tile_q @ tile_k.mT).mul_(scale).sub_(grouped(tile_lse).unsqueeze(-1))  # (B, Hkv, group * rows, end)
-        if causal != "none":
-            last = torch.arange(start, rows.stop).repeat(group) + diagonal
-            p.masked_fill_(torch.arange(end) > last.unsqueeze(-1), -torch.inf)
+        tile_k, tile_v = keys[:, :, seen], values[:, :, seen]
+        p = (tile_q @ tile_k.mT).mul_(scale).sub_(grouped(tile_lse).unsqueeze(-1))  # (B, Hkv, group * rows, seen)
+        hidden = band.hidden(rows, seen)
+        if hidden is not None:
+            p.unflatten(2, (group, -1)).masked_fill_(hidden, -torch.inf)
         p.exp_()
-        dv_sum[:, :, :end] += sum_over_rows(p, tile_dout)
+        dv_sum[:, :, seen] += sum_over_rows(p, tile_dout)
         ds = (tile_dout @ tile_v.mT).sub_(grouped(delta).unsqueeze(-1)).mul_(p)
-        dk_sum[:, :, :end] += sum_over_rows(ds, tile_q)
+        dk_sum[:, :, seen] += sum_over_rows(ds, tile_q)
         dq[:, :, rows] = (ds @ tile_k).mul_(scale).view(batch, heads_q, count, head_dim)
     return dq, dk.copy_(dk_sum.mul_(scale)), dv.copy_(dv_sum)

@@ -85,7 +85,7 @@ def explain(
     """
     if isinstance(causal, bool):
         causal = "bottom_right" if causal else "none"
-    call = (*_ops.autocast(q, k, v), causal, scale, backend or "auto")
+    call = (*_ops.autocast(q, k, v), causal, None, None, scale, backend or "auto")
     if deterministic is None:
         deterministic = are_deterministic_algorithms_enabled()
     try:
@@ -98,7 +98,7 @@ def explain(
         raise
     if plan["backend"] == "cpu":
         plan["copies"] |= cpu_bwd.copies(q) if backward else cpu.copies(q, k, v)
-        plan["reasons"] += cpu_bwd.reasons(q, k) if backward else cpu.reasons(q, k, causal)
+        plan["reasons"] += cpu_bwd.reasons(q, k, causal) if backward else cpu.reasons(q, k, causal)
     else:
         plan["compiled"] = _compiled(plan)
     return Explanation(plan)

@@ -11,9 +11,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# (left, right): how many keys before its position and how many after it a row sees; None: no limit.
+Window = tuple[int | None, int | None]
+
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool | str = False, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool | str = False,
+    scale: float | None = None,
+    window: Window = (None, None),
 ) -> tuple[Tensor, Tensor]:
     """The oracle: what `flash_cute.fwd` should return, computed in float64 on the tensors' own device.
 
@@ -23,6 +31,8 @@ def attention(
         v: `(B, Hkv, Nk, Dv)`.
         causal: `False`, `True` (= `"bottom_right"`) or `"top_left"`, as in `flash_cute.fwd`.
         scale: `None`: `1 / sqrt(D)`.
+        window: `(left, right)`: row i, which stands at position p = i + Nk - Nq (p = i where causal is "top_left"),
+            sees columns p - left <= j <= p + right; `None` for a side is no limit. With `causal` right is 0.
 
     Returns:
         `(out, lse)`: `(B, Hq, Nq, Dv)` and `(B, Hq, Nq)`, both float64, lse a natural log.
@@ -38,10 +48,10 @@ def attention(
         scale = 1 / math.sqrt(q.shape[-1])
     outs, lses = [], []
     for head_q, head_k, head_v in _heads(q.double(), k.double(), v.double()):
-        scores = _mask(scale * (head_q @ head_k.mT), causal)  # (Nq, Nk)
+        scores = _mask(scale * (head_q @ head_k.mT), causal, window)  # (Nq, Nk)
         # Before the product for the gradients' sake, after it for NaN in v.
-        weights = _mask_blind_rows(scores.softmax(-1), causal, len_k=head_k.shape[0])
-        outs.append(_mask_blind_rows(weights @ head_v, causal, len_k=head_k.shape[0]))  # (Nq, Dv)
+        weights = _mask_blind_rows(scores.softmax(-1), causal, window, len_k=head_k.shape[0])
+        outs.append(_mask_blind_rows(weights @ head_v, causal, window, len_k=head_k.shape[0]))  # (Nq, Dv)
         lses.append(scores.logsumexp(-1))  # (Nq,)
     return _unheads(outs, q, v.shape[-1]), _unheads(lses, q)
 
@@ -54,12 +64,13 @@ def gradients(
     causal: bool | str = False,
     scale: float | None = None,
     dlse: Tensor | None = None,
+    window: Window = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The oracle of the backward: what `flash_cute.bwd` should return, in float64 by autograd through `attention`.
 
     Args:
         dout: `(B, Hq, Nq, Dv)`, the gradient of out.
-        q, k, v, causal, scale: as in `attention`.
+        q, k, v, causal, scale, window: as in `attention`.
         dlse: `(B, Hq, Nq)`, the gradient of the LSE; `None`: 0.
 
     Returns:
@@ -79,7 +90,7 @@ def gradients(
         key = h // group
         head = [x.detach().double().requires_grad_() for x in (q[b, h], k[b, key], v[b, key])]
         with torch.enable_grad():
-            results = attention(head[0][None, None], head[1][None, None], head[2][None, None], causal, scale)
+            results = attention(head[0][None, None], head[1][None, None], head[2][None, None], causal, scale, window)
         flow = [dout[b, h].double()[None, None], torch.zeros_like(results[1])]
         if dlse is not None:
             flow[1] += dlse[b, h]
@@ -89,7 +100,14 @@ def gradients(
     return dq, dk, dv
 
 
-def unfused(q: Tensor, k: Tensor, v: Tensor, causal: bool | str = False, scale: float | None = None) -> Tensor:
+def unfused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool | str = False,
+    scale: float | None = None,
+    window: Window = (None, None),
+) -> Tensor:
     """The same formula, every step in the input dtype, as PyTorch without a fused kernel computes it.
 
     Arguments as `attention`; returns out, `(B, Hq, Nq, Dv)` in q's dtype. Its error is the yardstick of
@@ -99,9 +117,9 @@ def unfused(q: Tensor, k: Tensor, v: Tensor, causal: bool | str = False, scale: 
         scale = 1 / math.sqrt(q.shape[-1])
     outs = []
     for head_q, head_k, head_v in _heads(q, k, v):
-        scores = _mask((head_q @ head_k.mT) * scale, causal)
-        weights = _mask_blind_rows(scores.softmax(-1), causal, len_k=head_k.shape[0])
-        outs.append(_mask_blind_rows(weights @ head_v, causal, len_k=head_k.shape[0]))
+        scores = _mask((head_q @ head_k.mT) * scale, causal, window)
+        weights = _mask_blind_rows(scores.softmax(-1), causal, window, len_k=head_k.shape[0])
+        outs.append(_mask_blind_rows(weights @ head_v, causal, window, len_k=head_k.shape[0]))
     return _unheads(outs, q, v.shape[-1])
 
 
@@ -127,13 +145,14 @@ def compare(
     v: Tensor,
     causal: bool | str = False,
     scale: float | None = None,
+    window: Window = (None, None),
 ) -> Comparison:
     """How far `(out, lse)` of `flash_cute.fwd(q, k, v, causal, scale=scale)` are from the oracle.
 
-    For finite inputs: where the oracle is NaN, any difference counts as an infinite error.
+    Arguments as `attention`. For finite inputs: where the oracle is NaN, any difference counts as an infinite error.
     """
-    exact_out, exact_lse = attention(q, k, v, causal, scale)
-    allowed = _allowed(unfused(q, k, v, causal, scale), exact_out)
+    exact_out, exact_lse = attention(q, k, v, causal, scale, window)
+    allowed = _allowed(unfused(q, k, v, causal, scale, window), exact_out)
     blind = exact_lse == -torch.inf
     lse_error = ((lse.double() - exact_lse) / exact_lse.abs().clamp(min=1)).masked_fill(blind & (lse == -torch.inf), 0)
     return Comparison(_largest(out.double() - exact_out), allowed, _largest(lse_error))
@@ -159,12 +178,13 @@ def compare_gradients(
     v: Tensor,
     causal: bool | str = False,
     scale: float | None = None,
+    window: Window = (None, None),
 ) -> GradientComparison:
     """How far `(dq, dk, dv)` of an attention's backward for dout are from the oracle; for finite inputs."""
-    exact = gradients(dout, q, k, v, causal, scale)
+    exact = gradients(dout, q, k, v, causal, scale, window=window)
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     with torch.enable_grad():
-        plain = torch.autograd.grad(unfused(leaves[0], leaves[1], leaves[2], causal, scale), leaves, dout)
+        plain = torch.autograd.grad(unfused(leaves[0], leaves[1], leaves[2], causal, scale, window), leaves, dout)
     errors = [_largest(x.double() - y) for x, y in zip(given, exact, strict=True)]
     allowed = [_allowed(x, y) for x, y in zip(plain, exact, strict=True)]
     return GradientComparison((errors[0], errors[1], errors[2]), (allowed[0], allowed[1], allowed[2]))
@@ -196,22 +216,26 @@ def _unheads(heads: list[Tensor], q: Tensor, *last: int) -> Tensor:
     return torch.stack(heads).view(shape)
 
 
-def _seen(len_q: int, len_k: int, causal: bool | str, device: torch.device) -> Tensor:
+def _seen(len_q: int, len_k: int, causal: bool | str, window: Window, device: torch.device) -> Tensor:
     """(Nq, Nk) bool: whether row i sees column j."""
-    if causal in (False, "none"):
-        return torch.ones(len_q, len_k, dtype=torch.bool, device=device)
-    if causal not in (True, "bottom_right", "top_left"):
+    if causal not in (False, True, "none", "bottom_right", "top_left"):
         raise ValueError(f'causal: expected False, True, "bottom_right" or "top_left", got {causal!r}')
-    diagonal = 0 if causal == "top_left" else len_k - len_q
-    return torch.ones(len_q, len_k, dtype=torch.bool, device=device).tril(diagonal)
+    left, right = window
+    if causal not in (False, "none"):
+        right = 0
+    position = 0 if causal == "top_left" else len_k - len_q  # of row 0
+    seen = torch.ones(len_q, len_k, dtype=torch.bool, device=device)
+    if right is not None:
+        seen = seen.tril(position + right)
+    return seen if left is None else seen.triu(position - left)
 
 
-def _mask(scores: Tensor, causal: bool | str) -> Tensor:
+def _mask(scores: Tensor, causal: bool | str, window: Window) -> Tensor:
     len_q, len_k = scores.shape
-    return scores.masked_fill(~_seen(len_q, len_k, causal, scores.device), -torch.inf)
+    return scores.masked_fill(~_seen(len_q, len_k, causal, window, scores.device), -torch.inf)
 
 
-def _mask_blind_rows(out: Tensor, causal: bool | str, len_k: int) -> Tensor:
+def _mask_blind_rows(out: Tensor, causal: bool | str, window: Window, len_k: int) -> Tensor:
     """0 for the rows that see no key, where softmax gives NaN."""
-    blind = ~_seen(out.shape[0], len_k, causal, out.device).any(-1)
+    blind = ~_seen(out.shape[0], len_k, causal, window, out.device).any(-1)
     return out.masked_fill(blind.unsqueeze(-1), 0)

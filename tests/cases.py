@@ -19,11 +19,12 @@ import torch
 from flash_cute.report import built_architectures, load
 
 Causal = bool | str
+Window = tuple[int | None, int | None]  # left, right
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-# (q, k, v, causal, *, scale) -> (out, lse)
+# (q, k, v, causal, *, scale, window) -> (out, lse)
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-# (dout, q, k, v, causal, *, dlse, scale, deterministic) -> (dq, dk, dv)
+# (dout, q, k, v, causal, *, dlse, scale, deterministic, window) -> (dq, dk, dv)
 Backward = Callable[..., Gradients]
 
 CAUSAL: tuple[Causal, ...] = (False, "bottom_right", "top_left")
@@ -158,11 +159,12 @@ def backward_plan(
     deterministic: bool = False,
     backend: str | None = None,
     capability: int = 0,
+    window: Window = (None, None),
 ) -> dict[str, Any]:
     """As `plan`, of the backward."""
     if capability and not backward_head_dims("sm80"):
         pytest.skip("this build has no sm80 backward to plan for")
-    call = (q, k, v, mask_name(causal), None, backend or "auto")
+    call = (q, k, v, mask_name(causal), *window, None, backend or "auto")
     return json.loads(torch.ops.flash_cute.bwd_plan(*call, deterministic, capability))
 
 
@@ -181,9 +183,10 @@ def plan(
     scale: float | None = None,
     backend: str | None = None,
     capability: int = 0,
+    window: Window = (None, None),
 ) -> dict[str, Any]:
     """What the launch would do, from the same function that it asks. capability 80: as if on sm_80."""
     if capability and "sm80" not in built_architectures():
         pytest.skip("this build has no sm80 kernels to plan for")
-    text = torch.ops.flash_cute.fwd_plan(q, k, v, mask_name(causal), scale, backend or "auto", capability)
-    return json.loads(text)
+    call = (q, k, v, mask_name(causal), *window, scale, backend or "auto")
+    return json.loads(torch.ops.flash_cute.fwd_plan(*call, capability))

@@ -21,7 +21,7 @@ from typing import Any
 import numerics
 import pytest
 import torch
-from cases import Backward, Causal, Forward, Gradients
+from cases import Backward, Causal, Forward, Gradients, Window, mask_name
 
 import flash_cute
 
@@ -116,8 +116,12 @@ def fwd(backend: str | None) -> Forward:
         causal: Causal = False,
         *,
         scale: float | None = None,
+        window: Window | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with numerics.nan_in_new_memory(q):
+            if window is not None:  # the operators alone take it
+                options = (mask_name(causal), *window, scale, backend or "auto")
+                return torch.ops.flash_cute.fwd(q, k, v, *options)
             return flash_cute.fwd(q, k, v, causal, scale=scale, backend=backend)
 
     return call
@@ -137,8 +141,13 @@ def bwd(backend: str | None) -> Backward:
         dlse: torch.Tensor | None = None,
         scale: float | None = None,
         deterministic: bool = False,
+        window: Window | None = None,
     ) -> Gradients:
         with torch.no_grad(), numerics.nan_in_new_memory(q):
+            if window is not None:  # the operators alone take it
+                mask, operators = (mask_name(causal), *window), torch.ops.flash_cute
+                out, lse = operators.fwd(q, k, v, *mask, scale, backend or "auto")
+                return operators.bwd(dout, q, k, v, out, lse, dlse, *mask, scale, deterministic, backend or "auto")
             out, lse = flash_cute.fwd(q, k, v, causal, scale=scale, backend=backend)
             options = {"dlse": dlse, "scale": scale, "deterministic": deterministic, "backend": backend}
             return flash_cute.bwd(dout, q, k, v, out, lse, causal, **options)

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from cases import Causal, Gradients, mask_name
+from cases import Causal, Gradients, Window, mask_name
 
 import flash_cute
 import flash_cute.reference
@@ -32,17 +32,28 @@ LSE_RELATIVE = 1e-4
 oracle_device: str | None = None
 
 
-def visible(len_q: int, len_k: int, causal: Causal, device: torch.device | str = "cpu") -> torch.Tensor:
+def visible(
+    len_q: int,
+    len_k: int,
+    causal: Causal,
+    device: torch.device | str = "cpu",
+    window: Window = (None, None),
+) -> torch.Tensor:
     """(len_q, len_k) bool: which key each row sees."""
     row = torch.arange(len_q, device=device)[:, None]
     column = torch.arange(len_k, device=device)[None, :]
+    position = row if causal == "top_left" else row + len_k - len_q
+    left, right = window
+    seen = torch.ones(len_q, len_k, dtype=torch.bool, device=device)
+    if left is not None:
+        seen &= column >= position - left
+    if right is not None:
+        seen &= column <= position + right
     match mask_name(causal):
         case "none":
-            return torch.ones(len_q, len_k, dtype=torch.bool, device=device)
-        case "top_left":
-            return column <= row
-        case "bottom_right":
-            return column <= row + len_k - len_q
+            return seen
+        case "top_left" | "bottom_right":
+            return seen & (column <= position)
         case other:
             raise ValueError(f"no mask is named {other!r}")
 
@@ -53,6 +64,7 @@ def unfused(
     v: torch.Tensor,
     causal: Causal = False,
     scale: float | None = None,
+    window: Window = (None, None),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention as three PyTorch operations, each rounded to the dtype of the inputs: out and lse."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -60,7 +72,7 @@ def unfused(
     k = k.repeat_interleave(group, dim=1)
     v = v.repeat_interleave(group, dim=1)
     scores = (q @ k.transpose(-1, -2)) * scale
-    seen = visible(q.shape[2], k.shape[2], causal, q.device)
+    seen = visible(q.shape[2], k.shape[2], causal, q.device, window)
     scores = scores.masked_fill(~seen, -math.inf)
     lse = torch.logsumexp(scores.to(torch.promote_types(q.dtype, torch.float32)), dim=-1)
     weights = torch.softmax(scores, dim=-1).masked_fill(~seen.any(-1)[:, None], 0)
@@ -75,6 +87,7 @@ def mismatches(
     v: torch.Tensor,
     causal: Causal = False,
     scale: float | None = None,
+    window: Window = (None, None),
 ) -> list[str]:
     """What is wrong with (out, lse), one sentence each; empty when the contract is met."""
     problems = _form_problems(out, lse, q, v)
@@ -82,8 +95,8 @@ def mismatches(
         return problems
     device = oracle_device or q.device
     q, k, v, out, lse = (x.detach().to(device) for x in (q, k, v, out, lse))
-    plain, _ = unfused(q, k, v, causal, scale)
-    true_out, true_lse = flash_cute.reference.attention(q, k, v, causal, scale)
+    plain, _ = unfused(q, k, v, causal, scale, window)
+    true_out, true_lse = flash_cute.reference.attention(q, k, v, causal, scale, window)
     return _out_problems(out, plain, true_out, torch.finfo(q.dtype).eps) + _lse_problems(lse, true_lse)
 
 
@@ -95,9 +108,10 @@ def assert_matches(
     v: torch.Tensor,
     causal: Causal = False,
     scale: float | None = None,
+    window: Window = (None, None),
 ) -> None:
     """Fails unless (out, lse) is attention of q, k and v, within the contract's bounds."""
-    problems = mismatches(out, lse, q, k, v, causal, scale)
+    problems = mismatches(out, lse, q, k, v, causal, scale, window)
     assert not problems, "; ".join(problems)
 
 
@@ -110,6 +124,7 @@ def gradient_mismatches(
     causal: Causal = False,
     scale: float | None = None,
     dlse: torch.Tensor | None = None,
+    window: Window = (None, None),
 ) -> list[str]:
     """What is wrong with the gradients of q, k and v, one sentence each; empty when the contract is met."""
     problems = []
@@ -122,9 +137,9 @@ def gradient_mismatches(
     device = oracle_device or q.device
     q, k, v, dout = (x.detach().to(device) for x in (q, k, v, dout))
     dlse = None if dlse is None else dlse.detach().to(device)
-    plain = _unfused_gradients(dout, q, k, v, causal, scale, dlse)
-    truth = flash_cute.reference.gradients(dout, q, k, v, causal, scale, dlse)
-    rounding = _rounding_of_out(dout, q, k, v, causal, scale)
+    plain = _unfused_gradients(dout, q, k, v, causal, scale, dlse, window)
+    truth = flash_cute.reference.gradients(dout, q, k, v, causal, scale, dlse, window)
+    rounding = _rounding_of_out(dout, q, k, v, causal, scale, window)
     eps = torch.finfo(q.dtype).eps
     results = zip(("dq", "dk", "dv"), gradients, plain, truth, rounding, strict=True)
     for name, given, plain_one, true_one, rounding_one in results:
@@ -143,9 +158,10 @@ def assert_gradients_match(
     causal: Causal = False,
     scale: float | None = None,
     dlse: torch.Tensor | None = None,
+    window: Window = (None, None),
 ) -> None:
     """Fails unless the gradients are those of attention of q, k and v for dout and dlse, within the bounds."""
-    problems = gradient_mismatches(gradients, dout, q, k, v, causal, scale, dlse)
+    problems = gradient_mismatches(gradients, dout, q, k, v, causal, scale, dlse, window)
     assert not problems, "; ".join(problems)
 
 
@@ -157,21 +173,28 @@ def _unfused_gradients(
     causal: Causal,
     scale: float | None,
     dlse: torch.Tensor | None,
+    window: Window,
 ) -> Gradients:
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     with torch.enable_grad():
-        out, lse = unfused(leaves[0], leaves[1], leaves[2], causal, scale)
+        out, lse = unfused(leaves[0], leaves[1], leaves[2], causal, scale, window)
     dq, dk, dv = torch.autograd.grad((out, lse), leaves, (dout, torch.zeros_like(lse) if dlse is None else dlse))
     return dq, dk, dv
 
 
 def _rounding_of_out(
-    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: Causal, scale: float | None
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: Causal,
+    scale: float | None,
+    window: Window,
 ) -> Gradients:
     """What out's rounding to q's dtype adds to the gradients, in float64: it is one more gradient of the LSE."""
-    out, _ = flash_cute.reference.attention(q, k, v, causal, scale)
+    out, _ = flash_cute.reference.attention(q, k, v, causal, scale, window)
     dlse = (dout.double() * (out - out.to(q.dtype).double())).sum(-1)
-    return flash_cute.reference.gradients(torch.zeros_like(dout), q, k, v, causal, scale, dlse)
+    return flash_cute.reference.gradients(torch.zeros_like(dout), q, k, v, causal, scale, dlse, window)
 
 
 def _form_problems(out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, v: torch.Tensor) -> list[str]:

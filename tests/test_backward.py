@@ -147,7 +147,7 @@ def test_gradcheck(causal: Causal, len_q: int, len_k: int, rng: torch.Generator)
         return out, lse[:, :, blind:]
 
     assert torch.autograd.gradcheck(attend, leaves)
-    raw = (mask_name(causal), 0.7, "cpu")
+    raw = (mask_name(causal), None, None, 0.7, "cpu")
     assert torch.autograd.gradcheck(lambda *x: torch.ops.flash_cute.fwd(*x, *raw)[0], leaves)
 
 
@@ -163,7 +163,7 @@ def test_float64_stays_float64(rng: torch.Generator) -> None:
 
 def test_tiles_of_the_cpu(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that do not fit one tile of scores, with a ragged last tile."""
-    monkeypatch.setattr(flash_cute.cpu_bwd, "SCORES", 2 * 4 * 77 * 40)
+    monkeypatch.setattr(flash_cute.band, "SCORES", 2 * 4 * 77 * 40)
     for causal in CAUSAL:
         q, k, v = Case(16, 130, 77, dtype=torch.float64, heads_q=4).inputs("cpu", rng)
         dout, dlse = flow(q, rng)

@@ -197,7 +197,7 @@ def test_unchanged_instances_keep_their_time_stamps(tools: Callable, tmp_path: P
         os.utime(path, ns=(1, 1))
     module.write_instances(tmp_path, built)
     assert {path.stat().st_mtime_ns for path in tmp_path.iterdir()} == {1}
-    directions = [x for x in ("fwd", "bwd") if (ROOT / f"csrc/sm80/{x}_launch.cuh").exists()]
+    directions = [x for x in ("fwd", "bwd") if (ROOT / f"csrc/sm80/{x}/launch.cuh").exists()]
     assert "fwd" in directions
     assert {path.name for path in tmp_path.iterdir()} == {
         "instances.h",

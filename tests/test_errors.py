@@ -17,12 +17,13 @@ import flash_cute
 RAW_ERRORS = (ValueError, RuntimeError)
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 Call = dict[str, Any]
+NO_WINDOW = {"window_left": None, "window_right": None}
 
 
 def _call(device: str) -> Call:
     """A good call: q (2, 4, 5, 16), k and v (2, 2, 7, 16), float16."""
     q, k, v = Case(16, 5, 7, heads_q=4).inputs(device, torch.Generator().manual_seed(0))
-    return {"q": q, "k": k, "v": v, "causal": "none", "scale": None, "backend": "auto"}
+    return {"q": q, "k": k, "v": v, "causal": "none", **NO_WINDOW, "scale": None, "backend": "auto"}
 
 
 def _resized(name: str, *shape: int) -> Callable[[Call], Any]:
@@ -113,7 +114,7 @@ def _backward_call(device: str) -> Call:
     rows = torch.zeros(2, 4, 5, device=device)
     like_q = torch.zeros_like(call["q"])
     tensors = {"dout": like_q, "q": call["q"], "k": call["k"], "v": call["v"], "out": like_q, "lse": rows, "dlse": rows}
-    return {**tensors, "causal": "none", "scale": None, "deterministic": False, "backend": "auto"}
+    return {**tensors, "causal": "none", **NO_WINDOW, "scale": None, "deterministic": False, "backend": "auto"}
 
 
 def _python_backward(call: Call) -> Any:
@@ -282,6 +283,23 @@ def test_plan_for_a_gpu_holds_cudas_rules(dtype: torch.dtype) -> None:
     _assert_says(caught.value, (r"\bq\b", "float16", str(dtype)[6:]))
 
 
+@pytest.mark.parametrize("which", ["q", "k"])
+def test_too_many_rows_for_a_gpu(which: str) -> None:
+    """A tile further than the last row must not overflow 32 bits."""
+    few, many = (torch.empty(1, 1, rows, 8, dtype=torch.half, device="meta") for rows in (4, 2**30 + 1))
+    q, k = (many, few) if which == "q" else (few, many)
+    with pytest.raises(RAW_ERRORS, match=rf"^flash_cute: {which}: expected at most 2\^30 rows on CUDA, got 1073741825"):
+        torch.ops.flash_cute.fwd_plan(q, k, k, "none", None, None, None, "auto", 80)
+
+
+@pytest.mark.parametrize("scale", [3e38, 2.4e38, 1e39, 1e-39])
+def test_scale_that_float32_does_not_hold_for_a_gpu(scale: float) -> None:
+    """The kernels take scale * log2(e)."""
+    q = torch.zeros(1, 1, 4, 64, dtype=torch.float16)
+    with pytest.raises(RAW_ERRORS, match=r"^flash_cute: scale: expected a number that float32 holds"):
+        torch.ops.flash_cute.fwd_plan(q, q, q, "none", None, None, scale, "auto", 80)
+
+
 def test_head_dim_above_256_for_a_gpu() -> None:
     q = torch.zeros(1, 1, 4, 264, dtype=torch.float16)
     with pytest.raises(RAW_ERRORS) as caught:
@@ -292,7 +310,7 @@ def test_head_dim_above_256_for_a_gpu() -> None:
 def test_backward_of_a_head_dim_above_256_for_a_gpu() -> None:
     q = torch.zeros(1, 1, 4, 264, dtype=torch.float16)
     with pytest.raises(RAW_ERRORS) as caught:
-        torch.ops.flash_cute.bwd_plan(q, q, q, "none", None, "auto", False, 80)
+        torch.ops.flash_cute.bwd_plan(q, q, q, "none", None, None, None, "auto", False, 80)
     _assert_says(caught.value, ("q", "head dim", "256", "264"))
 
 

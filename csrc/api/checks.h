@@ -11,6 +11,7 @@
 #include <optional>
 #include <sstream>
 
+#include "params.h"
 #include "tensor.h"
 
 namespace flash_cute {
@@ -23,6 +24,8 @@ struct FwdArgs {
   TensorInfo k;  // (batch, heads_kv, len_k, head_dim)
   TensorInfo v;  // (batch, heads_kv, len_k, head_dim)
   std::string_view causal;
+  std::optional<int64_t> window_left;   // none: no limit
+  std::optional<int64_t> window_right;
   std::optional<double> scale;
   std::string_view backend;
 };
@@ -46,17 +49,18 @@ struct Problem {
   int head_dim;
   double scale;
   Causal causal;
+  Band band;        // causal and the window; exact where the lengths are CUDA's
   Backend backend;  // as asked for; kAuto is resolved by the plan
 };
 
 // Causal: row i sees columns j <= i + diagonal.
-inline int diagonal(Problem const& problem) {
-  return problem.causal == Causal::kBottomRight ? problem.len_k - problem.len_q : 0;
-}
+inline int diagonal(Problem const& problem) { return problem.causal == Causal::kNone ? 0 : problem.band.upper; }
 
+// The keys from the first on to the last one that the last row sees.
 inline int keys_of_last_row(Problem const& problem) {
-  if (problem.causal == Causal::kNone) return problem.len_k;
-  return std::max(0, std::min(problem.len_k, problem.len_q + diagonal(problem)));
+  if (problem.band.upper == kNoLimit) return problem.len_k;
+  return static_cast<int>(
+      std::clamp(int64_t{problem.len_q} + problem.band.upper, int64_t{0}, int64_t{problem.len_k}));
 }
 
 // The message is put together only when the check fails.
@@ -136,7 +140,9 @@ inline void check_dtype(FwdArgs const& args, bool on_cuda) {
 }
 
 inline void check_shapes(FwdArgs const& args) {
-  auto const& [q, k, v, causal, scale, backend] = args;
+  TensorInfo const& q = args.q;
+  TensorInfo const& k = args.k;
+  TensorInfo const& v = args.v;
   for (TensorInfo const* tensor : {&q, &k, &v}) {
     FLASH_CUTE_CHECK(tensor->rank == 4, tensor->name, ": expected 4 dims (batch, heads, length, head_dim), got ",
                      tensor->rank, ": ", shape_text(*tensor));
@@ -163,26 +169,57 @@ inline double check_scale(std::optional<double> scale, int head_dim) {
   return *scale;
 }
 
+inline void check_window(char const* name, std::optional<int64_t> limit) {
+  FLASH_CUTE_CHECK(!limit || *limit >= 0, name, ": expected a number of at least 0 or None, got ", *limit);
+}
+
+// The mask as a band: row i stands at position i + offset, and sees columns from `left` before it to `right` after.
+inline Band make_band(FwdArgs const& args, Causal causal) {
+  check_window("window_left", args.window_left);
+  check_window("window_right", args.window_right);
+  int64_t const offset = causal == Causal::kTopLeft ? 0 : args.k.sizes[2] - args.q.sizes[2];
+  // A window wider than every length limits nothing, and must not overflow.
+  constexpr int64_t kWidest = int64_t{1} << 32;
+  int64_t const left = std::min(args.window_left.value_or(kWidest), kWidest);
+  int64_t const right = causal == Causal::kNone ? std::min(args.window_right.value_or(kWidest), kWidest) : 0;
+  auto const limited = [](int64_t limit) {
+    return static_cast<int>(std::clamp(limit, int64_t{-kNoLimit}, int64_t{kNoLimit}));
+  };
+  return {.lower = limited(offset - left), .upper = limited(offset + right)};
+}
+
+// What CUDA's kernels ask for beyond check_fwd's common rules: 32-bit arithmetic on rows and keys, a tile further than
+// the last, must not overflow, nor scale * log2(e) in float32.
+inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
+  constexpr int kMaxRows = kNoLimit;
+  constexpr double kLog2E = 1.4426950408889634;
+  FLASH_CUTE_CHECK(problem.len_q <= kMaxRows, "q: expected at most 2^30 rows on CUDA, got ", problem.len_q);
+  FLASH_CUTE_CHECK(problem.len_k <= kMaxRows, "k: expected at most 2^30 rows on CUDA, got ", problem.len_k);
+  FLASH_CUTE_CHECK(std::isnormal(static_cast<float>(problem.scale)) &&
+                       std::isfinite(static_cast<float>(problem.scale * kLog2E)),
+                   "scale: expected a number that float32 holds, also times log2(e), got ", problem.scale);
+  FLASH_CUTE_CHECK(problem.head_dim <= 256, "q: expected a head dim of at most 256 on CUDA, got ", problem.head_dim);
+  FLASH_CUTE_CHECK(problem.backend != Backend::kCpu, "backend: expected 'auto', 'sm80' or 'sm90' for CUDA tensors, got '",
+                   args.backend, "'");
+}
+
 // `on_cuda`: whether CUDA's rules hold, as they do for CUDA tensors and for a plan for a given GPU.
 inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
   for (TensorInfo const* other : {&args.k, &args.v}) check_same_device(args.q, *other);
   check_dtype(args, on_cuda);
   check_shapes(args);
+  Causal const causal = parse_causal(args.causal);
   Problem const problem{.batch = static_cast<int>(args.q.sizes[0]),
-                           .heads_q = static_cast<int>(args.q.sizes[1]),
-                           .heads_kv = static_cast<int>(args.k.sizes[1]),
-                           .len_q = static_cast<int>(args.q.sizes[2]),
-                           .len_k = static_cast<int>(args.k.sizes[2]),
-                           .head_dim = static_cast<int>(args.q.sizes[3]),
-                           .scale = check_scale(args.scale, static_cast<int>(args.q.sizes[3])),
-                           .causal = parse_causal(args.causal),
-                           .backend = parse_backend(args.backend)};
-  FLASH_CUTE_CHECK(!on_cuda || std::isnormal(static_cast<float>(problem.scale)),
-                   "scale: expected a number that float32 holds, got ", problem.scale);
-  FLASH_CUTE_CHECK(!on_cuda || problem.head_dim <= 256, "q: expected a head dim of at most 256 on CUDA, got ",
-                   problem.head_dim);
-  FLASH_CUTE_CHECK(!on_cuda || problem.backend != Backend::kCpu,
-                   "backend: expected 'auto', 'sm80' or 'sm90' for CUDA tensors, got 'cpu'");
+                        .heads_q = static_cast<int>(args.q.sizes[1]),
+                        .heads_kv = static_cast<int>(args.k.sizes[1]),
+                        .len_q = static_cast<int>(args.q.sizes[2]),
+                        .len_k = static_cast<int>(args.k.sizes[2]),
+                        .head_dim = static_cast<int>(args.q.sizes[3]),
+                        .scale = check_scale(args.scale, static_cast<int>(args.q.sizes[3])),
+                        .causal = causal,
+                        .band = make_band(args, causal),
+                        .backend = parse_backend(args.backend)};
+  if (on_cuda) check_cuda_rules(args, problem);
   FLASH_CUTE_CHECK(!is_cpu(args.q) || on_cuda || problem.backend == Backend::kAuto ||
                        problem.backend == Backend::kCpu,
                    "backend: expected 'auto' or 'cpu' for CPU tensors, got '", args.backend, "'");

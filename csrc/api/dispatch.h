@@ -6,15 +6,15 @@
 
 #include "checks.h"
 #include "plan.h"
-#include "sm80/bwd_tile.h"
-#include "sm80/fwd_tile.h"
+#include "sm80/bwd/tile.h"
+#include "sm80/fwd/tile.h"
 
 #ifndef FLASH_CUTE_NO_CUDA
 #include "instances.h"  // generated: the kernels of this build
 #endif
-#if __has_include("../sm90/fwd_tile.h")
-#include "../sm90/bwd_order.h"
-#include "../sm90/fwd_tile.h"
+#if __has_include("../sm90/fwd/tile.h")
+#include "../sm90/bwd/order.h"
+#include "../sm90/fwd/tile.h"
 #define FLASH_CUTE_HAS_SM90_TABLE
 #endif
 
@@ -46,10 +46,10 @@ using BwdInstance = Instance<cudaError_t (*)(BwdPlan const&, BwdParams const&, c
 // which may be empty.
 #define FLASH_CUTE_INSTANCE(launch, head_dim, Mask) \
   {head_dim, std::is_same_v<Mask, CausalMask>, &launch<head_dim, Variant<Mask>>},
-#define FLASH_CUTE_FWD_SM80(head_dim, Mask) FLASH_CUTE_INSTANCE(sm80::launch_fwd, head_dim, Mask)
-#define FLASH_CUTE_FWD_SM90(head_dim, Mask) FLASH_CUTE_INSTANCE(sm90::launch_fwd, head_dim, Mask)
-#define FLASH_CUTE_BWD_SM80(head_dim, Mask) FLASH_CUTE_INSTANCE(sm80::launch_bwd, head_dim, Mask)
-#define FLASH_CUTE_BWD_SM90(head_dim, Mask) FLASH_CUTE_INSTANCE(sm90::launch_bwd, head_dim, Mask)
+#define FLASH_CUTE_FWD_SM80(head_dim, Mask) FLASH_CUTE_INSTANCE(sm80::fwd::launch, head_dim, Mask)
+#define FLASH_CUTE_FWD_SM90(head_dim, Mask) FLASH_CUTE_INSTANCE(sm90::fwd::launch, head_dim, Mask)
+#define FLASH_CUTE_BWD_SM80(head_dim, Mask) FLASH_CUTE_INSTANCE(sm80::bwd::launch, head_dim, Mask)
+#define FLASH_CUTE_BWD_SM90(head_dim, Mask) FLASH_CUTE_INSTANCE(sm90::bwd::launch, head_dim, Mask)
 inline constexpr FwdInstance kFwdSm80[] = {FLASH_CUTE_FWD_INSTANCES_SM80(FLASH_CUTE_FWD_SM80){}};
 inline constexpr FwdInstance kFwdSm90[] = {FLASH_CUTE_FWD_INSTANCES_SM90(FLASH_CUTE_FWD_SM90){}};
 inline constexpr BwdInstance kBwdSm80[] = {FLASH_CUTE_BWD_INSTANCES_SM80(FLASH_CUTE_BWD_SM80){}};
@@ -234,20 +234,20 @@ inline FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu
   FwdPlan& plan = decision.plan;
   if (decision.backend == Backend::kSm80) {
     plan.config = sm80_chip(gpu.capability);
-    decision.shape = sm80::fwd_shape(plan.head_dim, plan.causal, plan.config);
+    decision.shape = sm80::fwd::kernel_shape(plan.head_dim, plan.causal, plan.config);
   }
 #ifdef FLASH_CUTE_HAS_SM90_TABLE
   if (decision.backend == Backend::kSm90) {
-    auto const [config, split] = sm90::choose_fwd(
+    auto const [config, split] = sm90::fwd::choose(
         plan.head_dim, plan.causal, problem.len_q, keys_of_last_row(problem), int64_t{problem.batch} * problem.heads_q,
         int64_t{problem.batch} * problem.heads_kv, gpu.num_sms);
     plan.config = config;
     decision.split = split;
-    sm90::FwdTile const tile = sm90::fwd_tile(plan.head_dim, plan.causal, plan.config);
-    decision.shape = sm90::fwd_shape(plan.head_dim, plan.causal, plan.config);
+    sm90::fwd::TileConfig const tile = sm90::fwd::tile_config(plan.head_dim, plan.causal, plan.config);
+    decision.shape = sm90::fwd::kernel_shape(plan.head_dim, plan.causal, plan.config);
     decision.draws_tiles = plan.causal && num_row_tiles(problem, decision.shape) > gpu.num_sms;
-    decision.parts_bytes = sm90::parts_bytes(tile, plan.head_dim, split);
-    decision.workspace_bytes = decision.draws_tiles ? 4 : decision.parts_bytes + 4 * sm90::part_flags(tile, split);
+    decision.parts_bytes = sm90::fwd::parts_bytes(tile, plan.head_dim, split);
+    decision.workspace_bytes = decision.draws_tiles ? 4 : decision.parts_bytes + 4 * sm90::fwd::part_flags(tile, split);
   }
 #endif
   check_row_tiles(problem, decision.shape, args.q);
@@ -267,13 +267,13 @@ inline BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorI
   BwdPlan& plan = decision.plan;
   if (decision.backend == Backend::kSm80) {
     plan.config = sm80_chip(gpu.capability);
-    decision.shape = sm80::bwd_shape(plan.head_dim, plan.causal, plan.config);
+    decision.shape = sm80::bwd::kernel_shape(plan.head_dim, plan.causal, plan.config);
   }
 #ifdef FLASH_CUTE_HAS_SM90_TABLE
   if (decision.backend == Backend::kSm90) {
-    plan.config = sm90::choose_bwd_config(plan.head_dim, plan.causal, problem.len_q, problem.len_k,
+    plan.config = sm90::bwd::choose_bwd_config(plan.head_dim, plan.causal, problem.len_q, problem.len_k,
                                           int64_t{problem.batch} * problem.heads_kv, gpu.num_sms);
-    decision.shape = sm90::bwd_shape(plan.head_dim, plan.causal, plan.config);
+    decision.shape = sm90::bwd::kernel_shape(plan.head_dim, plan.causal, plan.config);
   }
 #endif
   check_row_tiles(problem, decision.shape, call.q);
@@ -285,7 +285,7 @@ inline BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorI
                                      problem.len_q);
 #ifdef FLASH_CUTE_HAS_SM90_TABLE
   if (decision.backend == Backend::kSm90 && !decision.shape.dq_in_registers) {
-    decision.split = sm90::split_key_tiles(plan.head_dim, plan.causal, deterministic, problem.len_q, problem.len_k,
+    decision.split = sm90::bwd::split_key_tiles(plan.head_dim, plan.causal, deterministic, problem.len_q, problem.len_k,
                                            problem.heads_q / problem.heads_kv,
                                            int64_t{problem.batch} * problem.heads_kv, gpu.num_sms);
   }

@@ -6,6 +6,9 @@
 //   check_fwd  raises what fwd would raise, and returns the scale that it would use
 //   bwd, _bwd, bwd_plan, check_bwd   the same of the backward, which has no derivative of its own
 //
+// The mask: row i stands at position p, which is i + len_k - len_q, or i where `causal` is "top_left"; it sees columns
+// p - window_left <= j <= p + window_right, None being no limit. `causal` other than "none" sets window_right to 0.
+//
 // CPU kernels of fwd, _fwd, bwd and _bwd are registered from Python.
 #include <torch/csrc/stable/library.h>
 
@@ -43,6 +46,8 @@ class FwdStack {
         k_(stack.tensor()),
         v_(stack.tensor()),
         causal_(stack.string()),
+        window_left_(stack.value<std::optional<int64_t>>()),
+        window_right_(stack.value<std::optional<int64_t>>()),
         scale_(stack.value<std::optional<double>>()),
         backend_(stack.string()) {}
 
@@ -51,6 +56,8 @@ class FwdStack {
             .k = tensor_info("k", k_.get()),
             .v = tensor_info("v", v_.get()),
             .causal = view(causal_),
+            .window_left = window_left_,
+            .window_right = window_right_,
             .scale = scale_,
             .backend = view(backend_)};
   }
@@ -58,6 +65,7 @@ class FwdStack {
  private:
   Tensor q_, k_, v_;
   String causal_;
+  std::optional<int64_t> window_left_, window_right_;
   std::optional<double> scale_;
   String backend_;
 };
@@ -73,6 +81,8 @@ class BwdStack {
         lse_(stack.tensor()),
         dlse_(stack.optional_tensor()),
         causal_(stack.string()),
+        window_left_(stack.value<std::optional<int64_t>>()),
+        window_right_(stack.value<std::optional<int64_t>>()),
         scale_(stack.value<std::optional<double>>()),
         deterministic_(stack.value<bool>()),
         backend_(stack.string()) {}
@@ -82,6 +92,8 @@ class BwdStack {
                           .k = tensor_info("k", k_.get()),
                           .v = tensor_info("v", v_.get()),
                           .causal = view(causal_),
+                          .window_left = window_left_,
+                          .window_right = window_right_,
                           .scale = scale_,
                           .backend = view(backend_)},
                  .dout = tensor_info("dout", dout_.get()),
@@ -97,6 +109,7 @@ class BwdStack {
   Tensor dout_, q_, k_, v_, out_, lse_;
   Tensor dlse_;  // null: none was given
   String causal_;
+  std::optional<int64_t> window_left_, window_right_;
   std::optional<double> scale_;
   bool deterministic_;
   String backend_;
@@ -160,10 +173,11 @@ void boxed_check_bwd(StableIValue* stack, uint64_t, uint64_t) {
 }  // namespace flash_cute
 
 // What a forward is given, and a backward.
-#define FLASH_CUTE_FWD "Tensor q, Tensor k, Tensor v, str causal, float? scale, str backend"
-#define FLASH_CUTE_BWD                                                                                       \
-  "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, str causal, float? scale, " \
-  "bool deterministic, str backend"
+#define FLASH_CUTE_MASK "str causal, int? window_left, int? window_right"
+#define FLASH_CUTE_FWD "Tensor q, Tensor k, Tensor v, " FLASH_CUTE_MASK ", float? scale, str backend"
+#define FLASH_CUTE_BWD                                                                                            \
+  "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, " FLASH_CUTE_MASK ", float? " \
+  "scale, bool deterministic, str backend"
 
 STABLE_TORCH_LIBRARY(flash_cute, m) {
   m.def("fwd(" FLASH_CUTE_FWD ", bool? deterministic=None) -> (Tensor out, Tensor lse)");
