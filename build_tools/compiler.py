@@ -34,7 +34,7 @@ def main() -> int:
         os.execv(command[0], command)
     source, target = Path(_after("-c", command)), Path(_after("-o", command))
     command = flags_of_folder(command, source.name.split("_")[0])
-    command = ["-MD" if word == "-MMD" else word for word in command]  # system headers too: torch may be another
+    command = with_depfile(command, depfile := f"{target}.d")
     key = [version, *(word.replace(str(ROOT), ".") for word in command)]
     log = Path(f"{target}.json")
     if target.exists() and is_fresh(log, key):
@@ -46,7 +46,7 @@ def main() -> int:
         if not line.startswith(QUIET):
             print(line)
     if done.returncode == 0:
-        files = {name: digest(name) for name in files_read(Path(_after("-MF", command)).read_text())}
+        files = {name: digest(name) for name in files_read(Path(depfile).read_text())}
         seconds = round(used.ru_utime + used.ru_stime, 1)
         log.write_text(json.dumps({"seconds": seconds, "output": done.stdout, "key": key, "files": files}))
     return done.returncode
@@ -61,6 +61,12 @@ def flags_of_folder(command: list[str], folder: str) -> list[str]:
     """The command with the flags of this folder of csrc/ and without the other folders' flags."""
     mine = f"{ONLY}{folder}:"
     return [word.removeprefix(mine) for word in command if word.startswith(mine) or not word.startswith(ONLY)]
+
+
+def with_depfile(command: list[str], depfile: str) -> list[str]:
+    """The command with a list of all files it reads: BuildExtension leaves out system headers, or the whole list."""
+    without = [word for word in command if word not in ("-MD", "-MMD", "-MF", depfile)]
+    return [*without, "-MD", "-MF", depfile]
 
 
 def is_fresh(log: Path, key: list[str]) -> bool:

@@ -60,7 +60,7 @@ class Checkout:
     def compile(self, *flags: str, version: str = "1") -> subprocess.CompletedProcess[str]:
         root = self.root
         compiler = [sys.executable, f"{root}/cc.py", f"-i{root}/ours.h", f"-i{root}/build/links/torch/theirs.h", *flags]
-        files = ["-MF", f"{root}/a.o.d", "-c", f"{root}/sm80_a.cu", "-o", f"{root}/a.o"]
+        files = ["-c", f"{root}/sm80_a.cu", "-o", f"{root}/a.o"]
         command = [sys.executable, f"{root}/build_tools/compiler.py", version, *compiler, *files]
         return subprocess.run(command, cwd=root, capture_output=True, text=True)
 
@@ -117,6 +117,13 @@ def test_copied_checkout_compiles_nothing(checkout: Checkout, tmp_path: Path) ->
 
 def test_another_target_flag_of_another_folder_compiles_nothing(checkout: Checkout) -> None:
     assert checkout.compile("--only=sm80:-for80", "--only=sm90:-other").returncode == 0
+    assert len(checkout.commands) == 1
+
+
+def test_with_and_without_ninjas_depfile_is_the_same(checkout: Checkout) -> None:
+    """BuildExtension asks nvcc for one only if torch has CUDA, and g++ for one without system headers."""
+    asked = ("-MMD", "-MF", f"{checkout.root}/a.o.d", "--only=sm80:-for80")
+    assert checkout.compile(*asked).returncode == 0
     assert len(checkout.commands) == 1
 
 
