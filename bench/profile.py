@@ -302,7 +302,7 @@ def print_source(ncu: str, report: Path, conflicts: Sequence[str], top: int) -> 
     if total:
         print(f"\n{report.name}: source lines by stall samples ({total:.0f} in all)")
     else:
-        print(f"\n{report.name}: no source lines (built without -lineinfo, or a peer's kernel)")
+        print(f"\n{report.name}: no source lines: a peer's kernel, or a build without FLASH_CUTE_LINEINFO=1")
     for (place, text), number in sorted(lines.items(), key=lambda item: -item[1])[:top]:
         print(f"  {100 * number / total:5.1f} %  {place:<28} {text[:100]}")
     for line in source_page(ncu, report, "sass", conflicts) if conflicts else []:
