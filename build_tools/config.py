@@ -32,6 +32,7 @@ class BuildConfig:
     head_dims: tuple[int, ...]
     jobs: int
     race_test: bool = False  # kernels that are late at random wherever a buffer or a turn changes hands
+    lineinfo: bool = False  # source lines for a profiler: three times the machine code
 
     @property
     def cuda(self) -> bool:
@@ -39,18 +40,18 @@ class BuildConfig:
 
 
 def read_config(environ: dict[str, str] | None = None) -> BuildConfig:
-    """The build asked for by FLASH_CUTE_NO_CUDA, _ARCHS, _HEAD_DIMS, _RACE_TEST and _JOBS (or MAX_JOBS)."""
+    """The build asked for by FLASH_CUTE_NO_CUDA, _ARCHS, _HEAD_DIMS, _RACE_TEST, _LINEINFO and _JOBS (or MAX_JOBS)."""
     env = dict(os.environ if environ is None else environ)
     jobs = _jobs(env)
     if _is_set(env, "FLASH_CUTE_NO_CUDA"):
         return BuildConfig(gencode={}, head_dims=(), jobs=jobs)
-    race_test = _is_set(env, "FLASH_CUTE_RACE_TEST")
-    return BuildConfig(gencode=_gencode(env), head_dims=_head_dims(env), jobs=jobs, race_test=race_test)
+    options = {"race_test": _is_set(env, "FLASH_CUTE_RACE_TEST"), "lineinfo": _is_set(env, "FLASH_CUTE_LINEINFO")}
+    return BuildConfig(gencode=_gencode(env), head_dims=_head_dims(env), jobs=jobs, **options)
 
 
 def built_folders() -> list[str]:
     """The architectures of GENCODE whose forward kernel is in this tree."""
-    return [arch for arch in GENCODE if (ROOT / "csrc" / arch / "fwd_launch.cuh").exists()]
+    return [arch for arch in GENCODE if (ROOT / "csrc" / arch / "fwd/launch.cuh").exists()]
 
 
 def _is_set(env: dict[str, str], name: str) -> bool:

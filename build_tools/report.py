@@ -15,15 +15,17 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 _CODE = re.compile(r"\bC7\d{3}\b")
 
 
-def make_report(nvcc_version: str, logs: list[Path]) -> dict[str, Any]:
-    """The report of the files whose logs (written by nvcc.py beside each object) are given."""
-    report: dict[str, Any] = {"nvcc": nvcc_version, "kernels": [], "files": [], "warnings": []}
+def make_report(nvcc_version: str, logs: list[Path], lineinfo: bool = False) -> dict[str, Any]:
+    """The report of the files whose logs (written by compiler.py beside each object) are given."""
+    report: dict[str, Any] = {"nvcc": nvcc_version, "seconds": 0.0, "lineinfo": lineinfo}
+    report |= {"kernels": [], "files": [], "warnings": []}
     for path in logs:
         log = json.loads(path.read_text())
         file = path.name.removesuffix(".o.json") + ".cu"
         report["files"].append({"file": file, "seconds": log["seconds"]})
         report["kernels"] += parse_kernels(file, log["output"])
         report["warnings"] += parse_warnings(file, log["output"])
+    report["seconds"] = round(sum((entry["seconds"] for entry in report["files"]), 0.0), 1)
     return report
 
 

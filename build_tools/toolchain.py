@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from .compiler import LINKS
 from .config import ROOT
 from .errors import BuildError
 
@@ -29,12 +32,9 @@ class CudaToolkit:
         return self.home / "bin" / "nvcc"
 
     @property
-    def include(self) -> Path:
-        return self.home / "include"
-
-    @property
     def cudart(self) -> Path:
-        return _cudart(self.home)
+        """The static runtime, through build/links/."""
+        return LINKS / "cuda" / _cudart(self.home).relative_to(self.home)
 
 
 def find_toolkit() -> CudaToolkit:
@@ -78,19 +78,11 @@ def find_cxx() -> str:
     path = shutil.which(cxx)
     if path is None:
         raise BuildError(f"no C++ compiler: {cxx!r} is not on PATH; install g++ (Debian: apt install g++) or set CXX.")
-    answer = subprocess.run([path, "-dumpversion"], capture_output=True, text=True).stdout.strip()
+    answer = _version(path)
     major = int(answer.split(".")[0]) if answer[:1].isdigit() else 0
     if "clang" not in Path(path).name and major < MIN_GXX:
         raise BuildError(f"{path} is version {answer or 'unknown'}, and C++20 needs g++ {MIN_GXX} or later; set CXX.")
     return path
-
-
-def find_torch() -> Path:
-    """The torch whose headers are compiled against: its stable ABI makes the choice immaterial at run time."""
-    for folder in _package_folders("torch"):
-        if (folder / "include/torch/csrc/stable/library.h").exists():
-            return folder
-    raise BuildError("torch 2.10 or later is needed to build: its stable ABI headers were not found.")
 
 
 def find_ninja() -> str:
@@ -102,6 +94,36 @@ def find_ninja() -> str:
     if path is None:
         raise BuildError("ninja was not found: pip install ninja.")
     return path
+
+
+def install_tools(cxx: str, ninja: str, toolkit: CudaToolkit | None, links: dict[str, Path]) -> dict[str, str]:
+    """Makes build/links/, and build/bin/ with the compilers behind compiler.py; the environment that selects them.
+
+    The names in a command are then the same in every build. PYTORCH_NVCC is torch.utils.cpp_extension's own variable.
+    """
+    bin_folder = ROOT / "build/bin"
+    for folder in (LINKS, bin_folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    for name, target in links.items():
+        (LINKS / name).symlink_to(target)
+    (bin_folder / "ninja").symlink_to(ninja)
+    _write_program(bin_folder / Path(cxx).name, _version(cxx), cxx)
+    environment = {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "CXX": Path(cxx).name}
+    if toolkit:
+        _write_program(bin_folder / "nvcc", toolkit.version, str(LINKS / "cuda/bin/nvcc"))
+        environment["PYTORCH_NVCC"] = "nvcc"
+    return environment
+
+
+def _write_program(path: Path, version: str, compiler: str) -> None:
+    words = [sys.executable, str(ROOT / "build_tools/compiler.py"), version, compiler]
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    path.chmod(0o755)
+
+
+def _version(cxx: str) -> str:
+    return subprocess.run([cxx, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True).stdout.strip()
 
 
 def _package_folders(name: str) -> list[Path]:

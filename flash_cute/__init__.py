@@ -8,7 +8,7 @@
 
 __version__ = "0.1.0"
 
-from . import reference
+from . import _numpy, reference  # noqa: F401 (_numpy is the first to import torch)
 from .api import attention, backends, bwd, fwd
 from .explain import Explanation, explain
 

@@ -1,4 +1,4 @@
-"""The compiler's report that was saved when the library was built: registers, spills, seconds a file."""
+"""The compiler's report that was saved when the library was built: registers, spills, seconds per file."""
 
 import json
 from functools import cache
@@ -13,12 +13,13 @@ PATH = _built.folder() / "compile_report.json"
 def load() -> dict[str, Any]:
     """The report as data, or an empty one for a build without CUDA kernels.
 
-    Keys: `nvcc` (version), `kernels` (one entry a kernel and architecture: `file`, `arch`, `kernel`
+    Keys: `nvcc` (version), `seconds` (nvcc's processor time for all files: core-seconds), `lineinfo` (whether it was
+    built with source lines for a profiler), `kernels` (one entry per kernel and architecture: `file`, `arch`, `kernel`
     (demangled name), `registers`, `spill_stores`, `spill_loads` (bytes), `stack`, `smem_static`),
     `files` (`file`, `seconds`) and `warnings`.
     """
     if not PATH.exists():
-        return {"nvcc": None, "kernels": [], "files": [], "warnings": []}
+        return {"nvcc": None, "seconds": 0.0, "lineinfo": False, "kernels": [], "files": [], "warnings": []}
     report: dict[str, Any] = json.loads(PATH.read_text())
     return report
 

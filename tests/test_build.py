@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -56,6 +57,7 @@ def test_report_has_every_file_with_both_dtypes() -> None:
         assert "half_t" in names and "bfloat16_t" in names, file
         seconds = next(entry["seconds"] for entry in REPORT["files"] if entry["file"] == file)
         assert seconds > 0
+    assert REPORT["seconds"] == pytest.approx(sum(entry["seconds"] for entry in REPORT["files"]))
 
 
 def _built_head_dims(arch: str, direction: str) -> list[int]:
@@ -151,6 +153,8 @@ def test_choices(tools: Callable) -> None:
     assert read_config({}).jobs >= 1
     assert read_config({"FLASH_CUTE_RACE_TEST": "1"}).race_test
     assert not read_config({"FLASH_CUTE_RACE_TEST": "0"}).race_test
+    assert read_config({"FLASH_CUTE_LINEINFO": "1"}).lineinfo
+    assert not read_config({}).lineinfo
 
 
 def test_native_without_a_gpu_is_refused(tools: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -197,7 +201,7 @@ def test_unchanged_instances_keep_their_time_stamps(tools: Callable, tmp_path: P
         os.utime(path, ns=(1, 1))
     module.write_instances(tmp_path, built)
     assert {path.stat().st_mtime_ns for path in tmp_path.iterdir()} == {1}
-    directions = [x for x in ("fwd", "bwd") if (ROOT / f"csrc/sm80/{x}_launch.cuh").exists()]
+    directions = [x for x in ("fwd", "bwd") if (ROOT / f"csrc/sm80/{x}/launch.cuh").exists()]
     assert "fwd" in directions
     assert {path.name for path in tmp_path.iterdir()} == {
         "instances.h",
@@ -235,3 +239,14 @@ def test_report_reads_what_ptxas_says(tools: Callable) -> None:
         }
     ]
     assert [w["code"] for w in module.parse_warnings("a.cu", PTXAS)] == ["C7510", ""]
+
+
+def test_report_sums_the_seconds(tools: Callable, tmp_path: Path) -> None:
+    logs = [tmp_path / name for name in ("a.o.json", "b.o.json")]
+    for log, seconds in zip(logs, (1.5, 0.25), strict=True):
+        log.write_text(json.dumps({"seconds": seconds, "output": PTXAS}))
+    made = tools("report").make_report("13.0.88", logs, lineinfo=True)
+    assert made["seconds"] == pytest.approx(1.75, abs=0.1)
+    assert made["lineinfo"] and made["nvcc"] == "13.0.88"
+    assert [entry["file"] for entry in made["files"]] == ["a.cu", "b.cu"]
+    assert len(made["kernels"]) == 2 and len(made["warnings"]) == 4

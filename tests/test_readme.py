@@ -31,6 +31,14 @@ def test_every_page_is_listed() -> None:
     assert not [page.name for page in ROOT.glob("docs/*.md") if page.name != "README.md" and page.name not in listed]
 
 
+@pytest.mark.skipif(not (ROOT / ".ci/run").exists(), reason="not in a checkout")
+def test_ci_runs_the_commands_of_the_first_lines() -> None:
+    section = (ROOT / "README.md").read_text().partition("## Install and run")[2]
+    commands = re.search(r"\n\n((?:    .+\n)+)", section)[1].split("\n    ")
+    assert len(commands) == 3
+    assert [command.strip() for command in commands if command.strip() not in (ROOT / ".ci/run").read_text()] == []
+
+
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 PRINTED = (
     "torch.Size([2, 32, 1024, 128]) torch.Size([2, 32, 1024])",

@@ -25,6 +25,18 @@ def example() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules["train_gpt"] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
+    train, kept = module.train, {}
+
+    def train_once(config, attention: str, seed: int, text: Tensor, *rest: bool):
+        """SDPA's runs, to which several tests compare, once each: the seed is the run."""
+        if attention != "sdpa":
+            return train(config, attention, seed, text, *rest)
+        key = config, seed, text.device
+        if key not in kept:
+            kept[key] = train(config, attention, seed, text, *rest)
+        return kept[key]
+
+    module.train = train_once
     return module
 
 

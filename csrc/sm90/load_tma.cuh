@@ -1,14 +1,12 @@
-// The producer: one thread brings every tile's Q, K and V into shared memory by TMA, as far ahead of the
-// consumers as there are buffers, across tiles too.
+// One tile of a tensor to shared memory by TMA.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
-
-#include "../core/mask.cuh"
-#include "fwd_args.cuh"
-#include "fwd_traits.cuh"
+#include <cute/tensor.hpp>
 
 namespace flash_cute::sm90 {
+
+using namespace cute;
 
 // One TMA box is kChunk columns of a tile; the map is (column, row, head, batch). What lies outside the
 // tensor arrives as zeros and still counts as bytes.
@@ -19,52 +17,6 @@ CUTE_DEVICE void load_tile(CUtensorMap const& map, uint64_t* full, TMA::CacheHin
   for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
     SM90_TMA_LOAD_4D::copy(&map, full, static_cast<uint64_t>(hint), smem + chunk * rows * Traits::kChunk,
                            chunk * Traits::kChunk, row, head, batch);
-  }
-}
-
-template <class Traits>
-CUTE_DEVICE void fwd_producer(FwdArgs const& args, typename Traits::SharedStorage& smem) {
-  constexpr int kBlockN = Traits::kBlockN;
-  constexpr uint32_t kKVBytes = Traits::kKVElements * sizeof(typename Traits::Element);
-  constexpr uint32_t kQBytes = Traits::kQElements * sizeof(typename Traits::Element);
-  FwdParams const& params = args.params;
-  int count = 0;  // of key tiles, of all tiles
-#pragma unroll 1
-  for (int draws = 0;; ++draws) {
-    smem.tile_pipeline.wait_empty(at_step(draws));
-    TileCoord volatile& tile = smem.tile[draws & 1];
-    if (params.tile_counter != nullptr) {
-      args.schedule.place(atomicAdd(params.tile_counter, 1), tile);
-    } else {
-      args.schedule.deal(params.split, blockIdx.x, gridDim.x, draws, tile);
-    }
-    int const tile_end = key_range<typename Traits::Mask, Traits::kBlockM, kBlockN>(params, tile.m_block).end;
-    int const begin = tile.keys.begin, end = max(begin, min(tile.keys.end, tile_end));
-    tile.keys.end = end;
-    tile.keys.count = count;
-    smem.tile_pipeline.publish(at_step(draws));
-    if (tile.m_block < 0) break;
-
-    auto load_keys = [&](int n, int i, CUtensorMap const& map, auto& pipeline, auto& place) {  // the i-th of all
-      PipelineState<2> const state = at_step(i);
-      pipeline.wait_empty(state);  // the product of two steps ago with it is done in all warps
-      load_tile<Traits>(map, pipeline.expect(state, kKVBytes), TMA::CacheHintSm90::EVICT_LAST, place[state.stage],
-                        kBlockN, n * kBlockN, tile.head_kv, tile.batch);
-    };
-    if (end > begin) load_keys(end - 1, count, args.k, smem.k_pipeline, smem.k);
-#pragma unroll 1
-    for (int wg = 0; wg < Traits::kWarpgroups; ++wg) {
-      // The warpgroup has read the last tile's Q for the last time.
-      PipelineState<1> const state{0, draws & 1};
-      smem.q_pipeline[wg].wait_empty(state);
-      load_tile<Traits>(args.q, smem.q_pipeline[wg].expect(state, kQBytes), TMA::CacheHintSm90::EVICT_FIRST, smem.q[wg],
-                        Traits::kRows, tile.m_block * Traits::kBlockM + wg * Traits::kRows, tile.head, tile.batch);
-    }
-#pragma unroll 1
-    for (int n = end - 1; n >= begin; --n, ++count) {  // the order in which the consumers want them
-      if (n > begin) load_keys(n - 1, count + 1, args.k, smem.k_pipeline, smem.k);
-      load_keys(n, count, args.v, smem.v_pipeline, smem.v);
-    }
   }
 }
 

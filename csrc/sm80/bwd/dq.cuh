@@ -1,0 +1,75 @@
+// dQ is summed over the key tiles in float32, in memory: each CTA adds its part of a row tile by reductions that
+// return nothing. The sums lie in the order of the MMA fragments, register by register of all threads: a warp's
+// reductions are whole lines, and nobody has to put them in rows before the convert kernel does.
+//
+// In the deterministic mode the key tiles of a row tile add in launch order, so that the sum has the same bits each
+// time. A CTA waits only for CTAs launched before it. All CTAs of a head walk over its row tiles the same way, so that
+// they queue for their turn at most once, and not at each.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "../../core/convert.cuh"
+#include "task.cuh"
+#include "traits.cuh"
+#include "../load_cp_async.cuh"
+
+namespace flash_cute::sm80::bwd {
+
+// The semaphore counts the key tiles that have added.
+CUTE_DEVICE int turns_ended(int const* semaphore) {
+  int ended;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(ended) : "l"(semaphore) : "memory");
+  return ended;
+}
+
+// By one thread, after a barrier by which all have added. It waits until the sums have reached memory.
+CUTE_DEVICE void end_turn(int* semaphore) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(semaphore) : "memory");
+}
+
+// Adds one of several parts of a thread's registers to a row tile's sums, where register i of thread t is at offset
+// i * kThreads + t.
+template <class Traits, int kParts, class Accumulator>
+CUTE_DEVICE void add_dq(float* sums, Accumulator const& tdQrdQ, int part) {  // (MMA, MMA_M, MMA_D)
+  constexpr int kSize = Traits::kDqPerThread / kParts;
+  static_assert(decltype(size(tdQrdQ))::value == Traits::kDqPerThread && Traits::kDqPerThread % kParts == 0);
+  CUTE_UNROLL
+  for (int i = part * kSize; i < (part + 1) * kSize; ++i) atomicAdd(sums + i * Traits::kThreads, tdQrdQ(i));
+}
+
+// dQ of one row tile: sums to 16-bit rows.
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads) bwd_convert_kernel(__grid_constant__ BwdParams const params) {
+  using Element = typename Traits::Element;
+  constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
+  __shared__ alignas(128) Element smem[kBlockM * kHeadDim];
+  int const thread = threadIdx.x;
+  int const m_block = blockIdx.x % params.m_blocks;
+  int const head = blockIdx.x / params.m_blocks % params.heads_q;
+  int const batch = blockIdx.x / params.m_blocks / params.heads_q;
+
+  typename Traits::MmaQueries mma;
+  auto tdQrdQ = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
+  float const* const sums = params.dq_acc + int64_t{blockIdx.x} * (kBlockM * kHeadDim) + thread;
+  CUTE_UNROLL
+  for (int i = 0; i < Traits::kDqPerThread; ++i) tdQrdQ(i) = __ldcs(sums + i * Traits::kThreads) * params.scale;
+  auto rdQ = make_tensor_like<Element>(tdQrdQ);  // (MMA, MMA_M, MMA_D)
+  convert(tdQrdQ, rdQ);
+  auto sdQ = make_tensor(make_smem_ptr(smem), typename Traits::template Rows<kBlockM, 1>{})(_, _, _0{});  // (BLK_M, D)
+  typename Traits::SmemStoreAtom const store_atom;
+  auto const copy_dq = make_tiled_copy_C(store_atom, mma).get_slice(thread);
+  copy(store_atom, copy_dq.retile_S(rdQ), copy_dq.partition_D(sdQ));
+  __syncthreads();
+
+  auto mdQ = make_head_tensor(static_cast<Element*>(params.dq), params.dq_strides, batch, head, params.len_q,
+                              params.head_dim);
+  auto gdQ = local_tile(mdQ, Shape<Int<kBlockM>, Int<kHeadDim>>{}, make_coord(m_block, _0{}));  // (BLK_M, D)
+  auto cdQ = make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{});
+  typename Traits::GmemStore gmem_store;
+  auto const gmem_thread = gmem_store.get_slice(thread);
+  store_tile(gmem_store, gmem_thread.partition_S(sdQ), gmem_thread.partition_D(gdQ), gmem_thread.partition_S(cdQ),
+             params.len_q - m_block * kBlockM, params.head_dim);
+}
+
+}  // namespace flash_cute::sm80::bwd

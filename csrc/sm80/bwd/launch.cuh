@@ -1,0 +1,46 @@
+// Launches what the plan says: the preprocess, the backward and dQ's conversion. Included only by the generated instance
+// files.
+#pragma once
+
+#include "../../core/bwd_preprocess.cuh"
+#include "dq.cuh"
+#include "kernel.cuh"
+
+namespace flash_cute::sm80::bwd {
+
+template <class Traits>
+cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
+  auto* const kernel = plan.deterministic ? bwd_kernel<Traits, true> : bwd_kernel<Traits, false>;
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  if (error != cudaSuccess) return error;
+  error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, RowOrder, true>(
+      plan, params, stream);
+  if (error != cudaSuccess) return error;
+  kernel<<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(params);
+  error = cudaGetLastError();
+  if (error != cudaSuccess) return error;
+  bwd_convert_kernel<Traits><<<unsigned(plan.dq_ctas), Traits::kThreads, 0, stream>>>(params);
+  return cudaGetLastError();
+}
+
+template <int kHeadDim, int kChip>
+cudaError_t launch_entry(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  constexpr TileConfig kTile = tile_config(kHeadDim, kChip);
+  static_assert(smem_bytes(kTile, kHeadDim) <= kMaxSmemBytes[kChip]);
+  return plan.dtype == DType::kFloat16
+             ? launch_kernels<Traits<cutlass::half_t, kHeadDim, kTile>>(plan, params, stream)
+             : launch_kernels<Traits<cutlass::bfloat16_t, kHeadDim, kTile>>(plan, params, stream);
+}
+
+template <int kHeadDim>
+cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  switch (plan.entry) {
+    case kA100: return launch_entry<kHeadDim, kA100>(plan, params, stream);
+    case kSmem99K: return launch_entry<kHeadDim, kSmem99K>(plan, params, stream);
+    case kH100: return launch_entry<kHeadDim, kH100>(plan, params, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace flash_cute::sm80::bwd

@@ -1,0 +1,48 @@
+// Accumulator to memory: O through shared memory in 16-byte rows, the LSE straight from registers.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "../../core/convert.cuh"
+#include "../../core/fwd_normalize.cuh"
+#include "../../core/layout.cuh"
+#include "../../core/tile_order.h"
+#include "traits.cuh"
+#include "../load_cp_async.cuh"
+
+namespace flash_cute::sm80::fwd {
+
+template <class Traits, class Softmax, class Accumulator>
+CUTE_DEVICE void epilogue(FwdParams const& params, RowTileCoord const tile, typename Traits::SharedStorage& smem,
+                              Softmax const& softmax,
+                              Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
+  using Element = typename Traits::Element;
+  constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
+  int const thread = threadIdx.x;
+  int const first_row = tile.m_block * kBlockM;
+  typename Traits::Mma mma;
+
+  auto acc = rowcol_view(tOrO);  // (rows, head dim)
+  auto cO = make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{});
+  auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO));  // (rows, head dim) -> (row, column)
+  float* const lse = params.lse + (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
+  normalize(params, lse, first_row, softmax, acc, tOcO);
+
+  // A warp writes only rows of Q that it alone has read: no barrier is needed before.
+  auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)
+  convert(tOrO, rO);
+  auto sO = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});  // (BLK_M, D)
+  auto const copy_o = make_tiled_copy_C(Copy_Atom<UniversalCopy<uint32_t>, Element>{}, mma).get_slice(thread);
+  copy(Copy_Atom<UniversalCopy<uint32_t>, Element>{}, copy_o.retile_S(rO), copy_o.partition_D(sO));
+  __syncthreads();
+
+  auto mO = make_head_tensor(static_cast<Element*>(params.out), params.out_strides, tile.batch, tile.head,
+                             params.len_q, params.head_dim);
+  auto gO = local_tile(mO, Shape<Int<kBlockM>, Int<kHeadDim>>{}, make_coord(tile.m_block, _0{}));  // (BLK_M, D)
+  typename Traits::GmemStore gmem_store;
+  auto const gmem_thread = gmem_store.get_slice(thread);
+  store_tile(gmem_store, gmem_thread.partition_S(sO), gmem_thread.partition_D(gO), gmem_thread.partition_S(cO),
+             params.len_q - first_row, params.head_dim);
+}
+
+}  // namespace flash_cute::sm80::fwd

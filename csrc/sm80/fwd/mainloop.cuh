@@ -1,0 +1,163 @@
+// The loop over key tiles: S = Q K^T, mask, online softmax, O += P V, from the last tile to the first.
+//
+// All warps load (cp.async) and all compute; a warp owns whole rows of Q, S, P and O, so that a step needs
+// barriers only where a shared K/V buffer changes hands:
+//   two stages: K and V of tile n-1 travel during the whole step of tile n; one barrier a step.
+//   one stage:  V(n) travels during S = Q K(n), K(n-1) during softmax and O += P V(n); two barriers a step.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "../../core/convert.cuh"
+#include "../../core/layout.cuh"
+#include "../../core/mask.cuh"
+#include "../../core/tile_order.h"
+#include "../../core/softmax.cuh"
+#include "traits.cuh"
+#include "../load_cp_async.cuh"
+
+namespace flash_cute::sm80::fwd {
+
+// acc += A B over all k steps. B's fragments of step k+1, and A's where fetch_a brings them, are on their way
+// from shared memory during step k.
+template <class Mma, class Acc, class FragA, class FragB, class SmemB, class CopyB, class FetchA>
+CUTE_DEVICE void gemm(Mma const& mma,
+                      Acc& acc,           // (MMA, MMA_M, MMA_N)
+                      FragA& tCrA,        // (MMA, MMA_M, MMA_K)
+                      FragB& tCrB,        // (MMA, MMA_N, MMA_K)
+                      SmemB const& tCsB,  // (CPY, CPY_N, CPY_K)
+                      CopyB const& copy_b, FetchA&& fetch_a) {
+  auto tCrB_copy = copy_b.get_slice(threadIdx.x).retile_D(tCrB);  // (CPY, CPY_N, CPY_K)
+  CUTE_STATIC_ASSERT_V(size<2>(tCrA) == size<2>(tCrB));
+  CUTE_STATIC_ASSERT_V(size<1>(tCsB) == size<1>(tCrB_copy));
+  auto fetch = [&](int k) {
+    copy(copy_b, tCsB(_, _, k), tCrB_copy(_, _, k));
+    fetch_a(k);
+  };
+  fetch(0);
+  CUTE_UNROLL
+  for (int k = 0; k < size<2>(tCrA); ++k) {
+    if (k + 1 < size<2>(tCrA)) fetch(k + 1);
+    cute::gemm(mma, tCrA(_, _, k), tCrB(_, _, k), acc);
+  }
+}
+
+// Leaves the numerators' products in tOrO and the row statistics in softmax.
+template <class Traits, class Softmax, class Accumulator>
+CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile,
+                              typename Traits::SharedStorage& smem, Softmax& softmax,
+                              Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
+  using Element = typename Traits::Element;
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  constexpr bool kTwoStages = Traits::kStages == 2, kQInRegs = Traits::kTile.q_in_regs;
+  int const thread = threadIdx.x;
+  int const head_kv = tile.head / (params.heads_q / params.heads_kv);
+
+  TileRange const range = key_range<kBlockM, kBlockN>(params, tile.m_block);
+  if (range.begin == range.end) return;
+
+  // Shared memory.
+  auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});    // (BLK_M, D)
+  auto sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});   // (BLK_N, D, stage)
+  auto sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});   // (BLK_N, D, stage)
+  auto sVt = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutVt{});  // (D, BLK_N, stage)
+  // The same without the swizzle, from which CuTe can tell the shape of a register fragment.
+  auto sVt_plain = make_tensor(make_smem_ptr(smem.v), get_nonswizzle_portion(typename Traits::SmemLayoutVt{}));
+
+  // Global memory: where the tile of Q, and the next tiles of K and V to load, begin.
+  typename Traits::GmemLoad gmem_load;
+  auto tile_begin = [&](void const* base, Strides const& strides, int head, int row) {
+    return static_cast<Element const*>(base) + tile.batch * strides.batch + head * strides.head + row * strides.row;
+  };
+  Element const* gQ = tile_begin(params.q, params.q_strides, tile.head, tile.m_block * kBlockM);
+  Element const* gK = tile_begin(params.k, params.k_strides, head_kv, (range.end - 1) * kBlockN);
+  Element const* gV = tile_begin(params.v, params.v_strides, head_kv, (range.end - 1) * kBlockN);
+
+  // Shared memory to registers, and the two products.
+  typename Traits::Mma mma;
+  auto const mma_thread = mma.get_slice(thread);
+  auto tSrQ = mma_thread.partition_fragment_A(sQ);                      // (MMA, MMA_M, MMA_D)
+  auto tSrK = mma_thread.partition_fragment_B(sK(_, _, _0{}));          // (MMA, MMA_N, MMA_D)
+  auto tOrV = mma_thread.partition_fragment_B(sVt_plain(_, _, _0{}));   // (MMA, MMA_D, MMA_N)
+  auto const copy_q = make_tiled_copy_A(typename Traits::SmemCopyAtom{}, mma);
+  auto const copy_k = make_tiled_copy_B(typename Traits::SmemCopyAtom{}, mma);
+  auto const copy_v = make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, mma);
+  auto tSsQ = copy_q.get_slice(thread).partition_S(sQ);      // (CPY, CPY_M, CPY_D)
+  auto tSrQ_copy = copy_q.get_slice(thread).retile_D(tSrQ);  // (CPY, CPY_M, CPY_D)
+  auto tOsV = copy_v.get_slice(thread).partition_S(sVt);     // (CPY, CPY_D, CPY_N, stage)
+
+  // Loads come from the last tile to the first, too. Only the last can reach past len_k: it has `keys` rows.
+  auto load_k = [&](int keys, int stage, auto all_rows) {
+    load_tile<decltype(all_rows)::value>(gmem_load, gK, params.k_strides.row, sK(_, _, stage), keys, params.head_dim);
+    gK -= kBlockN * params.k_strides.row;
+  };
+  auto load_v = [&](int keys, int stage, auto all_rows) {
+    load_tile<decltype(all_rows)::value>(gmem_load, gV, params.v_strides.row, sV(_, _, stage), keys, params.head_dim);
+    gV -= kBlockN * params.v_strides.row;
+  };
+
+  int left = range.end - range.begin - 1;  // key tiles after this one
+  int const whole = range.whole_begin - range.begin, num_whole = range.whole_end - range.whole_begin;
+  auto step = [&](int stage) {
+    cp_async_wait<0>();  // this thread's part of K(n), and with two stages of V(n), has arrived
+    __syncthreads();     // everybody's has; and everybody is done with tile n+1's buffers
+    if constexpr (kTwoStages) {
+      if (left > 0) {
+        load_k(kBlockN, stage ^ 1, true_type{});
+        load_v(kBlockN, stage ^ 1, true_type{});
+      }
+    } else {
+      load_v(params.len_k - (range.begin + left) * kBlockN, 0, false_type{});
+    }
+    cp_async_fence();
+
+    auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
+    clear(tSrS);
+    auto tSsK = copy_k.get_slice(fresh_thread_index()).partition_S(sK);          // (CPY, CPY_N, CPY_D, stage)
+    gemm(mma, tSrS, tSrQ, tSrK, tSsK(_, _, _, stage), copy_k, [&](int k) {
+      if constexpr (!kQInRegs) copy(copy_q, tSsQ(_, _, k), tSrQ_copy(_, _, k));
+    });
+
+    if constexpr (!kTwoStages) {
+      cp_async_wait<0>();  // V(n) has arrived
+      __syncthreads();     // for everybody; and everybody is done with K(n)
+      if (left > 0) load_k(kBlockN, 0, true_type{});
+      cp_async_fence();
+    }
+
+    auto scores = rowcol_view(tSrS);  // (rows, columns)
+    if (unsigned(left - whole) >= unsigned(num_whole)) {  // at an edge of the band
+      auto cS = make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{});
+      auto tScS = rowcol_view(mma.get_slice(fresh_thread_index()).partition_C(cS));  // (rows, columns) -> (row, column)
+      auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));                // the same of thread 0
+      apply_mask(scores, tScS, tScS_0, params, tile.m_block * kBlockM, (range.begin + left) * kBlockN);
+    }
+    auto acc = rowcol_view(tOrO);  // (rows, head dim)
+    softmax.update_max(scores, acc);
+    softmax.numerators(scores);
+
+    auto rP = make_tensor_like<Element>(tSrS);  // (MMA, MMA_M, MMA_N)
+    convert(tSrS, rP);
+    auto tOrP = make_tensor(rP.data(), operand_a_layout(rP.layout()));  // (MMA, MMA_M, MMA_K)
+    gemm(mma, tOrO, tOrP, tOrV, tOsV(_, _, _, stage), copy_v, [](int) {});
+  };
+
+  load_tile<false>(gmem_load, gQ, params.q_strides.row, sQ, params.len_q - tile.m_block * kBlockM, params.head_dim);
+  cp_async_fence();
+  int const last_keys = params.len_k - (range.end - 1) * kBlockN;
+  load_k(last_keys, 0, false_type{});
+  if constexpr (kTwoStages) load_v(last_keys, 0, false_type{});
+  cp_async_fence();
+  if constexpr (kQInRegs) {
+    cp_async_wait<1>();
+    __syncthreads();
+    copy(copy_q, tSsQ, tSrQ_copy);
+  }
+
+  int stage = 0;
+#pragma unroll 1
+  for (; left >= 0; --left, stage ^= int(kTwoStages)) step(stage);
+  softmax.template finish<Element>();
+}
+
+}  // namespace flash_cute::sm80::fwd

@@ -1,0 +1,78 @@
+// The tile table of the sm80 forward. Plain constants: the kernel traits, the dispatcher and the
+// build's resource test all read them here.
+#pragma once
+
+#include "../../core/kernel_shape.h"
+#include "../../core/tile_order.h"
+#include "../chip.h"
+
+namespace flash_cute::sm80::fwd {
+
+// One kernel's tuning. Every warp owns block_m / warps whole query rows (split-Q).
+struct TileConfig {
+  int block_m;
+  int block_n;
+  int warps;
+  int stages;       // K and V buffers; 1: K and V take turns, a load always one product ahead
+  bool q_in_regs;   // hold Q's fragments for the whole loop instead of reading shared memory each step
+  int ctas_per_sm;  // register budget: 65536 / (32 * warps * ctas_per_sm)
+};
+
+// Every kernel wants 8 warps an SM with 255 registers each; where a tile's shared memory lets only one CTA of
+// four warps stay, ctas_per_sm is 1. docs/sm80_forward.md has the measurements behind each row.
+constexpr TileConfig tile_config(int head_dim, int chip) {
+  if (head_dim <= 32) {
+    return {.block_m = 128, .block_n = 64, .warps = 4, .stages = 2, .q_in_regs = true, .ctas_per_sm = 2};
+  }
+  if (head_dim <= 64) {
+    return {.block_m = 128, .block_n = 64, .warps = 4, .stages = 1, .q_in_regs = true, .ctas_per_sm = 2};
+  }
+  if (head_dim <= 96) {
+    return {.block_m = 128, .block_n = 64, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
+  }
+  if (head_dim <= 128) {  // 64 keys a step spill
+    int const block_n = chip == kSmem99K ? 32 : 48;
+    return {.block_m = 128, .block_n = block_n, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
+  }
+  if (head_dim <= 192) {  // from here on a warp has 16 rows: 32 x 192 accumulators would take all registers
+    return chip == kH100
+               ? TileConfig{.block_m = 64, .block_n = 48, .warps = 4, .stages = 2, .q_in_regs = true, .ctas_per_sm = 2}
+               : TileConfig{.block_m = 64, .block_n = 32, .warps = 4, .stages = 1, .q_in_regs = true, .ctas_per_sm = 2};
+  }
+  switch (chip) {
+    case kA100: return {.block_m = 128, .block_n = 64, .warps = 8, .stages = 1, .q_in_regs = false, .ctas_per_sm = 1};
+    case kSmem99K: return {.block_m = 64, .block_n = 64, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 1};
+    default: return {.block_m = 64, .block_n = 64, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
+  }
+}
+
+// Q, then `stages` buffers of K and of V, 16-bit; the output tile reuses Q's.
+constexpr int smem_bytes(TileConfig tile, int head_dim) {
+  return 2 * head_dim * (tile.block_m + 2 * tile.stages * tile.block_n);
+}
+
+constexpr KernelShape kernel_shape(int head_dim, int chip) {
+  TileConfig const tile = tile_config(head_dim, chip);
+  return {.block_m = tile.block_m,
+          .block_n = tile.block_n,
+          .threads = 32 * tile.warps,
+          .stages = tile.stages,
+          .smem_bytes = smem_bytes(tile, head_dim),
+          .ctas_per_sm = tile.ctas_per_sm};
+}
+
+// Rows of different lengths, as a mask makes them: groups of heads whose K and V share L2 with the Q and O streams.
+constexpr TileOrder tile_order(KernelShape const& shape, bool masked, int batch, int heads_q, int heads_kv, int len_q,
+                               int len_k, int head_dim) {
+  int const num_heads = batch * heads_q, heads_per_kv = heads_q / heads_kv;
+  int const group = masked ? heads_in_l2(int64_t{32} << 20, len_k, head_dim, heads_per_kv, num_heads) : 1;
+  return {.m_blocks = (len_q + shape.block_m - 1) / shape.block_m,
+          .heads_q = heads_q,
+          .heads_per_kv = heads_per_kv,
+          .num_heads = num_heads,
+          .group = group,
+          .last_group = (num_heads - 1) / group,
+          .longest_first = true};
+}
+
+}  // namespace flash_cute::sm80::fwd

@@ -1,0 +1,69 @@
+// Types of one sm80 forward kernel: tile, MMA, shared-memory layouts and copies.
+#pragma once
+
+#include <cute/algorithm/copy.hpp>
+#include <cute/atom/copy_atom.hpp>
+#include <cute/atom/mma_atom.hpp>
+#include <cute/tensor.hpp>
+#include <cutlass/numeric_types.h>
+
+#include "tile.h"
+
+namespace flash_cute::sm80::fwd {
+
+using namespace cute;
+
+template <class Element_, int kHeadDim_, TileConfig kTile_>
+struct Traits {
+  using Element = Element_;
+  static constexpr TileConfig kTile = kTile_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockM = kTile.block_m;
+  static constexpr int kBlockN = kTile.block_n;
+  static constexpr int kStages = kTile.stages;
+  static constexpr int kWarps = kTile.warps;
+  static constexpr int kThreads = 32 * kWarps;
+  static_assert(kHeadDim % 32 == 0 && kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
+  static_assert(kStages == 1 || kStages == 2);
+
+  // Split-Q: warps are stacked along M only, so that softmax never leaves a quad of threads.
+  using MmaAtom = std::conditional_t<std::is_same_v<Element, cutlass::half_t>, SM80_16x8x16_F32F16F16F32_TN,
+                                     SM80_16x8x16_F32BF16BF16F32_TN>;
+  using Mma = TiledMMA<MMA_Atom<MmaAtom>, Layout<Shape<Int<kWarps>, _1, _1>>, Tile<Int<16 * kWarps>, _16, _16>>;
+
+  // Rows of 64 (or 32) elements, whose eight (four) 16-byte chunks are permuted by the row number: the eight
+  // rows that an ldmatrix reads lie in different banks.
+  static constexpr int kAtomColumns = kHeadDim % 64 == 0 ? 64 : 32;
+  using SmemLayoutAtom = decltype(composition(Swizzle<kAtomColumns == 64 ? 3 : 2, 3, 3>{},
+                                              Layout<Shape<_8, Int<kAtomColumns>>, Stride<Int<kAtomColumns>, _1>>{}));
+  using SmemLayoutQ = decltype(tile_to_shape(SmemLayoutAtom{}, Shape<Int<kBlockM>, Int<kHeadDim>>{}));
+  using SmemLayoutKV =
+      decltype(tile_to_shape(SmemLayoutAtom{}, Shape<Int<kBlockN>, Int<kHeadDim>, Int<kStages>>{}));
+  // V as the second product's B operand: (head dim, key, stage) over the same memory.
+  using SmemLayoutVt = decltype(composition(
+      SmemLayoutKV{}, Layout<Shape<Int<kHeadDim>, Int<kBlockN>, Int<kStages>>,
+                             Stride<Int<kBlockN>, _1, Int<kBlockN * kHeadDim>>>{}));
+
+  using SmemCopyAtom = Copy_Atom<SM75_U32x4_LDSM_N, Element>;            // Q, K: four 8x8 matrices
+  using SmemCopyAtomTransposed = Copy_Atom<SM75_U16x8_LDSM_T, Element>;  // V
+
+  // Global memory in 16-byte chunks, neighbouring threads along a row.
+  static constexpr int kChunk = 16 / sizeof(Element);
+  static constexpr int kThreadsPerRow = kAtomColumns / kChunk;
+  using GmemThreads =
+      Layout<Shape<Int<kThreads / kThreadsPerRow>, Int<kThreadsPerRow>>, Stride<Int<kThreadsPerRow>, _1>>;
+  using GmemLoad = decltype(make_tiled_copy(Copy_Atom<SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>, Element>{},
+                                            GmemThreads{}, Layout<Shape<_1, Int<kChunk>>>{}));
+  using GmemStore = decltype(make_tiled_copy(Copy_Atom<UniversalCopy<uint128_t>, Element>{}, GmemThreads{},
+                                             Layout<Shape<_1, Int<kChunk>>>{}));
+  static_assert(kBlockM % (kThreads / kThreadsPerRow) == 0 && kBlockN % (kThreads / kThreadsPerRow) == 0);
+
+  struct SharedStorage {
+    alignas(128) Element q[kBlockM * kHeadDim];  // the output tile at the end
+    alignas(128) Element k[kStages * kBlockN * kHeadDim];
+    alignas(128) Element v[kStages * kBlockN * kHeadDim];
+  };
+  static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
+};
+
+}  // namespace flash_cute::sm80::fwd

@@ -1,0 +1,21 @@
+// What one launch of a Hopper backward is given, built on the host.
+#pragma once
+
+#include <cuda.h>
+
+#include "../../params.h"
+
+namespace flash_cute::sm90::bwd {
+
+struct KernelArgs {
+  CUtensorMap q;     // box (BLK_M, kChunk)
+  CUtensorMap dout;  // box (BLK_M, kChunk)
+  CUtensorMap k;     // box (BLK_N, kChunk)
+  CUtensorMap v;     // box (BLK_N, kChunk)
+  CUtensorMap dk;    // box (64, kChunk)
+  CUtensorMap dv;    // box (64, kChunk)
+  CUtensorMap dq;    // box (64, kChunk), above head dim 128
+  BwdParams params;
+};
+
+}  // namespace flash_cute::sm90::bwd

@@ -1,0 +1,147 @@
+// The Hopper backward: a CTA takes a tile of keys, passes over the row tiles of all query heads that read them, writes
+// their dK and dV and some rows of an earlier head's dQ, and takes another. Two consumer warpgroups, each with 64 of
+// the keys; in a third warpgroup one thread issues all loads, two add dQ to memory, and one watches for complete sums.
+#pragma once
+
+#include "task.cuh"
+#include "epilogue.cuh"
+#include "load.cuh"
+#include "mainloop.cuh"
+#include "split.cuh"
+#include "traits.cuh"
+#include "../warpgroup.cuh"
+
+namespace flash_cute::sm90::bwd {
+
+// The producer's thread draws tasks from a counter in memory, which every role then reads: so CTAs begin them in their
+// order, whenever they come to run.
+template <class Traits>
+CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage& smem) {
+  int draws = 0;
+  // The task of two draws before has ended in all warps: its share of dQ is rows.
+  auto end_task = [&](int draw) {
+    Task const volatile& task = smem.task[draw & 1];
+    smem.task_pipeline.wait_empty(at_step(draw));
+    if (draw < 2 || task.dq_begin >= task.dq_end) return;
+    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(head_counter(args, task.dq_head)) : "memory");
+  };
+#pragma unroll 1
+  for (;; ++draws) {
+    Task volatile& task = smem.task[draws & 1];
+    Task const volatile& before = smem.task[(draws + 1) & 1];
+    bool const more = draws > 0 && before.more;
+    int const index = more ? 0 : atomicAdd(args.params.counters, 1);
+    end_task(draws);
+    task.begin = draws > 0 ? before.end : 0;
+    task.keys_phase = draws > 0 && before.keys_phase != (before.begin < before.end);
+    if (more) {
+      Task::make_second<Traits>(args, before, task);
+    } else if (unsigned(index) < unsigned(args.params.task_order.num_tasks)) {
+      Task::make<Traits>(args, index, task);
+    } else {
+      task.dq_begin = -1;
+    }
+    smem.task_pipeline.publish(at_step(draws));
+    if (task.dq_begin < 0) break;
+    load_key_tile<Traits>(args, smem, task);
+  }
+  end_task(draws + 1);
+}
+
+CUTE_DEVICE KeyTile read_uniform(KeyTile const volatile& tile) {
+  KeyTile result;
+  result.n_block = uniform(tile.n_block);
+  result.head_kv = uniform(tile.head_kv);
+  result.batch = uniform(tile.batch);
+  result.first.m_block = uniform(tile.first.m_block);
+  result.first.head = uniform(tile.first.head);
+  result.begin = uniform(tile.begin);
+  result.end = uniform(tile.end);
+  result.keys_phase = uniform(tile.keys_phase);
+  return result;
+}
+
+template <class Traits>
+CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem) {
+  typename Traits::MmaKeys mma;
+  using Tile = Shape<Int<Traits::kBlockN>, Int<Traits::kHeadDim>>;
+  auto tdKrdK = partition_fragment_C(mma, Tile{});  // (MMA, MMA_N, MMA_D)
+  auto tdVrdV = partition_fragment_C(mma, Tile{});  // (MMA, MMA_N, MMA_D)
+#pragma unroll 1
+  for (int draws = 0;; ++draws) {
+    smem.task_pipeline.wait_full(at_step(draws));
+    Task const volatile& task = smem.task[draws & 1];
+    if (uniform(task.dq_begin) < 0) break;
+    KeyTile const tile = read_uniform(task);
+    if (tile.n_block >= 0) {
+      clear(tdKrdK);
+      clear(tdVrdV);
+      if (tile.begin < tile.end) {
+        mainloop<Traits>(args, tile, smem, tdKrdK, tdVrdV);
+      } else {
+        wait_results_read();
+      }
+    }
+    smem.sums_pipeline.wait_full(at_step(draws));
+    int const parts = uniform(task.parts);
+    if (parts < 0) store_part<Traits>(args, uniform(task.range), uniform(task.split), tdKrdK, tdVrdV);
+    if (parts > 0) merge_parts<Traits>(args, uniform(task.range), parts, tdKrdK, tdVrdV);
+    int const dq_begin = uniform(task.dq_begin), dq_end = uniform(task.dq_end);
+    DqRows<Traits> dq_rows;
+    dq_rows.load(args, dq_begin, dq_end);
+    if (tile.n_block >= 0 && parts >= 0) epilogue<Traits>(args, tile, smem, tdKrdK, tdVrdV);
+    for (int row_tile = dq_begin; row_tile < dq_end;) {
+      dq_rows.store(args, row_tile, dq_end);
+      row_tile += dq_rows.kRowTiles;
+      dq_rows.load(args, row_tile, dq_end);
+    }
+    __syncwarp();  // where there was no key tile: all lanes have passed their waits
+    smem.task_pipeline.release(at_step(draws));
+  }
+  if (threadIdx.x % 128 == 0) tma_store_wait<0>();  // shared memory must stay until then
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constant__ KernelArgs const args) {
+  extern __shared__ char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
+  int const warpgroup = uniform(threadIdx.x / 128);
+
+  if (threadIdx.x == 0) {
+    prefetch_tma_descriptor(&args.q);
+    prefetch_tma_descriptor(&args.dout);
+    prefetch_tma_descriptor(&args.k);
+    prefetch_tma_descriptor(&args.v);
+    smem.k_pipeline.init(4 * Traits::kWarpgroups);
+    smem.v_pipeline.init(4 * Traits::kWarpgroups);
+    smem.q_pipeline.init(4 * Traits::kWarpgroups);
+    smem.dout_pipeline.init(4 * Traits::kWarpgroups);
+    smem.task_pipeline.init(4 * Traits::kWarpgroups + 3);
+    smem.ds_pipeline.init(Traits::kTurns ? 4 : 4 * Traits::kWarpgroups, 4 * Traits::kWarpgroups);
+    for (auto& pipeline : smem.dq_pipeline) pipeline.init(1, 4);
+    smem.sums_pipeline.init(1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // TMA sees the barriers
+  }
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    set_max_registers<Traits::kProducerRegs, false>();
+    int const warp = threadIdx.x / 32;
+    if (threadIdx.x % 32 == 0) {
+      if (warp == 0) {
+        producer<Traits>(args, smem);
+      } else if (warp == 1) {
+        add_dq<Traits, 0>(args, smem);
+      } else if (warp == 2) {
+        add_dq<Traits, 1>(args, smem);
+      } else {
+        watch_sums<Traits>(args, smem);
+      }
+    }
+  } else {
+    set_max_registers<Traits::kConsumerRegs, true>();
+    consumer<Traits>(args, smem);
+  }
+}
+
+}  // namespace flash_cute::sm90::bwd

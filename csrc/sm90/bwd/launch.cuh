@@ -1,0 +1,35 @@
+// Launches what the plan says: the preprocess and the backward. Included only by the generated instance files.
+#pragma once
+
+#include "../../core/bwd_preprocess.cuh"
+#include "../encode_bwd_maps.cuh"
+#include "kernel.cuh"
+
+namespace flash_cute::sm90::bwd {
+
+template <class Traits>
+cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  KernelArgs args{};
+  args.params = params;
+  MapBoxes const boxes{.query_rows = Traits::kBlockM, .key_rows = Traits::kBlockN, .columns = Traits::kChunk};
+  cudaError_t error = encode_bwd_maps<typename Traits::Element>(args, boxes);
+  if (error != cudaSuccess) return error;
+  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
+  error = cudaFuncSetAttribute(bwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  if (error != cudaSuccess) return error;
+  error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, StatOrder, false>(
+      plan, params, stream);
+  if (error != cudaSuccess) return error;
+  bwd_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
+  return cudaGetLastError();
+}
+
+template <int kHeadDim>
+cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  constexpr TileConfig kTile = tile_config(kHeadDim);
+  return plan.dtype == DType::kFloat16
+             ? launch_kernels<Traits<cutlass::half_t, kHeadDim, kTile>>(plan, params, stream)
+             : launch_kernels<Traits<cutlass::bfloat16_t, kHeadDim, kTile>>(plan, params, stream);
+}
+
+}  // namespace flash_cute::sm90::bwd

@@ -1,0 +1,50 @@
+// The backward's loads: one thread brings a key tile's K and V once, and Q, dO and their row statistics of every row
+// tile of every query head, as far ahead of the consumers as there are buffers.
+#pragma once
+
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "task.cuh"
+#include "../load_tma.cuh"
+#include "../pipeline.cuh"
+
+namespace flash_cute::sm90::bwd {
+
+template <class Traits, class SharedStorage>
+CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, KeyTile const volatile& tile) {
+  using Element = typename Traits::Element;
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  constexpr uint32_t kKBytes = Traits::kKElements * sizeof(Element);
+  constexpr uint32_t kStatBytes = kBlockM * sizeof(float);
+  constexpr uint32_t kQBytes = Traits::kQElements * sizeof(Element) + kStatBytes;
+  BwdParams const& params = args.params;
+  auto load_keys = [&](CUtensorMap const& map, Pipeline<1>& pipeline, Element* place) {
+    PipelineState<1> const keys{0, tile.keys_phase};
+    pipeline.wait_empty(keys);  // the last key tile's products with it are done in all warps
+    load_tile<Traits>(map, pipeline.expect(keys, kKBytes), TMA::CacheHintSm90::EVICT_FIRST, place, kBlockN,
+                      tile.n_block * kBlockN, tile.head_kv, tile.batch);
+  };
+  RowTile row_tile{tile.first.m_block, tile.first.head};
+  bool first = true;
+#pragma unroll 1
+  for (int count = tile.begin; count < tile.end; ++count, row_tile.advance(args.params.group)) {
+    auto load_rows = [&](CUtensorMap const& map, Pipeline<Traits::kStages>& pipeline, Element* place,
+                         float const* stat, float* stat_place) {
+      PipelineState<2> const state = at_step(count);
+      pipeline.wait_empty(state);  // dK += dS^T Q, or dV += P^T dO, of two steps ago is done in all warps
+      uint64_t* const full = pipeline.expect(state, kQBytes);
+      int const head = tile.head_kv * args.params.group + row_tile.head;
+      load_tile<Traits>(map, full, TMA::CacheHintSm90::EVICT_LAST, place + state.stage * Traits::kQElements, kBlockM,
+                        row_tile.m_block * kBlockM, head, tile.batch);
+      int64_t const index = int64_t{tile.batch * params.heads_q + head} * args.params.m_blocks + row_tile.m_block;
+      SM90_BULK_COPY_G2S::copy(stat + index * kBlockM, full, stat_place + state.stage * kBlockM, kStatBytes);
+    };
+    load_rows(args.q, smem.q_pipeline, smem.q[0], params.lse_log2, smem.lse_log2[0]);
+    if (first) load_keys(args.k, smem.k_pipeline, smem.k);
+    load_rows(args.dout, smem.dout_pipeline, smem.dout[0], params.delta, smem.delta[0]);
+    if (first) load_keys(args.v, smem.v_pipeline, smem.v);
+    first = false;
+  }
+}
+
+}  // namespace flash_cute::sm90::bwd

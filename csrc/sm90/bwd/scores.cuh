@@ -1,0 +1,109 @@
+// P^T and dS^T of a backward step, elementwise, in the fragments of the transposed scores: (keys, rows).
+#pragma once
+
+#include <type_traits>
+
+#include <cute/tensor.hpp>
+#include <cutlass/numeric_types.h>
+
+#include "../../core/convert.cuh"
+#include "../../core/softmax.cuh"
+
+namespace flash_cute::sm90::bwd {
+
+using namespace cute;
+
+// In S^T a thread has columns 2q, 2q + 1, 8 + 2q and 9 + 2q of every 16, q its place in its quad: here they stand
+// side by side, and it reads the statistics of four rows at once.
+struct StatOrder {
+  CUTE_HOST_DEVICE static constexpr int position(int row) {
+    int const quad = row % 8 / 2, eight = row % 16 / 8, odd = row % 2;
+    return row / 16 * 16 + quad * 4 + eight * 2 + odd;
+  }
+};
+
+// Read anew at each use: nothing that is computed from it stays in registers, which the accumulators leave few of.
+CUTE_DEVICE int consumer_thread() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread - 128;
+}
+
+// A statistic of this thread's rows, of kRows in all: read ahead of a product's wait, which takes longer.
+template <int kRows>
+struct RowStats {
+  float4 fours[kRows / 16];
+
+  RowStats() = default;
+  CUTE_DEVICE explicit RowStats(float const* stat) {
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    CUTE_UNROLL
+    for (int i = 0; i < kRows / 16; ++i) fours[i] = reinterpret_cast<float4 const*>(stat)[4 * i + lane % 4];
+  }
+};
+
+// S^T to P^T in the columns [begin, end).
+template <class Scores, int kRows>
+CUTE_DEVICE void exponentiate(Scores& scores, RowStats<kRows> const& lse_log2, float scale_log2, int begin, int end) {
+  CUTE_UNROLL
+  for (int j = begin; j < end; j += 4) {
+    float4 const lse = lse_log2.fours[j / 4];
+    CUTE_UNROLL
+    for (int i = 0; i < size<0>(scores); ++i) {
+      scores(i, j) = exp2_approx(scores(i, j) * scale_log2 - lse.x);
+      scores(i, j + 1) = exp2_approx(scores(i, j + 1) * scale_log2 - lse.y);
+      scores(i, j + 2) = exp2_approx(scores(i, j + 2) * scale_log2 - lse.z);
+      scores(i, j + 3) = exp2_approx(scores(i, j + 3) * scale_log2 - lse.w);
+    }
+  }
+}
+
+// dP^T to dS^T = P^T (dP^T - delta) in the columns [begin, end).
+template <class Probabilities, class Scores, int kRows>
+CUTE_DEVICE void differentiate(Probabilities const& p, Scores& dscores, RowStats<kRows> const& stats, int begin,
+                               int end) {
+  using Element = typename Probabilities::value_type;
+  // As words, the fragment having row 0, row 1, then the next 8 columns: read as single elements, the compiler would
+  // keep P^T as such, twice the registers.
+  auto const pairs = recast<uint32_t>(p);
+  CUTE_UNROLL
+  for (int j = begin; j < end; j += 4) {
+    float4 const delta = stats.fours[j / 4];
+    CUTE_UNROLL
+    for (int i = 0; i < size<0>(dscores); ++i) {
+      float2 const left = unpack<Element>(pairs(i + j)), right = unpack<Element>(pairs(i + j + 2));
+      dscores(i, j) = left.x * (dscores(i, j) - delta.x);
+      dscores(i, j + 1) = left.y * (dscores(i, j + 1) - delta.y);
+      dscores(i, j + 2) = right.x * (dscores(i, j + 2) - delta.z);
+      dscores(i, j + 3) = right.y * (dscores(i, j + 3) - delta.w);
+    }
+  }
+}
+
+// Where this thread's 16 bytes of dS^T's first 16 columns go by STSM: a key's of one of four 8 x 8 blocks. CuTe's copy
+// would compute the same anew in each step, in 45 instructions.
+template <class SmemLayoutSt, class Element>
+CUTE_DEVICE uint32_t ds_place(Element const* ds) {
+  int const thread = consumer_thread();
+  int const key = thread / 32 * 16 + thread % 16, row = thread % 32 / 16 * 8;
+  int const offset = SmemLayoutSt{}.layout_b()(key, row, 0) * int(sizeof(Element));
+  return cast_smem_ptr_to_uint(ds) + Swizzle<3, 4, 3>{}(offset);
+}
+
+// The kPart-th of kParts equal shares of dS^T's columns to shared memory. 16 columns on is 32 bytes on, by the swizzle
+// an exclusive or; 64 columns on is kChunkBytes.
+template <uint32_t kChunkBytes, int kPart, int kParts, class Fragment>
+CUTE_DEVICE void store_ds(uint32_t place, Fragment const& rdS) {  // (MMA, MMA_N, MMA_M)
+  auto const words = recast<uint32_t>(rdS);
+  constexpr int kStores = decltype(size(words))::value / 4 / kParts;
+  CUTE_UNROLL
+  for (int i = kPart * kStores; i < (kPart + 1) * kStores; ++i) {
+    asm volatile("stmatrix.sync.aligned.x4.m8n8.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     (place ^ (i % 4 * 32)) + i / 4 * kChunkBytes),
+                 "r"(words(4 * i)), "r"(words(4 * i + 1)), "r"(words(4 * i + 2)), "r"(words(4 * i + 3))
+                 : "memory");
+  }
+}
+
+}  // namespace flash_cute::sm90::bwd

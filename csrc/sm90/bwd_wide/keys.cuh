@@ -1,0 +1,255 @@
+// dK and dV for head dims above 128. A CTA owns 64 keys and passes over the row tiles of all query heads that read
+// them. The registers of a warpgroup hold one of the two sums, so one makes P^T and dV, the other dS^T and dK:
+//
+//     warpgroup 0 | P^T(m)   to smem | dV += P^T(m) dO , S^T(m+1) = K Q^T
+//     warpgroup 1 | dS^T(m) from it  | dK += dS^T(m) Q , dP^T(m+1) = V dO^T
+//
+// The two are half a step apart, since dS^T waits for P^T. A third warpgroup's thread issues all loads.
+#pragma once
+
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/tensor.hpp>
+
+#include "../../core/convert.cuh"
+#include "../../core/layout.cuh"
+#include "../../core/mask.cuh"
+#include "../bwd/load.cuh"
+#include "../bwd/scores.cuh"
+#include "traits.cuh"
+#include "../warpgroup.cuh"
+
+namespace flash_cute::sm90::bwd_wide {
+
+using bwd::RowStats;
+using bwd::differentiate;
+using bwd::exponentiate;
+using bwd::load_key_tile;
+
+// A warpgroup's 64 x D sums times `factor` to memory, by way of `place` in shared memory; TMA clips what lies outside.
+template <class Traits, class Accumulator>
+CUTE_DEVICE void store_sums(CUtensorMap const& map, typename Traits::Element* place, int warpgroup,
+                            Accumulator const& sums,  // (MMA, MMA_M, MMA_D)
+                            float factor, int row, int head, int batch) {
+  using Element = typename Traits::Element;
+  int const thread = threadIdx.x % 128;
+  typename Traits::MmaSums mma;
+  auto const copy_out = make_tiled_copy_C(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, mma).get_slice(thread);
+  auto sX = make_tensor(make_smem_ptr(place), typename Traits::SmemLayout{});  // (64, D)
+  auto scaled = make_tensor_like<float>(sums);                                 // (MMA, MMA_M, MMA_D)
+  CUTE_UNROLL
+  for (int i = 0; i < size(sums); ++i) scaled(i) = sums(i) * factor;
+  auto rX = make_tensor_like<Element>(sums);  // (MMA, MMA_M, MMA_D)
+  convert(scaled, rX);
+  copy(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, copy_out.retile_S(rX), copy_out.partition_D(sX));
+  tma_store_fence();
+  named_sync(kResults + warpgroup, 128);  // the warpgroup's rows are complete
+  if (thread == 0) {
+    CUTE_UNROLL
+    for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
+      SM90_TMA_STORE_4D::copy(&map, place + chunk * 64 * Traits::kChunk, chunk * Traits::kChunk, row, head, batch);
+    }
+    tma_store_arrive();
+    tma_store_wait<0>();
+  }
+}
+
+// What the two roles share: the fragments' types, and a loop over row tiles, the last one known as such.
+template <class Traits>
+struct KeysRole {
+  using Element = typename Traits::Element;
+  KernelArgs const& args;
+  typename Traits::KeysStorage& smem;
+  typename Traits::MmaScores mma_scores;
+  typename Traits::MmaSums mma_sums;
+
+  CUTE_DEVICE auto a_operand(Element* place) const {
+    auto sX = make_tensor(make_smem_ptr(place), typename Traits::SmemLayout{});  // (64, D)
+    return mma_scores.get_slice(0).partition_fragment_A(sX);                     // (MMA, MMA_M, MMA_D)
+  }
+  CUTE_DEVICE auto b_operand(Element* place) const {
+    auto sX = make_tensor(make_smem_ptr(place), typename Traits::SmemLayout{});  // (64, D)
+    return mma_scores.get_slice(0).partition_fragment_B(sX);                     // (MMA, MMA_N, MMA_D)
+  }
+  CUTE_DEVICE auto b_operand_of_sums(Element* place) const {
+    auto sXt = make_tensor(make_smem_ptr(place), typename Traits::SmemLayoutT{});  // (D, 64)
+    return mma_sums.get_slice(0).partition_fragment_B(sXt);                        // (MMA, MMA_D, MMA_K)
+  }
+  CUTE_DEVICE auto scores() const { return partition_fragment_C(mma_scores, Shape<_64, _64>{}); }  // (MMA, 1, 1)
+  CUTE_DEVICE auto sums() const { return partition_fragment_C(mma_sums, Shape<_64, Int<Traits::kHeadDim>>{}); }
+
+  // step(m, i, last) for the i-th row tile, m.
+  template <class Step>
+  CUTE_DEVICE void for_each_row_tile(TileRange range, Step&& step) const {
+    int const steps = args.params.group * (range.end - range.begin);
+    RowTile row_tile{range.end - 1};
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) {
+      step(row_tile.m_block, i, i + 1 == steps);
+      row_tile.advance(args.params.group);
+    }
+  }
+};
+
+// P^T = exp(scale K Q^T - lse), dV += P^T dO.
+template <class Traits>
+CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorage& smem) {
+  using Element = typename Traits::Element;
+  BwdParams const& params = args.params;
+  KeyTile const volatile& tile = smem.tile;
+  TileRange const range = row_range<64, 64>(params, tile.n_block);
+  KeysRole<Traits> role{args, smem};
+  Operands const operands(smem);
+  auto tSrK = role.a_operand(smem.k);                  // (MMA, MMA_N, MMA_D)
+  auto tSrQ = role.b_operand(smem.q[0]);               // (MMA, MMA_M, MMA_D)
+  auto tdVrdO = role.b_operand_of_sums(smem.dout[0]);  // (MMA, MMA_D, MMA_M)
+  RowStats<64> lse_log2;                               // of the row tile whose scores are on their way
+  auto tSrS = role.scores();                           // (MMA, MMA_N, MMA_M)
+  auto scores = rowcol_view(tSrS);                     // (keys, rows)
+  auto rP = make_tensor_like<Element>(tSrS);           // (MMA, MMA_N, MMA_M)
+  auto tdVrP = make_tensor(rP.data(), operand_a_layout_64(rP.layout()));  // (MMA, MMA_N, MMA_K)
+  auto tdVrdV = role.sums();                                              // (MMA, MMA_N, MMA_D)
+  auto cS = make_identity_tensor(Shape<_64, _64>{});
+  auto tScS_0 = rowcol_view(role.mma_scores.get_slice(_0{}).partition_C(cS));  // (keys, rows) -> (key, row) of thread 0
+
+  auto issue_scores = [&](int i) __attribute__((always_inline)) {
+    auto tSrK_now = operands.at(tSrK, smem.k);
+    issue_gemm<true>(role.mma_scores, tSrK_now, operands.at(tSrQ, smem.q[i & 1]), tSrS);
+  };
+  clear(tdVrdV);
+  if (range.begin != range.end) {
+    smem.k_pipeline.wait_full({});
+    smem.q_pipeline.wait_full({});
+    lse_log2 = RowStats<64>(smem.lse_log2[0]);
+    issue_scores(0);
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(tSrS);
+  }
+  role.for_each_row_tile(range, [&](int m, int i, bool last) __attribute__((always_inline)) {
+    PipelineState<2> const state = at_step(i);
+    if (range.needs_mask(m)) {
+      auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
+      apply_mask_transposed(scores, tScS, tScS_0, params, m * 64, tile.n_block * 64);
+    }
+    exponentiate(scores, lse_log2, params.scale_log2, 0, size<1>(scores));
+    __syncwarp();  // all lanes have read the statistics
+    smem.q_pipeline.release(state);
+    convert(tSrS, rP);
+    auto rP4 = recast<uint4>(rP);
+    smem.p_pipeline.wait_empty(state);
+    CUTE_UNROLL
+    for (int j = 0; j < size(rP4); ++j) smem.p[state.stage][j * 128 + threadIdx.x % 128] = rP4(j);
+    smem.p_pipeline.arrive_full(state);
+
+    smem.dout_pipeline.wait_full(state);
+    issue_gemm<false>(role.mma_sums, tdVrP, operands.at(tdVrdO, smem.dout[state.stage]), tdVrdV);
+    if (!last) {
+      smem.q_pipeline.wait_full(at_step(i + 1));
+      lse_log2 = RowStats<64>(smem.lse_log2[(i + 1) & 1]);
+    }
+    issue_scores(i + 1);  // after the last tile: of whatever is there, for nobody
+    warpgroup_wait<1>();  // dV
+    warpgroup_fence_operand(tdVrdV);
+    smem.dout_pipeline.release(state);
+    warpgroup_wait<0>();  // S^T
+    warpgroup_fence_operand(tSrS);
+  });
+  store_sums<Traits>(args.dv, smem.k, 0, tdVrdV, 1.f, tile.n_block * 64, tile.head_kv, tile.batch);
+}
+
+// dS^T = P^T (V dO^T - delta), dK += dS^T Q.
+template <class Traits>
+CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorage& smem) {
+  using Element = typename Traits::Element;
+  BwdParams const& params = args.params;
+  TileRange const range = row_range<64, 64>(params, smem.tile.n_block);
+  KeysRole<Traits> role{args, smem};
+  Operands const operands(smem);
+  auto tSrV = role.a_operand(smem.v);               // (MMA, MMA_N, MMA_D)
+  auto tSrdO = role.b_operand(smem.dout[0]);        // (MMA, MMA_M, MMA_D)
+  auto tdKrQ = role.b_operand_of_sums(smem.q[0]);   // (MMA, MMA_D, MMA_M)
+  RowStats<64> delta;                               // of the row tile whose scores are on their way
+  auto tSrdP = role.scores();                       // (MMA, MMA_N, MMA_M)
+  auto dscores = rowcol_view(tSrdP);                // (keys, rows)
+  auto rP = make_tensor_like<Element>(tSrdP);       // (MMA, MMA_N, MMA_M)
+  auto rdS = make_tensor_like<Element>(tSrdP);      // (MMA, MMA_N, MMA_M)
+  auto tdKrdS = make_tensor(rdS.data(), operand_a_layout_64(rdS.layout()));  // (MMA, MMA_N, MMA_K)
+  auto tdKrdK = role.sums();                                                 // (MMA, MMA_N, MMA_D)
+
+  auto issue_dscores = [&](int i) __attribute__((always_inline)) {
+    auto tSrV_now = operands.at(tSrV, smem.v);
+    issue_gemm<true>(role.mma_scores, tSrV_now, operands.at(tSrdO, smem.dout[i & 1]), tSrdP);
+  };
+  clear(tdKrdK);
+  if (range.begin != range.end) {
+    smem.v_pipeline.wait_full({});
+    smem.dout_pipeline.wait_full({});
+    delta = RowStats<64>(smem.delta[0]);
+    issue_dscores(0);
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(tSrdP);
+  }
+  role.for_each_row_tile(range, [&](int /*m*/, int i, bool last) __attribute__((always_inline)) {
+    PipelineState<2> const state = at_step(i);
+    auto rP4 = recast<uint4>(rP);
+    smem.p_pipeline.wait_full(state);
+    CUTE_UNROLL
+    for (int j = 0; j < size(rP4); ++j) rP4(j) = smem.p[state.stage][j * 128 + threadIdx.x % 128];
+    differentiate(rP, dscores, delta, 0, size<1>(dscores));
+    __syncwarp();  // all lanes have read P^T and the statistics
+    smem.p_pipeline.release(state);
+    smem.dout_pipeline.release(state);
+    convert(tSrdP, rdS);
+
+    smem.q_pipeline.wait_full(state);
+    issue_gemm<false>(role.mma_sums, tdKrdS, operands.at(tdKrQ, smem.q[state.stage]), tdKrdK);
+    if (!last) {
+      smem.dout_pipeline.wait_full(at_step(i + 1));
+      delta = RowStats<64>(smem.delta[(i + 1) & 1]);
+    }
+    issue_dscores(i + 1);  // after the last tile: of whatever is there, for nobody
+    warpgroup_wait<1>();   // dK
+    warpgroup_fence_operand(tdKrdK);
+    smem.q_pipeline.release(state);
+    warpgroup_wait<0>();  // dP^T
+    warpgroup_fence_operand(tSrdP);
+  });
+  KeyTile const volatile& tile = smem.tile;
+  store_sums<Traits>(args.dk, smem.v, 1, tdKrdK, params.scale, tile.n_block * 64, tile.head_kv, tile.batch);
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_constant__ KernelArgs const args) {
+  extern __shared__ char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::KeysStorage*>(smem_raw);
+  int const warpgroup = uniform(threadIdx.x / 128);
+
+  if (threadIdx.x == 0) {
+    prefetch_tma_descriptor(&args.q);
+    prefetch_tma_descriptor(&args.dout);
+    prefetch_tma_descriptor(&args.k);
+    prefetch_tma_descriptor(&args.v);
+    smem.tile.begin = 0;
+    KeyTile::make<Traits>(args, blockIdx.x / args.params.n_blocks, blockIdx.x % args.params.n_blocks, smem.tile);
+    smem.tile.keys_phase = 0;
+    smem.k_pipeline.init(4);
+    smem.v_pipeline.init(4);
+    smem.q_pipeline.init(8);
+    smem.dout_pipeline.init(8);
+    smem.p_pipeline.init(4, 4);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // TMA sees the barriers
+  }
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    set_max_registers<Traits::kProducerRegs, false>();
+    if (threadIdx.x == 0) load_key_tile<Traits>(args, smem, smem.tile);
+  } else if (warpgroup == 1) {
+    set_max_registers<Traits::kConsumerRegs, true>();
+    dv_consumer<Traits>(args, smem);
+  } else {
+    set_max_registers<Traits::kConsumerRegs, true>();
+    dk_consumer<Traits>(args, smem);
+  }
+}
+
+}  // namespace flash_cute::sm90::bwd_wide

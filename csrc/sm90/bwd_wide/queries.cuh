@@ -1,0 +1,194 @@
+// dQ for head dims above 128. A CTA owns 128 query rows, 64 a warpgroup, and passes over the key tiles that they see:
+// S = Q K^T and dP = dO V^T once more, dS, dQ += dS K with dQ in registers. That is 7 products where a sum of dQ in
+// memory needs 5, but such a sum moves 4 bytes for every 40 operations here, which takes longer (see docs). Nothing is
+// added in memory, so the order is always the same.
+//
+// A warpgroup's step n; the two are half a step apart. A third warpgroup's thread issues all loads.
+//
+//     tensor cores |               | dQ += dS(n) K(n), S(n-1), dP(n-1)
+//     the others   | P(n), dS(n)   |
+#pragma once
+
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/tensor.hpp>
+
+#include "../../core/convert.cuh"
+#include "../../core/layout.cuh"
+#include "../../core/mask.cuh"
+#include "../../core/softmax.cuh"
+#include "../bwd/scores.cuh"
+#include "keys.cuh"
+#include "traits.cuh"
+#include "../load_tma.cuh"
+#include "../warpgroup.cuh"
+
+namespace flash_cute::sm90::bwd_wide {
+
+using bwd::RowStats;
+using bwd::StatOrder;
+
+// The query rows that a CTA owns; with a causal mask the longest come first.
+struct QueryTile {
+  static constexpr int kRows = kQueryTileRows;
+  int m_block;
+  int head;
+  int batch;
+
+  CUTE_DEVICE explicit QueryTile(KernelArgs const& args) {
+    int block;  // read anew at each use: nothing of the tile stays in registers through the main loop
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    int const tiles = ceil_div(args.params.len_q, int{kRows});
+    m_block = tiles - 1 - block % tiles;
+    head = block / tiles % args.params.heads_q;
+    batch = block / tiles / args.params.heads_q;
+  }
+};
+
+template <class Traits>
+CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesStorage& smem) {
+  constexpr uint32_t kBytes = Traits::kKElements * sizeof(typename Traits::Element);
+  QueryTile const tile(args);
+  TileRange const range = key_range<QueryTile::kRows, 64>(args.params, tile.m_block);
+  int const head_kv = tile.head / args.params.group;
+  if (range.begin == range.end) return;
+  auto load_rows = [&](int warpgroup) {
+    uint64_t* const full = smem.rows_pipeline[warpgroup].expect({}, 2 * kBytes);
+    int const row = tile.m_block * QueryTile::kRows + warpgroup * 64;
+    load_tile<Traits>(args.q, full, TMA::CacheHintSm90::EVICT_FIRST, smem.q[warpgroup], 64, row, tile.head, tile.batch);
+    load_tile<Traits>(args.dout, full, TMA::CacheHintSm90::EVICT_FIRST, smem.dout[warpgroup], 64, row, tile.head,
+                      tile.batch);
+  };
+  load_rows(0);
+  PipelineState<2> k_state;
+  PipelineState<1> v_state;
+#pragma unroll 1
+  for (int n = range.end - 1; n >= range.begin; --n) {
+    smem.k_pipeline.wait_empty(k_state);  // dQ += dS K of two steps ago is done in all warps
+    load_tile<Traits>(args.k, smem.k_pipeline.expect(k_state, kBytes), TMA::CacheHintSm90::EVICT_LAST,
+                      smem.k[k_state.stage], 64, n * 64, head_kv, tile.batch);
+    k_state.advance();
+    smem.v_pipeline.wait_empty(v_state);  // dP = dO V^T of the step before is done in all warps
+    load_tile<Traits>(args.v, smem.v_pipeline.expect(v_state, kBytes), TMA::CacheHintSm90::EVICT_LAST, smem.v, 64,
+                      n * 64, head_kv, tile.batch);
+    v_state.advance();
+    if (n == range.end - 1) load_rows(1);
+  }
+}
+
+template <class Traits>
+CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesStorage& smem, int warpgroup) {
+  using Element = typename Traits::Element;
+  BwdParams const& params = args.params;
+  QueryTile const tile(args);
+  TileRange const range = key_range<QueryTile::kRows, 64>(params, tile.m_block);
+  int const first_row = tile.m_block * QueryTile::kRows + warpgroup * 64;
+  typename Traits::MmaScores mma_scores;
+  typename Traits::MmaSums mma_sums;
+  Operands const operands(smem);
+  auto const tile_of = [](Element* place) { return make_tensor(make_smem_ptr(place), typename Traits::SmemLayout{}); };
+  auto sKt = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutT{});      // (D, BLK_N)
+  auto tSrQ = mma_scores.get_slice(0).partition_fragment_A(tile_of(smem.q[0]));          // (MMA, MMA_M, MMA_D)
+  auto tSrdO = mma_scores.get_slice(0).partition_fragment_A(tile_of(smem.dout[0]));      // (MMA, MMA_M, MMA_D)
+  auto tSrK = mma_scores.get_slice(0).partition_fragment_B(tile_of(smem.k[0]));          // (MMA, MMA_N, MMA_D)
+  auto tSrV = mma_scores.get_slice(0).partition_fragment_B(tile_of(smem.v));             // (MMA, MMA_N, MMA_D)
+  auto tdQrK = mma_sums.get_slice(0).partition_fragment_B(sKt);                          // (MMA, MMA_D, MMA_N)
+  auto tSrS = partition_fragment_C(mma_scores, Shape<_64, _64>{});                       // (MMA, MMA_M, MMA_N)
+  auto tSrdP = partition_fragment_C(mma_scores, Shape<_64, _64>{});                      // (MMA, MMA_M, MMA_N)
+  auto scores = rowcol_view(tSrS);                                                       // (rows, keys)
+  auto dscores = rowcol_view(tSrdP);                                                     // (rows, keys)
+  auto rdS = make_tensor_like<Element>(tSrdP);                                           // (MMA, MMA_M, MMA_N)
+  auto tdQrdS = make_tensor(rdS.data(), operand_a_layout_64(rdS.layout()));              // (MMA, MMA_M, MMA_K)
+  auto tdQrdQ = partition_fragment_C(mma_sums, Shape<_64, Int<Traits::kHeadDim>>{});     // (MMA, MMA_M, MMA_D)
+  auto cS = make_identity_tensor(Shape<_64, _64>{});
+  auto tScS_0 = rowcol_view(mma_scores.get_slice(_0{}).partition_C(cS));  // (rows, keys) -> (row, key) of thread 0
+
+  // The statistics of this thread's two rows.
+  float lse_log2[2], delta[2];
+  int const row_tile = tile.m_block * 2 + warpgroup;
+  CUTE_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    int const row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i;
+    int64_t const place = (int64_t{tile.batch * params.heads_q + tile.head} * args.params.m_blocks + row_tile) * 64 +
+                          StatOrder::position(row);
+    bool const inside = row_tile < args.params.m_blocks;
+    lse_log2[i] = inside ? params.lse_log2[place] : INFINITY;
+    delta[i] = inside ? params.delta[place] : 0.f;
+  }
+
+  auto issue_scores = [&](int i, bool wait) __attribute__((always_inline)) {
+    if (wait) smem.k_pipeline.wait_full(at_step(i));
+    auto tSrQ_now = operands.at(tSrQ, smem.q[warpgroup]);
+    issue_gemm<true>(mma_scores, tSrQ_now, operands.at(tSrK, smem.k[i & 1]), tSrS);
+    if (wait) smem.v_pipeline.wait_full({0, i & 1});
+    auto tSrdO_now = operands.at(tSrdO, smem.dout[warpgroup]);
+    issue_gemm<true>(mma_scores, tSrdO_now, operands.at(tSrV, smem.v), tSrdP);
+  };
+  clear(tdQrdQ);
+  if (range.begin < range.end) {
+    smem.rows_pipeline[warpgroup].wait_full({});
+    if (warpgroup == 1) named_sync(kHalfStep, Traits::kConsumerThreads);
+    issue_scores(0, true);
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(tSrS);
+    warpgroup_fence_operand(tSrdP);
+  }
+#pragma unroll 1
+  for (int i = 0; i < range.end - range.begin; ++i) {
+    int const n = range.end - 1 - i;
+    smem.v_pipeline.release({0, i & 1});
+    if (range.needs_mask(n)) {
+      auto tScS = rowcol_view(mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));  // (rows, keys) -> (row, key)
+      apply_mask(scores, tScS, tScS_0, params, first_row, n * 64);
+    }
+    CUTE_UNROLL
+    for (int row = 0; row < size<0>(scores); ++row) {
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(scores); ++j) {
+        float const p = exp2_approx(scores(row, j) * params.scale_log2 - lse_log2[row]);
+        dscores(row, j) = p * (dscores(row, j) - delta[row]);
+      }
+    }
+    convert(tSrdP, rdS);
+    issue_gemm<false>(mma_sums, tdQrdS, operands.at(tdQrK, smem.k[i & 1]), tdQrdQ);
+    if (i == 0 && warpgroup == 0) named_arrive(kHalfStep, Traits::kConsumerThreads);
+    issue_scores(i + 1, i + 1 < range.end - range.begin);  // after the last tile: of whatever is there, for nobody
+    warpgroup_wait<2>();                     // dQ
+    warpgroup_fence_operand(tdQrdQ);
+    smem.k_pipeline.release(at_step(i));
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(tSrS);
+    warpgroup_fence_operand(tSrdP);
+  }
+  QueryTile const out(args);
+  store_sums<Traits>(args.dq, smem.q[warpgroup], warpgroup, tdQrdQ, params.scale,
+                     out.m_block * QueryTile::kRows + warpgroup * 64, out.head, out.batch);
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1) bwd_queries_kernel(__grid_constant__ KernelArgs const args) {
+  extern __shared__ char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::QueriesStorage*>(smem_raw);
+  int const warpgroup = uniform(threadIdx.x / 128);
+
+  if (threadIdx.x == 0) {
+    prefetch_tma_descriptor(&args.q);
+    prefetch_tma_descriptor(&args.dout);
+    prefetch_tma_descriptor(&args.k);
+    prefetch_tma_descriptor(&args.v);
+    for (auto& pipeline : smem.rows_pipeline) pipeline.init(4);
+    smem.k_pipeline.init(8);
+    smem.v_pipeline.init(8);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // TMA sees the barriers
+  }
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    set_max_registers<Traits::kProducerRegs, false>();
+    if (threadIdx.x == 0) dq_producer<Traits>(args, smem);
+  } else {
+    set_max_registers<Traits::kConsumerRegs, true>();
+    dq_consumer<Traits>(args, smem, warpgroup - 1);
+  }
+}
+
+}  // namespace flash_cute::sm90::bwd_wide

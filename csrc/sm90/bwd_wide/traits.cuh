@@ -1,0 +1,83 @@
+// Types of the sm90 backward for head dims above 128: tile, products, shared memory of its two kernels.
+#pragma once
+
+#include <cute/atom/copy_atom.hpp>
+#include <cute/atom/mma_atom.hpp>
+#include <cute/tensor.hpp>
+#include <cutlass/numeric_types.h>
+
+#include "../bwd/task.cuh"
+#include "../pipeline.cuh"
+#include "../wgmma_atoms.cuh"
+#include "tile.h"
+
+namespace flash_cute::sm90::bwd_wide {
+
+using namespace cute;
+using bwd::KernelArgs;
+using bwd::KeyTile;
+using bwd::RowTile;
+
+template <class Element_, int kHeadDim_>
+struct Traits {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockM = kRows;
+  static constexpr int kBlockN = kKeys;
+  static constexpr int kStages = bwd_wide::kStages;
+  static constexpr int kWarpgroups = 2;
+  static constexpr int kConsumerThreads = 128 * kWarpgroups;
+  static constexpr int kThreads = 128 + kConsumerThreads;
+  static constexpr int kProducerRegs = 24;
+  static constexpr int kConsumerRegs = 240;  // 24 + 2 * 240 are the 3 * 168 that the launch has
+  static_assert(kBlockM == 64 && kBlockN == 64 && kStages == 2 && kHeadDim % 64 == 0);
+
+  // Every product is one warpgroup's: 64 x 64 scores, transposed or not, from shared memory, and sums of 64 rows
+  // with P or dS in registers.
+  using MmaScores = decltype(make_tiled_mma(wgmma_ss_atom<Element, 64>()));
+  using MmaSums = decltype(make_tiled_mma(
+      SM90::GMMA::rs_op_selector<Element, Element, float, Shape<_64, Int<kHeadDim>, _64>, SM90::GMMA::Major::K,
+                                 SM90::GMMA::Major::MN>()));
+
+  // Each tile is 64 rows of Q, K, V or dO, in chunks of kChunk columns, read in two ways: K-major where a product
+  // sums over the head dim, MN-major where it sums over the rows.
+  static constexpr int kChunk = 64;
+  static constexpr int kChunks = kHeadDim / kChunk;
+  using SmemLayout = decltype(tile_to_shape(SM90::GMMA::Layout_K_SW128_Atom<Element>{}, Shape<_64, Int<kHeadDim>>{}));
+  using SmemLayoutT = decltype(tile_to_shape(SM90::GMMA::Layout_MN_SW128_Atom<Element>{}, Shape<Int<kHeadDim>, _64>{},
+                                             Step<_2, _1>{}));
+  static constexpr int kQElements = 64 * kHeadDim;
+  static constexpr int kKElements = 64 * kHeadDim;
+
+  // dK and dV.
+  struct alignas(1024) KeysStorage {
+    Element k[kKElements];  // dV at the end
+    Element v[kKElements];  // dK at the end
+    Element q[kStages][kQElements];
+    Element dout[kStages][kQElements];
+    uint4 p[kStages][64 * 64 / 8];  // P^T, as its threads hold it
+    alignas(128) float lse_log2[kStages][kBlockM];
+    alignas(128) float delta[kStages][kBlockM];
+    KeyTile tile;
+    Pipeline<1> k_pipeline;
+    Pipeline<1> v_pipeline;
+    Pipeline<kStages> q_pipeline;     // Q and lse_log2
+    Pipeline<kStages> dout_pipeline;  // dO and delta
+    Pipeline<kStages> p_pipeline;     // one warpgroup fills, the other empties
+  };
+
+  // dQ. A CTA has 64 rows a warpgroup.
+  struct alignas(1024) QueriesStorage {
+    Element q[kWarpgroups][kQElements];  // dQ at the end
+    Element dout[kWarpgroups][kQElements];
+    Element k[kStages][kKElements];
+    Element v[kKElements];
+    Pipeline<1> rows_pipeline[kWarpgroups];  // Q and dO
+    Pipeline<kStages> k_pipeline;
+    Pipeline<1> v_pipeline;
+  };
+  static_assert(sizeof(QueriesStorage) == smem_bytes(kHeadDim) &&
+                sizeof(KeysStorage) <= sizeof(QueriesStorage));
+};
+
+}  // namespace flash_cute::sm90::bwd_wide

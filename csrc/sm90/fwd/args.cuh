@@ -1,0 +1,17 @@
+// What one launch of the Hopper forward is given, built on the host.
+#pragma once
+
+#include <cuda.h>
+
+#include "../../params.h"
+
+namespace flash_cute::sm90::fwd {
+
+struct KernelArgs {
+  CUtensorMap q;  // box (64, kChunk)
+  CUtensorMap k;  // box (BLK_N, kChunk)
+  CUtensorMap v;  // box (BLK_N, kChunk)
+  FwdParams params;
+};
+
+}  // namespace flash_cute::sm90::fwd

@@ -1,0 +1,69 @@
+// The Hopper forward: a persistent CTA of one producer warpgroup, of which one thread issues all TMA loads,
+// and one to four consumer warpgroups, each with 64 query rows of a tile. Registers move from the first to
+// the others by setmaxnreg.
+#pragma once
+
+#include "args.cuh"
+#include "epilogue.cuh"
+#include "load.cuh"
+#include "mainloop.cuh"
+#include "scheduler.cuh"
+#include "split.cuh"
+#include "traits.cuh"
+#include "../warpgroup.cuh"
+
+namespace flash_cute::sm90::fwd {
+
+template <class Traits>
+CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
+  TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>::start(warpgroup);
+  typename Traits::MmaPV mma;
+#pragma unroll 1
+  for (int draws = 0;; ++draws) {
+    smem.tile_pipeline.wait_full(at_step(draws));
+    TileCoord const volatile& tile = smem.tile[draws & 1];  // read again rather than held
+    if (uniform(tile.m_block) < 0) break;
+    PipelineState<1> const q_state{0, draws & 1};
+    OnlineSoftmax<2> softmax(args.params.scale_log2);
+    auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
+    mainloop<Traits>(args.params, tile, warpgroup, smem, q_state, softmax, tOrO);
+    int const parts = uniform(tile.parts);
+    if (parts < 0) store_part<Traits>(args.params, smem.range, warpgroup, softmax, tOrO);
+    if (parts > 0) merge_parts<Traits>(args.params, smem.range, parts, warpgroup, softmax, tOrO);
+    if (parts >= 0) {
+      TileCoord const place{
+          .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
+      epilogue<Traits>(args.params, place, warpgroup, softmax, tOrO);
+    }
+    smem.tile_pipeline.release(at_step(draws));
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constant__ KernelArgs const args) {
+  extern __shared__ char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
+  int const warpgroup = uniform(threadIdx.x / 128);
+
+  if (threadIdx.x == 0) {
+    prefetch_tma_descriptor(&args.q);
+    prefetch_tma_descriptor(&args.k);
+    prefetch_tma_descriptor(&args.v);
+    smem.k_pipeline.init(4 * Traits::kWarpgroups);
+    smem.v_pipeline.init(4 * Traits::kWarpgroups);
+    for (auto& pipeline : smem.q_pipeline) pipeline.init(4);
+    smem.tile_pipeline.init(4 * Traits::kWarpgroups);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // TMA sees the barriers
+  }
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    set_max_registers<Traits::kProducerRegs, false>();
+    if (threadIdx.x == 0) producer<Traits>(args, smem);
+  } else {
+    set_max_registers<Traits::kConsumerRegs, true>();
+    consumer<Traits>(args, smem, warpgroup - 1);
+  }
+}
+
+}  // namespace flash_cute::sm90::fwd

@@ -1,0 +1,178 @@
+// The consumer's loop over key tiles, from the last to the first: S = Q K^T, mask, softmax, O += P V.
+//
+// A step issues S(n) and then O += P V of the step before, so that the tensor cores have a product to do while the
+// maximum of S(n) is found, and those of the other warpgroups, if there are others, during the rest:
+//
+//     tensor cores | S(n) | O += P(n+1) V(n+1) |           the others' products          |  S(n-1) | ...
+//     warpgroup    |      |     max S(n)       | rescale O?, exp2, sums, convert to P(n) | ...
+//
+// With ping-pong a warpgroup waits for its turn before S(n) and hands on after issuing both products.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "../../core/convert.cuh"
+#include "../../core/layout.cuh"
+#include "../../core/mask.cuh"
+#include "../../core/registers.cuh"
+#include "../../core/softmax.cuh"
+#include "scheduler.cuh"
+#include "traits.cuh"
+#include "../warpgroup.cuh"
+
+namespace flash_cute::sm90::fwd {
+
+// The key tiles that a warpgroup computes, out of those that its CTA loads. Computed from shared memory when they are needed:
+// held in registers through the loop, they spilled.
+template <class Traits>
+struct WarpgroupTiles {
+  int first_row;
+  int begin;
+  int whole_begin;  // [whole_begin, whole_end) need no mask
+  int whole_end;
+  int end;
+  int before;  // key tiles that other warpgroups of the CTA compute: below `begin`,
+  int after;   // and from `end` on
+
+  CUTE_DEVICE WarpgroupTiles(FwdParams const& params, TileCoord const volatile& tile, int warpgroup) {
+    int const m_block = uniform(tile.m_block) * Traits::kWarpgroups + warpgroup;
+    int const cta_begin = uniform(tile.keys.begin), cta_end = uniform(tile.keys.end);
+    TileRange const range = key_range<Traits::kRows, Traits::kBlockN>(params, m_block);
+    first_row = m_block * Traits::kRows;
+    bool const has_rows = first_row < params.len_q;
+    begin = has_rows ? min(cta_end, max(cta_begin, range.begin)) : cta_end;
+    end = has_rows ? max(begin, min(cta_end, range.end)) : begin;
+    whole_begin = max(begin, range.whole_begin);
+    whole_end = max(whole_begin, min(end, range.whole_end));
+    before = begin - cta_begin;
+    after = cta_end - end;
+  }
+};
+
+// One warpgroup's rows of one tile. The buffers go round with the count of key tiles. Leaves the numerators' products
+// in tOrO and the row statistics in softmax, and frees Q.
+template <class Traits, class Accumulator>
+CUTE_DEVICE void mainloop(FwdParams const& params, TileCoord const volatile& tile, int warpgroup,
+                              typename Traits::SharedStorage& smem, PipelineState<1> const q_state,
+                              OnlineSoftmax<2>& softmax,
+                              Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
+  using Element = typename Traits::Element;
+  using Turn = TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>;
+  constexpr int kRows = Traits::kRows, kBlockN = Traits::kBlockN;
+
+  auto sQ = make_tensor(make_smem_ptr(smem.q[warpgroup]), typename Traits::SmemLayoutQ{});  // (64, D)
+  auto sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});          // (BLK_N, D, stage)
+  auto sVt = make_tensor(make_smem_ptr(smem.v[0]), typename Traits::SmemLayoutVt{});        // (D, BLK_N, stage)
+
+  typename Traits::MmaQK mma_qk;
+  typename Traits::MmaPV mma_pv;
+  auto const thread_qk = mma_qk.get_slice(0);  // descriptors are the same for all threads
+  auto const thread_pv = mma_pv.get_slice(0);
+  auto tSrQ = thread_qk.partition_fragment_A(sQ);   // (MMA, MMA_M, MMA_D)
+  auto tSrK = thread_qk.partition_fragment_B(sK);   // (MMA, MMA_N, MMA_D, stage)
+  auto tOrV = thread_pv.partition_fragment_B(sVt);  // (MMA, MMA_D, MMA_N, stage)
+  auto tSrS = partition_fragment_C(mma_qk, Shape<Int<kRows>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
+  auto rP = make_tensor_like<Element>(tSrS);                                     // (MMA, MMA_M, MMA_N)
+  auto tOrP = make_tensor(rP.data(), operand_a_layout_64(rP.layout()));       // (MMA, MMA_M, MMA_K)
+  auto scores = rowcol_view(tSrS);                                               // (rows, columns)
+  auto acc = rowcol_view(tOrO);                                                  // (rows, head dim)
+
+  auto cS = make_identity_tensor(Shape<Int<kRows>, Int<kBlockN>>{});
+  auto tScS_0 = rowcol_view(mma_qk.get_slice(_0{}).partition_C(cS));        // the same of thread 0
+
+  static_assert(Traits::kStages == 2);
+  PipelineState<2> k_state = at_step(uniform(tile.keys.count)), v_state = k_state;
+  auto issue_qk = [&] { issue_gemm<true>(mma_qk, tSrQ, tSrK(_, _, _, k_state.stage), tSrS); };
+  auto issue_pv = [&] { issue_gemm<false>(mma_pv, tOrP, tOrV(_, _, _, v_state.stage), tOrO); };
+  auto release_k = [&] {
+    smem.k_pipeline.release(k_state);
+    k_state.advance();
+  };
+  auto release_v = [&] {
+    smem.v_pipeline.release(v_state);
+    v_state.advance();
+  };
+  // S(n) to P(n), and the accumulator to their maximum.
+  auto finish_scores = [&](auto&& mask, auto wait_product, auto release) {
+    mask();
+    softmax.update_max<Traits::kTile.late_wait>(scores, acc, wait_product, release);
+    softmax.numerators(scores);
+    convert(tSrS, rP);  // no branch between: the conversions run while the exponentials come
+  };
+  auto step = [&](auto&& mask) {
+    smem.k_pipeline.wait_full(k_state);
+    Turn::take(warpgroup);
+    issue_qk();
+    smem.v_pipeline.wait_full(v_state);
+    issue_pv();  // of the key tile before
+    Turn::hand_on(warpgroup);
+    warpgroup_wait<1>();
+    warpgroup_fence_operand(tSrS);
+    release_k();
+    auto const wait_product = [&] {
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(tOrO);
+    };
+    finish_scores(mask, wait_product, release_v);
+  };
+
+  // The CTA's key tiles are those that any of its rows sees. A warpgroup only passes on those that none of its own rows
+  // sees.
+  auto pass_on = [&](int count, int turns) {
+#pragma unroll 1
+    for (; count > 0; --count) {
+      smem.k_pipeline.wait_full(k_state);
+      release_k();
+      smem.v_pipeline.wait_full(v_state);
+      release_v();
+      if (--turns < 0) continue;
+      Turn::take(warpgroup);
+      Turn::hand_on(warpgroup);
+    }
+  };
+
+  clear(tOrO);
+  WarpgroupTiles<Traits> const tiles(params, tile, warpgroup);
+  smem.q_pipeline[warpgroup].wait_full(q_state);
+  if (tiles.begin == tiles.end) {
+    int const count = tiles.before + tiles.after;
+    pass_on(count, count - 1);  // one turn fewer than key tiles, as every warpgroup: its first product is issued out of turn
+    __syncwarp();  // all lanes have waited for Q
+    smem.q_pipeline[warpgroup].release(q_state);
+    return;
+  }
+  pass_on(tiles.after, tiles.after);
+
+  int left = tiles.end - tiles.begin - 1;  // key tiles after this one
+  auto mask = [&] {
+    WarpgroupTiles<Traits> const tiles(params, tile, warpgroup);
+    int const thread = fresh_thread_index() % 128;
+    auto tScS = rowcol_view(mma_qk.get_slice(thread).partition_C(cS));  // (rows, columns) -> (row, column)
+    apply_mask(scores, tScS, tScS_0, params, tiles.first_row, (tiles.begin + left) * kBlockN);
+  };
+  smem.k_pipeline.wait_full(k_state);
+  issue_qk();
+  warpgroup_wait<0>();
+  warpgroup_fence_operand(tSrS);
+  release_k();
+  finish_scores(mask, [] {}, [] {});
+  int const whole = tiles.whole_begin - tiles.begin, num_whole = tiles.whole_end - tiles.whole_begin;
+#pragma unroll 1
+  for (--left; left >= 0; --left) {
+    step([&] {
+      if (unsigned(left - whole) >= unsigned(num_whole)) mask();  // at an edge of the band
+    });
+  }
+
+  smem.q_pipeline[warpgroup].release(q_state);
+  smem.v_pipeline.wait_full(v_state);
+  issue_pv();
+  softmax.template finish<Element>();
+  warpgroup_wait<0>();
+  warpgroup_fence_operand(tOrO);
+  release_v();
+  int const before = WarpgroupTiles<Traits>(params, tile, warpgroup).before;
+  pass_on(before, before);
+}
+
+}  // namespace flash_cute::sm90::fwd

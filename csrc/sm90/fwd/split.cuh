@@ -1,0 +1,81 @@
+// Row tiles that several CTAs share, see TileSplit: each has some of the keys. What a CTA has of a tile that another
+// began it leaves in memory, and the one that began it takes that in, part by part, in the order of the keys. A thread
+// hands over to the thread of its number, which has the same rows and columns; the flags are those of warps.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "../../core/layout.cuh"
+#include "../../core/softmax.cuh"
+#include "tile.h"
+#include "../pipeline.cuh"
+#include "../warpgroup.cuh"
+
+namespace flash_cute::sm90::fwd {
+
+using namespace cute;
+
+// One thread's share of a part in memory. Its place is computed anew for each tile, as the epilogue's is.
+template <class Traits>
+struct PartSlot {
+  float4* words;  // every 128th: the accumulator, two columns of both rows in each; in the last two the row statistics
+  int* flag;      // of the warp: the part is there
+
+  CUTE_DEVICE PartSlot(FwdParams const& params, int warpgroup, int range) {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    int const slot = range * Traits::kWarpgroups + warpgroup;
+    words = reinterpret_cast<float4*>(params.parts) + slot * (part_floats(Traits::kHeadDim) * 32) + thread % 128;
+    flag = params.part_flags + slot * 4 + thread % 128 / 32;
+  }
+};
+
+template <class Traits, class Accumulator>
+CUTE_DEVICE void store_part(FwdParams const& params, int volatile const& range, int warpgroup, OnlineSoftmax<2> const& softmax,
+                            Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
+  PartSlot<Traits> const slot(params, warpgroup, uniform(range));
+  auto acc = rowcol_view(tOrO);  // (rows, head dim)
+  constexpr int kPairs = decltype(size<1>(acc))::value / 2;
+  CUTE_UNROLL
+  for (int j = 0; j < kPairs; ++j) {
+    __stcg(slot.words + j * 128, float4{acc(0, 2 * j), acc(0, 2 * j + 1), acc(1, 2 * j), acc(1, 2 * j + 1)});
+  }
+  __stcg(slot.words + kPairs * 128, float4{softmax.offset[0], softmax.offset[1], softmax.sum[0], softmax.sum[1]});
+  __stcg(slot.words + (kPairs + 1) * 128, float4{softmax.error[0], softmax.error[1], 0.f, 0.f});
+  jitter();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(slot.flag) : "memory");
+}
+
+// The parts of the ranges after this CTA's. Their CTAs were launched before it, and wait for nothing before they have
+// left them.
+template <class Traits, class Accumulator>
+CUTE_DEVICE void merge_parts(FwdParams const& params, int volatile const& range, int parts, int warpgroup, OnlineSoftmax<2>& softmax,
+                             Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
+  auto acc = rowcol_view(tOrO);  // (rows, head dim)
+  constexpr int kPairs = decltype(size<1>(acc))::value / 2;
+  constexpr int kAtOnce = Traits::kHeadDim > 64 && Traits::kHeadDim <= 192 ? 16 : 8;
+#pragma unroll 1
+  for (int part = 1; part <= parts; ++part) {
+    PartSlot<Traits> const slot(params, warpgroup, uniform(range) + part);
+    int arrived;
+    do {
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(arrived) : "l"(slot.flag) : "memory");
+    } while (uniform(arrived) == 0);  // all lanes leave together, and the compiler knows
+    named_sync(kMerge + warpgroup, 128);  // what one has seen, all have
+    float4 const stats = __ldcg(slot.words + kPairs * 128), errors = __ldcg(slot.words + (kPairs + 1) * 128);
+    float2 const factors_0 = softmax.merge(0, stats.x, stats.z, errors.x);
+    float2 const factors_1 = softmax.merge(1, stats.y, stats.w, errors.y);
+    CUTE_UNROLL
+    for (int j = 0; j < kPairs; ++j) {
+      if (j > 0 && j % kAtOnce == 0) named_sync(kMerge + warpgroup, 128);  // more at once would not fit in registers
+      float4 const other = __ldcg(slot.words + j * 128);
+      acc(0, 2 * j) = acc(0, 2 * j) * factors_0.x + other.x * factors_0.y;
+      acc(0, 2 * j + 1) = acc(0, 2 * j + 1) * factors_0.x + other.y * factors_0.y;
+      acc(1, 2 * j) = acc(1, 2 * j) * factors_1.x + other.z * factors_1.y;
+      acc(1, 2 * j + 1) = acc(1, 2 * j + 1) * factors_1.x + other.w * factors_1.y;
+    }
+  }
+}
+
+}  // namespace flash_cute::sm90::fwd

@@ -1,0 +1,77 @@
+// Types of one sm90 forward kernel: tile, products, shared memory.
+#pragma once
+
+#include <cute/atom/copy_atom.hpp>
+#include <cute/atom/mma_atom.hpp>
+#include <cute/tensor.hpp>
+#include <cutlass/numeric_types.h>
+
+#include "scheduler.cuh"
+#include "tile.h"
+#include "../pipeline.cuh"
+#include "../wgmma_atoms.cuh"
+
+namespace flash_cute::sm90::fwd {
+
+using namespace cute;
+
+template <class Element_, int kHeadDim_, TileConfig kTile_>
+struct Traits {
+  using Element = Element_;
+  static constexpr TileConfig kTile = kTile_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockM = kTile.block_m;
+  static constexpr int kBlockN = kTile.block_n;
+  static constexpr int kStages = kTile.stages;
+  static constexpr int kRows = 64;  // query rows a consumer warpgroup owns: one WGMMA
+  static constexpr int kWarpgroups = kBlockM / kRows;
+  static constexpr int kConsumerThreads = 128 * kWarpgroups;
+  static constexpr int kThreads = 128 + kConsumerThreads;
+  static_assert(kBlockM % kRows == 0 && kWarpgroups <= 4 && kBlockN % 16 == 0 && kHeadDim % 32 == 0);
+  static_assert(!kTile.ping_pong || kWarpgroups > 1);
+
+  // setmaxnreg, in steps of 8: the CTA starts with the same number for every thread (65536 / kThreads, rounded
+  // down to 8), and what the producer gives up is all that the consumers can get; asking for more hangs.
+  // Two warpgroups need 240 above head dim 128 only; the producer of the others spills with 24.
+  static constexpr bool kLargeAcc = kHeadDim > 128;
+  static constexpr int kProducerRegs = kWarpgroups == 1 ? 56 : kWarpgroups > 2 ? 32 : kLargeAcc ? 24 : 40;
+  static constexpr int kConsumerRegs =
+      kWarpgroups == 1 ? 256 : kWarpgroups == 3 ? 160 : kWarpgroups == 4 ? 112 : kLargeAcc ? 240 : 232;
+
+  // S = Q K^T from shared memory; O += P V with P in registers and V read transposed.
+  using MmaQK = decltype(make_tiled_mma(wgmma_ss_atom<Element, kBlockN>()));
+  using MmaPV = decltype(make_tiled_mma(
+      SM90::GMMA::rs_op_selector<Element, Element, float, Shape<Int<kRows>, Int<kHeadDim>, Int<kBlockN>>,
+                                 SM90::GMMA::Major::K, SM90::GMMA::Major::MN>()));
+
+  // A tile is stored in chunks of kChunk columns, all rows of one chunk after another: what one TMA box
+  // writes, what WGMMA reads as K-major (Q, K), and through the other atom as MN-major (V).
+  static constexpr int kChunk = kHeadDim % 64 == 0 ? 64 : 32;
+  static constexpr int kChunks = kHeadDim / kChunk;
+  template <class SW128, class SW64>
+  using Atom = std::conditional_t<kChunk == 64, SW128, SW64>;
+  using AtomK = Atom<SM90::GMMA::Layout_K_SW128_Atom<Element>, SM90::GMMA::Layout_K_SW64_Atom<Element>>;
+  using AtomMN = Atom<SM90::GMMA::Layout_MN_SW128_Atom<Element>, SM90::GMMA::Layout_MN_SW64_Atom<Element>>;
+  using SmemLayoutQ = decltype(tile_to_shape(AtomK{}, Shape<Int<kRows>, Int<kHeadDim>>{}));
+  using SmemLayoutK = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockN>, Int<kHeadDim>, Int<kStages>>{}));
+  using SmemLayoutVt = decltype(tile_to_shape(AtomMN{}, Shape<Int<kHeadDim>, Int<kBlockN>, Int<kStages>>{},
+                                              Step<_2, _1, _3>{}));
+
+  static constexpr int kQElements = kRows * kHeadDim;
+  static constexpr int kKVElements = kBlockN * kHeadDim;
+
+  struct alignas(1024) SharedStorage {
+    Element k[kStages][kKVElements];
+    Element v[kStages][kKVElements];
+    Element q[kWarpgroups][kQElements];
+    Pipeline<kStages> k_pipeline;
+    Pipeline<kStages> v_pipeline;
+    Pipeline<1> q_pipeline[kWarpgroups];
+    TileCoord tile[2];
+    Pipeline<2> tile_pipeline;
+    int range;  // of split tiles, that this CTA has
+  };
+  static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
+};
+
+}  // namespace flash_cute::sm90::fwd
