@@ -210,7 +210,8 @@ def test_large_scores_in_float32(size: int, causal: Causal, rng: torch.Generator
             halves = zip(parts[0], parts[1], strict=True)
             dq, dk, dv = (torch.cat(x, 2) if i else x[0] + x[1] for i, x in enumerate(halves))
             for x, y in zip((dq, dk, dv), flash_cute.reference.gradients(dout, q, k, v), strict=True):
-                torch.testing.assert_close(x.double(), y, rtol=2**-24 * float(lse.abs().max()) * 8, atol=2e-3 * size)
+                share = 2**-22 * float(lse.abs().max())  # of P: the LSE's rounding, and the scores'
+                torch.testing.assert_close(x.double(), y, rtol=2 * share, atol=(1e-4 + 64 * share) * size)
 
 
 @BOTH
