@@ -435,6 +435,9 @@ def test_nothing_is_allocated_or_launched(device: str, name: str) -> None:
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     with pytest.raises(ValueError):
         _python(call)
+    for operator in ("fwd", "_fwd"):
+        with pytest.raises(RAW_ERRORS):
+            getattr(torch.ops.flash_cute, operator)(*call.values())
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
     torch.cuda.synchronize()
 
@@ -448,5 +451,8 @@ def test_nothing_is_allocated_or_launched_backward(device: str, name: str) -> No
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     with pytest.raises(ValueError):
         _python_backward(call)
+    for operator in ("bwd", "_bwd"):
+        with pytest.raises(RAW_ERRORS):
+            getattr(torch.ops.flash_cute, operator)(*call.values())
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
     torch.cuda.synchronize()

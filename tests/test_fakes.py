@@ -110,7 +110,8 @@ REFUSED: tuple[tuple[Any, float | None, tuple[int, ...], str], ...] = (
 def _says(sentence: str) -> Iterator[None]:
     with pytest.raises(Exception) as caught:  # ValueError, or what Dynamo makes of it
         yield
-    assert f"flash_cute: {sentence}" in str(caught.value)
+    # Dynamo of torch 2.15 quotes the error that it met, as repr does.
+    assert f"flash_cute: {sentence}" in str(caught.value).replace("\\", "")
 
 
 @pytest.mark.parametrize("way", ["export", "strict_export", "compile"])

@@ -173,7 +173,7 @@ USE = """
 q, k, v = (torch.randn(1, 2, 9, 16, requires_grad=True) for _ in range(3))
 def attend(*x): return flash_cute.attention(*x, True)
 def reference(*x): return torch.nn.functional.scaled_dot_product_attention(*x, is_causal=True)
-for f in (attend, torch.compile(attend, backend="aot_eager", fullgraph=True)):
+for f in (attend, torch.compile(attend, backend="eager", fullgraph=True)):
     given, expected = (torch.autograd.grad(g(q, k, v).square().sum(), (q, k, v)) for g in (f, reference))
     torch.testing.assert_close(given, expected)
 given, expected = (torch.func.grad(lambda x: g(x, k, v).square().sum())(q) for g in (attend, reference))
@@ -196,10 +196,9 @@ print("served")
 """
 
 
-@pytest.mark.parametrize("hide", [False, True])
-def test_private_names_of_torch_may_go(hide: bool, python: Callable[..., str]) -> None:
+def test_private_names_of_torch_may_go(python: Callable[..., str]) -> None:
     """What is not public in PyTorch has a stand-in: the import and every way of calling still work."""
-    assert "served" in python((HIDE if hide else "import torch, flash_cute\n") + USE)
+    assert "served" in python(HIDE + USE)
 
 
 def test_import_is_lean(python: Callable[..., str]) -> None:
