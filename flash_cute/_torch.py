@@ -35,12 +35,9 @@ except ImportError:
 
 
 try:
-    from torch._C import _get_tracing_state as jit_tracer
+    from torch._C import _is_tracing as jit_is_tracing
 except ImportError:
-
-    def jit_tracer() -> object:
-        """torch.jit.trace's state, None where it does not trace."""
-        return True if torch.jit.is_tracing() else None
+    jit_is_tracing = torch.jit.is_tracing
 
 
 # Whether `forward_ad._current_level` says that no forward-mode derivative is under way; else each tensor is asked.

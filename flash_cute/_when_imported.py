@@ -16,8 +16,8 @@ from types import ModuleType
 def when_imported(module: str, action: Callable[[], None]) -> None:
     """Call `action` after `module` has been imported: now, or when a program does it.
 
-    The action runs inside somebody else's import: what it cannot find in that version of the module (ImportError,
-    AttributeError) it leaves unregistered.
+    The action runs inside somebody else's import, which must not fail for it: where that version of the module takes no
+    such registration, there is none.
     """
     if module in sys.modules:
         _run(action)
@@ -26,7 +26,7 @@ def when_imported(module: str, action: Callable[[], None]) -> None:
 
 
 def _run(action: Callable[[], None]) -> None:
-    with contextlib.suppress(ImportError, AttributeError):
+    with contextlib.suppress(Exception):
         action()
 
 

@@ -10,7 +10,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _ops
 from ._refusals import check_deterministic, mask_name, raise_refusal
-from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_tracer
+from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_is_tracing
 from .autograd import Backward, TransformedAttention, differentiable, refuse_tangents
 from .report import built_architectures
 
@@ -134,7 +134,7 @@ def _attend(
         if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
             refuse_tangents(q, k, v)
         if not (is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-            if deterministic is not None and jit_tracer() is not None:  # the graph may be given what requires grad
+            if deterministic is not None and jit_is_tracing():  # the graph may be given what requires grad
                 both = _fwd(q, k, v, causal, None, None, scale, backend, deterministic)
             else:
                 both = _fwd_without_autograd(q, k, v, causal, None, None, scale, backend)
@@ -150,7 +150,7 @@ def _attend(
             both = TransformedAttention.apply(q, k, v, causal, None, None, scale, backend, deterministic)
         elif dispatch_modes():  # selective checkpointing, for one, looks for the operator that users know
             both = _fwd(q, k, v, causal, None, None, scale, backend, deterministic)
-        elif jit_tracer() is not None:
+        elif jit_is_tracing():
             both = _fwd(q, k, v, causal, None, None, scale, backend, asked)
         else:
             return differentiable(q, k, v, causal, None, None, scale, backend, deterministic, return_lse)

@@ -143,7 +143,7 @@ HIDE = """
 import sys, types, torch, torch.autograd.forward_ad, torch.utils._python_dispatch
 HIDDEN = {
     "torch._C": ("_are_functorch_transforms_active", "_is_any_autocast_enabled", "_len_torch_dispatch_stack",
-                 "_get_tracing_state"),
+                 "_is_tracing"),
     "torch.utils._python_dispatch": ("_disable_current_modes",),
     "torch.autograd.forward_ad": ("_current_level",),
 }
@@ -165,7 +165,7 @@ forward_ad, torch.autograd.forward_ad = torch.autograd.forward_ad, sys.modules["
 import flash_cute, flash_cute._torch as ours
 sys.modules.update(real)
 torch.autograd.forward_ad = forward_ad
-assert ours.functorch_is_active() and ours.dispatch_modes() and ours.jit_tracer() is None and not ours.HAS_DUAL_LEVEL
+assert ours.functorch_is_active() and ours.dispatch_modes() and not ours.jit_is_tracing() and not ours.HAS_DUAL_LEVEL
 assert ours.without_modes is None
 """
 

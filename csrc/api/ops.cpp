@@ -192,7 +192,8 @@ void boxed_check_bwd(StableIValue* stack, uint64_t, uint64_t) {
   BwdArgs args = owned.args();
   TensorInfo none{.name = "dlse", .handle = nullptr};
   FwdArgs& call = args.call;
-  set_devices(view(devices), {&args.dout, &call.q, &call.k, &call.v, &args.out, &args.lse, args.dlse ? &*args.dlse : &none});
+  TensorInfo& dlse = args.dlse ? *args.dlse : none;
+  set_devices(view(devices), {&args.dout, &call.q, &call.k, &call.v, &args.out, &args.lse, &dlse});
   stack[0] = stable::from(check_bwd(args, is_cuda(call.q)).scale);
 }
 
