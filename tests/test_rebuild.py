@@ -207,7 +207,7 @@ def _build(tree: Path) -> str:
     if "No matching distribution found for torch" in done.stdout + done.stderr:
         venvs.cannot(f"pip cannot install torch {venvs.CPU_ONLY}")
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 def _times(tree: Path) -> dict[Path, int]:
