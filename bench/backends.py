@@ -28,13 +28,15 @@ Function = Callable[..., Any]
 
 DETERMINISTIC = ":deterministic"
 OURS = tuple(f"flash_cute{forced}{mode}" for mode in ("", DETERMINISTIC) for forced in ("", ":sm80", ":sm90", ":cpu"))
+# What `scaled_dot_product_attention` is made to run; "sdpa" is its own choice, and all that the CPU has beside "math".
 SDPA = {
+    "sdpa": None,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-PEERS = (*SDPA, "flash-attn", "fa3", "triton")
+PEERS = (*SDPA, "flash-attn", "fa3", f"fa3{DETERMINISTIC}", "triton")
 
 
 class Unavailable(Exception):
@@ -47,7 +49,7 @@ class Backend:
 
     Attributes:
         call: takes what `arrange` returned; returns out, or dq, dk and dv, and possibly more behind them.
-        context: entered round `arrange`, and round a batch of calls.
+        context: entered around `arrange`, and around a batch of calls.
         arrange: from (B, H, N, D) tensors to what `call` takes; done before anything is timed.
         restore: from a tensor that `call` returned to (B, H, N, D).
     """
@@ -63,20 +65,28 @@ def is_ours(name: str) -> bool:
     return name.startswith("flash_cute")
 
 
+def is_deterministic(name: str) -> bool:
+    return name.endswith(DETERMINISTIC)
+
+
 def pairs(providers: Sequence[str]) -> list[tuple[str, str]]:
-    """(ours, peer) that are compared: each of ours with each peer, and a deterministic mode with its default mode."""
+    """(ours, peer) that are compared: each of ours with each peer, and a deterministic mode with its default mode.
+
+    A peer's deterministic mode is compared with ours alone.
+    """
     return [
         (ours, peer)
         for ours in providers
         for peer in providers
-        if is_ours(ours) and (not is_ours(peer) or ours == peer + DETERMINISTIC)
+        if is_ours(ours)
+        and (ours == peer + DETERMINISTIC if is_ours(peer) else is_deterministic(ours) or not is_deterministic(peer))
     ]
 
 
 def own_options(name: str) -> dict[str, Any]:
     """The backend and the mode that a name of ours insists on, as arguments of `flash_cute.attention`."""
     forced = name.removesuffix(DETERMINISTIC).partition(":")[2]
-    return {"backend": forced or None, "deterministic": name.endswith(DETERMINISTIC) or None}
+    return {"backend": forced or None, "deterministic": is_deterministic(name) or None}
 
 
 def causal_argument(workload: Workload) -> bool | str:
@@ -90,6 +100,8 @@ def prepare(name: str, workload: Workload, device: torch.device, triton_tutorial
         return _flash_cute_backward(name, workload)
     if workload.direction == "bwd" and name in ATEN_BACKWARD and device.type == "cuda":
         return _aten_backward(name, workload)
+    if workload.direction == "bwd" and name in FLASH_ATTENTION_3:
+        return _flash_attn_3_backward(name, workload)
     forward = _forward(name, workload, device, triton_tutorial)
     if workload.direction == "bwd":
         return _backward_by_autograd(forward)
@@ -103,8 +115,8 @@ def _forward(name: str, workload: Workload, device: torch.device, triton_tutoria
         return _sdpa(name, workload, device)
     if name == "flash-attn":
         return _flash_attn(workload)
-    if name == "fa3":
-        return _flash_attn_3(workload)
+    if name in FLASH_ATTENTION_3:
+        return _flash_attn_3(name, workload)
     if name == "triton":
         return _triton_tutorial(workload, triton_tutorial)
     raise ValueError(f"provider: expected one of {', '.join(OURS + PEERS)}, given {name!r}")
@@ -117,7 +129,7 @@ def absent(name: str, triton_tutorial: Path | None = None) -> str | None:
             _require_flash_cute()
         elif name == "flash-attn":
             _module("flash_attn")
-        elif name == "fa3":
+        elif name in FLASH_ATTENTION_3:
             _module("flash_attn_interface")
         elif name == "triton":
             _load_tutorial(triton_tutorial)
@@ -269,16 +281,16 @@ ATEN_BACKWARD: dict[str, tuple[Callable[..., tuple[Any, ...]], Function]] = {
 def _sdpa(name: str, workload: Workload, device: torch.device) -> Backend:
     if workload.causal == "bottom_right" and workload.N != workload.M:
         raise Unavailable("SDPA aligns its causal mask to the top left: another problem when N and M differ")
+    if device.type == "cpu" and name not in ("sdpa", "math"):
+        raise Unavailable("a CUDA kernel; on the CPU, scaled_dot_product_attention is measured as sdpa")
     if name == "math":
         _require_memory_for_scores(workload, device)
     options: dict[str, bool] = {"is_causal": workload.is_causal}
     if workload.Hkv != workload.H:
         options["enable_gqa"] = True
-    return Backend(
-        name,
-        functools.partial(F.scaled_dot_product_attention, **options),
-        context=functools.partial(sdpa_kernel, SDPA[name]),
-    )
+    call = functools.partial(F.scaled_dot_product_attention, **options)
+    kernel = SDPA[name]
+    return Backend(name, call) if kernel is None else Backend(name, call, functools.partial(sdpa_kernel, kernel))
 
 
 def _require_memory_for_scores(workload: Workload, device: torch.device) -> None:
@@ -307,15 +319,40 @@ def _flash_attn(workload: Workload) -> Backend:
     )
 
 
-def _flash_attn_3(workload: Workload) -> Backend:
+FLASH_ATTENTION_3 = ("fa3", f"fa3{DETERMINISTIC}")
+
+
+def _flash_attn_3(name: str, workload: Workload) -> Backend:
     function = _module("flash_attn_interface").flash_attn_func
     _require_flash_attn_mask(workload)
+    options: dict[str, Any] = {"causal": workload.is_causal, "deterministic": is_deterministic(name)}
+    if workload.direction == "fwd" and workload.N < workload.M:
+        options["num_splits"] = 0  # as many as it finds best; by default it divides no row's keys among CTAs
     return Backend(
-        "fa3",
-        functools.partial(function, causal=workload.is_causal),
+        name,
+        functools.partial(function, **options),
         arrange=_heads_after_length,
         restore=lambda tensor: tensor.transpose(1, 2),
     )
+
+
+def _flash_attn_3_backward(name: str, workload: Workload) -> Backend:
+    """Its backward's operator, called with what its forward saved, writing to new dq, dk and dv."""
+    forward = _flash_attn_3(name, workload)
+    operator = torch.ops.flash_attn_3.bwd.default
+
+    def arrange(inputs: Inputs) -> tuple[Any, ...]:
+        q, k, v, dout = forward.arrange(inputs)
+        out, lse = forward.call(q, k, v, return_attn_probs=True)
+        return dout, q, k, v, out, lse
+
+    def call(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *saved: torch.Tensor) -> Inputs:
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        options = {"is_causal": workload.is_causal, "deterministic": is_deterministic(name)}
+        operator(dout, q, k, v, *saved, dq=dq, dk=dk, dv=dv, **options)
+        return dq, dk, dv
+
+    return replace(forward, call=call, arrange=arrange)
 
 
 def _require_flash_attn_mask(workload: Workload) -> None:

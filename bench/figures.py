@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import csv
 import functools
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results"
-OTHERS = Path(__file__).resolve().parent / "others_h100.csv"
+BENCH = Path(__file__).resolve().parent
+RESULTS = BENCH / "results"
+GPUS = ("h200", "h100")  # whose figures are published, the first in preference
 
 SHAPE_COLUMNS = ("direction", "B", "H", "Hkv", "N", "M", "D", "dtype", "causal")
+DETERMINISTIC = ":deterministic"
+OTHERS = ("fa3", "fa4")  # peers that a run may lack, and that have figures in a run of their own (`others`)
+# Peers that, as the sm80 kernels, use no instruction that came with Hopper: what those kernels are compared with.
+PORTABLE = ("sdpa", "flash", "efficient", "math", "flash-attn", "triton")
+
 MASKS = {"none": "full", "bottom_right": "causal", "top_left": "top_left"}
 DIRECTIONS = {"fwd": "forward", "bwd": "backward", "train": "forward and backward, through autograd"}
 
 PROVIDERS = {
+    "sdpa": "PyTorch (SDPA)",
     "cudnn": "cuDNN",
     "flash": "FlashAttention-2",
     "efficient": "memory-efficient",
@@ -31,13 +39,20 @@ CLOCKS = {
     "events": "TFLOP/s",
     "graph": "TFLOP/s of the kernels alone, by graph replay",
     "wall": "TFLOP/s in wall time, host's work included",
-    "host": "host microseconds a call",
+    "host": "host microseconds per call",
 }
 
 
+def gpu_prefix(gpu: str) -> str:
+    """What the names of a GPU's CSVs begin with: h200 of "NVIDIA H200", h100 of "NVIDIA H100 80GB HBM3"."""
+    words = [word for word in re.findall(r"\w+", gpu) if re.search(r"[a-zA-Z].*\d", word)]
+    return (words[0] if words else gpu.split()[-1]).lower()
+
+
 def provider_title(name: str) -> str:
-    ours, _, forced = name.partition(":")
-    return f"{ours} ({forced.replace(':', ', ')})" if forced else PROVIDERS.get(name, name)
+    base, _, options = name.partition(":")
+    title = PROVIDERS.get(base, base)
+    return f"{title} ({options.replace(':', ', ')})" if options else title
 
 
 def shape_label(shape: Mapping[str, Any]) -> str:
@@ -84,7 +99,7 @@ class Figure:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Of `others_h100`."""
+        """Of `others`."""
         return self.direction, *(self.row[name] for name in SHAPE_COLUMNS[1:])
 
     def number(self, column: str) -> float:
@@ -137,6 +152,29 @@ class Table:
     def geometric_mean(self, ours: str, peer: str) -> float:
         return statistics.geometric_mean(self.ratios(ours, peer))
 
+    @property
+    def ours(self) -> list[str]:
+        return [name for name in self.providers if name.startswith("flash_cute")]
+
+    def rivals(self, ours: str) -> list[str]:
+        """The peers among which `best` chooses: of the same mode, and for the sm80 kernels' speed the portable ones."""
+        peers = [peer for mine, peer in self.pairs if mine == ours and not peer.startswith("flash_cute")]
+        same_mode = [peer for peer in peers if peer.endswith(DETERMINISTIC) == ours.endswith(DETERMINISTIC)]
+        portable = [peer for peer in same_mode if peer in PORTABLE]
+        return portable if ":sm80" in ours and self.clock != "host" and portable else same_mode
+
+    def best(self, ours: str, shape: tuple[str, ...]) -> tuple[str, float] | None:
+        """The fastest peer measured on that shape, and the ratio of ours to it."""
+        figure = self.find(shape, ours)
+        found = {peer: figure.ratio(peer) for peer in self.rivals(ours)} if figure else {}
+        ratios = {peer: ratio for peer, ratio in found.items() if ratio is not None}
+        return min(ratios.items(), key=lambda item: item[1]) if ratios else None
+
+    def best_ratios(self, ours: str) -> list[tuple[tuple[str, ...], str, float]]:
+        """(shape, best peer, ratio) of every shape that a peer was measured on."""
+        found = [(shape, self.best(ours, shape)) for shape in self.shapes]
+        return [(shape, *best) for shape, best in found if best is not None]
+
 
 @dataclass(frozen=True)
 class Results:
@@ -163,17 +201,49 @@ def read(path: Path) -> Results:
     return Results(path, facts, [Table(*key, chosen) for key, chosen in tables.items()], absent)
 
 
+def csv_of(name: str) -> Path:
+    """The CSV of that name: itself, or that of the first of `GPUS` that has it; perhaps of none."""
+    prefixes = ("", *(f"{gpu}-" for gpu in GPUS))
+    found = (path for prefix in prefixes if (path := RESULTS / f"{prefix}{name}.csv").exists())
+    return next(found, RESULTS / f"{GPUS[0]}-{name}.csv")
+
+
 @functools.cache
-def others_h100() -> dict[tuple[str, ...], dict[str, str]]:
-    """By `SHAPE_COLUMNS`: TFLOP/s of cuDNN, FlashAttention-3 and -4 side by side on an H100; see bench/README.md."""
-    with OTHERS.open(newline="") as file:
+def others(gpu: str) -> dict[tuple[str, ...], dict[str, str]]:
+    """By `SHAPE_COLUMNS`: TFLOP/s of cuDNN, FlashAttention-3 and -4 side by side on such a GPU; see bench/README.md."""
+    path = BENCH / f"others_{gpu_prefix(gpu)}.csv"
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
         return {tuple(row[name] for name in SHAPE_COLUMNS): row for row in csv.DictReader(file)}
 
 
-def others_over_cudnn(key: tuple[str, ...]) -> float | None:
-    """How many times as fast as cuDNN the fastest of them was, cuDNN among them."""
-    row = others_h100().get(key)
-    return float(row["best_over_cudnn"]) if row else None
+def others_over(gpu: str, key: tuple[str, ...], peer: str, measured: Sequence[str]) -> float | None:
+    """How many times as fast as `peer` the fastest of them was that is not in `measured`; at least 1.
+
+    None where that other run has no such shape or not that peer.
+    """
+    row = others(gpu).get(key)
+    if row is None or not row.get(peer):
+        return None
+    if peer == "cudnn" and not {"fa3", "fa4"} & set(measured):
+        return float(row["best_over_cudnn"])
+    rates = [float(row[name]) for name in ("cudnn", "fa3", "fa4") if row[name] and name not in measured]
+    return max(1.0, *(rate / float(row[peer]) for rate in rates), 1.0)
+
+
+def other_rate(name: str, chosen: Sequence[Figure]) -> float | None:
+    """TFLOP/s at which a peer that is not in this run would stand, on the shape of all of `chosen`.
+
+    It is the rate of a peer in this run, times the other's rate over its in the run of `others`.
+    """
+    if any(figure.provider == name for figure in chosen):
+        return None
+    for figure in chosen:
+        row = others(figure.row["gpu"]).get(figure.key, {})
+        if row.get(name) and row.get(figure.provider):
+            return figure.number("tflops") * float(row[name]) / float(row[figure.provider])
+    return None
 
 
 def belongs_to(facts: dict[str, str]) -> str:

@@ -87,7 +87,7 @@ LAUNCH: tuple[tuple[str, str], ...] = (
     ("CTAs an SM, by warps", "launch__occupancy_limit_warps"),
     ("waves", "launch__waves_per_multiprocessor"),
 )
-# Dense fp16/bf16 tensor FLOP with float32 accumulation, and exponentials, a clock and SM.
+# Dense fp16/bf16 tensor FLOP with float32 accumulation, and exponentials, per clock and SM.
 TENSOR_FLOP_PER_CLOCK = {(8, 0): 2048, (9, 0): 4096}
 EXP_PER_CLOCK = 16
 
@@ -261,7 +261,7 @@ def is_longest(profile: Profile, profiles: Sequence[Profile]) -> bool:
 def print_table(
     profiles: Sequence[Profile], chosen: dict[str, str], lacking: Sequence[str], workload: Workload
 ) -> None:
-    """One table, a column a kernel."""
+    """One table, a column per kernel."""
     width = 18
     first = 44
     print(f"\n{workload.label}")
@@ -387,9 +387,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--top", type=int, default=12, help="source lines to print (12)")
     parser.add_argument("--triton-tutorial", type=Path, help="a copy of Triton's fused-attention tutorial")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    workloads.add_direction_flag(parser)
     workloads.add_shape_flags(parser)
     flags = parser.parse_args(arguments)
-    shape = workloads.from_flags(flags)
+    shape = workloads.from_flags(flags, flags.direction)
     if shape.direction == "train":
         parser.error("--direction: expected fwd or bwd, given train")
     flags.workload = shape

@@ -2,6 +2,7 @@
 
     python bench/run.py --grid paper --peers cudnn,flash --out bench/results/NAME.csv
     python bench/run.py --direction bwd --grid paper --peers cudnn,flash --out bench/results/NAME.csv
+    python bench/run.py --accuracy --out bench/results/NAME.csv
 
 Prints a table (TFLOP/s, ratio to each peer, geometric mean of the ratios) and writes a CSV of every figure with its
 spread and with the GPU, torch, cuDNN and commit that it belongs to.
@@ -11,10 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib.metadata
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -28,67 +26,18 @@ if not __package__:
     # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
-from bench import backends, figures, workloads  # noqa: E402
+from bench import accuracy, backends, figures, workloads  # noqa: E402
+from bench.environment import environment, matrix_product_tflops  # noqa: E402
 from bench.timing import Cell, time_cell  # noqa: E402
 from bench.workloads import Workload  # noqa: E402
-from flash_cute._timing import Clock, Contender, measure, tflops  # noqa: E402
+from flash_cute._timing import Clock, tflops  # noqa: E402
 
 CLOCKS_OF_GRID: dict[str, tuple[Clock, ...]] = {"small": ("wall", "graph"), "host": ("host",)}
 HOST_ROUNDS = 41
 
 
-def environment(device: torch.device, commit: str) -> dict[str, str]:
-    """What a figure belongs to."""
-    facts = {
-        "gpu": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "cuda": str(torch.version.cuda),
-        "cudnn": "",
-        "driver": "",
-        "python": platform.python_version(),
-        "flash_cute": _package_version(),
-        "commit": commit or _commit(),
-    }
-    if device.type == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name(device)
-        number = torch.backends.cudnn.version() or 0
-        facts["cudnn"] = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-        facts["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
-    return facts
-
-
-def _package_version() -> str:
-    try:
-        return importlib.metadata.version("flash_cute")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def _commit() -> str:
-    commit = _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
-    if not commit:
-        return "unknown"
-    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
-    return f"{commit}+changes" if changed else commit
-
-
-def _output(*command: str) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
-
-
-def matrix_product_tflops(device: torch.device, size: int = 8192) -> float:
-    """Rate of a bf16 matrix product: what this card sustains, beside which the attention figures are to be read."""
-    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
-    b = torch.randn(size, size, device=device, dtype=torch.bfloat16)
-    timing = measure([Contender("matmul", lambda: a @ b)], device, seconds=0.3)["matmul"]
-    return tflops(2.0 * size**3, timing.median)
-
-
 def rows_of(grid: str, cell: Cell, pairs: Sequence[tuple[str, str]], facts: dict[str, str]) -> list[dict[str, object]]:
-    """The CSV rows of a cell, one a provider; a provider that did not run has a row that says why."""
+    """The CSV rows of a cell, one per provider; a provider that did not run has a row that says why."""
     w = cell.workload
     shape: dict[str, object] = {"grid": grid, **{name: getattr(w, name) for name in figures.SHAPE_COLUMNS}}
     rows: list[dict[str, object]] = []
@@ -144,18 +93,19 @@ def pair_title(ours: str, peer: str) -> str:
 
 
 class Table:
-    """The printed table: a line a cell as soon as it is measured, then the geometric means."""
+    """The printed table: a line per cell as soon as it is measured, then the geometric means."""
 
     def __init__(self, providers: Sequence[str], direction: str, gpu: str) -> None:
         self.providers = providers
         self.direction = direction
-        self.has_others = "H100" in gpu and "cudnn" in providers
+        self.gpu = gpu
+        self.has_others = bool(figures.others(gpu)) and "cudnn" in providers
         self.pairs = backends.pairs(providers)
         self.ratios: dict[tuple[str, Clock, str, str, str], list[float]] = {}
         self.reasons: dict[tuple[str, str], int] = {}
 
     def head(self, grid: str, clock: Clock, mode: str) -> None:
-        unit = "us a call, median (best)" if clock == "host" else "TFLOP/s"
+        unit = "us per call, median (best)" if clock == "host" else "TFLOP/s"
         title = f"\n{grid}, {figures.DIRECTIONS[self.direction]}: {unit}, clock {clock}"
         print(title + (f", {mode} mode" if mode != "grad" else ""))
         rates = "".join(f" {short(name):>13}" for name in self.providers)
@@ -174,7 +124,7 @@ class Table:
                 self.ratios.setdefault((grid, cell.clock, cell.mode, ours, peer), []).append(ratio.median)
         if self.has_others and cell.clock == "events":
             shape = (str(getattr(cell.workload, name)) for name in figures.SHAPE_COLUMNS)
-            ahead = figures.others_over_cudnn(tuple(shape))
+            ahead = figures.others_over(self.gpu, tuple(shape), "cudnn", measured=[])
             text += f" {f'{ahead:.2f}' if ahead else '-':>12}"
         for name in cell.wrong:
             text += f"  WRONG: {name} differs by {cell.differences[name]:.2e} from {cell.compared_with}"
@@ -213,27 +163,37 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bench/run.py",
         description=(__doc__ or "").split("\n")[0],
-        epilog=f"providers: {', '.join(backends.OURS)} (ours); {', '.join(backends.PEERS)} (peers)",
+        epilog="--accuracy measures errors against float64 instead of speed: see --accuracy --help. "
+        f"providers: {', '.join(backends.OURS)} (ours); {', '.join(backends.PEERS)} (peers)",
     )
     parser.add_argument("--grid", help=f"one or several of {', '.join(workloads.GRIDS)}; without it, a single case")
     parser.add_argument("--ours", default="flash_cute", help="providers of ours, separated by commas (flash_cute)")
     parser.add_argument(
-        "--peers", default="cudnn,flash", help="peers, separated by commas, or all, or none (cudnn,flash)"
+        "--peers",
+        help="peers, separated by commas, or all, or none (cudnn,flash,fa3; on the CPU sdpa)",
     )
     parser.add_argument("--out", help="CSV to write; with {grid} in its name, one for each grid")
     parser.add_argument(
         "--clock", choices=["events", "graph", "wall", "host"], help="events, unless the grid has clocks of its own"
     )
-    parser.add_argument("--seconds", type=float, default=0.2, help="measured time a provider and cell (0.2)")
+    parser.add_argument("--seconds", type=float, default=0.2, help="measured time per provider and cell (0.2)")
     parser.add_argument(
         "--rounds", type=int, help=f"turns of each provider, 5 or more (7; {HOST_ROUNDS} on clock host)"
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default="cuda", help="cuda (default) or cpu, where grid cpu is of a fitting size")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the random inputs (the time)")
     parser.add_argument("--commit", default="", help="commit to name in the CSV (git's)")
     parser.add_argument("--triton-tutorial", type=Path, help="a copy of Triton's fused-attention tutorial")
+    workloads.add_direction_flag(parser)
     workloads.add_shape_flags(parser)
     flags = parser.parse_args(arguments)
+    if flags.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(
+            "there is no CUDA GPU here, and the grids are sized for one; to measure the CPU path give "
+            "--device cpu --grid cpu, or --device cpu and a small case such as --B 1 --H 4 --N 512"
+        )
+    if flags.peers is None:
+        flags.peers = "sdpa" if flags.device == "cpu" else "cudnn,flash,fa3"
     if flags.rounds is not None and flags.rounds < 5:
         parser.error(f"--rounds: expected 5 or more, given {flags.rounds}")
     flags.grids = _names(flags.grid or "case")
@@ -257,11 +217,14 @@ def clocks_of(grid: str, flags: argparse.Namespace, device: torch.device) -> tup
 
 def cells_of(grid: str, flags: argparse.Namespace) -> list[Workload]:
     if grid == "case":
-        return [workloads.from_flags(flags)]
+        return [workloads.from_flags(flags, flags.direction)]
     return [replace(workload, direction=flags.direction) for workload in workloads.GRIDS[grid]()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if "--accuracy" in arguments:
+        return accuracy.main([argument for argument in arguments if argument != "--accuracy"])
     flags = parse(arguments)
     device = torch.device(flags.device)
     if device.type == "cuda" and device.index is None:

@@ -1,10 +1,11 @@
 """Ratios of measured CSVs beside the bars that the project sets itself, cell by cell, with geometric means.
 
-    python bench/summary.py bench/results/h100-*.csv
+    python bench/summary.py bench/results/h200-*.csv
 
-The bar of a ratio to cuDNN is how far the best of FlashAttention-3 and -4 was ahead of cuDNN on that shape
-(`others_h100.csv`); that of the portable sm80 kernels is FlashAttention-2's speed; that of a deterministic mode 0.85
-times its default mode's; that of the host's time a peer's. A cell may miss its bar by its spread, by at most 0.02.
+The bar of the ratio to the best peer is 1, or more where a peer that was not in the run would have been ahead of it: by
+how far FlashAttention-3 and -4 were ahead of it on that shape and GPU in a run of their own (`others_GPU.csv`). The
+peers of the sm80 kernels are those that use no Hopper instruction either. A deterministic mode is held to 0.85 times
+its default mode's speed. A cell may miss its bar by its spread, by at most 0.02.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,66 +22,98 @@ if not __package__:
     # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
-from bench import figures  # noqa: E402
+from bench import errors, figures  # noqa: E402
 from bench.figures import Figure, Results, Table  # noqa: E402
 
 DETERMINISTIC_BAR = 0.85
 LARGEST_ALLOWANCE = 0.02
 
 
-def bar_of(figure: Figure, peer: str) -> float | None:
-    """The least ratio to that peer, or None where none is set."""
-    if figure.clock == "host":
-        return 1.0
-    if peer.startswith("flash_cute"):
-        return DETERMINISTIC_BAR
-    portable = ":sm80" in figure.provider
-    if peer == "flash" and portable:
-        return 1.0
-    return figures.others_over_cudnn(figure.key) if peer == "cudnn" and not portable else None
+@dataclass(frozen=True)
+class Line:
+    """A cell of the summary: the ratio of ours to `peer`, and its bar."""
 
+    figure: Figure
+    peer: str
+    ratio: float
+    bar: float
 
-def print_pair(table: Table, ours: str, peer: str) -> None:
-    """The cells of one pair of providers that have a bar, and their means."""
-    lines, ratios, bars, missed = [], [], [], 0
-    for shape in table.shapes:
-        figure = table.find(shape, ours)
-        ratio = figure.ratio(peer) if figure else None
-        bar = bar_of(figure, peer) if figure else None
-        if figure is None or ratio is None or bar is None:
-            continue
-        spread = figure.number(f"ratio_{peer}_spread")
-        reached = ratio >= bar - min(spread, LARGEST_ALLOWANCE)
-        missed += not reached
-        ratios.append(ratio)
-        bars.append(bar)
-        lines.append(
-            f"  {figure.label:<42} {ratio:6.3f} ±{spread:.3f}  bar {bar:.2f}  {ratio / bar:6.3f} of it"
-            + ("" if reached else "  MISSED")
+    @property
+    def spread(self) -> float:
+        return self.figure.number(f"ratio_{self.peer}_spread")
+
+    @property
+    def is_reached(self) -> bool:
+        return self.ratio >= self.bar - min(self.spread, LARGEST_ALLOWANCE)
+
+    @property
+    def text(self) -> str:
+        return (
+            f"  {self.figure.label:<42} {self.ratio:6.3f} ±{self.spread:.3f}  bar {self.bar:.2f}  "
+            f"{self.ratio / self.bar:6.3f} of it  {figures.provider_title(self.peer)}"
+            + ("" if self.is_reached else "  MISSED")
         )
+
+
+def to_best_peer(table: Table, ours: str, gpu: str) -> list[Line]:
+    lines = []
+    for shape, peer, ratio in table.best_ratios(ours):
+        figure = table.find(shape, ours)
+        assert figure is not None
+        bar = 1.0
+        if table.clock == "events" and ":sm80" not in ours and figures.DETERMINISTIC not in ours:
+            bar = figures.others_over(gpu, figure.key, peer, table.providers) or 1.0
+        lines.append(Line(figure, peer, ratio, bar))
+    return lines
+
+
+def to_default_mode(table: Table, ours: str) -> list[Line]:
+    default = ours.removesuffix(figures.DETERMINISTIC)
+    found = [(one, one.ratio(default)) for one in table.figures if one.provider == ours and default != ours]
+    return [Line(figure, default, ratio, DETERMINISTIC_BAR) for figure, ratio in found if ratio is not None]
+
+
+def print_lines(title: str, lines: Sequence[Line]) -> None:
     if not lines:
         return
-    print(f"\n{table.title}: {figures.provider_title(ours)} / {figures.provider_title(peer)}")
-    print(*lines, sep="\n")
-    mean, mean_bar = statistics.geometric_mean(ratios), statistics.geometric_mean(bars)
+    print(f"\n{title}")
+    print(*(line.text for line in lines), sep="\n")
+    mean = statistics.geometric_mean(line.ratio for line in lines)
+    bar = statistics.geometric_mean(line.bar for line in lines)
+    missed = sum(not line.is_reached for line in lines)
     print(
-        f"  geometric mean of {len(ratios)}: {mean:.3f}, of the bars {mean_bar:.3f}: {mean / mean_bar:.3f} of it; "
-        f"{missed} missed"
+        f"  geometric mean of {len(lines)}: {mean:.3f}, of the bars {bar:.3f}: {mean / bar:.3f} of it; {missed} missed"
     )
 
 
 def print_summary(results: Results) -> None:
     print(f"\n{results.path.name}: {figures.belongs_to(results.facts)}")
     for table in results.tables:
-        for ours, peer in table.pairs:
-            print_pair(table, ours, peer)
+        for ours in table.ours:
+            title = f"{table.title}: {figures.provider_title(ours)}"
+            print_lines(f"{title} / the best peer", to_best_peer(table, ours, results.facts["gpu"]))
+            print_lines(f"{title} / its default mode", to_default_mode(table, ours))
+
+
+def print_errors(found: errors.Errors) -> None:
+    """The largest ratio of each result, and where."""
+    print(f"\n{found.path.name}: {figures.belongs_to(found.facts)}\nerrors over those of the best peer, the largest")
+    for ours in found.ours:
+        for result in errors.RESULTS:
+            row = max(found.of(ours), key=lambda row: float(row[f"ratio_{result}"]))
+            where = f"D {row['D']} {figures.MASKS[row['causal']]} {row['dtype']} {row['inputs']}"
+            best = figures.provider_title(row[f"best_{result}"])
+            print(f"  {figures.provider_title(ours):<18} {result:<3} {row[f'ratio_{result}']} {best}, {where}")
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench/summary.py", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("csv", type=Path, nargs="+", help="what bench/run.py wrote")
     for path in parser.parse_args(arguments).csv:
-        print_summary(figures.read(path))
+        if errors.is_accuracy(path):
+            print_errors(errors.read(path))
+        else:
+            print_summary(figures.read(path))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""One cell of a table: every provider on one workload, checked against each other, then timed by turns."""
+"""One cell of a table: every provider on one workload, checked against each other, then timed in turns."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def time_cell(
     seed: int = 0,
     triton_tutorial: Path | None = None,
 ) -> list[Cell]:
-    """Measure the providers on one workload: a `Cell` a clock and mode.
+    """Measure the providers on one workload: a `Cell` per clock and mode.
 
     Args:
         workload: the problem.
@@ -77,7 +77,7 @@ def time_cell(
         clocks: see `flash_cute._timing`.
         modes: "grad" (grad mode on; what requires grad is the direction's) and "inference" (`torch.inference_mode`).
         rounds: turns of each provider.
-        seconds: measured time a provider and cell.
+        seconds: measured time per provider and cell.
         seed: of the random inputs.
         triton_tutorial: a copy of Triton's fused-attention tutorial.
     """

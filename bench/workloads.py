@@ -10,7 +10,6 @@ from typing import Literal, get_args
 import torch
 
 from bench.figures import shape_label
-from flash_cute._timing import attention_flops
 
 Causal = Literal["none", "top_left", "bottom_right"]
 # "train" is the forward and the backward, through autograd
@@ -50,6 +49,8 @@ class Workload:
 
     @property
     def flops(self) -> float:
+        from flash_cute._timing import attention_flops  # here: bench/versus.py chooses which flash_cute after its flags
+
         shape = (self.B, self.H, self.N, self.M, self.D)
         forward = attention_flops(*shape, causal=self.is_causal)
         backward = attention_flops(*shape, causal=self.is_causal, backward=True)
@@ -174,6 +175,16 @@ def host_grid() -> list[Workload]:
     return [case(1, 8, 64, 64, False), case(1, 8, 64, 128, True)]
 
 
+def cpu_grid() -> list[Workload]:
+    """Problems of a size that a CPU computes in milliseconds."""
+    return [
+        case(1, 4, n, 64, causal, dtype=dtype)
+        for dtype in ("fp32", "bf16")
+        for causal in (False, True)
+        for n in (256, 512, 1024)
+    ]
+
+
 GRIDS: dict[str, Callable[[], list[Workload]]] = {
     "paper": paper_grid,
     "llama": llama_grid,
@@ -183,6 +194,7 @@ GRIDS: dict[str, Callable[[], list[Workload]]] = {
     "small": small_grid,
     "deterministic": deterministic_grid,
     "host": host_grid,
+    "cpu": cpu_grid,
 }
 
 
@@ -193,14 +205,17 @@ def _dtype_name(text: str) -> str:
     return name
 
 
-def add_shape_flags(parser: argparse.ArgumentParser) -> None:
-    """The direction, and the flags of a single case: the same as those of `python -m flash_cute`."""
+def add_direction_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--direction",
         choices=get_args(Direction),
         default="fwd",
         help="the forward, the backward alone, or both through autograd (fwd)",
     )
+
+
+def add_shape_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of a single case: the same as those of `python -m flash_cute`."""
     shape = parser.add_argument_group("a single case")
     shape.add_argument("--B", type=int, default=4, help="batch (4)")
     shape.add_argument("--H", type=int, default=16, help="heads of q (16)")
@@ -219,7 +234,7 @@ def add_shape_flags(parser: argparse.ArgumentParser) -> None:
     shape.add_argument("--dtype", type=_dtype_name, default="bf16", help="bf16 (default), fp16, fp32, fp64")
 
 
-def from_flags(flags: argparse.Namespace) -> Workload:
+def from_flags(flags: argparse.Namespace, direction: Direction) -> Workload:
     return Workload(
         flags.B,
         flags.H,
@@ -229,5 +244,5 @@ def from_flags(flags: argparse.Namespace) -> Workload:
         flags.D,
         flags.causal,
         flags.dtype,
-        flags.direction,
+        direction,
     )

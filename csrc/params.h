@@ -3,9 +3,26 @@
 
 #include <cstdint>
 
+#include "core/tile_order.h"
 #include "core/tile_split.h"
+#include "sm80/bwd/order.h"
+#include "sm90/bwd/order.h"
 
 namespace flash_cute {
+
+// Row i sees the columns j with i + lower <= j <= i + upper and 0 <= j < len_k. No mask, a causal mask and windows are
+// values of it. lower <= upper, both in [-kNoLimit, kNoLimit], whose ends mean no limit: CUDA's lengths are less.
+struct Band {
+  int lower;
+  int upper;
+
+  constexpr bool has_lower() const { return lower > -kNoLimit; }
+  constexpr bool has_upper() const { return upper < kNoLimit; }
+
+  static constexpr int kNoLimit = 1 << 30;
+};
+constexpr int kNoLimit = Band::kNoLimit;
+constexpr int kMaxLength = 1'000'000'000;  // of rows and keys: row + kNoLimit + a tile is still an int
 
 // Element strides of one (batch, head, row, column) tensor; the column stride is 1.
 struct Strides {
@@ -14,15 +31,6 @@ struct Strides {
   int64_t row;
 };
 
-// Which keys a row sees: row i those with i + lower <= j <= i + upper and 0 <= j < len_k. Causal masks and windows are
-// values of it. lower <= upper, both in [-kNoLimit, kNoLimit]; a side that stands at its own end of that range has no
-// limit, since lengths are at most kNoLimit on CUDA.
-struct Band {
-  int lower;
-  int upper;
-};
-constexpr int kNoLimit = 1 << 30;
-
 struct FwdParams {
   void const* q;  // (batch, heads_q,  len_q, head_dim), 16-bit elements
   void const* k;  // (batch, heads_kv, len_k, head_dim)
@@ -30,11 +38,10 @@ struct FwdParams {
   void* out;      // (batch, heads_q,  len_q, head_dim)
   float* lse;     // (batch, heads_q,  len_q), contiguous, natural log of the scaled scores
 
-  // Workspace, undefined when the launch begins.
-  int* tile_counter;  // one int: CTAs draw tiles from it; null: tiles are dealt in turn
-  float* parts;       // of split tiles, see sm90/fwd_split.cuh
-  int* part_flags;    // one a warp of each range: its part is in memory
-  TileSplit split;
+  // Workspace, see FwdWorkspace; only sm90.
+  int* ticket;      // 0 when the kernel begins: CTAs draw row tiles from it, or their number where tiles are split
+  int* part_flags;  // 0 when the kernel begins: one per warp of each range, set when its part is in memory
+  float* parts;     // of split tiles, see sm90/fwd/split.cuh
 
   Strides q_strides;
   Strides k_strides;
@@ -47,12 +54,12 @@ struct FwdParams {
   int len_q;     // > 0
   int len_k;     // may be 0
   int head_dim;  // a multiple of 8, at most the kernel's kHeadDim
-
-  // Causal only: row i sees columns j <= i + diagonal.
-  // bottom_right: len_k - len_q; top_left: 0.
-  int diagonal;
-
+  Band band;
   float scale_log2;  // what multiplies q.k, times log2(e); finite and > 0
+
+  TileOrder order;
+  TileSplit split;   // of row tiles, by keys
+  bool draws_tiles;  // from the ticket; else they are dealt
 };
 
 struct BwdParams {
@@ -69,15 +76,15 @@ struct BwdParams {
 
   // Workspace, see BwdWorkspace. Undefined when the launch begins; the first kernel writes what is read.
   float* dq_acc;    // sums of dQ / scale, in an order of the architecture's own; null where registers hold them. On sm90
-                    // parts of split key tiles take the place of those that have been used
+                    // parts of split key tiles overwrite those that have been used
   float* lse_log2;  // (batch, heads_q, rows padded to whole row tiles): lse * log2(e); +inf for padding and for
                     // rows that see no key, so that their P is 0
   float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding and for rows that see no key
-  int* semaphores;  // (batch, heads_q, row tiles): the turns ended at dq_acc, and then the parts that are there, see
-                    // <arch>/bwd_dq.cuh; null without it
-  int* counters;    // [0]: the tasks that CTAs have begun; [1 + h]: what has been done of key head h, of all batches,
-                    // see <arch>/bwd_dq.cuh; null without dq_acc
-  TileSplit split;  // of key tiles, by rows
+  int* semaphores;  // (batch, heads_q, row tiles): the ordered adds to dq_acc that are done, and then the parts that are
+                    // there, see <arch>/bwd/dq.cuh; null without it
+  int* counters;    // [0]: the ticket from which CTAs draw; [1 + h]: what has been done of key head h, of all batches,
+                    // see sm90/bwd/dq.cuh; null without dq_acc
+  int* drawn;       // sm80, deterministic: (key tiles) the ticket that each CTA drew; else null
 
   Strides q_strides;
   Strides k_strides;
@@ -94,11 +101,18 @@ struct BwdParams {
   int len_q;     // > 0
   int len_k;     // > 0
   int head_dim;  // a multiple of 8, at most the kernel's kHeadDim
-  int diagonal;  // as in FwdParams
+  Band band;
 
   float scale;
   float scale_log2;
   bool deterministic;  // the key tiles add to dq_acc in one order
+
+  int m_blocks;  // row tiles per query head
+  int n_blocks;  // key tiles per key head
+  int group;     // query heads per key head
+  sm80::bwd::LaunchOrder launch_order;  // sm80
+  sm90::bwd::TaskOrder task_order;      // sm90, up to head dim 128
+  TileSplit split;                      // sm90, up to head dim 128: of key tiles, by rows
 };
 
 }  // namespace flash_cute

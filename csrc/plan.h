@@ -1,4 +1,4 @@
-// What the host decides before a launch, and what it then tells `explain`. No torch, no CuTe.
+// What the host decides before a launch: the launch, `explain` and the tests all read it. No torch, no CuTe.
 #pragma once
 
 #include <cstdint>
@@ -10,80 +10,83 @@ using cudaError_t = int;
 using cudaStream_t = void*;
 #endif
 
-#include "core/variant.h"
+#include "core/kernel_shape.h"
 #include "params.h"
 
 namespace flash_cute {
 
 enum class DType { kFloat16, kBFloat16 };
 
-// Names one compiled kernel of one architecture: (head_dim, causal) picks the instance file, `config`
-// the entry of that architecture's tile table, dtype the half of it.
-struct FwdPlan {
-  DType dtype;
-  int head_dim;  // the kernel's kHeadDim: the smallest instance that holds the tensor's
-  bool causal;
-  int config;    // index into the architecture's tile table; see <arch>/fwd_tile.h
+// Where each part of a workspace begins, in bytes; every part is 128-byte aligned.
+struct FwdWorkspace {
+  int64_t ticket;
+  int64_t part_flags;
+  int64_t parts;
+  int64_t zeroed;  // so many bytes from the beginning on are 0 when the kernel begins
+  int64_t bytes;
 };
 
-// The figures of a planned kernel that a person wants to see.
-struct KernelShape {
-  int block_m;      // query rows a CTA (thread block) works on
-  int block_n;      // keys a mainloop step
-  int threads;      // a CTA
-  int stages;       // K/V buffers in shared memory
-  int smem_bytes;   // dynamic shared memory a CTA
-  int ctas_per_sm;  // what the register budget was set for
-  bool dq_in_registers = false;  // backward: a second kernel sums dQ there, and the workspace has no sums
-};
-
-struct BwdPlan {
-  DType dtype;
-  int head_dim;  // the kernel's kHeadDim
-  bool causal;
-  int config;    // index into the architecture's table; see <arch>/bwd_tile.h
-};
-
-// Where each part of the backward's workspace begins, in bytes; every part is 128-byte aligned.
 struct BwdWorkspace {
   int64_t dq_acc;
   int64_t lse_log2;
   int64_t delta;
   int64_t semaphores;
   int64_t counters;
+  int64_t drawn;
   int64_t bytes;
 };
 
-// `shape` is that of the planned backward kernel; `head_dim` the kernel's.
-constexpr BwdWorkspace bwd_workspace(KernelShape const& shape, int head_dim, int64_t heads, int len_q) {
-  auto const aligned = [](int64_t bytes) { return (bytes + 127) / 128 * 128; };
-  int64_t const row_tiles = heads * ((int64_t{len_q} + shape.block_m - 1) / shape.block_m);
-  int64_t const rows = row_tiles * shape.block_m;
-  BwdWorkspace workspace{};
-  workspace.lse_log2 = workspace.dq_acc + (shape.dq_in_registers ? 0 : aligned(4 * rows * head_dim));
-  workspace.delta = workspace.lse_log2 + aligned(4 * rows);
-  workspace.semaphores = workspace.delta + aligned(4 * rows);
-  workspace.counters = workspace.semaphores + 4 * row_tiles;
-  workspace.bytes = workspace.semaphores + (shape.dq_in_registers ? 0 : aligned(4 * (row_tiles + 1 + heads)));
-  return workspace;
-}
+// head_dim and dtype name the compiled kernels of one architecture (an instance file), `entry` the tile among them.
+struct FwdPlan {
+  DType dtype;
+  int head_dim;  // the kernel's kHeadDim: the smallest instance that holds the tensor's
+  int entry;     // of the architecture's tile table, see <arch>/fwd/tile.h
+  KernelShape shape;
+  int64_t ctas;
+  TileOrder order;
+  TileSplit split;
+  bool draws_tiles;
+  FwdWorkspace workspace;
+};
 
-// The kernels: one explicit instantiation a (head dim, variant), in a generated file of its own
-// (build/inst/<arch>_<fwd|bwd>_d<D>_<mask>.cu), holding both dtypes and every tile of the table.
+struct BwdPlan {
+  DType dtype;
+  int head_dim;  // the kernel's kHeadDim
+  int entry;     // of the architecture's tile table, see <arch>/bwd/tile.h
+  KernelShape shape;
+  bool deterministic;
+  int m_blocks;
+  int n_blocks;
+  int64_t row_tiles;  // of all heads
+  int64_t key_tiles;
+  int64_t ctas;       // of the kernel that makes dK and dV
+  int64_t dq_ctas;    // of the kernel that makes dQ, or turns its sums into rows; 0 where there is none
+  sm80::bwd::LaunchOrder launch_order;
+  sm90::bwd::TaskOrder task_order;
+  TileSplit split;
+  BwdWorkspace workspace;
+};
+
+// The kernels: one explicit instantiation per (architecture, kernel, head dim), in a generated file of its own
+// (build/inst/<arch>_<kernel>_d<D>.cu), holding both dtypes and every tile of the table.
 namespace sm80::fwd {
-template <int kHeadDim, class Variant>
+template <int kHeadDim>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);
 }
 namespace sm80::bwd {
-template <int kHeadDim, class Variant>
+template <int kHeadDim>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
 }
 namespace sm90::fwd {
-template <int kHeadDim, class Variant>
+template <int kHeadDim>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);
 }
 namespace sm90::bwd {
-template <int kHeadDim, class Variant>
+template <int kHeadDim>
+cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
+}
+namespace sm90::bwd_wide {
+template <int kHeadDim>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
 }
 

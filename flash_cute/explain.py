@@ -21,9 +21,9 @@ class Explanation:
 
     Keys of `data`: the call (`dtype`, `batch`, `heads_q`, `heads_kv`, `len_q`, `len_k`, `head_dim`, `causal`,
     `mask`, `scale`), `backend`, `reasons` (sentences), `copies` ("q", "k", "v" and "out" to the reason why it is
-    copied, or None); and of the kernel (None on the CPU) `kernel`, `kernel_head_dim`, `config` (index into the
-    tile table), `block_m` (query rows a CTA), `block_n` (keys a step), `threads` (a CTA), `stages`, `smem_bytes`
-    (a CTA), `ctas_per_sm`, `tiles`, `capability` and `workspace_bytes`. `compiled` is the compiler's report on that
+    copied, or None); and of the kernel (None on the CPU) `kernel`, `kernel_head_dim`, `entry` (of the
+    tile table), `block_m` (query rows per CTA), `block_n` (keys per step), `threads` (per CTA), `stages`, `smem_bytes`
+    (per CTA), `ctas_per_sm`, `tiles`, `capability` and `workspace_bytes`. `compiled` is the compiler's report on that
     very kernel (`arch`, `registers`, `spill_stores` and `spill_loads` in bytes, ...), or None where the driver compiles
     it from PTX.
 
@@ -125,47 +125,45 @@ def kernel_matches(plan: dict[str, Any], kernel_name: str) -> bool:
     return all(known.get(field, value) == value for field, value in [*facts.items(), *tile.items()])
 
 
-# Of FwdTile and BwdTile in csrc/<backend>/*_tile.h, in order. The plan does not tell all of them.
+# Of TileConfig in csrc/<backend>/<kernel>/tile.h, in order. The plan does not tell all of them.
 _TILE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "sm80": {
-        "fwd_kernel": ("block_m", "block_n", "warps", "stages", "q_in_regs", "ctas_per_sm"),
+        "fwd_kernel": ("block_m", "block_n", "warps", "stages", "q_in_regs", "budgeted_ctas"),
         "bwd_kernel": (
             *("block_m", "block_n", "warps", "score_warps", "key_warps", "row_warps"),
-            *("q_stages", "dout_stages", "ctas_per_sm"),
+            *("q_stages", "dout_stages", "budgeted_ctas"),
         ),
     },
     "sm90": {
         "fwd_kernel": ("block_m", "block_n", "stages", "ping_pong", "late_wait"),
         "bwd_kernel": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
-        "bwd_keys_kernel": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
+        "bwd_keys_kernel": (),
     },
 }
 _ELEMENTS = {"half_t": "float16", "__half": "float16", "bfloat16_t": "bfloat16", "__nv_bfloat16": "bfloat16"}
-_MASKS = {"FullMask": "full", "CausalMask": "causal"}
 
 
 def _facts(kernel_name: str) -> dict[str, Any] | None:
     """What a kernel's name says of it, or None for a kernel that is not ours.
 
-    Demangled: `flash_cute::sm80::fwd_kernel<flash_cute::sm80::FwdTraits<cutlass::half_t, 128,
-    flash_cute::Variant<flash_cute::CausalMask>, flash_cute::sm80::FwdTile{128, 64, 4, 1, false, 2}>>`;
-    mangled, the same words come with lengths in front and numbers as `Li128E`.
+    Demangled: `flash_cute::sm80::fwd::fwd_kernel<flash_cute::sm80::fwd::Traits<cutlass::half_t, 128,
+    flash_cute::sm80::fwd::TileConfig{128, 64, 4, 1, false, 2}>>`; mangled, the same words come with lengths in front and
+    numbers as `Li128E`.
     """
-    kernel = re.search(r"flash_cute(?:::|4)(sm\d+)(?:::|\d{2})(\w+?_kernel)(?:<|I)", kernel_name)
+    kernel = re.search(r"flash_cute(?:::|4)(sm\d+)(?:::|\d)(?:fwd|bwd_wide|bwd)(?:::|\d{2})(\w+?_kernel)(?:<|I)", kernel_name)
     element = re.search("|".join(_ELEMENTS), kernel_name)
-    mask = re.search("|".join(_MASKS), kernel_name)
     head_dim = re.search(r"(?:half_t|__half|bfloat16_t|__nv_bfloat16)(?:, (?:\(int\))?|ELi)(\d+)", kernel_name)
-    tile = re.search(r"Tile\)?\{([^}]*)\}", kernel_name) or re.search(r"TileE((?:L[a-z]\d+E)+)", kernel_name)
-    if not (kernel and element and mask and head_dim and tile):
+    if not (kernel and element and head_dim):
         return None
-    values = re.findall(r"L[a-z](\d+)E|(\d+)(?![\w)])|\b(true|false)\b", tile[1])
-    deterministic = re.match(r"[> ]*, (?:\(bool\))?(\w+)>|E+Lb(\d)E", kernel_name[tile.end() :])
+    tile = re.search(r"TileConfig\)?\{([^}]*)\}", kernel_name) or re.search(r"TileConfigE((?:L[a-z]\d+E)+)", kernel_name)
+    values = re.findall(r"L[a-z](\d+)E|(\d+)(?![\w)])|\b(true|false)\b", tile[1]) if tile else []
+    end = tile.end() if tile else head_dim.end()
+    deterministic = re.match(r"[> ]*, (?:\(bool\))?(\w+)>|E+Lb(\d)E", kernel_name[end:])
     facts: dict[str, Any] = {
         "backend": kernel[1],
         "kernel": kernel[2],
         "dtype": _ELEMENTS[element[0]],
         "head_dim": int(head_dim[1]),
-        "mask": _MASKS[mask[0]],
         "tile": [int(mangled or number or word == "true") for mangled, number, word in values],
     }
     if deterministic:  # the mode has a kernel of its own

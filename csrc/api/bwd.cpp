@@ -33,13 +33,15 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, BwdDecision const& 
   Result const dk(tensor_info("dk", result.dk.get()), decision.dk, head_dim);
   Result const dv(tensor_info("dv", result.dv.get()), decision.dv, head_dim);
 
-  BwdWorkspace const& offsets = decision.workspace;
+  BwdPlan const& plan = decision.plan;
+  BwdWorkspace const& offsets = plan.workspace;
   Tensor const workspace = empty_strided<1>({offsets.bytes}, {1}, aoti_torch_dtype_uint8(), args.call.q);
   auto const part = [bytes = static_cast<char*>(mutable_data_pointer(workspace.get()))](int64_t offset) {
     return static_cast<void*>(bytes + offset);
   };
 
-  bool const dq_in_memory = !decision.shape.dq_in_registers;
+  bool const dq_in_memory = !plan.shape.dq_in_registers;
+  bool const draws = offsets.bytes > offsets.drawn;
   BwdParams const params{.q = q.data,
                          .k = k.data,
                          .v = v.data,
@@ -55,7 +57,7 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, BwdDecision const& 
                          .delta = static_cast<float*>(part(offsets.delta)),
                          .semaphores = dq_in_memory ? static_cast<int*>(part(offsets.semaphores)) : nullptr,
                          .counters = dq_in_memory ? static_cast<int*>(part(offsets.counters)) : nullptr,
-                         .split = decision.split,
+                         .drawn = draws ? static_cast<int*>(part(offsets.drawn)) : nullptr,
                          .q_strides = q.strides,
                          .k_strides = k.strides,
                          .v_strides = v.strides,
@@ -70,11 +72,17 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, BwdDecision const& 
                          .len_q = problem.len_q,
                          .len_k = problem.len_k,
                          .head_dim = head_dim,
-                         .diagonal = diagonal(problem),
+                         .band = problem.band,
                          .scale = static_cast<float>(problem.scale),
                          .scale_log2 = static_cast<float>(problem.scale * kLog2E),
-                         .deterministic = args.deterministic};
-  check_cuda(decision.instance.launch(decision.plan, params, current_stream(args.call.q.device_index)),
+                         .deterministic = args.deterministic,
+                         .m_blocks = plan.m_blocks,
+                         .n_blocks = plan.n_blocks,
+                         .group = problem.heads_q / problem.heads_kv,
+                         .launch_order = plan.launch_order,
+                         .task_order = plan.task_order,
+                         .split = plan.split};
+  check_cuda(decision.instance.launch(plan, params, current_stream(args.call.q.device_index)),
              "launch the backward");
   for (Result const* gradient : {&dq, &dk, &dv}) gradient->finish();
 }
@@ -90,7 +98,7 @@ BwdResult bwd_cuda(BwdArgs const& args) {
 
   CurrentDevice const device(call.q.device_index);
   BwdResult result{.dq = empty_like(call.q), .dk = empty_like(call.k), .dv = empty_like(call.v)};
-  if (decision.workspace.bytes > 0) {
+  if (decision.plan.workspace.bytes > 0) {
     launch_bwd(args, problem, decision, result);
   } else {  // no keys, no rows or no heads: what there is has no influence
     for (Tensor const* gradient : {&result.dq, &result.dk, &result.dv}) zero(gradient->get());

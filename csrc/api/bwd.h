@@ -1,7 +1,7 @@
 // The backward as the operators call it.
 #pragma once
 
-#include "dispatch.h"
+#include "planner.h"
 
 namespace flash_cute {
 

@@ -12,17 +12,17 @@ std::vector<NamedCopy> tensors(BwdDecision const& decision) {
 }
 
 std::string why_tile(BwdDecision const& decision) {
-  KernelShape const& shape = decision.shape;
+  KernelShape const& shape = decision.plan.shape;
   std::string text = "Tile of " + std::to_string(shape.block_n) + " keys by " + std::to_string(shape.block_m) +
                      " query rows: " + table_entry(decision);
-  if (decision.backend == Backend::kSm80) text += sm80_chip_text(decision.plan.config);
+  if (decision.backend == Backend::kSm80) text += sm80_chip_text(decision.plan.entry);
   return text + ".";
 }
 
 std::vector<std::string> reasons(Problem const& problem, BwdDecision const& decision) {
   std::vector<std::string> sentences{why_backend(problem, decision, "backward"), why_tile(decision)};
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
-  if (decision.workspace.bytes == 0) {
+  if (decision.plan.workspace.bytes == 0) {
     sentences.push_back("Nothing is launched: there is no row or no key, and every gradient is 0.");
     return sentences;
   }
@@ -30,17 +30,17 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
     sentences.push_back("A CTA loops over the " + std::to_string(problem.heads_q / problem.heads_kv) +
                         " query heads of its key head, so that dk and dv are summed in registers.");
   }
-  if (TileSplit const& split = decision.split; split.tiles > 0) {
+  if (TileSplit const& split = decision.plan.split; split.tiles > 0) {
     sentences.push_back("Of the key tiles " + std::to_string(split.tiles) +
                         " fill no whole wave: their rows are split over " + std::to_string(split.ranges) +
                         " multiprocessors.");
   }
-  if (decision.shape.dq_in_registers) {
+  if (decision.plan.shape.dq_in_registers) {
     sentences.push_back("Deterministic in either mode: dq has a kernel of its own, bwd_queries_kernel, and every sum "
                         "is in registers.");
     return sentences;
   }
-  sentences.push_back(decision.deterministic
+  sentences.push_back(decision.plan.deterministic
                           ? "Deterministic: the key tiles of a row tile add to dq in one order."
                           : "Not deterministic: the sums of dq have the order in which key tiles are done; dk and dv "
                             "have the same bits in every run.");
@@ -60,12 +60,12 @@ std::string bwd_plan_json(FwdArgs const& call, bool deterministic, int64_t capab
   }
   BwdDecision const decision = plan_bwd(call, nullptr, nullptr, deterministic, problem, *gpu);
   JsonObject json = call_json(backend_name(decision.backend), call, problem);
-  char const* const kernel = decision.shape.dq_in_registers ? "bwd_keys_kernel" : "bwd_kernel";
-  add_kernel(json, kernel, decision, num_key_tiles(problem, decision.shape));
+  char const* const kernel = decision.plan.shape.dq_in_registers ? "bwd_keys_kernel" : "bwd_kernel";
+  add_kernel(json, kernel, decision, num_key_tiles(problem, decision.plan.shape));
   json.boolean("deterministic", deterministic)
-      .number("split_tiles", int64_t{decision.split.tiles})
-      .number("split_ctas", int64_t{decision.split.ranges})
-      .number("workspace_bytes", decision.workspace.bytes)
+      .number("split_tiles", int64_t{decision.plan.split.tiles})
+      .number("split_ctas", int64_t{decision.plan.split.ranges})
+      .number("workspace_bytes", decision.plan.workspace.bytes)
       .raw("copies", copies_json(tensors(decision), problem))
       .raw("reasons", json_list(reasons(problem, decision)));
   return json.text();

@@ -8,10 +8,13 @@
 #include <algorithm>
 #include <climits>
 #include <cmath>
+#include <cstdlib>
 #include <optional>
 #include <sstream>
 
 #include "params.h"
+#include "sm80/chip.h"
+#include "sm90/fwd/tile.h"
 #include "tensor.h"
 
 namespace flash_cute {
@@ -51,17 +54,9 @@ struct Problem {
   Causal causal;
   Band band;        // causal and the window; exact where the lengths are CUDA's
   Backend backend;  // as asked for; kAuto is resolved by the plan
+  int forced_chip = -1;   // tests: the sm80 table of this chip, whatever the GPU
+  int forced_entry = -1;  // tests: this tile of the sm90 forward, where the head dim has it
 };
-
-// Causal: row i sees columns j <= i + diagonal.
-inline int diagonal(Problem const& problem) { return problem.causal == Causal::kNone ? 0 : problem.band.upper; }
-
-// The keys from the first on to the last one that the last row sees.
-inline int keys_of_last_row(Problem const& problem) {
-  if (problem.band.upper == kNoLimit) return problem.len_k;
-  return static_cast<int>(
-      std::clamp(int64_t{problem.len_q} + problem.band.upper, int64_t{0}, int64_t{problem.len_k}));
-}
 
 // The message is put together only when the check fails.
 template <class... Parts>
@@ -117,6 +112,26 @@ inline Backend parse_backend(std::string_view backend) {
   if (backend == "sm80") return Backend::kSm80;
   if (backend == "sm90") return Backend::kSm90;
   fail("backend: expected 'auto', 'cpu', 'sm80' or 'sm90', got '", backend, "'");
+}
+
+// Tests run every tile on the GPU that there is: with FLASH_CUTE_TEST_TILES set when the library is loaded, a backend may
+// name a table or a tile, as in "sm80:a100" and "sm90:narrow".
+inline bool test_tiles_allowed() {
+  static bool const allowed = std::getenv("FLASH_CUTE_TEST_TILES") != nullptr;
+  return allowed;
+}
+
+inline void parse_backend(std::string_view text, Problem& problem) {
+  size_t const colon = test_tiles_allowed() ? text.find(':') : std::string_view::npos;
+  problem.backend = parse_backend(text.substr(0, colon));
+  if (colon == std::string_view::npos) return;
+  auto const find = [&](auto const& names) {
+    auto const found = std::find(std::begin(names), std::end(names), text.substr(colon + 1));
+    FLASH_CUTE_CHECK(found != std::end(names), "backend: expected a tile or a table that exists, got '", text, "'");
+    return static_cast<int>(found - std::begin(names));
+  };
+  if (problem.backend == Backend::kSm80) problem.forced_chip = find(sm80::kChipNames);
+  if (problem.backend == Backend::kSm90) problem.forced_entry = find(sm90::fwd::kEntryNames);
 }
 
 inline void check_same_dtype(TensorInfo const& q, TensorInfo const& other) {
@@ -185,16 +200,18 @@ inline Band make_band(FwdArgs const& args, Causal causal) {
   auto const limited = [](int64_t limit) {
     return static_cast<int>(std::clamp(limit, int64_t{-kNoLimit}, int64_t{kNoLimit}));
   };
-  return {.lower = limited(offset - left), .upper = limited(offset + right)};
+  // What limits no row of the call is no limit: a window wide enough runs as none does.
+  bool const has_lower = offset - left + args.q.sizes[2] - 1 > 0;
+  bool const has_upper = offset + right < args.k.sizes[2] - 1;
+  return {.lower = has_lower ? limited(offset - left) : -kNoLimit, .upper = has_upper ? limited(offset + right) : kNoLimit};
 }
 
-// What CUDA's kernels ask for beyond check_fwd's common rules: 32-bit arithmetic on rows and keys, a tile further than
-// the last, must not overflow, nor scale * log2(e) in float32.
+// What CUDA's kernels ask for beyond check_fwd's common rules: 32-bit arithmetic on rows and keys must not overflow, nor
+// scale * log2(e) in float32.
 inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
-  constexpr int kMaxRows = kNoLimit;
   constexpr double kLog2E = 1.4426950408889634;
-  FLASH_CUTE_CHECK(problem.len_q <= kMaxRows, "q: expected at most 2^30 rows on CUDA, got ", problem.len_q);
-  FLASH_CUTE_CHECK(problem.len_k <= kMaxRows, "k: expected at most 2^30 rows on CUDA, got ", problem.len_k);
+  FLASH_CUTE_CHECK(problem.len_q <= kMaxLength, "q: expected at most 10^9 rows on CUDA, got ", problem.len_q);
+  FLASH_CUTE_CHECK(problem.len_k <= kMaxLength, "k: expected at most 10^9 rows on CUDA, got ", problem.len_k);
   FLASH_CUTE_CHECK(std::isnormal(static_cast<float>(problem.scale)) &&
                        std::isfinite(static_cast<float>(problem.scale * kLog2E)),
                    "scale: expected a number that float32 holds, also times log2(e), got ", problem.scale);
@@ -209,16 +226,17 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
   check_dtype(args, on_cuda);
   check_shapes(args);
   Causal const causal = parse_causal(args.causal);
-  Problem const problem{.batch = static_cast<int>(args.q.sizes[0]),
-                        .heads_q = static_cast<int>(args.q.sizes[1]),
-                        .heads_kv = static_cast<int>(args.k.sizes[1]),
-                        .len_q = static_cast<int>(args.q.sizes[2]),
-                        .len_k = static_cast<int>(args.k.sizes[2]),
-                        .head_dim = static_cast<int>(args.q.sizes[3]),
-                        .scale = check_scale(args.scale, static_cast<int>(args.q.sizes[3])),
-                        .causal = causal,
-                        .band = make_band(args, causal),
-                        .backend = parse_backend(args.backend)};
+  Problem problem{.batch = static_cast<int>(args.q.sizes[0]),
+                  .heads_q = static_cast<int>(args.q.sizes[1]),
+                  .heads_kv = static_cast<int>(args.k.sizes[1]),
+                  .len_q = static_cast<int>(args.q.sizes[2]),
+                  .len_k = static_cast<int>(args.k.sizes[2]),
+                  .head_dim = static_cast<int>(args.q.sizes[3]),
+                  .scale = check_scale(args.scale, static_cast<int>(args.q.sizes[3])),
+                  .causal = causal,
+                  .band = make_band(args, causal),
+                  .backend = Backend::kAuto};
+  parse_backend(args.backend, problem);
   if (on_cuda) check_cuda_rules(args, problem);
   FLASH_CUTE_CHECK(!is_cpu(args.q) || on_cuda || problem.backend == Backend::kAuto ||
                        problem.backend == Backend::kCpu,

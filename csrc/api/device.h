@@ -1,7 +1,7 @@
 // The GPU that a call is for: its figures, and how to launch on it.
 #pragma once
 
-#include "dispatch.h"
+#include "planner.h"
 
 namespace flash_cute {
 

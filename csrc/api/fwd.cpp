@@ -31,20 +31,19 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, FwdDecision const& 
   Operand const v(args.v, decision.v, decision.padded_head_dim);
   Result const out(tensor_info("out", result.out.get()), decision.out, decision.padded_head_dim);
 
+  FwdPlan const& plan = decision.plan;
+  FwdWorkspace const& offsets = plan.workspace;
   Tensor workspace;
-  if (decision.workspace_bytes > 0) {
-    workspace = empty_strided<1>({decision.workspace_bytes}, {1}, aoti_torch_dtype_uint8(), args.q);
-  }
+  if (offsets.bytes > 0) workspace = empty_strided<1>({offsets.bytes}, {1}, aoti_torch_dtype_uint8(), args.q);
   auto* const bytes = workspace ? static_cast<char*>(mutable_data_pointer(workspace.get())) : nullptr;
   FwdParams const params{.q = q.data,
                          .k = k.data,
                          .v = v.data,
                          .out = out.data,
                          .lse = static_cast<float*>(mutable_data_pointer(result.lse.get())),
-                         .tile_counter = decision.draws_tiles ? reinterpret_cast<int*>(bytes) : nullptr,
-                         .parts = reinterpret_cast<float*>(bytes),
-                         .part_flags = reinterpret_cast<int*>(bytes + decision.parts_bytes),
-                         .split = decision.split,
+                         .ticket = reinterpret_cast<int*>(bytes + offsets.ticket),
+                         .part_flags = reinterpret_cast<int*>(bytes + offsets.part_flags),
+                         .parts = reinterpret_cast<float*>(bytes + offsets.parts),
                          .q_strides = q.strides,
                          .k_strides = k.strides,
                          .v_strides = v.strides,
@@ -55,9 +54,12 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, FwdDecision const& 
                          .len_q = problem.len_q,
                          .len_k = problem.len_k,
                          .head_dim = decision.padded_head_dim,
-                         .diagonal = diagonal(problem),
-                         .scale_log2 = static_cast<float>(problem.scale * kLog2E)};
-  check_cuda(decision.instance.launch(decision.plan, params, current_stream(args.q.device_index)),
+                         .band = problem.band,
+                         .scale_log2 = static_cast<float>(problem.scale * kLog2E),
+                         .order = plan.order,
+                         .split = plan.split,
+                         .draws_tiles = plan.draws_tiles};
+  check_cuda(decision.instance.launch(plan, params, current_stream(args.q.device_index)),
              "launch the forward");
   out.finish();
 }
@@ -71,7 +73,7 @@ FwdResult fwd_cuda(FwdArgs const& args) {
 
   CurrentDevice const device(args.q.device_index);
   FwdResult result = allocate(args.q);
-  if (num_row_tiles(problem, decision.shape) > 0) launch_fwd(args, problem, decision, result);
+  if (num_row_tiles(problem, decision.plan.shape) > 0) launch_fwd(args, problem, decision, result);
   return result;
 }
 

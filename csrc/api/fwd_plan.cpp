@@ -10,11 +10,11 @@ std::vector<NamedCopy> tensors(FwdDecision const& decision) {
 }
 
 std::string why_tile(Problem const& problem, FwdDecision const& decision) {
-  KernelShape const& shape = decision.shape;
+  KernelShape const& shape = decision.plan.shape;
   std::string text = "Tile of " + std::to_string(shape.block_m) + " query rows by " + std::to_string(shape.block_n) +
                      " keys: " + table_entry(decision);
   if (decision.backend == Backend::kSm80) {
-    text += sm80_chip_text(decision.plan.config);
+    text += sm80_chip_text(decision.plan.entry);
   } else {
     text += ", with " + std::to_string(num_row_tiles(problem, shape)) + " tiles for " +
             std::to_string(decision.gpu.num_sms) + " multiprocessors";
@@ -25,16 +25,16 @@ std::string why_tile(Problem const& problem, FwdDecision const& decision) {
 
 std::vector<std::string> reasons(Problem const& problem, FwdDecision const& decision) {
   std::vector<std::string> sentences{why_backend(problem, decision, "forward"), why_tile(problem, decision)};
-  if (decision.draws_tiles) {
+  if (decision.plan.draws_tiles) {
     sentences.push_back("The longest tiles come first, and a CTA that is done draws the next from a counter.");
   }
-  if (TileSplit const& split = decision.split; split.tiles > 0) {
+  if (TileSplit const& split = decision.plan.split; split.tiles > 0) {
     sentences.push_back("Of them " + std::to_string(split.tiles) + " fill no whole wave: their keys are split over " +
                         std::to_string(split.ranges) + " multiprocessors, by " +
-                        std::to_string(decision.workspace_bytes / 1024) + " KB of workspace.");
+                        std::to_string(decision.plan.workspace.bytes / 1024) + " KB of workspace.");
   }
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
-  if (num_row_tiles(problem, decision.shape) == 0) sentences.push_back("Nothing is launched: the output is empty.");
+  if (num_row_tiles(problem, decision.plan.shape) == 0) sentences.push_back("Nothing is launched: the output is empty.");
   if (problem.heads_kv > 0 && problem.heads_q > problem.heads_kv) {
     sentences.push_back("Every " + std::to_string(problem.heads_q / problem.heads_kv) +
                         " query heads read one head of k and v in place.");
@@ -53,10 +53,13 @@ std::string fwd_plan_json(FwdArgs const& args, int64_t capability) {
   }
   FwdDecision const decision = plan_fwd(args, problem, *gpu);
   JsonObject json = call_json(backend_name(decision.backend), args, problem);
-  add_kernel(json, "fwd_kernel", decision, num_row_tiles(problem, decision.shape));
-  json.number("split_tiles", int64_t{decision.split.tiles})
-      .number("split_ctas", int64_t{decision.split.ranges})
-      .number("workspace_bytes", decision.workspace_bytes);
+  add_kernel(json, "fwd_kernel", decision, num_row_tiles(problem, decision.plan.shape));
+  if (decision.backend == Backend::kSm90) {
+    json.boolean("late_wait", sm90::fwd::tile_config(decision.plan.head_dim, decision.plan.entry).late_wait);
+  }
+  json.number("split_tiles", int64_t{decision.plan.split.tiles})
+      .number("split_ctas", int64_t{decision.plan.split.ranges})
+      .number("workspace_bytes", decision.plan.workspace.bytes);
   json.raw("copies", copies_json(tensors(decision), problem)).raw("reasons", json_list(reasons(problem, decision)));
   return json.text();
 }

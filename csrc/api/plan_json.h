@@ -58,6 +58,14 @@ inline std::string causal_name(Causal causal) {
   return "";
 }
 
+// What limits the keys of some row.
+inline std::string mask_name(Problem const& problem) {
+  Band const& band = problem.band;
+  if (band.has_lower()) return "window";
+  if (!band.has_upper()) return "full";
+  return problem.causal == Causal::kNone ? "window" : "causal";
+}
+
 // One tensor of a call, and why it is copied.
 struct NamedCopy {
   char const* name;
@@ -94,13 +102,13 @@ std::string why_backend(Problem const& problem, DecisionType const& decision, st
   if (decision.backend == Backend::kSm90) return "Backend sm90 is the one for " + gpu + ".";
   if (decision.gpu.capability != 90) return "Backend sm80 serves " + gpu + "; sm90 needs exactly 9.0.";
   return "Backend sm80 serves " + gpu + " because this build has no sm90 " + direction + " kernel for head dim " +
-         std::to_string(problem.head_dim) + (decision.plan.causal ? ", causal." : ", full.");
+         std::to_string(problem.head_dim) + ".";
 }
 
 template <class DecisionType>
 std::string table_entry(DecisionType const& decision) {
   return std::string("the ") + backend_name(decision.backend) + " table's entry for head dim " +
-         std::to_string(decision.plan.head_dim) + (decision.plan.causal ? ", causal" : ", full");
+         std::to_string(decision.plan.head_dim);
 }
 
 inline std::string sm80_chip_text(int chip) {
@@ -135,7 +143,7 @@ inline JsonObject call_json(std::string_view backend, FwdArgs const& args, Probl
       .number("len_k", int64_t{problem.len_k})
       .number("head_dim", int64_t{problem.head_dim})
       .string("causal", causal_name(problem.causal))
-      .string("mask", problem.causal == Causal::kNone ? "full" : "causal")
+      .string("mask", mask_name(problem))
       .number("scale", problem.scale);
   return json;
 }
@@ -144,13 +152,13 @@ template <class DecisionType>
 void add_kernel(JsonObject& json, std::string_view kernel, DecisionType const& decision, int64_t tiles) {
   json.string("kernel", kernel)
       .number("kernel_head_dim", int64_t{decision.plan.head_dim})
-      .number("config", int64_t{decision.plan.config})
-      .number("block_m", int64_t{decision.shape.block_m})
-      .number("block_n", int64_t{decision.shape.block_n})
-      .number("threads", int64_t{decision.shape.threads})
-      .number("stages", int64_t{decision.shape.stages})
-      .number("smem_bytes", int64_t{decision.shape.smem_bytes})
-      .number("ctas_per_sm", int64_t{decision.shape.ctas_per_sm})
+      .number("entry", int64_t{decision.plan.entry})
+      .number("block_m", int64_t{decision.plan.shape.block_m})
+      .number("block_n", int64_t{decision.plan.shape.block_n})
+      .number("threads", int64_t{decision.plan.shape.threads})
+      .number("stages", int64_t{decision.plan.shape.stages})
+      .number("smem_bytes", int64_t{decision.plan.shape.smem_bytes})
+      .number("ctas_per_sm", int64_t{decision.plan.shape.ctas_per_sm})
       .number("tiles", tiles)
       .number("capability", int64_t{decision.gpu.capability});
 }

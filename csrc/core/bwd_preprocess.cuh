@@ -4,13 +4,11 @@
 
 #include <cuda_runtime.h>
 
-#include <climits>
-
 #include <cute/tensor.hpp>
 #include <cutlass/array.h>
 #include <cutlass/numeric_conversion.h>
 
-#include "../params.h"
+#include "../plan.h"
 
 namespace flash_cute {
 
@@ -49,14 +47,15 @@ CUTE_DEVICE float dot(uint4 const& a, uint4 const& b) {
 
 // One CTA a row tile.
 template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums>
-__global__ void __launch_bounds__(preprocess::kThreads) bwd_preprocess_kernel(BwdParams const params, int m_blocks) {
+__global__ void __launch_bounds__(preprocess::kThreads)
+    bwd_preprocess_kernel(__grid_constant__ BwdParams const params) {
   using namespace preprocess;
   constexpr int kThreadsPerRow = threads_per_row(kHeadDim);
   constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
   constexpr float kLog2e = 1.4426950408889634f;
   static_assert(kBlockM % kRowsAtOnce == 0 && kThreadsPerRow <= 32);
-  int const m_block = blockIdx.x % m_blocks;
-  int64_t const batch_head = blockIdx.x / m_blocks;
+  int const m_block = blockIdx.x % params.m_blocks;
+  int64_t const batch_head = blockIdx.x / params.m_blocks;
   int64_t const batch = batch_head / params.heads_q, head = batch_head % params.heads_q;
   int const column = threadIdx.x % kThreadsPerRow * kVector;
 
@@ -95,6 +94,7 @@ __global__ void __launch_bounds__(preprocess::kThreads) bwd_preprocess_kernel(Bw
   }
 
   if constexpr (kClearSums) {
+    static_assert(kBlockM * kHeadDim % (4 * kThreads) == 0);
     auto* const sums = reinterpret_cast<float4*>(params.dq_acc + int64_t{blockIdx.x} * kBlockM * kHeadDim);
     CUTE_UNROLL
     for (int i = 0; i < kBlockM * kHeadDim / 4 / kThreads; ++i) {
@@ -109,12 +109,9 @@ __global__ void __launch_bounds__(preprocess::kThreads) bwd_preprocess_kernel(Bw
 }
 
 template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums>
-cudaError_t launch_bwd_preprocess(BwdParams const& params, cudaStream_t stream) {
-  int const m_blocks = ceil_div(params.len_q, kBlockM);
-  int64_t const row_tiles = int64_t{m_blocks} * params.heads_q * params.batch;
-  if (row_tiles > INT_MAX) return cudaErrorInvalidConfiguration;
+cudaError_t launch_bwd_preprocess(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   bwd_preprocess_kernel<Element, kBlockM, kHeadDim, Order, kClearSums>
-      <<<int(row_tiles), preprocess::kThreads, 0, stream>>>(params, m_blocks);
+      <<<unsigned(plan.row_tiles), preprocess::kThreads, 0, stream>>>(params);
   return cudaGetLastError();
 }
 

@@ -1,5 +1,5 @@
-// What a row sees. A mask is the first column that a row does not see, and its inverse, the first row that
-// sees a column; the range of tiles, which of them need masking, and the masking itself all follow.
+// What a row sees: a band of columns between two diagonals, of which no mask, a causal mask and a window are cases. The
+// ranges of tiles, which of them need masking, and the masking itself all follow from four functions.
 #pragma once
 
 #include <climits>
@@ -7,115 +7,177 @@
 #include <cute/tensor.hpp>
 
 #include "../params.h"
-#include "variant.h"
 
 namespace flash_cute {
 
 using namespace cute;
 
-struct FullMask {
-  template <class Params>
-  CUTE_HOST_DEVICE static int column_limit(Params const& params, int /*row*/) {
-    return params.len_k;
-  }
-  template <class Params>
-  CUTE_HOST_DEVICE static int first_row(Params const& /*params*/, int /*column*/) {
-    return 0;
-  }
-};
-
-struct CausalMask {
-  // Negative where the row sees nothing.
-  template <class Params>
-  CUTE_HOST_DEVICE static int column_limit(Params const& params, int row) {
-    return min(params.len_k, row + params.diagonal + 1);
-  }
-  // May be len_q or more: no row sees the column.
-  template <class Params>
-  CUTE_HOST_DEVICE static int first_row(Params const& params, int column) {
-    return max(0, column - params.diagonal);
-  }
-};
-
-// The key tiles that a query tile visits: [0, unmasked) whole, [unmasked, end) element by element.
-struct KeyRange {
-  int unmasked;
-  int end;
-};
-
-template <class Mask, int kBlockM, int kBlockN, class Params>
-CUTE_HOST_DEVICE KeyRange key_range(Params const& params, int m_block) {
-  int const first_row = m_block * kBlockM;
-  int const last_row = min(first_row + kBlockM, params.len_q) - 1;
-  int const first_limit = max(0, Mask::column_limit(params, first_row));
-  int const last_limit = max(0, Mask::column_limit(params, last_row));
-  return {first_limit / kBlockN, ceil_div(last_limit, kBlockN)};
+// Row i sees the columns [first_column, column_limit); the limit may be 0 or less, or not above the first column.
+template <class Params>
+CUTE_HOST_DEVICE int first_column(Params const& params, int row) {
+  return max(0, row + params.band.lower);
+}
+template <class Params>
+CUTE_HOST_DEVICE int column_limit(Params const& params, int row) {
+  return min(params.len_k, row + params.band.upper + 1);
 }
 
-// The query tiles that a key tile is seen by, for the backward: [begin, unmasked) need masking element by
-// element, [unmasked, end) are seen whole. A key tile that reaches past len_k is masked throughout.
-struct RowRange {
+// The inverse: the rows [first_row, row_limit) see a column. There may be none, and the limit may pass len_q.
+template <class Params>
+CUTE_HOST_DEVICE int first_row(Params const& params, int column) {
+  return max(0, column - params.band.upper);
+}
+template <class Params>
+CUTE_HOST_DEVICE int row_limit(Params const& params, int column) {
+  return column - params.band.lower + 1;
+}
+
+// Decides between "no key" (out 0) and "keys, all with score -inf" (out NaN).
+template <class Params>
+CUTE_HOST_DEVICE bool row_sees_a_key(Params const& params, int row) {
+  return first_column(params, row) < column_limit(params, row);
+}
+
+// Tiles [begin, end), of which those in [whole_begin, whole_end) need no mask: every row sees every column.
+struct TileRange {
   int begin;
-  int unmasked;
+  int whole_begin;
+  int whole_end;
   int end;
+
+  // Where there is no whole tile, whole_begin == whole_end == begin: walked from the last tile to the first, or from the
+  // first to the last, masked tiles come first.
+  CUTE_HOST_DEVICE static TileRange make(int begin, int whole_begin, int whole_end, int end) {
+    end = max(begin, end);
+    whole_begin = max(begin, whole_begin);
+    whole_end = min(end, whole_end);
+    bool const some = whole_begin < whole_end;
+    return {begin, some ? whole_begin : begin, some ? whole_end : begin, end};
+  }
+
+  CUTE_HOST_DEVICE bool needs_mask(int tile) const { return tile < whole_begin || tile >= whole_end; }
 };
 
-template <class Mask, int kBlockM, int kBlockN>
-CUTE_HOST_DEVICE RowRange row_range(BwdParams const& params, int n_block) {
-  int const first_column = n_block * kBlockN;
-  int const end = ceil_div(params.len_q, kBlockM);
-  int const begin = min(end, Mask::first_row(params, first_column) / kBlockM);
-  bool const tail = first_column + kBlockN > params.len_k;
-  int const unmasked = tail ? end : ceil_div(Mask::first_row(params, first_column + kBlockN - 1), kBlockM);
-  return {begin, max(begin, min(end, unmasked)), end};
+// The key tiles that a tile of query rows visits. Those past len_k are in none.
+template <int kBlockM, int kBlockN, class Params>
+CUTE_HOST_DEVICE TileRange key_range(Params const& params, int m_block) {
+  int const first = m_block * kBlockM;
+  int const last = min(first + kBlockM, params.len_q) - 1;
+  return TileRange::make(first_column(params, first) / kBlockN, ceil_div(first_column(params, last), kBlockN),
+                         max(0, column_limit(params, first)) / kBlockN,
+                         ceil_div(max(0, column_limit(params, last)), kBlockN));
 }
 
-// Sets the scores of one tile that a row does not see to -inf. tScS holds each score's (row, column)
-// within the tile for this thread, tScS_0 for thread 0: their columns differ by one number a thread, so
-// each comparison is with a constant.
-template <class Mask, class Scores, class Coords, class Coords0, class Params>
-CUTE_DEVICE void apply_mask(Scores& scores,              // (rows, columns)
-                            Coords const& tScS,          // (rows, columns) -> (row, column)
-                            Coords0 const& tScS_0,       // the same of thread 0, static
-                            Params const& params, int first_row, int first_column) {
-  int const thread_column = first_column + get<1>(tScS(_0{}, _0{}));
+// The query tiles that visit a key tile, for the backward. A key tile that reaches past len_k is masked throughout.
+template <int kBlockM, int kBlockN>
+CUTE_HOST_DEVICE TileRange row_range(BwdParams const& params, int n_block) {
+  int const first = n_block * kBlockN;
+  int const last = min(first + kBlockN, params.len_k) - 1;
+  int const rows = max(0, min(params.len_q, row_limit(params, last)));
+  int const end = ceil_div(rows, kBlockM);
+  bool const tail = first + kBlockN > params.len_k;
+  // The rows behind the last one have P = 0 by their statistics.
+  int const whole_rows = row_limit(params, first) >= params.len_q ? end * kBlockM : max(0, row_limit(params, first));
+  return TileRange::make(min(end, first_row(params, first) / kBlockM), ceil_div(first_row(params, last), kBlockM),
+                         tail ? 0 : whole_rows / kBlockM, end);
+}
+
+// The key tiles that visit a query tile in a backward, by row_range: [begin, end). The rows behind the last one count,
+// since row_range looks at whole query tiles.
+struct KeyTiles {
+  int begin;
+  int end;
+};
+template <int kBlockM, int kBlockN>
+CUTE_HOST_DEVICE KeyTiles visiting_key_tiles(BwdParams const& params, int m_block) {
+  int const first = first_column(params, m_block * kBlockM);
+  int const limit = max(0, column_limit(params, (m_block + 1) * kBlockM - 1));
+  int const end = first < params.len_k ? ceil_div(limit, kBlockN) : 0;
+  return {min(end, first / kBlockN), end};
+}
+
+// A thread's elements of a row (or, transposed, of a column) of scores, as bits. Their coordinates, from the thread's first
+// one on, come in pairs, kPeriod apart: 0, 1, kPeriod, kPeriod + 1, ...
+template <int kSize, int kPeriod>
+struct ElementBits {
+  static_assert(kPeriod >= 8 && (kPeriod & (kPeriod - 1)) == 0);
+  static constexpr int kWords = (kSize + 31) / 32;
+  static constexpr int kShift = __builtin_ctz(kPeriod);
+
+  // How many elements lie below a coordinate, if they went on in both directions.
+  CUTE_DEVICE static int below(int coordinate) {
+    return (coordinate >> kShift) * 2 + min(coordinate & (kPeriod - 1), 2);
+  }
+
+  // Those in [begin, end) as bits of the kWord-th 32 elements.
+  template <int kWord>
+  CUTE_DEVICE static uint32_t word(int begin, int end) {
+    auto const low_bits = [](int count) { return __funnelshift_lc(~0u, 0u, unsigned(max(0, count - 32 * kWord))); };
+    return low_bits(end) & ~low_bits(begin);
+  }
+};
+
+// Sets the scores of one row that lie outside [begin, end), relative to the thread's first element, to -inf. One
+// comparison per edge and row, and then a bit per element, which the compiler moves to predicates eight at a time (R2P).
+template <int kPeriod, class Scores>
+CUTE_DEVICE void keep_range(Scores&& row, int begin, int end) {  // (elements)
+  constexpr int kSize = decltype(size(row))::value;
+  using Bits = ElementBits<kSize, kPeriod>;
+  int const bits_begin = Bits::below(begin), bits_end = Bits::below(end);
+  for_each(make_int_sequence<Bits::kWords>{}, [&](auto word) __attribute__((always_inline)) {
+    uint32_t const kept = Bits::template word<word>(bits_begin, bits_end);
+    CUTE_UNROLL
+    for (int j = 32 * word; j < cute::min(kSize, 32 * word + 32); ++j) {
+      if (!(kept & (1u << (j % 32)))) row(j) = -INFINITY;
+    }
+  });
+}
+
+// Of the j-th element along the second mode of thread 0's coordinates, which are static.
+template <class Coords0, int j>
+constexpr int kCoordinate = decltype(get<1>(std::declval<Coords0>()(_0{}, Int<j>{})))::value;
+
+// The distance of its pairs, see ElementBits.
+template <class Coords0>
+constexpr int element_period() {
+  constexpr int kSize = decltype(size<1>(std::declval<Coords0>()))::value;
+  constexpr int kPeriod = kCoordinate<Coords0, 2>;
+  static_assert(kSize >= 4 && kSize % 2 == 0);
+  static_assert(kCoordinate<Coords0, 0> == 0 && kCoordinate<Coords0, 1> == 1);
+  static_assert(kCoordinate<Coords0, kSize - 1> == kPeriod * (kSize / 2 - 1) + 1);
+  return kPeriod;
+}
+
+// Sets the scores of one tile that a row does not see to -inf.
+template <class Scores, class Coords, class Coords0, class Params>
+CUTE_DEVICE void apply_mask(Scores& scores,         // (rows, columns)
+                            Coords const& tScS,     // (rows, columns) -> (row, column)
+                            Coords0 const& /*tScS_0*/,  // the same of thread 0, static
+                            Params const& params, int tile_row, int tile_column) {
+  constexpr int kPeriod = element_period<Coords0>();
+  int const thread_column = tile_column + get<1>(tScS(_0{}, _0{}));
   CUTE_UNROLL
   for (int i = 0; i < size<0>(scores); ++i) {
-    int const row = first_row + get<0>(tScS(i, _0{}));
-    int const limit = Mask::column_limit(params, row) - thread_column;
-    CUTE_UNROLL
-    for (int j = 0; j < size<1>(scores); ++j) {
-      if (int(get<1>(tScS_0(_0{}, j))) >= limit) {
-        scores(i, j) = -INFINITY;
-      }
-    }
+    int const row = tile_row + get<0>(tScS(i, _0{}));
+    keep_range<kPeriod>(scores(i, _), first_column(params, row) - thread_column,
+                        column_limit(params, row) - thread_column);
   }
 }
 
 // The same for a transposed tile: tScS holds (column, row).
-template <class Mask, class Scores, class Coords, class Coords0>
+template <class Scores, class Coords, class Coords0>
 CUTE_DEVICE void apply_mask_transposed(Scores& scores,         // (columns, rows)
                                        Coords const& tScS,     // (columns, rows) -> (column, row)
-                                       Coords0 const& tScS_0,  // the same of thread 0, static
-                                       BwdParams const& params, int first_row, int first_column) {
-  int const thread_row = first_row + get<1>(tScS(_0{}, _0{}));
+                                       Coords0 const& /*tScS_0*/,  // the same of thread 0, static
+                                       BwdParams const& params, int tile_row, int tile_column) {
+  constexpr int kPeriod = element_period<Coords0>();
+  int const thread_row = tile_row + get<1>(tScS(_0{}, _0{}));
   CUTE_UNROLL
   for (int i = 0; i < size<0>(scores); ++i) {
-    int const column = first_column + get<0>(tScS(i, _0{}));
-    int const begin = column < params.len_k ? Mask::first_row(params, column) - thread_row : INT_MAX;
-    CUTE_UNROLL
-    for (int j = 0; j < size<1>(scores); ++j) {
-      if (int(get<1>(tScS_0(_0{}, j))) < begin) {
-        scores(i, j) = -INFINITY;
-      }
-    }
+    int const column = tile_column + get<0>(tScS(i, _0{}));
+    int const limit = column < params.len_k ? row_limit(params, column) : 0;
+    keep_range<kPeriod>(scores(i, _), first_row(params, column) - thread_row, limit - thread_row);
   }
-}
-
-// Whether a row sees any column: decides between "no key" (out 0) and "keys, all at -inf" (out NaN).
-template <class Mask>
-CUTE_HOST_DEVICE bool row_sees_a_key(FwdParams const& params, int row) {
-  return Mask::column_limit(params, row) > 0;
 }
 
 }  // namespace flash_cute

@@ -3,6 +3,8 @@
 
 #include <cute/tensor.hpp>
 
+#include "../core/registers.cuh"
+
 namespace flash_cute::sm80 {
 
 using namespace cute;
@@ -12,14 +14,6 @@ template <class Element, class Params>
 CUTE_DEVICE auto make_head_tensor(Element* base, Params const& strides, int batch, int head, int length, int head_dim) {
   int64_t const offset = batch * strides.batch + head * strides.head;
   return make_tensor(make_gmem_ptr(base + offset), make_shape(length, head_dim), make_stride(strides.row, _1{}));
-}
-
-// threadIdx.x, read anew: nothing that is computed from it stays in registers between two loads. The
-// accumulators leave few: held addresses were spilled at head dim 128.
-CUTE_DEVICE int fresh_thread_index() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
 }
 
 // Starts the copy of one tile, a row of chunks at a time. What lies past `rows` or `columns` is filled with

@@ -10,7 +10,7 @@
 #include <cute/tensor.hpp>
 
 #include "../../core/convert.cuh"
-#include "args.cuh"
+#include "task.cuh"
 #include "traits.cuh"
 #include "../load_cp_async.cuh"
 
@@ -40,15 +40,14 @@ CUTE_DEVICE void add_dq(float* sums, Accumulator const& tdQrdQ, int part) {  // 
 
 // dQ of one row tile: sums to 16-bit rows.
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads) bwd_convert_kernel(__grid_constant__ KernelArgs const args) {
+__global__ void __launch_bounds__(Traits::kThreads) bwd_convert_kernel(__grid_constant__ BwdParams const params) {
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
   __shared__ alignas(128) Element smem[kBlockM * kHeadDim];
-  BwdParams const& params = args.params;
   int const thread = threadIdx.x;
-  int const m_block = blockIdx.x % args.m_blocks;
-  int const head = blockIdx.x / args.m_blocks % params.heads_q;
-  int const batch = blockIdx.x / args.m_blocks / params.heads_q;
+  int const m_block = blockIdx.x % params.m_blocks;
+  int const head = blockIdx.x / params.m_blocks % params.heads_q;
+  int const batch = blockIdx.x / params.m_blocks / params.heads_q;
 
   typename Traits::MmaQueries mma;
   auto tdQrdQ = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)

@@ -4,20 +4,19 @@
 #include <cute/tensor.hpp>
 
 #include "../../core/convert.cuh"
-#include "args.cuh"
+#include "task.cuh"
 #include "traits.cuh"
 #include "../load_cp_async.cuh"
 
 namespace flash_cute::sm80::bwd {
 
 template <class Traits, bool kDeterministic, class Accumulator>
-CUTE_DEVICE void epilogue(KernelArgs const& args, typename Traits::SharedStorage& smem,
+CUTE_DEVICE void epilogue(BwdParams const& params, typename Traits::SharedStorage& smem,
                               Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
                               Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
   using Element = typename Traits::Element;
   using Tile = Shape<Int<Traits::kBlockN>, Int<Traits::kHeadDim>>;
-  BwdParams const& params = args.params;
-  KeyTile const tile(args, kDeterministic && args.last_first);
+  KeyTile const tile(params, reread_task<kDeterministic>(params));
   int const thread = threadIdx.x;
   typename Traits::MmaKeys mma;
   typename Traits::SmemStoreAtom const store_atom;

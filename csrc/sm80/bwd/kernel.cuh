@@ -2,7 +2,7 @@
 // heads that read them. All warps load and all compute; mma.sync, cp.async, ldmatrix.
 #pragma once
 
-#include "args.cuh"
+#include "../../plan.h"
 #include "epilogue.cuh"
 #include "mainloop.cuh"
 #include "traits.cuh"
@@ -11,7 +11,7 @@ namespace flash_cute::sm80::bwd {
 
 template <class Traits, bool kDeterministic>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.ctas_per_sm)
-    bwd_kernel(__grid_constant__ KernelArgs const args) {
+    bwd_kernel(__grid_constant__ BwdParams const params) {
   extern __shared__ char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
 
@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.ctas_per_sm)
   auto tdVrdV = partition_fragment_C(mma, Tile{});  // (MMA, MMA_N, MMA_D)
   clear(tdKrdK);
   clear(tdVrdV);
-  mainloop<Traits, kDeterministic>(args, smem, tdKrdK, tdVrdV);
-  epilogue<Traits, kDeterministic>(args, smem, tdKrdK, tdVrdV);
+  mainloop<Traits, kDeterministic>(params, smem, tdKrdK, tdVrdV);
+  epilogue<Traits, kDeterministic>(params, smem, tdKrdK, tdVrdV);
 }
 
 }  // namespace flash_cute::sm80::bwd

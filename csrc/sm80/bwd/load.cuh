@@ -4,7 +4,7 @@
 #include <cute/arch/copy_sm80.hpp>
 #include <cute/tensor.hpp>
 
-#include "args.cuh"
+#include "task.cuh"
 #include "traits.cuh"
 #include "../load_cp_async.cuh"
 
@@ -12,12 +12,11 @@ namespace flash_cute::sm80::bwd {
 
 // Starts the copy of a row tile. sX has it in parts, one tile a part.
 template <class Traits, class Smem>
-CUTE_DEVICE void load_row_tile(KernelArgs const& args, int batch, RowTile const& row_tile, void const* base,
+CUTE_DEVICE void load_row_tile(BwdParams const& params, int batch, RowTile const& row_tile, void const* base,
                                Strides const& strides,
                                Smem&& sX,  // (BLK_M / parts, D, part)
                                float const* stats, float* smem_stats) {
   using Element = typename Traits::Element;
-  BwdParams const& params = args.params;
   int const first_row = row_tile.m_block * Traits::kBlockM;
   auto const* gX = static_cast<Element const*>(base) + batch * strides.batch + row_tile.head * strides.head +
                    first_row * strides.row;
@@ -30,7 +29,7 @@ CUTE_DEVICE void load_row_tile(KernelArgs const& args, int batch, RowTile const&
   int const four = 4 * fresh_thread_index();  // the workspace holds whole row tiles
   if (four < Traits::kBlockM) {
     SM80_CP_ASYNC_CACHEALWAYS<uint128_t>::copy(
-        *reinterpret_cast<uint128_t const*>(stats + row_tile.index(args, batch) * Traits::kBlockM + four),
+        *reinterpret_cast<uint128_t const*>(stats + row_tile.index(params, batch) * Traits::kBlockM + four),
         *reinterpret_cast<uint128_t*>(smem_stats + four));
   }
 }

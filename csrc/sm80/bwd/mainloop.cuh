@@ -15,9 +15,9 @@
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
 #include "../../core/softmax.cuh"
-#include "args.cuh"
 #include "dq.cuh"
 #include "load.cuh"
+#include "task.cuh"
 #include "traits.cuh"
 #include "../load_cp_async.cuh"
 
@@ -39,13 +39,6 @@ CUTE_DEVICE void fetched_gemm(Mma const& mma,
   }
 }
 
-// How many key tiles pass over a row tile: those before it all, and no other.
-template <class Traits>
-CUTE_DEVICE int visiting_key_tiles(KernelArgs const& args, int m_block) {
-  int const last_row = (m_block + 1) * Traits::kBlockM - 1;  // though there may be none of that number
-  return ceil_div(max(0, Traits::Mask::column_limit(args.params, last_row)), int{Traits::kBlockN});
-}
-
 // The end of a basic block, which the compiler's scheduler does not pass. Where it may put loads ahead, most kernels
 // spill 4 to 56 bytes, or are 1 to 7 % slower.
 template <bool kDeterministic, bool kHere>
@@ -57,24 +50,21 @@ CUTE_DEVICE void end_basic_block(BwdParams const& params) {
 
 // Leaves P^T dO in tdVrdV and dS^T Q in tdKrdK.
 template <class Traits, bool kDeterministic, class Accumulator>
-CUTE_DEVICE void mainloop(KernelArgs const& args, typename Traits::SharedStorage& smem,
+CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorage& smem,
                               Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
                               Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
   using Element = typename Traits::Element;
-  using Mask = typename Traits::Mask;
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
   constexpr int kScoreRows = Traits::kScoreRows, kParts = Traits::kParts;
   constexpr bool kTwoQ = Traits::kQStages == 2, kTwoDout = Traits::kDoutStages == 2;
   constexpr bool kPInRegs = Traits::kPInRegs;
-  constexpr bool kCausal = std::is_same_v<Mask, CausalMask>;
   // Found by trying: with these no kernel spills, for sm_80, sm_90 and sm_120.
   constexpr bool kTight = kDeterministic && kHeadDim == 128 && !kTwoQ;
-  constexpr bool kEndsAfterAdding = !kTight && !(kDeterministic && kCausal && !kPInRegs && kHeadDim <= 128);
-  BwdParams const& params = args.params;
-  bool const last_first = kDeterministic && kCausal && kHeadDim > 64 && args.last_first;
-  KeyTile const tile(args, last_first);
+  constexpr bool kEndsAfterAdding = !kTight && !(kDeterministic && !kPInRegs && kHeadDim <= 128);
+  bool const last_first = kDeterministic && kHeadDim > 64 && params.launch_order.last_first;
+  KeyTile const tile(params, draw_task<kDeterministic>(params, reinterpret_cast<int*>(smem.ds)));
 
-  RowRange const range = row_range<Mask, kBlockM, kBlockN>(params, tile.n_block);
+  TileRange const range = row_range<kBlockM, kBlockN>(params, tile.n_block);
   if (range.begin == range.end) return;
 
   // Shared memory. A tile of Q and dO is one part of a stage.
@@ -111,17 +101,16 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, typename Traits::SharedStorage
     return mma.get_slice(0).partition_fragment_B(make_tensor(static_cast<Element*>(nullptr), make_layout(shape)));
   };
 
-  // Every key tile's range ends with the last row tile.
-  RowTile now{tile.head_kv * args.group, last_first ? range.begin : args.m_blocks - 1};
-  int const end_head = now.head + args.group;
+  RowTile now{tile.head_kv * params.group, last_first ? range.begin : range.end - 1};
+  int const end_head = now.head + params.group;
   auto load_q = [&](RowTile const& row_tile, int stage) {
     auto sX = local_tile(sQ, Shape<Int<kScoreRows>, Int<kHeadDim>, Int<kParts>>{}, make_coord(_0{}, _0{}, stage));
-    load_row_tile<Traits>(args, tile.batch, row_tile, params.q, params.q_strides, sX, params.lse_log2,
+    load_row_tile<Traits>(params, tile.batch, row_tile, params.q, params.q_strides, sX, params.lse_log2,
                           smem.lse_log2[stage]);
   };
   auto load_dout = [&](RowTile const& row_tile, int stage) {
     auto sX = local_tile(sdO, Shape<Int<kScoreRows>, Int<kHeadDim>, Int<kParts>>{}, make_coord(_0{}, _0{}, stage));
-    load_row_tile<Traits>(args, tile.batch, row_tile, params.dout, params.dout_strides, sX, params.delta,
+    load_row_tile<Traits>(params, tile.batch, row_tile, params.dout, params.dout_strides, sX, params.delta,
                           smem.delta[stage]);
   };
 
@@ -170,29 +159,30 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, typename Traits::SharedStorage
     }
   };
 
-  auto n_block = [&] { return fresh(tile.n_block); };
-  auto semaphore = [&](RowTile const& row_tile) { return params.semaphores + row_tile.index(args, fresh(tile.batch)); };
+  auto n_block = [&] { return opaque(tile.n_block); };
+  auto semaphore = [&](RowTile const& row_tile) { return params.semaphores + row_tile.index(params, opaque(tile.batch)); };
   // The deterministic mode's turns, each business of one thread, of two warps. The turn of the step before ends after a
   // barrier by which all have added, and when their sums have reached memory.
   auto end_turn_before = [&](RowTile row_tile) {
-    row_tile.step(!last_first, range.begin, args.m_blocks, -1);
-    if (row_tile.head >= fresh(tile.head_kv) * args.group) end_turn(semaphore(row_tile));
+    row_tile.step(!last_first, range.begin, range.end, -1);
+    if (row_tile.head >= opaque(tile.head_kv) * params.group) end_turn(semaphore(row_tile));
   };
   // The next one is waited for before the barrier after which all add. A look at it when the step begins has come back
   // by then; to head dim 64 it does not pay, and one kernel has no register for it.
   constexpr bool kLooksAhead = kHeadDim > 64 && !kTight;
   auto wait_turn = [&](int ended) {
-    int const turn = last_first ? visiting_key_tiles<Traits>(args, now.m_block) - 1 - n_block() : n_block();
+    KeyTiles const visiting = visiting_key_tiles<kBlockM, kBlockN>(params, now.m_block);
+    int const turn = last_first ? visiting.end - 1 - n_block() : n_block() - visiting.begin;
     while (ended < turn) ended = turns_ended(semaphore(now));
   };
 
   // S^T to P^T.
   auto make_p = [&](auto& tSrS, int m_block, int part, auto const& lse_log2) {
     auto p = rowcol_view(tSrS);  // (keys, rows)
-    if (m_block < range.unmasked) {
+    if (range.needs_mask(m_block)) {
       auto const thread_mma = mma_scores.get_slice(fresh_thread_index());
       auto tScS = rowcol_view(thread_mma.partition_C(cS));  // (keys, rows) -> (key, row)
-      apply_mask_transposed<Mask>(p, tScS, tScS_0, params, m_block * kBlockM + part * kScoreRows,
+      apply_mask_transposed(p, tScS, tScS_0, params, m_block * kBlockM + part * kScoreRows,
                                   n_block() * kBlockN);
     }
     CUTE_UNROLL
@@ -272,7 +262,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, typename Traits::SharedStorage
   };
   // Adds dQ to memory. `add_parts` calls add(i) for each i below its count of parts.
   auto add_to_memory = [&](RowTile const& row_tile, auto const& tdQrdQ, auto count, auto&& add_parts) {
-    int64_t const index = row_tile.index(args, fresh(tile.batch));
+    int64_t const index = row_tile.index(params, opaque(tile.batch));
     float* const sums = params.dq_acc + index * (kBlockM * kHeadDim) + fresh_thread_index();
     end_basic_block<kDeterministic, true>(params);
     add_parts([&](int part) { add_dq<Traits, decltype(count)::value>(sums, tdQrdQ, part); });
@@ -295,7 +285,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, typename Traits::SharedStorage
   for (int stage = 0; now.head < end_head; stage ^= 1) {
     int const q_stage = kTwoQ ? stage : 0, dout_stage = kTwoDout ? stage : 0;
     RowTile next = now;
-    next.step(last_first, range.begin, args.m_blocks, 1);
+    next.step(last_first, range.begin, range.end, 1);
     bool const more = next.head < end_head;
     cp_async_wait<0>();  // this thread's part of Q and dO has arrived
     __syncthreads();     // everybody's has; and everybody is done with the step before

@@ -2,7 +2,7 @@
 // resource test all read them here.
 #pragma once
 
-#include "../../plan.h"
+#include "../../core/kernel_shape.h"
 #include "../chip.h"
 
 namespace flash_cute::sm80::bwd {
@@ -25,10 +25,10 @@ struct TileConfig {
 };
 
 // docs/sm80_backward.md has the measurements behind each row.
-constexpr TileConfig tile_config(int head_dim, bool /*causal*/, int chip) {
+constexpr TileConfig tile_config(int head_dim, int chip) {
   if (head_dim <= 64) {
     return {.block_m = 64, .block_n = 128, .warps = 4, .score_warps = 4, .key_warps = 4, .row_warps = 2,
-            .q_stages = 1, .dout_stages = 1, .ctas_per_sm = chip == kSmem99K && head_dim > 32 ? 1 : 2};
+            .q_stages = 1, .dout_stages = 1, .ctas_per_sm = 2};
   }
   if (chip == kSmem99K) {  // one CTA an SM
     if (head_dim <= 96) {
@@ -61,14 +61,15 @@ constexpr int smem_bytes(TileConfig tile, int head_dim) {
          4 * row_stages * tile.block_m;
 }
 
-constexpr KernelShape kernel_shape(int head_dim, bool causal, int chip) {
-  TileConfig const tile = tile_config(head_dim, causal, chip);
+constexpr KernelShape kernel_shape(int head_dim, int chip) {
+  TileConfig const tile = tile_config(head_dim, chip);
+  int const bytes = smem_bytes(tile, head_dim), fitting = (kMaxSmemBytes[chip] + 1024) / (bytes + 1024);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,
           .threads = 32 * tile.warps,
           .stages = tile.q_stages,
-          .smem_bytes = smem_bytes(tile, head_dim),
-          .ctas_per_sm = tile.ctas_per_sm};
+          .smem_bytes = bytes,
+          .ctas_per_sm = tile.ctas_per_sm < fitting ? tile.ctas_per_sm : fitting};
 }
 
 }  // namespace flash_cute::sm80::bwd

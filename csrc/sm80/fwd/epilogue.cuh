@@ -6,14 +6,14 @@
 #include "../../core/convert.cuh"
 #include "../../core/fwd_normalize.cuh"
 #include "../../core/layout.cuh"
-#include "../../core/scheduler.cuh"
+#include "../../core/tile_order.h"
 #include "traits.cuh"
 #include "../load_cp_async.cuh"
 
 namespace flash_cute::sm80::fwd {
 
 template <class Traits, class Softmax, class Accumulator>
-CUTE_DEVICE void epilogue(FwdParams const& params, TileCoord const tile, typename Traits::SharedStorage& smem,
+CUTE_DEVICE void epilogue(FwdParams const& params, RowTileCoord const tile, typename Traits::SharedStorage& smem,
                               Softmax const& softmax,
                               Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
@@ -26,7 +26,7 @@ CUTE_DEVICE void epilogue(FwdParams const& params, TileCoord const tile, typenam
   auto cO = make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{});
   auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO));  // (rows, head dim) -> (row, column)
   float* const lse = params.lse + (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
-  normalize<typename Traits::Mask>(params, lse, first_row, softmax, acc, tOcO);
+  normalize(params, lse, first_row, softmax, acc, tOcO);
 
   // A warp writes only rows of Q that it alone has read: no barrier is needed before.
   auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)

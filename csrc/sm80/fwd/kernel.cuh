@@ -1,7 +1,7 @@
 // The portable forward: one CTA a tile of query rows of one head; mma.sync, cp.async, ldmatrix.
 #pragma once
 
-#include "../../core/scheduler.cuh"
+#include "../../plan.h"
 #include "epilogue.cuh"
 #include "mainloop.cuh"
 #include "traits.cuh"
@@ -10,10 +10,10 @@ namespace flash_cute::sm80::fwd {
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.ctas_per_sm)
-    fwd_kernel(__grid_constant__ FwdParams const params, __grid_constant__ TileScheduler const scheduler) {
+    fwd_kernel(__grid_constant__ FwdParams const params) {
   extern __shared__ char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
-  TileCoord const tile = scheduler(blockIdx.x);
+  RowTileCoord const tile = params.order.coord(blockIdx.x);
 
   typename Traits::Mma mma;
   auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)

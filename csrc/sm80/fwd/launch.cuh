@@ -1,43 +1,37 @@
-// From a plan to a launch. Included only by the generated instance files.
+// Launches what the plan says. Included only by the generated instance files.
 #pragma once
-
-#include <climits>
 
 #include "kernel.cuh"
 
 namespace flash_cute::sm80::fwd {
 
 template <class Traits>
-cudaError_t launch_kernel(FwdParams const& params, cudaStream_t stream) {
-  auto const scheduler =
-      TileScheduler::make(params, Traits::kBlockM, std::is_same_v<typename Traits::Mask, CausalMask>);
-  if (scheduler.num_tiles() > INT_MAX) return cudaErrorInvalidConfiguration;
-
+cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
   if constexpr (kSmemBytes > 48 * 1024) {
     cudaError_t const error =
         cudaFuncSetAttribute(fwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
     if (error != cudaSuccess) return error;
   }
-  fwd_kernel<Traits><<<unsigned(scheduler.num_tiles()), Traits::kThreads, kSmemBytes, stream>>>(params, scheduler);
+  fwd_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(params);
   return cudaGetLastError();
 }
 
-template <int kHeadDim, class Variant, int kChip>
-cudaError_t launch_on(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
-  constexpr bool kCausal = std::is_same_v<typename Variant::Mask, CausalMask>;
-  constexpr TileConfig kTile = tile_config(kHeadDim, kCausal, kChip);
+template <int kHeadDim, int kChip>
+cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+  constexpr TileConfig kTile = tile_config(kHeadDim, kChip);
+  static_assert(smem_bytes(kTile, kHeadDim) <= kMaxSmemBytes[kChip]);
   return plan.dtype == DType::kFloat16
-             ? launch_kernel<Traits<cutlass::half_t, kHeadDim, Variant, kTile>>(params, stream)
-             : launch_kernel<Traits<cutlass::bfloat16_t, kHeadDim, Variant, kTile>>(params, stream);
+             ? launch_kernel<Traits<cutlass::half_t, kHeadDim, kTile>>(plan, params, stream)
+             : launch_kernel<Traits<cutlass::bfloat16_t, kHeadDim, kTile>>(plan, params, stream);
 }
 
-template <int kHeadDim, class Variant>
+template <int kHeadDim>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
-  switch (plan.config) {
-    case kA100: return launch_on<kHeadDim, Variant, kA100>(plan, params, stream);
-    case kSmem99K: return launch_on<kHeadDim, Variant, kSmem99K>(plan, params, stream);
-    case kH100: return launch_on<kHeadDim, Variant, kH100>(plan, params, stream);
+  switch (plan.entry) {
+    case kA100: return launch_entry<kHeadDim, kA100>(plan, params, stream);
+    case kSmem99K: return launch_entry<kHeadDim, kSmem99K>(plan, params, stream);
+    case kH100: return launch_entry<kHeadDim, kH100>(plan, params, stream);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -11,7 +11,7 @@
 #include "../../core/convert.cuh"
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
-#include "../../core/scheduler.cuh"
+#include "../../core/tile_order.h"
 #include "../../core/softmax.cuh"
 #include "traits.cuh"
 #include "../load_cp_async.cuh"
@@ -44,18 +44,17 @@ CUTE_DEVICE void gemm(Mma const& mma,
 
 // Leaves the numerators' products in tOrO and the row statistics in softmax.
 template <class Traits, class Softmax, class Accumulator>
-CUTE_DEVICE void mainloop(FwdParams const& params, TileCoord const tile,
+CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile,
                               typename Traits::SharedStorage& smem, Softmax& softmax,
                               Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
-  using Mask = typename Traits::Mask;
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   constexpr bool kTwoStages = Traits::kStages == 2, kQInRegs = Traits::kTile.q_in_regs;
   int const thread = threadIdx.x;
   int const head_kv = tile.head / (params.heads_q / params.heads_kv);
 
-  KeyRange const range = key_range<Mask, kBlockM, kBlockN>(params, tile.m_block);
-  if (range.end == 0) return;
+  TileRange const range = key_range<kBlockM, kBlockN>(params, tile.m_block);
+  if (range.begin == range.end) return;
 
   // Shared memory.
   auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});    // (BLK_M, D)
@@ -87,29 +86,28 @@ CUTE_DEVICE void mainloop(FwdParams const& params, TileCoord const tile,
   auto tSrQ_copy = copy_q.get_slice(thread).retile_D(tSrQ);  // (CPY, CPY_M, CPY_D)
   auto tOsV = copy_v.get_slice(thread).partition_S(sVt);     // (CPY, CPY_D, CPY_N, stage)
 
-  // Loads come from the last tile to the first, too. Only the last can reach past len_k.
-  auto load_k = [&](int n, int stage, auto all_rows) {
-    load_tile<decltype(all_rows)::value>(gmem_load, gK, params.k_strides.row, sK(_, _, stage),
-                                         params.len_k - n * kBlockN, params.head_dim);
+  // Loads come from the last tile to the first, too. Only the last can reach past len_k: it has `keys` rows.
+  auto load_k = [&](int keys, int stage, auto all_rows) {
+    load_tile<decltype(all_rows)::value>(gmem_load, gK, params.k_strides.row, sK(_, _, stage), keys, params.head_dim);
     gK -= kBlockN * params.k_strides.row;
   };
-  auto load_v = [&](int n, int stage, auto all_rows) {
-    load_tile<decltype(all_rows)::value>(gmem_load, gV, params.v_strides.row, sV(_, _, stage),
-                                         params.len_k - n * kBlockN, params.head_dim);
+  auto load_v = [&](int keys, int stage, auto all_rows) {
+    load_tile<decltype(all_rows)::value>(gmem_load, gV, params.v_strides.row, sV(_, _, stage), keys, params.head_dim);
     gV -= kBlockN * params.v_strides.row;
   };
 
-  auto step = [&](int n, int stage, auto masked) {
-    constexpr bool kMasked = decltype(masked)::value;
+  int left = range.end - range.begin - 1;  // key tiles after this one
+  int const whole = range.whole_begin - range.begin, num_whole = range.whole_end - range.whole_begin;
+  auto step = [&](int stage) {
     cp_async_wait<0>();  // this thread's part of K(n), and with two stages of V(n), has arrived
     __syncthreads();     // everybody's has; and everybody is done with tile n+1's buffers
     if constexpr (kTwoStages) {
-      if (n > 0) {
-        load_k(n - 1, stage ^ 1, true_type{});
-        load_v(n - 1, stage ^ 1, true_type{});
+      if (left > 0) {
+        load_k(kBlockN, stage ^ 1, true_type{});
+        load_v(kBlockN, stage ^ 1, true_type{});
       }
     } else {
-      load_v(n, 0, bool_constant<!kMasked>{});
+      load_v(params.len_k - (range.begin + left) * kBlockN, 0, false_type{});
     }
     cp_async_fence();
 
@@ -123,16 +121,16 @@ CUTE_DEVICE void mainloop(FwdParams const& params, TileCoord const tile,
     if constexpr (!kTwoStages) {
       cp_async_wait<0>();  // V(n) has arrived
       __syncthreads();     // for everybody; and everybody is done with K(n)
-      if (n > 0) load_k(n - 1, 0, true_type{});
+      if (left > 0) load_k(kBlockN, 0, true_type{});
       cp_async_fence();
     }
 
     auto scores = rowcol_view(tSrS);  // (rows, columns)
-    if constexpr (kMasked) {
+    if (unsigned(left - whole) >= unsigned(num_whole)) {  // at an edge of the band
       auto cS = make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{});
       auto tScS = rowcol_view(mma.get_slice(fresh_thread_index()).partition_C(cS));  // (rows, columns) -> (row, column)
       auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));                // the same of thread 0
-      apply_mask<Mask>(scores, tScS, tScS_0, params, tile.m_block * kBlockM, n * kBlockN);
+      apply_mask(scores, tScS, tScS_0, params, tile.m_block * kBlockM, (range.begin + left) * kBlockN);
     }
     auto acc = rowcol_view(tOrO);  // (rows, head dim)
     softmax.update_max(scores, acc);
@@ -146,8 +144,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, TileCoord const tile,
 
   load_tile<false>(gmem_load, gQ, params.q_strides.row, sQ, params.len_q - tile.m_block * kBlockM, params.head_dim);
   cp_async_fence();
-  load_k(range.end - 1, 0, false_type{});
-  if constexpr (kTwoStages) load_v(range.end - 1, 0, false_type{});
+  int const last_keys = params.len_k - (range.end - 1) * kBlockN;
+  load_k(last_keys, 0, false_type{});
+  if constexpr (kTwoStages) load_v(last_keys, 0, false_type{});
   cp_async_fence();
   if constexpr (kQInRegs) {
     cp_async_wait<1>();
@@ -155,10 +154,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, TileCoord const tile,
     copy(copy_q, tSsQ, tSrQ_copy);
   }
 
-  int n = range.end - 1;
   int stage = 0;
-  for (; n >= range.unmasked; --n, stage ^= int(kTwoStages)) step(n, stage, true_type{});
-  for (; n >= 0; --n, stage ^= int(kTwoStages)) step(n, stage, false_type{});
+#pragma unroll 1
+  for (; left >= 0; --left, stage ^= int(kTwoStages)) step(stage);
   softmax.template finish<Element>();
 }
 

@@ -2,7 +2,8 @@
 // build's resource test all read them here.
 #pragma once
 
-#include "../../plan.h"
+#include "../../core/kernel_shape.h"
+#include "../../core/tile_order.h"
 #include "../chip.h"
 
 namespace flash_cute::sm80::fwd {
@@ -19,7 +20,7 @@ struct TileConfig {
 
 // Every kernel wants 8 warps an SM with 255 registers each; where a tile's shared memory lets only one CTA of
 // four warps stay, ctas_per_sm is 1. docs/sm80_forward.md has the measurements behind each row.
-constexpr TileConfig tile_config(int head_dim, bool /*causal*/, int chip) {
+constexpr TileConfig tile_config(int head_dim, int chip) {
   if (head_dim <= 32) {
     return {.block_m = 128, .block_n = 64, .warps = 4, .stages = 2, .q_in_regs = true, .ctas_per_sm = 2};
   }
@@ -50,14 +51,28 @@ constexpr int smem_bytes(TileConfig tile, int head_dim) {
   return 2 * head_dim * (tile.block_m + 2 * tile.stages * tile.block_n);
 }
 
-constexpr KernelShape kernel_shape(int head_dim, bool causal, int chip) {
-  TileConfig const tile = tile_config(head_dim, causal, chip);
+constexpr KernelShape kernel_shape(int head_dim, int chip) {
+  TileConfig const tile = tile_config(head_dim, chip);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,
           .threads = 32 * tile.warps,
           .stages = tile.stages,
           .smem_bytes = smem_bytes(tile, head_dim),
           .ctas_per_sm = tile.ctas_per_sm};
+}
+
+// Rows of different lengths, as a mask makes them: groups of heads whose K and V share L2 with the Q and O streams.
+constexpr TileOrder tile_order(KernelShape const& shape, bool masked, int batch, int heads_q, int heads_kv, int len_q,
+                               int len_k, int head_dim) {
+  int const num_heads = batch * heads_q, heads_per_kv = heads_q / heads_kv;
+  int const group = masked ? heads_in_l2(int64_t{32} << 20, len_k, head_dim, heads_per_kv, num_heads) : 1;
+  return {.m_blocks = (len_q + shape.block_m - 1) / shape.block_m,
+          .heads_q = heads_q,
+          .heads_per_kv = heads_per_kv,
+          .num_heads = num_heads,
+          .group = group,
+          .last_group = (num_heads - 1) / group,
+          .longest_first = true};
 }
 
 }  // namespace flash_cute::sm80::fwd

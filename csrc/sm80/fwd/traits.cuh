@@ -7,17 +7,15 @@
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
 
-#include "../../core/mask.cuh"
 #include "tile.h"
 
 namespace flash_cute::sm80::fwd {
 
 using namespace cute;
 
-template <class Element_, int kHeadDim_, class Variant_, TileConfig kTile_>
+template <class Element_, int kHeadDim_, TileConfig kTile_>
 struct Traits {
   using Element = Element_;
-  using Mask = typename Variant_::Mask;
   static constexpr TileConfig kTile = kTile_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kBlockM = kTile.block_m;

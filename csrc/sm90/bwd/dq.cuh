@@ -3,8 +3,8 @@
 // order of the WGMMA fragments, four of a thread together. Once all key tiles of a head have added, consumers turn the
 // sums into 16-bit rows, while dK and dV of a later key tile leave: most are still in L2, and no kernel has to follow.
 //
-// Key tile 0 stores and the others wait for it: nobody has to clear the sums first. In the deterministic mode every
-// key tile waits for the one before it, so that the sum has the same bits each time. A CTA waits only for tasks
+// The first key tile that visits a row tile stores and the others wait for it: nobody has to clear the sums first. In the
+// deterministic mode every key tile waits for the one before it, so that the sum has the same bits each time. A CTA waits only for tasks
 // drawn before its own. (That a share of dQ has become rows is counted as its CTA loads for the task after the next one:
 // loads wait for no other CTA.)
 #pragma once
@@ -13,7 +13,7 @@
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_conversion.h>
 
-#include "args.cuh"
+#include "task.cuh"
 #include "scores.cuh"
 #include "traits.cuh"
 #include "../pipeline.cuh"
@@ -113,10 +113,12 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
     if (task.dq_begin < 0) break;
     RowTile row_tile{task.first.m_block, task.first.head};
 #pragma unroll 1
-    for (int count = task.begin; count < task.end; ++count, row_tile.advance(args.group)) {
+    for (int count = task.begin; count < task.end; ++count, row_tile.advance(args.params.group)) {
       if (count % 2 != kParity) continue;
-      int const head = task.batch * params.heads_q + task.head_kv * args.group + row_tile.head;
-      int const index = head * args.m_blocks + row_tile.m_block;
+      int const head = task.batch * params.heads_q + task.head_kv * args.params.group + row_tile.head;
+      int const index = head * args.params.m_blocks + row_tile.m_block;
+      int const turn =
+          task.n_block - visiting_key_tiles<Traits::kBlockM, Traits::kBlockN>(params, row_tile.m_block).begin;
       auto const state = dq_state<Traits>(count);
 #pragma unroll 1
       for (int warpgroup = 0; warpgroup < Traits::kWarpgroups; ++warpgroup) {
@@ -125,13 +127,13 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
         int64_t const offset = Traits::kTurns ? 0 : warpgroup * Traits::kDqElements;
         float* const sums = params.dq_acc + int64_t{index} * Traits::kQElements + offset;
         uint32_t const source = cast_smem_ptr_to_uint(smem.dq[warpgroup][state.stage]);
-        if (task.n_block == 0) {
+        if (turn == 0) {
           asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(source),
                        "n"(kBytes)
                        : "memory");
         } else {
           if (warpgroup == 0 || Traits::kTurns) {
-            wait_turn(params.semaphores + index, params.deterministic ? task.n_block : 1);
+            wait_turn(params.semaphores + index, params.deterministic ? turn : 1);
           }
           asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
                        "r"(source), "n"(kBytes)
@@ -141,14 +143,12 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
         tma_store_wait<0>();  // shared memory has been read
         smem.dq_pipeline[warpgroup].arrive_empty(state);
       }
-      if (params.deterministic || task.n_block == 0) end_turn(params.semaphores + index);
+      if (params.deterministic || turn == 0) end_turn(params.semaphores + index);
     }
     if (task.n_block >= 0) {
       int* done = head_counter(args, task.batch * params.heads_kv + task.head_kv);
-      if constexpr (Traits::kSplits) {
-        if (task.parts != 0) wait_parts<Traits>(args, task);
-        if (task.parts < 0) done = part_counter(args, task.split);
-      }
+      if (task.parts != 0) wait_parts<Traits>(args, task);
+      if (task.parts < 0) done = part_counter(args, task.split);
       end_turn(done);
     }
     smem.task_pipeline.arrive_empty(at_step(draws));
@@ -163,15 +163,14 @@ CUTE_DEVICE void watch_sums(KernelArgs const& args, typename Traits::SharedStora
     smem.task_pipeline.wait_full(at_step(draws));
     Task const volatile& task = smem.task[draws & 1];
     if (task.dq_begin < 0) break;
-    if (task.dq_begin < task.dq_end) wait_turn(head_counter(args, task.dq_head), 2 * args.n_blocks);
-    if constexpr (Traits::kSplits) {
-      if (task.parts != 0) wait_parts<Traits>(args, task);
-      if (task.parts < 0) {  // the heads whose sums the part takes the place of
-        int const row_tiles = args.m_blocks * args.group;
-        int const begin = task.range * part_row_tiles(Traits::kTile), end = begin + part_row_tiles(Traits::kTile);
-        for (int head = begin / row_tiles; head * row_tiles < end; ++head) {
-          wait_turn(head_counter(args, head), 2 * args.n_blocks + ceil_div(row_tiles, args.order.dq_share));
-        }
+    if (task.dq_begin < task.dq_end) wait_turn(head_counter(args, task.dq_head), 2 * args.params.n_blocks);
+    if (task.parts != 0) wait_parts<Traits>(args, task);
+    if (task.parts < 0) {  // the heads whose sums the part overwrites
+      int const row_tiles = args.params.m_blocks * args.params.group;
+      int const begin = task.range * Traits::kPartRowTiles, end = begin + Traits::kPartRowTiles;
+      int const shares = ceil_div(row_tiles, args.params.task_order.dq_share);
+      for (int head = begin / row_tiles; head * row_tiles < end; ++head) {
+        wait_turn(head_counter(args, head), 2 * args.params.n_blocks + shares);
       }
     }
     smem.sums_pipeline.publish(at_step(draws));
@@ -189,13 +188,14 @@ class DqRows {
 
   // The row tiles [begin, end), at most kRowTiles.
   CUTE_DEVICE void load(KernelArgs const& args, int begin, int end) {
-    // Row tiles that no key tile reads have no sums.
-    int const summed = row_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(args.params, 0).begin;
     CUTE_UNROLL
     for (int t = 0; t < kRowTiles; ++t) {
       CUTE_UNROLL
       for (float4& four : fours_[t]) four = make_float4(0.f, 0.f, 0.f, 0.f);
-      if (begin + t >= end || (begin + t) % args.m_blocks < summed) continue;
+      if (begin + t >= end) continue;
+      int const m_block = (begin + t) % args.params.m_blocks;
+      KeyTiles const visiting = visiting_key_tiles<Traits::kBlockM, Traits::kBlockN>(args.params, m_block);
+      if (visiting.begin == visiting.end) continue;  // there are no sums
       float const* const sums = args.params.dq_acc + int64_t{begin + t} * Traits::kQElements + 4 * consumer_thread();
       CUTE_UNROLL
       for (int i = 0; i < kFours; ++i) {
@@ -212,7 +212,7 @@ class DqRows {
     CUTE_UNROLL
     for (int t = 0; t < kRowTiles; ++t) {
       if (begin + t >= end) break;
-      int const head = (begin + t) / args.m_blocks, m_block = begin + t - head * args.m_blocks;
+      int const head = (begin + t) / args.params.m_blocks, m_block = begin + t - head * args.params.m_blocks;
       BwdParams const& params = args.params;
       if ((m_block + 1) * Traits::kBlockM > params.len_q || params.head_dim < Traits::kHeadDim) {
         store_row_tile<true>(params, fours_[t], head, m_block);

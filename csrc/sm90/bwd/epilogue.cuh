@@ -6,7 +6,7 @@
 #include <cute/tensor.hpp>
 
 #include "../../core/convert.cuh"
-#include "args.cuh"
+#include "task.cuh"
 #include "dq.cuh"
 #include "traits.cuh"
 

@@ -3,7 +3,7 @@
 // the keys; in a third warpgroup one thread issues all loads, two add dQ to memory, and one watches for complete sums.
 #pragma once
 
-#include "args.cuh"
+#include "task.cuh"
 #include "epilogue.cuh"
 #include "load.cuh"
 #include "mainloop.cuh"
@@ -22,21 +22,21 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
   auto end_task = [&](int draw) {
     Task const volatile& task = smem.task[draw & 1];
     smem.task_pipeline.wait_empty(at_step(draw));
-    if (!Traits::kSplits || draw < 2 || task.dq_begin >= task.dq_end) return;
+    if (draw < 2 || task.dq_begin >= task.dq_end) return;
     asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(head_counter(args, task.dq_head)) : "memory");
   };
 #pragma unroll 1
   for (;; ++draws) {
     Task volatile& task = smem.task[draws & 1];
     Task const volatile& before = smem.task[(draws + 1) & 1];
-    bool const more = Traits::kSplits && draws > 0 && before.more;
+    bool const more = draws > 0 && before.more;
     int const index = more ? 0 : atomicAdd(args.params.counters, 1);
     end_task(draws);
     task.begin = draws > 0 ? before.end : 0;
     task.keys_phase = draws > 0 && before.keys_phase != (before.begin < before.end);
     if (more) {
       Task::make_second<Traits>(args, before, task);
-    } else if (unsigned(index) < unsigned(args.order.num_tasks)) {
+    } else if (unsigned(index) < unsigned(args.params.task_order.num_tasks)) {
       Task::make<Traits>(args, index, task);
     } else {
       task.dq_begin = -1;
@@ -45,7 +45,7 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
     if (task.dq_begin < 0) break;
     load_key_tile<Traits>(args, smem, task);
   }
-  if (Traits::kSplits) end_task(draws + 1);
+  end_task(draws + 1);
 }
 
 CUTE_DEVICE KeyTile read_uniform(KeyTile const volatile& tile) {
@@ -83,11 +83,9 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
       }
     }
     smem.sums_pipeline.wait_full(at_step(draws));
-    int const parts = Traits::kSplits ? uniform(task.parts) : 0;
-    if constexpr (Traits::kSplits) {
-      if (parts < 0) store_part<Traits>(args, uniform(task.range), uniform(task.split), tdKrdK, tdVrdV);
-      if (parts > 0) merge_parts<Traits>(args, uniform(task.range), parts, tdKrdK, tdVrdV);
-    }
+    int const parts = uniform(task.parts);
+    if (parts < 0) store_part<Traits>(args, uniform(task.range), uniform(task.split), tdKrdK, tdVrdV);
+    if (parts > 0) merge_parts<Traits>(args, uniform(task.range), parts, tdKrdK, tdVrdV);
     int const dq_begin = uniform(task.dq_begin), dq_end = uniform(task.dq_end);
     DqRows<Traits> dq_rows;
     dq_rows.load(args, dq_begin, dq_end);

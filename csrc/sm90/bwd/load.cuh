@@ -4,8 +4,7 @@
 
 #include <cute/arch/copy_sm90_tma.hpp>
 
-#include "../../core/mask.cuh"
-#include "args.cuh"
+#include "task.cuh"
 #include "../load_tma.cuh"
 #include "../pipeline.cuh"
 
@@ -28,16 +27,16 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, KeyT
   RowTile row_tile{tile.first.m_block, tile.first.head};
   bool first = true;
 #pragma unroll 1
-  for (int count = tile.begin; count < tile.end; ++count, row_tile.advance(args.group)) {
+  for (int count = tile.begin; count < tile.end; ++count, row_tile.advance(args.params.group)) {
     auto load_rows = [&](CUtensorMap const& map, Pipeline<Traits::kStages>& pipeline, Element* place,
                          float const* stat, float* stat_place) {
       PipelineState<2> const state = at_step(count);
       pipeline.wait_empty(state);  // dK += dS^T Q, or dV += P^T dO, of two steps ago is done in all warps
       uint64_t* const full = pipeline.expect(state, kQBytes);
-      int const head = tile.head_kv * args.group + row_tile.head;
+      int const head = tile.head_kv * args.params.group + row_tile.head;
       load_tile<Traits>(map, full, TMA::CacheHintSm90::EVICT_LAST, place + state.stage * Traits::kQElements, kBlockM,
                         row_tile.m_block * kBlockM, head, tile.batch);
-      int64_t const index = int64_t{tile.batch * params.heads_q + head} * args.m_blocks + row_tile.m_block;
+      int64_t const index = int64_t{tile.batch * params.heads_q + head} * args.params.m_blocks + row_tile.m_block;
       SM90_BULK_COPY_G2S::copy(stat + index * kBlockM, full, stat_place + state.stage * kBlockM, kStatBytes);
     };
     load_rows(args.q, smem.q_pipeline, smem.q[0], params.lse_log2, smem.lse_log2[0]);

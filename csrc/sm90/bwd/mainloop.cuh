@@ -17,7 +17,7 @@
 #include "../../core/convert.cuh"
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
-#include "args.cuh"
+#include "task.cuh"
 #include "dq.cuh"
 #include "scores.cuh"
 #include "traits.cuh"
@@ -32,12 +32,11 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
                               Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
                               Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
   using Element = typename Traits::Element;
-  using Mask = typename Traits::Mask;
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
   constexpr int kVSteps = Traits::kTile.v_steps;
   constexpr bool kLateDp = Traits::kTile.late_dp, kTurns = Traits::kTurns;
   BwdParams const& params = args.params;
-  RowRange const range = row_range<Mask, kBlockM, kBlockN>(params, tile.n_block);
+  TileRange const range = row_range<kBlockM, kBlockN>(params, tile.n_block);
   int const thread = threadIdx.x - 128;
   int const warpgroup = uniform(thread / 128);
 
@@ -148,9 +147,9 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
     RowStats<kBlockM> const lse_log2(smem.lse_log2[rows.stage]);
     warpgroup_wait<kLateDp ? 0 : 1>();  // S^T
     warpgroup_fence_operand(tSrS);
-    if (m < range.unmasked) {
+    if (range.needs_mask(m)) {
       auto tScS = rowcol_view(mma_scores.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
-      apply_mask_transposed<Mask>(scores, tScS, tScS_0, params, m * kBlockM, tile.n_block * kBlockN);
+      apply_mask_transposed(scores, tScS, tScS_0, params, m * kBlockM, tile.n_block * kBlockN);
     }
     for_each(make_int_sequence<kParts>{}, [&](auto part) __attribute__((always_inline)) {
       constexpr int kBegin = part * kPartColumns;
@@ -198,7 +197,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
   step(row_tile.m_block, true_type{}, false_type{});
 #pragma unroll 1
   for (int left = tile.end - count; left > 0; --left) {
-    row_tile.advance(args.group);
+    row_tile.advance(args.params.group);
     if (computes_dq<Traits>(count - 1, warpgroup)) {
       step(row_tile.m_block, false_type{}, true_type{});
     } else {

@@ -10,7 +10,7 @@
 
 #include <cute/tensor.hpp>
 
-#include "args.cuh"
+#include "task.cuh"
 #include "dq.cuh"
 #include "scores.cuh"
 #include "../pipeline.cuh"
@@ -20,7 +20,7 @@ namespace flash_cute::sm90::bwd {
 // A thread's share of a part in memory: every kConsumerThreads-th float4, first dK's registers, then dV's.
 template <class Traits>
 CUTE_DEVICE float4* part_place(KernelArgs const& args, int range) {
-  int64_t const floats = int64_t{part_row_tiles(Traits::kTile)} * Traits::kQElements;
+  int64_t const floats = int64_t{Traits::kPartRowTiles} * Traits::kQElements;
   return reinterpret_cast<float4*>(args.params.dq_acc + range * floats) + consumer_thread();
 }
 
@@ -29,7 +29,7 @@ CUTE_DEVICE void store_part(KernelArgs const& args, int range, int split,
                             Accumulator const& tdKrdK,    // (MMA, MMA_N, MMA_D)
                             Accumulator const& tdVrdV) {  // (MMA, MMA_N, MMA_D)
   constexpr int kFours = decltype(size(tdKrdK))::value / 4;
-  static_assert(2 * kFours * 4 * Traits::kConsumerThreads == part_row_tiles(Traits::kTile) * Traits::kQElements);
+  static_assert(2 * kFours * 4 * Traits::kConsumerThreads == Traits::kPartRowTiles * Traits::kQElements);
   float4* const place = part_place<Traits>(args, range);
   auto put = [&](float4* to, Accumulator const& acc) {
     CUTE_UNROLL

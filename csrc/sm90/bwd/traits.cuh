@@ -6,8 +6,7 @@
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
 
-#include "../../core/mask.cuh"
-#include "args.cuh"
+#include "task.cuh"
 #include "tile.h"
 #include "../pipeline.cuh"
 #include "../wgmma_atoms.cuh"
@@ -16,10 +15,9 @@ namespace flash_cute::sm90::bwd {
 
 using namespace cute;
 
-template <class Element_, int kHeadDim_, class Variant_, TileConfig kTile_>
+template <class Element_, int kHeadDim_, TileConfig kTile_>
 struct Traits {
   using Element = Element_;
-  using Mask = typename Variant_::Mask;
   static constexpr TileConfig kTile = kTile_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kBlockM = kTile.block_m;
@@ -29,7 +27,6 @@ struct Traits {
   static constexpr int kWarpgroups = kBlockN / kKeys;
   static constexpr int kConsumerThreads = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumerThreads;
-  static constexpr bool kSplits = std::is_same_v<Mask, FullMask>;  // key tiles over several CTAs
   static constexpr int kProducerRegs = 24;
   static constexpr int kConsumerRegs = 240;  // 24 + 2 * 240 are the 3 * 168 that the launch has
   static_assert(kWarpgroups == 2 && kHeadDim % 32 == 0 && (kBlockM == 64 || kBlockM == 128));
@@ -82,6 +79,7 @@ struct Traits {
   static constexpr int kKElements = kBlockN * kHeadDim;
   static constexpr int kDqElements = kTurns ? kQElements : kQElements / kWarpgroups;  // of a warpgroup at a time
   static constexpr int kDqBuffers = kTurns ? 1 : 2;
+  static constexpr int kPartRowTiles = part_row_tiles(kBlockM, kBlockN);
 
   struct alignas(1024) SharedStorage {
     Element k[kKElements];

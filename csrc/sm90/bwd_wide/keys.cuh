@@ -13,7 +13,6 @@
 #include "../../core/convert.cuh"
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
-#include "../bwd/args.cuh"
 #include "../bwd/load.cuh"
 #include "../bwd/scores.cuh"
 #include "traits.cuh"
@@ -80,13 +79,13 @@ struct KeysRole {
 
   // step(m, i, last) for the i-th row tile, m.
   template <class Step>
-  CUTE_DEVICE void for_each_row_tile(RowRange range, Step&& step) const {
-    int const steps = args.group * (range.end - range.begin);
+  CUTE_DEVICE void for_each_row_tile(TileRange range, Step&& step) const {
+    int const steps = args.params.group * (range.end - range.begin);
     RowTile row_tile{range.end - 1};
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       step(row_tile.m_block, i, i + 1 == steps);
-      row_tile.advance(args.group);
+      row_tile.advance(args.params.group);
     }
   }
 };
@@ -97,7 +96,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
   using Element = typename Traits::Element;
   BwdParams const& params = args.params;
   KeyTile const volatile& tile = smem.tile;
-  RowRange const range = row_range<typename Traits::Mask, 64, 64>(params, tile.n_block);
+  TileRange const range = row_range<64, 64>(params, tile.n_block);
   KeysRole<Traits> role{args, smem};
   Operands const operands(smem);
   auto tSrK = role.a_operand(smem.k);                  // (MMA, MMA_N, MMA_D)
@@ -127,9 +126,9 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
   }
   role.for_each_row_tile(range, [&](int m, int i, bool last) __attribute__((always_inline)) {
     PipelineState<2> const state = at_step(i);
-    if (m < range.unmasked) {
+    if (range.needs_mask(m)) {
       auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
-      apply_mask_transposed<typename Traits::Mask>(scores, tScS, tScS_0, params, m * 64, tile.n_block * 64);
+      apply_mask_transposed(scores, tScS, tScS_0, params, m * 64, tile.n_block * 64);
     }
     exponentiate(scores, lse_log2, params.scale_log2, 0, size<1>(scores));
     __syncwarp();  // all lanes have read the statistics
@@ -162,7 +161,7 @@ template <class Traits>
 CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorage& smem) {
   using Element = typename Traits::Element;
   BwdParams const& params = args.params;
-  RowRange const range = row_range<typename Traits::Mask, 64, 64>(params, smem.tile.n_block);
+  TileRange const range = row_range<64, 64>(params, smem.tile.n_block);
   KeysRole<Traits> role{args, smem};
   Operands const operands(smem);
   auto tSrV = role.a_operand(smem.v);               // (MMA, MMA_N, MMA_D)
@@ -230,7 +229,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_co
     prefetch_tma_descriptor(&args.k);
     prefetch_tma_descriptor(&args.v);
     smem.tile.begin = 0;
-    KeyTile::make<Traits>(args, blockIdx.x / args.n_blocks, blockIdx.x % args.n_blocks, smem.tile);
+    KeyTile::make<Traits>(args, blockIdx.x / args.params.n_blocks, blockIdx.x % args.params.n_blocks, smem.tile);
     smem.tile.keys_phase = 0;
     smem.k_pipeline.init(4);
     smem.v_pipeline.init(4);

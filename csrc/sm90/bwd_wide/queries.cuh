@@ -16,7 +16,6 @@
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
 #include "../../core/softmax.cuh"
-#include "../bwd/args.cuh"
 #include "../bwd/scores.cuh"
 #include "keys.cuh"
 #include "traits.cuh"
@@ -30,7 +29,7 @@ using bwd::StatOrder;
 
 // The query rows that a CTA owns; with a causal mask the longest come first.
 struct QueryTile {
-  static constexpr int kRows = 128;
+  static constexpr int kRows = kQueryTileRows;
   int m_block;
   int head;
   int batch;
@@ -49,9 +48,9 @@ template <class Traits>
 CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesStorage& smem) {
   constexpr uint32_t kBytes = Traits::kKElements * sizeof(typename Traits::Element);
   QueryTile const tile(args);
-  KeyRange const range = key_range<typename Traits::Mask, QueryTile::kRows, 64>(args.params, tile.m_block);
-  int const head_kv = tile.head / args.group;
-  if (range.end == 0) return;
+  TileRange const range = key_range<QueryTile::kRows, 64>(args.params, tile.m_block);
+  int const head_kv = tile.head / args.params.group;
+  if (range.begin == range.end) return;
   auto load_rows = [&](int warpgroup) {
     uint64_t* const full = smem.rows_pipeline[warpgroup].expect({}, 2 * kBytes);
     int const row = tile.m_block * QueryTile::kRows + warpgroup * 64;
@@ -63,7 +62,7 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
   PipelineState<2> k_state;
   PipelineState<1> v_state;
 #pragma unroll 1
-  for (int n = range.end - 1; n >= 0; --n) {
+  for (int n = range.end - 1; n >= range.begin; --n) {
     smem.k_pipeline.wait_empty(k_state);  // dQ += dS K of two steps ago is done in all warps
     load_tile<Traits>(args.k, smem.k_pipeline.expect(k_state, kBytes), TMA::CacheHintSm90::EVICT_LAST,
                       smem.k[k_state.stage], 64, n * 64, head_kv, tile.batch);
@@ -79,10 +78,9 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
 template <class Traits>
 CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesStorage& smem, int warpgroup) {
   using Element = typename Traits::Element;
-  using Mask = typename Traits::Mask;
   BwdParams const& params = args.params;
   QueryTile const tile(args);
-  KeyRange const range = key_range<Mask, QueryTile::kRows, 64>(params, tile.m_block);
+  TileRange const range = key_range<QueryTile::kRows, 64>(params, tile.m_block);
   int const first_row = tile.m_block * QueryTile::kRows + warpgroup * 64;
   typename Traits::MmaScores mma_scores;
   typename Traits::MmaSums mma_sums;
@@ -110,9 +108,9 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   CUTE_UNROLL
   for (int i = 0; i < 2; ++i) {
     int const row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i;
-    int64_t const place = (int64_t{tile.batch * params.heads_q + tile.head} * args.m_blocks + row_tile) * 64 +
+    int64_t const place = (int64_t{tile.batch * params.heads_q + tile.head} * args.params.m_blocks + row_tile) * 64 +
                           StatOrder::position(row);
-    bool const inside = row_tile < args.m_blocks;
+    bool const inside = row_tile < args.params.m_blocks;
     lse_log2[i] = inside ? params.lse_log2[place] : INFINITY;
     delta[i] = inside ? params.delta[place] : 0.f;
   }
@@ -126,7 +124,7 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
     issue_gemm<true>(mma_scores, tSrdO_now, operands.at(tSrV, smem.v), tSrdP);
   };
   clear(tdQrdQ);
-  if (range.end > 0) {
+  if (range.begin < range.end) {
     smem.rows_pipeline[warpgroup].wait_full({});
     if (warpgroup == 1) named_sync(kHalfStep, Traits::kConsumerThreads);
     issue_scores(0, true);
@@ -135,12 +133,12 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
     warpgroup_fence_operand(tSrdP);
   }
 #pragma unroll 1
-  for (int i = 0; i < range.end; ++i) {
+  for (int i = 0; i < range.end - range.begin; ++i) {
     int const n = range.end - 1 - i;
     smem.v_pipeline.release({0, i & 1});
-    if (n >= range.unmasked) {
+    if (range.needs_mask(n)) {
       auto tScS = rowcol_view(mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));  // (rows, keys) -> (row, key)
-      apply_mask<Mask>(scores, tScS, tScS_0, params, first_row, n * 64);
+      apply_mask(scores, tScS, tScS_0, params, first_row, n * 64);
     }
     CUTE_UNROLL
     for (int row = 0; row < size<0>(scores); ++row) {
@@ -153,7 +151,7 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
     convert(tSrdP, rdS);
     issue_gemm<false>(mma_sums, tdQrdS, operands.at(tdQrK, smem.k[i & 1]), tdQrdQ);
     if (i == 0 && warpgroup == 0) named_arrive(kHalfStep, Traits::kConsumerThreads);
-    issue_scores(i + 1, i + 1 < range.end);  // after the last tile: of whatever is there, for nobody
+    issue_scores(i + 1, i + 1 < range.end - range.begin);  // after the last tile: of whatever is there, for nobody
     warpgroup_wait<2>();                     // dQ
     warpgroup_fence_operand(tdQrdQ);
     smem.k_pipeline.release(at_step(i));

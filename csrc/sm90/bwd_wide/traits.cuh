@@ -6,11 +6,10 @@
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
 
-#include "../../core/mask.cuh"
-#include "../bwd/args.cuh"
-#include "../bwd/tile.h"
+#include "../bwd/task.cuh"
 #include "../pipeline.cuh"
 #include "../wgmma_atoms.cuh"
+#include "tile.h"
 
 namespace flash_cute::sm90::bwd_wide {
 
@@ -18,18 +17,14 @@ using namespace cute;
 using bwd::KernelArgs;
 using bwd::KeyTile;
 using bwd::RowTile;
-using bwd::TileConfig;
-using bwd::smem_bytes;
 
-template <class Element_, int kHeadDim_, class Variant_, TileConfig kTile_>
+template <class Element_, int kHeadDim_>
 struct Traits {
   using Element = Element_;
-  using Mask = typename Variant_::Mask;
-  static constexpr TileConfig kTile = kTile_;
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kBlockM = kTile.block_m;
-  static constexpr int kBlockN = kTile.block_n;
-  static constexpr int kStages = kTile.stages;
+  static constexpr int kBlockM = kRows;
+  static constexpr int kBlockN = kKeys;
+  static constexpr int kStages = bwd_wide::kStages;
   static constexpr int kWarpgroups = 2;
   static constexpr int kConsumerThreads = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumerThreads;
@@ -81,7 +76,7 @@ struct Traits {
     Pipeline<kStages> k_pipeline;
     Pipeline<1> v_pipeline;
   };
-  static_assert(sizeof(QueriesStorage) == smem_bytes(kTile, kHeadDim) &&
+  static_assert(sizeof(QueriesStorage) == smem_bytes(kHeadDim) &&
                 sizeof(KeysStorage) <= sizeof(QueriesStorage));
 };
 

@@ -4,7 +4,6 @@
 #include <cuda.h>
 
 #include "../../params.h"
-#include "scheduler.cuh"
 
 namespace flash_cute::sm90::fwd {
 
@@ -13,7 +12,6 @@ struct KernelArgs {
   CUtensorMap k;  // box (BLK_N, kChunk)
   CUtensorMap v;  // box (BLK_N, kChunk)
   FwdParams params;
-  TileSchedule schedule;
 };
 
 }  // namespace flash_cute::sm90::fwd

@@ -44,7 +44,7 @@ CUTE_DEVICE void epilogue(FwdParams const& params, TileCoord const& tile, int wa
   auto cO = make_identity_tensor(Shape<Int<kRows>, Int<Traits::kHeadDim>>{});
   auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO));  // (rows, head dim) -> (row, column)
   float* const lse = params.lse + (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
-  normalize<typename Traits::Mask>(params, lse, first_row, softmax, acc, tOcO);
+  normalize(params, lse, first_row, softmax, acc, tOcO);
   auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)
   convert(tOrO, rO);
 

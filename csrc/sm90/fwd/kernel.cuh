@@ -22,16 +22,14 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
   for (int draws = 0;; ++draws) {
     smem.tile_pipeline.wait_full(at_step(draws));
     TileCoord const volatile& tile = smem.tile[draws & 1];  // read again rather than held
-    int const m_block = uniform(tile.m_block);
-    if (m_block < 0) break;
-    KeySpan const keys{uniform(tile.keys.begin), uniform(tile.keys.end), uniform(tile.keys.count)};
+    if (uniform(tile.m_block) < 0) break;
     PipelineState<1> const q_state{0, draws & 1};
     OnlineSoftmax<2> softmax(args.params.scale_log2);
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
-    mainloop<Traits>(args.params, m_block, keys, warpgroup, smem, q_state, softmax, tOrO);
+    mainloop<Traits>(args.params, tile, warpgroup, smem, q_state, softmax, tOrO);
     int const parts = uniform(tile.parts);
-    if (parts < 0) store_part<Traits>(args.params, warpgroup, softmax, tOrO);
-    if (parts > 0) merge_parts<Traits>(args.params, parts, warpgroup, softmax, tOrO);
+    if (parts < 0) store_part<Traits>(args.params, smem.range, warpgroup, softmax, tOrO);
+    if (parts > 0) merge_parts<Traits>(args.params, smem.range, parts, warpgroup, softmax, tOrO);
     if (parts >= 0) {
       TileCoord const place{
           .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};

@@ -5,6 +5,7 @@
 #include "../../core/mask.cuh"
 #include "../load_tma.cuh"
 #include "args.cuh"
+#include "scheduler.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm90::fwd {
@@ -16,17 +17,22 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
   constexpr uint32_t kQBytes = Traits::kQElements * sizeof(typename Traits::Element);
   FwdParams const& params = args.params;
   int count = 0;  // of key tiles, of all tiles
+  // Whoever waits for other CTAs' parts waits for lower numbers: drawn, since CUDA does not promise the order in which CTAs
+  // start.
+  int const number = params.split.tiles > 0 ? atomicAdd(params.ticket, 1) : blockIdx.x;
+  smem.range = split_range(params.split, number);  // the first tile publishes it
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     smem.tile_pipeline.wait_empty(at_step(draws));
     TileCoord volatile& tile = smem.tile[draws & 1];
-    if (params.tile_counter != nullptr) {
-      args.schedule.place(atomicAdd(params.tile_counter, 1), tile);
+    if (params.draws_tiles) {
+      place_tile(params.order, atomicAdd(params.ticket, 1), tile);
     } else {
-      args.schedule.deal(params.split, blockIdx.x, gridDim.x, draws, tile);
+      deal_tile(params.order, params.split, number, gridDim.x, draws, tile);
     }
-    int const tile_end = key_range<typename Traits::Mask, Traits::kBlockM, kBlockN>(params, tile.m_block).end;
-    int const begin = tile.keys.begin, end = max(begin, min(tile.keys.end, tile_end));
+    TileRange const range = key_range<Traits::kBlockM, kBlockN>(params, tile.m_block);
+    int const begin = max(tile.keys.begin, range.begin), end = max(begin, min(tile.keys.end, range.end));
+    tile.keys.begin = begin;
     tile.keys.end = end;
     tile.keys.count = count;
     smem.tile_pipeline.publish(at_step(draws));

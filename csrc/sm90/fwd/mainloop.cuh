@@ -14,25 +14,51 @@
 #include "../../core/convert.cuh"
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
+#include "../../core/registers.cuh"
 #include "../../core/softmax.cuh"
+#include "scheduler.cuh"
 #include "traits.cuh"
 #include "../warpgroup.cuh"
 
 namespace flash_cute::sm90::fwd {
 
+// The key tiles that a warpgroup computes, out of those that its CTA loads. Computed from shared memory when they are needed:
+// held in registers through the loop, they spilled.
+template <class Traits>
+struct WarpgroupTiles {
+  int first_row;
+  int begin;
+  int whole_begin;  // [whole_begin, whole_end) need no mask
+  int whole_end;
+  int end;
+  int before;  // key tiles that other warpgroups of the CTA compute: below `begin`,
+  int after;   // and from `end` on
+
+  CUTE_DEVICE WarpgroupTiles(FwdParams const& params, TileCoord const volatile& tile, int warpgroup) {
+    int const m_block = uniform(tile.m_block) * Traits::kWarpgroups + warpgroup;
+    int const cta_begin = uniform(tile.keys.begin), cta_end = uniform(tile.keys.end);
+    TileRange const range = key_range<Traits::kRows, Traits::kBlockN>(params, m_block);
+    first_row = m_block * Traits::kRows;
+    bool const has_rows = first_row < params.len_q;
+    begin = has_rows ? min(cta_end, max(cta_begin, range.begin)) : cta_end;
+    end = has_rows ? max(begin, min(cta_end, range.end)) : begin;
+    whole_begin = max(begin, range.whole_begin);
+    whole_end = max(whole_begin, min(end, range.whole_end));
+    before = begin - cta_begin;
+    after = cta_end - end;
+  }
+};
+
 // One warpgroup's rows of one tile. The buffers go round with the count of key tiles. Leaves the numerators' products
 // in tOrO and the row statistics in softmax, and frees Q.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void mainloop(FwdParams const& params, int m_block, KeySpan const keys, int warpgroup,
+CUTE_DEVICE void mainloop(FwdParams const& params, TileCoord const volatile& tile, int warpgroup,
                               typename Traits::SharedStorage& smem, PipelineState<1> const q_state,
                               OnlineSoftmax<2>& softmax,
                               Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
-  using Mask = typename Traits::Mask;
   using Turn = TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>;
-  constexpr int kRows = Traits::kRows, kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
-  int const thread = threadIdx.x % 128;
-  int const first_row = m_block * kBlockM + warpgroup * kRows;
+  constexpr int kRows = Traits::kRows, kBlockN = Traits::kBlockN;
 
   auto sQ = make_tensor(make_smem_ptr(smem.q[warpgroup]), typename Traits::SmemLayoutQ{});  // (64, D)
   auto sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});          // (BLK_N, D, stage)
@@ -40,8 +66,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int m_block, KeySpan const ke
 
   typename Traits::MmaQK mma_qk;
   typename Traits::MmaPV mma_pv;
-  auto const thread_qk = mma_qk.get_slice(thread);
-  auto const thread_pv = mma_pv.get_slice(thread);
+  auto const thread_qk = mma_qk.get_slice(0);  // descriptors are the same for all threads
+  auto const thread_pv = mma_pv.get_slice(0);
   auto tSrQ = thread_qk.partition_fragment_A(sQ);   // (MMA, MMA_M, MMA_D)
   auto tSrK = thread_qk.partition_fragment_B(sK);   // (MMA, MMA_N, MMA_D, stage)
   auto tOrV = thread_pv.partition_fragment_B(sVt);  // (MMA, MMA_D, MMA_N, stage)
@@ -52,17 +78,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int m_block, KeySpan const ke
   auto acc = rowcol_view(tOrO);                                                  // (rows, head dim)
 
   auto cS = make_identity_tensor(Shape<Int<kRows>, Int<kBlockN>>{});
-  auto tScS = rowcol_view(thread_qk.partition_C(cS));                       // (rows, columns) -> (row, column)
   auto tScS_0 = rowcol_view(mma_qk.get_slice(_0{}).partition_C(cS));        // the same of thread 0
 
-  // The CTA's key tiles are those of its last row; a warpgroup only passes on those that none of its own
-  // rows sees: [end, cta_end).
-  int const begin = keys.begin, cta_end = keys.end;
-  KeyRange const range = key_range<Mask, kRows, kBlockN>(params, m_block * Traits::kWarpgroups + warpgroup);
-  int const end = first_row < params.len_q ? max(begin, min(cta_end, range.end)) : begin;
-
   static_assert(Traits::kStages == 2);
-  PipelineState<2> k_state = at_step(keys.count), v_state = at_step(keys.count);
+  PipelineState<2> k_state = at_step(uniform(tile.keys.count)), v_state = k_state;
   auto issue_qk = [&] { issue_gemm<true>(mma_qk, tSrQ, tSrK(_, _, _, k_state.stage), tSrS); };
   auto issue_pv = [&] { issue_gemm<false>(mma_pv, tOrP, tOrV(_, _, _, v_state.stage), tOrO); };
   auto release_k = [&] {
@@ -74,20 +93,18 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int m_block, KeySpan const ke
     v_state.advance();
   };
   // S(n) to P(n), and the accumulator to their maximum.
-  auto finish_scores = [&](int n, auto masked, auto wait_product, auto release) {
-    if constexpr (decltype(masked)::value) {
-      apply_mask<Mask>(scores, tScS, tScS_0, params, first_row, n * kBlockN);
-    }
+  auto finish_scores = [&](auto&& mask, auto wait_product, auto release) {
+    mask();
     softmax.update_max<Traits::kTile.late_wait>(scores, acc, wait_product, release);
     softmax.numerators(scores);
     convert(tSrS, rP);  // no branch between: the conversions run while the exponentials come
   };
-  auto step = [&](int n, auto masked) {
+  auto step = [&](auto&& mask) {
     smem.k_pipeline.wait_full(k_state);
     Turn::take(warpgroup);
     issue_qk();
     smem.v_pipeline.wait_full(v_state);
-    issue_pv();  // of n + 1
+    issue_pv();  // of the key tile before
     Turn::hand_on(warpgroup);
     warpgroup_wait<1>();
     warpgroup_fence_operand(tSrS);
@@ -96,47 +113,66 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int m_block, KeySpan const ke
       warpgroup_wait<0>();
       warpgroup_fence_operand(tOrO);
     };
-    finish_scores(n, masked, wait_product, release_v);
+    finish_scores(mask, wait_product, release_v);
   };
 
-  clear(tOrO);
-  smem.q_pipeline[warpgroup].wait_full(q_state);
-  for (int n = cta_end - 1; n >= end; --n) {
-    smem.k_pipeline.wait_full(k_state);
-    release_k();
-    smem.v_pipeline.wait_full(v_state);
-    release_v();
-    if (n > begin) {  // a tile has one turn fewer than steps: its first product is issued out of turn
+  // The CTA's key tiles are those that any of its rows sees. A warpgroup only passes on those that none of its own rows
+  // sees.
+  auto pass_on = [&](int count, int turns) {
+#pragma unroll 1
+    for (; count > 0; --count) {
+      smem.k_pipeline.wait_full(k_state);
+      release_k();
+      smem.v_pipeline.wait_full(v_state);
+      release_v();
+      if (--turns < 0) continue;
       Turn::take(warpgroup);
       Turn::hand_on(warpgroup);
     }
-  }
-  if (end == begin) {
+  };
+
+  clear(tOrO);
+  WarpgroupTiles<Traits> const tiles(params, tile, warpgroup);
+  smem.q_pipeline[warpgroup].wait_full(q_state);
+  if (tiles.begin == tiles.end) {
+    int const count = tiles.before + tiles.after;
+    pass_on(count, count - 1);  // one turn fewer than key tiles, as every warpgroup: its first product is issued out of turn
     __syncwarp();  // all lanes have waited for Q
     smem.q_pipeline[warpgroup].release(q_state);
     return;
   }
+  pass_on(tiles.after, tiles.after);
 
-  int n = end - 1;
+  int left = tiles.end - tiles.begin - 1;  // key tiles after this one
+  auto mask = [&] {
+    WarpgroupTiles<Traits> const tiles(params, tile, warpgroup);
+    int const thread = fresh_thread_index() % 128;
+    auto tScS = rowcol_view(mma_qk.get_slice(thread).partition_C(cS));  // (rows, columns) -> (row, column)
+    apply_mask(scores, tScS, tScS_0, params, tiles.first_row, (tiles.begin + left) * kBlockN);
+  };
   smem.k_pipeline.wait_full(k_state);
   issue_qk();
   warpgroup_wait<0>();
   warpgroup_fence_operand(tSrS);
   release_k();
-  finish_scores(n, true_type{}, [] {}, [] {});
-  --n;
-  if constexpr (!std::is_same_v<Mask, FullMask>) {
-    for (; n >= max(begin, range.unmasked); --n) step(n, true_type{});
+  finish_scores(mask, [] {}, [] {});
+  int const whole = tiles.whole_begin - tiles.begin, num_whole = tiles.whole_end - tiles.whole_begin;
+#pragma unroll 1
+  for (--left; left >= 0; --left) {
+    step([&] {
+      if (unsigned(left - whole) >= unsigned(num_whole)) mask();  // at an edge of the band
+    });
   }
-  for (; n >= begin; --n) step(n, false_type{});
 
   smem.q_pipeline[warpgroup].release(q_state);
   smem.v_pipeline.wait_full(v_state);
   issue_pv();
-  softmax.finish<Element>();
+  softmax.template finish<Element>();
   warpgroup_wait<0>();
   warpgroup_fence_operand(tOrO);
-  smem.v_pipeline.release(v_state);
+  release_v();
+  int const before = WarpgroupTiles<Traits>(params, tile, warpgroup).before;
+  pass_on(before, before);
 }
 
 }  // namespace flash_cute::sm90::fwd

@@ -21,11 +21,9 @@ struct PartSlot {
   float4* words;  // every 128th: the accumulator, two columns of both rows in each; in the last two the row statistics
   int* flag;      // of the warp: the part is there
 
-  CUTE_DEVICE PartSlot(FwdParams const& params, int warpgroup, int ranges_after_own) {
-    int cta, thread;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(cta));
+  CUTE_DEVICE PartSlot(FwdParams const& params, int warpgroup, int range) {
+    int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    int const range = params.split.ranges - 1 - cta + ranges_after_own;
     int const slot = range * Traits::kWarpgroups + warpgroup;
     words = reinterpret_cast<float4*>(params.parts) + slot * (part_floats(Traits::kHeadDim) * 32) + thread % 128;
     flag = params.part_flags + slot * 4 + thread % 128 / 32;
@@ -33,9 +31,9 @@ struct PartSlot {
 };
 
 template <class Traits, class Accumulator>
-CUTE_DEVICE void store_part(FwdParams const& params, int warpgroup, OnlineSoftmax<2> const& softmax,
+CUTE_DEVICE void store_part(FwdParams const& params, int volatile const& range, int warpgroup, OnlineSoftmax<2> const& softmax,
                             Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
-  PartSlot<Traits> const slot(params, warpgroup, 0);
+  PartSlot<Traits> const slot(params, warpgroup, uniform(range));
   auto acc = rowcol_view(tOrO);  // (rows, head dim)
   constexpr int kPairs = decltype(size<1>(acc))::value / 2;
   CUTE_UNROLL
@@ -52,14 +50,14 @@ CUTE_DEVICE void store_part(FwdParams const& params, int warpgroup, OnlineSoftma
 // The parts of the ranges after this CTA's. Their CTAs were launched before it, and wait for nothing before they have
 // left them.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void merge_parts(FwdParams const& params, int parts, int warpgroup, OnlineSoftmax<2>& softmax,
+CUTE_DEVICE void merge_parts(FwdParams const& params, int volatile const& range, int parts, int warpgroup, OnlineSoftmax<2>& softmax,
                              Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   auto acc = rowcol_view(tOrO);  // (rows, head dim)
   constexpr int kPairs = decltype(size<1>(acc))::value / 2;
-  constexpr int kAtOnce = Traits::kHeadDim > 64 ? 16 : 8;
+  constexpr int kAtOnce = Traits::kHeadDim > 64 && Traits::kHeadDim <= 192 ? 16 : 8;
 #pragma unroll 1
   for (int part = 1; part <= parts; ++part) {
-    PartSlot<Traits> const slot(params, warpgroup, part);
+    PartSlot<Traits> const slot(params, warpgroup, uniform(range) + part);
     int arrived;
     do {
       asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(arrived) : "l"(slot.flag) : "memory");

@@ -1,61 +1,79 @@
-// The tile table of the sm90 forward. Plain constants: the kernel traits, the dispatcher and the
-// build's resource test all read them here. docs/sm90_forward.md has the measurements behind it.
+// The tile table of the sm90 forward. Plain constants: the kernel traits, the plan and the build's resource test all read
+// them here. docs/sm90_forward.md has the measurements behind it.
 #pragma once
 
 #include <algorithm>
 #include <climits>
 #include <cstdint>
 
+#include "../../core/kernel_shape.h"
+#include "../../core/tile_order.h"
 #include "../../core/tile_split.h"
-#include "../../plan.h"
 
 namespace flash_cute::sm90::fwd {
 
 // One kernel's tuning. A consumer warpgroup owns 64 whole query rows.
 struct TileConfig {
   int block_m;     // 64 * consumer warpgroups
-  int block_n;     // keys a mainloop step
+  int block_n;     // keys per mainloop step
   int stages;      // K/V buffers
   bool ping_pong;  // warpgroups take turns at the tensor cores: one's softmax under the other's products
   bool late_wait;  // for the product in flight: after the vote on a new maximum, else before
 };
 
-// Entries of the table for one (head dim, mask).
-enum Config : int {
-  kWide = 0,    // the fastest step, for problems with many row tiles
-  kOther = 1,   // where the wide tile's last wave or last rows leave too much idle
-  kNarrow = 2,  // 64 rows, one consumer warpgroup: few row tiles, many keys
-  kNumConfigs = 3,
+// The tiles by name. A head dim has some of them, see has_entry.
+enum Entry : int {
+  kTall = 0,      // 256 rows, four warpgroups
+  kWide = 1,      // 192 rows (above head dim 128: 128): the fastest step, for problems with many row tiles
+  kWideLate = 2,  // with the late wait
+  kPair = 3,      // 128 x 128: where the wide tile's last wave or last rows leave too much idle
+  kPairLate = 4,
+  kNarrow = 5,    // 64 rows, one warpgroup: few row tiles, many keys
+  kNumEntries = 6,
 };
+constexpr char const* kEntryNames[kNumEntries] = {"tall", "wide", "wide_late", "pair", "pair_late", "narrow"};
 
-constexpr TileConfig tile_config(int head_dim, bool causal, int config) {
-  TileConfig const four_warpgroups = {
-      .block_m = 256, .block_n = 64, .stages = 2, .ping_pong = true, .late_wait = false};
-  TileConfig const two_warpgroups = {
-      .block_m = 128, .block_n = 128, .stages = 2, .ping_pong = true, .late_wait = !causal};
-  if (config == kNarrow) {
-    int const block_n = head_dim <= 128 ? 128 : head_dim <= 192 ? 96 : 80;
-    return {.block_m = 64, .block_n = block_n, .stages = 2, .ping_pong = false, .late_wait = false};
+constexpr bool has_entry(int head_dim, int entry) {
+  switch (entry) {
+    case kTall: return head_dim <= 64;
+    case kWide: return head_dim != 64;
+    case kWideLate: return head_dim <= 128;
+    case kPair: return head_dim > 32 && head_dim <= 128;
+    case kPairLate: return head_dim > 64 && head_dim <= 128;
+    case kNarrow: return true;
+    default: return false;
+  }
+}
+
+constexpr TileConfig tile_config(int head_dim, int entry) {
+  bool const late_wait = entry == kWideLate || entry == kPairLate;
+  switch (entry) {
+    case kTall: return {.block_m = 256, .block_n = 64, .stages = 2, .ping_pong = true, .late_wait = false};
+    case kPair:
+    case kPairLate:
+      return {.block_m = 128, .block_n = 128, .stages = 2, .ping_pong = true, .late_wait = late_wait};
+    case kNarrow: {
+      int const block_n = head_dim <= 128 ? 128 : head_dim <= 192 ? 96 : 80;
+      return {.block_m = 64, .block_n = block_n, .stages = 2, .ping_pong = false, .late_wait = false};
+    }
+    default: break;
   }
   if (head_dim > 192) return {.block_m = 128, .block_n = 80, .stages = 2, .ping_pong = true, .late_wait = false};
   if (head_dim > 128) return {.block_m = 128, .block_n = 112, .stages = 2, .ping_pong = true, .late_wait = false};
-  // Causal, head dim 64, against 192 x 128: 1.17 at 1024 keys, 1.0 from 4096 on. Full: 1.06, then 0.93 and less.
-  if (causal && head_dim == 64) return config == kWide ? four_warpgroups : two_warpgroups;
-  if (config == kOther) return head_dim <= 64 ? four_warpgroups : two_warpgroups;
   // Three warpgroups of 160 registers: as many keys as the accumulators and P leave room for. The late wait gives 1 to
   // 3 % without a mask from 4096 keys on, and costs as much with one, as in tiles of four warpgroups.
   int const block_n = head_dim <= 64 ? 128 : head_dim <= 96 ? 112 : 80;
-  return {.block_m = 192, .block_n = block_n, .stages = 2, .ping_pong = true, .late_wait = !causal};
+  return {.block_m = 192, .block_n = block_n, .stages = 2, .ping_pong = true, .late_wait = late_wait};
 }
 
-// One row tile a warpgroup of Q, `stages` buffers of K and of V, 1 KB for the barriers.
+// Q's rows, `stages` buffers of K and of V, 1 KB for the barriers.
 constexpr int smem_bytes(TileConfig tile, int head_dim) {
   int const rows = tile.block_m + 2 * tile.stages * tile.block_n;
   return 2 * head_dim * rows + 1024;
 }
 
-constexpr KernelShape kernel_shape(int head_dim, bool causal, int config) {
-  TileConfig const tile = tile_config(head_dim, causal, config);
+constexpr KernelShape kernel_shape(int head_dim, int entry) {
+  TileConfig const tile = tile_config(head_dim, entry);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,
           .threads = 2 * tile.block_m + 128,
@@ -64,59 +82,101 @@ constexpr KernelShape kernel_shape(int head_dim, bool causal, int config) {
           .ctas_per_sm = 1};
 }
 
-// How fast a tile's shape computes once the GPU is full, kWide being 100 (measured on an H100).
-constexpr int tile_speed(int head_dim, bool causal, int config) {
-  if (config == kWide) return 100;
-  if (config == kNarrow) return head_dim <= 128 ? 60 : 55;
-  return causal && head_dim == 64 ? 80 : head_dim <= 64 ? 92 : head_dim <= 128 ? 93 : 99;
-}
-
 // A part in memory: of each thread the accumulator's registers, and for its two rows maximum, sum and error, padded.
 constexpr int part_floats(int head_dim) { return head_dim / 2 + 8; }
-constexpr int64_t parts_bytes(TileConfig tile, int head_dim, TileSplit split) {
-  return int64_t{4} * split.ranges * 2 * tile.block_m * part_floats(head_dim);
+constexpr int64_t parts_bytes(KernelShape const& shape, int head_dim, TileSplit const& split) {
+  return int64_t{4} * split.ranges * 2 * shape.block_m * part_floats(head_dim);
 }
-constexpr int part_flags(TileConfig tile, TileSplit split) { return split.ranges * tile.block_m / 16; }
+constexpr int part_flags(KernelShape const& shape, TileSplit const& split) { return split.ranges * shape.block_m / 16; }
+
+// A tile that may serve a problem, and how fast it computes once the GPU is full, in per cent of the fastest (measured on
+// an H100).
+struct Candidate {
+  Entry entry;
+  int speed;
+};
+constexpr int kNumCandidates = 3;
+constexpr Candidate candidate(int head_dim, bool masked, int index) {
+  if (index == 0) return {head_dim > 128 ? kWide : !masked ? kWideLate : head_dim == 64 ? kTall : kWide, 100};
+  if (index == 2 || head_dim > 128) return {kNarrow, head_dim <= 128 ? 60 : 55};
+  if (head_dim > 64) return {masked ? kPair : kPairLate, 93};
+  // Causal, head dim 64, the tall tile against 192 x 128: 1.17 at 1024 keys, 1.0 from 4096 on. Full: 1.06, then 0.93 and
+  // less.
+  return masked && head_dim == 64 ? Candidate{kPair, 80} : Candidate{kTall, 92};
+}
+
+// What the choice of a tile depends on.
+struct Work {
+  int len_q;
+  int keys;        // of the longest row tile
+  bool masked;     // some row does not see some key
+  bool triangle;   // rows are of very different lengths: their mean is about half of the longest
+  bool can_split;  // row tiles may be split by keys: all of them begin with key 0
+  int64_t heads_q;   // of all batches
+  int64_t heads_kv;
+};
 
 struct Choice {
-  Config config;
+  Entry entry;
   TileSplit split;
 };
 
 // The tile whose waves take the least time, and whether its last wave is split. Row tiles without a mask are all alike,
 // so whole waves. The tiles of a causal triangle even out over the waves, but the longest, of twice the mean, has to be
 // done by one CTA. Where memory takes longer to bring K and V than the waves take, nothing is gained by a split, and it
-// reads memory a little slower. `keys`: how many the last row sees.
-constexpr Choice choose(int head_dim, bool causal, int len_q, int keys, int64_t heads_q, int64_t heads_kv,
-                               int num_sms) {
-  bool const triangle = causal && keys < 2 * int64_t{len_q};
-  // As much time as 240 rows of each key head take: what a full GPU computes while a key arrives.
-  int64_t const memory_time = 10 * 240 * heads_kv / num_sms;
-  Choice best{.config = kWide, .split = {}};
+// reads memory a little slower. `forced`: the one tile that may be chosen, if the head dim has it.
+constexpr Choice choose(int head_dim, Work const& work, int num_sms, int forced) {
+  constexpr int64_t kTimePerRow = 10;       // what a full GPU takes for a row per SM is 10 units
+  constexpr int64_t kRowsWhileAKeyArrives = 240;  // of each key head, per SM: what memory's rate costs
+  int64_t const memory_time = kTimePerRow * kRowsWhileAKeyArrives * work.heads_kv / num_sms;
+  Choice best{.entry = kNarrow, .split = {}};
   int64_t best_time = INT64_MAX;
-  for (int config = kWide; config < kNumConfigs; ++config) {
-    TileConfig const tile = tile_config(head_dim, causal, config);
-    int64_t const row_tiles = heads_q * ((int64_t{len_q} + tile.block_m - 1) / tile.block_m);
-    int64_t const key_tiles = (int64_t{keys} + tile.block_n - 1) / tile.block_n;
+  auto const consider = [&](Candidate const& tile) {
+    KernelShape const shape = kernel_shape(head_dim, tile.entry);
+    int64_t const row_tiles = work.heads_q * ((int64_t{work.len_q} + shape.block_m - 1) / shape.block_m);
+    int64_t const key_tiles = (int64_t{work.keys} + shape.block_n - 1) / shape.block_n;
     int64_t const whole_waves = row_tiles / num_sms;
-    auto const consider = [&](int64_t waves_x1000, int64_t least_time, TileSplit split) {
-      int64_t const time = std::max(least_time, waves_x1000 * tile.block_m / tile_speed(head_dim, causal, config));
+    auto const take_if_less = [&](int64_t waves_x1000, int64_t least_time, TileSplit split) {
+      int64_t const time = std::max(least_time, waves_x1000 * shape.block_m / tile.speed);
       if (time < best_time) {
-        best = {.config = Config(config), .split = split};
+        best = {.entry = tile.entry, .split = split};
         best_time = time;
       }
     };
-    consider(!triangle                  ? 1000 * ((row_tiles + num_sms - 1) / num_sms)
-             : row_tiles > 2 * num_sms ? 1000 * row_tiles / num_sms
-                                        : 2000,
-             memory_time, {});
-    if (causal && (triangle || whole_waves > 0)) continue;
+    int64_t const even = 1000 * row_tiles / num_sms, longest_alone = 2000;
+    int64_t const whole = 1000 * ((row_tiles + num_sms - 1) / num_sms);
+    take_if_less(!work.triangle ? whole : row_tiles > 2 * num_sms ? even : longest_alone, memory_time, {});
+    if (!work.can_split || (work.masked && (work.triangle || whole_waves > 0))) return;
     TileSplit const split = split_last_wave(row_tiles, key_tiles, num_sms, row_tiles > num_sms);
-    if (split.tiles == 0) continue;
+    if (split.tiles == 0) return;
     int64_t const length = split.length + split.ranges / split.tiles + kPartCost;
-    consider(1000 * whole_waves + 1000 * length / key_tiles, memory_time * 105 / 100, split);
+    take_if_less(1000 * whole_waves + 1000 * length / key_tiles, memory_time * 105 / 100, split);
+  };
+  if (has_entry(head_dim, forced)) {
+    consider({Entry(forced), 100});
+  } else {
+    for (int index = 0; index < kNumCandidates; ++index) consider(candidate(head_dim, work.masked, index));
   }
   return best;
+}
+
+// Tiles of different lengths come in groups of heads. Few bytes of K and V per group keep them in L2 more surely; but where
+// a head has many keys, a group of few heads has too few tiles to hide its longest behind. The last group has a tile for
+// every SM at least, or its longest would start when others have no more to do.
+constexpr TileOrder tile_order(KernelShape const& shape, bool masked, int batch, int heads_q, int heads_kv, int len_q,
+                               int len_k, int head_dim, int num_sms) {
+  int const m_blocks = (len_q + shape.block_m - 1) / shape.block_m;
+  int const num_heads = batch * heads_q, heads_per_kv = heads_q / heads_kv;
+  int64_t const l2_bytes = int64_t{len_k <= 1024 ? 4 : 32} << 20;
+  int const group = masked ? heads_in_l2(l2_bytes, len_k, head_dim, heads_per_kv, num_heads) : num_heads;
+  int const last_heads = std::max(group, (num_sms + m_blocks - 1) / m_blocks);
+  return {.m_blocks = m_blocks,
+          .heads_q = heads_q,
+          .heads_per_kv = heads_per_kv,
+          .num_heads = num_heads,
+          .group = group,
+          .last_group = std::max(0, num_heads - last_heads) / group,
+          .longest_first = masked};
 }
 
 }  // namespace flash_cute::sm90::fwd

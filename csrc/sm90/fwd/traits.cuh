@@ -6,7 +6,6 @@
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
 
-#include "../../core/mask.cuh"
 #include "scheduler.cuh"
 #include "tile.h"
 #include "../pipeline.cuh"
@@ -16,10 +15,9 @@ namespace flash_cute::sm90::fwd {
 
 using namespace cute;
 
-template <class Element_, int kHeadDim_, class Variant_, TileConfig kTile_>
+template <class Element_, int kHeadDim_, TileConfig kTile_>
 struct Traits {
   using Element = Element_;
-  using Mask = typename Variant_::Mask;
   static constexpr TileConfig kTile = kTile_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kBlockM = kTile.block_m;
@@ -71,6 +69,7 @@ struct Traits {
     Pipeline<1> q_pipeline[kWarpgroups];
     TileCoord tile[2];
     Pipeline<2> tile_pipeline;
+    int range;  // of split tiles, that this CTA has
   };
   static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
 };

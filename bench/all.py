@@ -1,0 +1,116 @@
+"""Measure every published figure in one process: speed of each grid, the deterministic mode, host time, accuracy.
+
+    python bench/all.py --out bench/results --commit COMMIT
+    python bench/all.py --out bench/results --only paper,bwd-paper --rounds 7 --seconds 0.2
+
+A run is a call of `bench/run.py`; it writes OUT/GPU-RUN.csv after each cell (GPU is h200, say), and what it prints
+to OUT/GPU-RUN.log. The most important come first, and none is started after `--budget` seconds. All of them take
+about five minutes on an H200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+if not __package__:
+    # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
+    sys.path[:] = [*sys.path[1:], str(ROOT)]
+
+from bench import figures, run  # noqa: E402
+
+BOTH = "flash_cute:sm90,flash_cute:sm80"
+HOPPER_PEERS = "cudnn,fa3"  # these and the sm90 kernels use Hopper's own instructions
+ALL_PEERS = "cudnn,fa3,flash"
+DEFAULT_AND_DETERMINISTIC = "flash_cute:{0},flash_cute:{0}:deterministic"
+
+
+def speed(grid: str, ours: str, peers: str, direction: str = "fwd") -> list[str]:
+    return ["--grid", grid, "--ours", ours, "--peers", peers, "--direction", direction]
+
+
+# The arguments of bench/run.py by the name of the run, the most important first.
+RUNS: dict[str, list[str]] = {
+    "paper": speed("paper", "flash_cute:sm90", HOPPER_PEERS),
+    "bwd-paper": speed("paper", "flash_cute:sm90", HOPPER_PEERS, "bwd"),
+    "accuracy": ["--accuracy", "--ours", BOTH, "--peers", ALL_PEERS],
+    "llama": speed("llama", BOTH, ALL_PEERS),
+    "bwd-llama": speed("llama", BOTH, ALL_PEERS, "bwd"),
+    "sm80-paper": speed("paper", "flash_cute:sm80", "flash"),
+    "sm80-bwd-paper": speed("paper", "flash_cute:sm80", "flash", "bwd"),
+    "odd": speed("odd", BOTH, ALL_PEERS),
+    "dims": speed("dims", BOTH, ALL_PEERS),
+    "bwd-dims": speed("dims", BOTH, ALL_PEERS, "bwd"),
+    "sm90-bwd-deterministic": speed(
+        "deterministic", DEFAULT_AND_DETERMINISTIC.format("sm90"), "fa3:deterministic", "bwd"
+    ),
+    "sm80-bwd-deterministic": speed("deterministic", DEFAULT_AND_DETERMINISTIC.format("sm80"), "none", "bwd"),
+    "host": speed("host", BOTH, ALL_PEERS),
+    "train-host": speed("host", "flash_cute", ALL_PEERS, "train"),
+    "fp16": speed("fp16", BOTH, "cudnn,flash"),
+    "small": speed("small", BOTH, ALL_PEERS),
+}
+
+
+def arguments_of(name: str, flags: argparse.Namespace, path: Path) -> list[str]:
+    arguments = [*RUNS[name], "--out", str(path), "--commit", flags.commit]
+    if name == "accuracy":
+        return arguments
+    arguments += ["--seconds", str(flags.seconds)]
+    # The host's time has short rounds and needs many of them: run.py's own number.
+    return arguments if "host" in name else [*arguments, "--rounds", str(flags.rounds)]
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench/all.py", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for the CSVs and logs")
+    parser.add_argument("--only", default=",".join(RUNS), help=f"runs, separated by commas (all): {', '.join(RUNS)}")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each provider per cell (5)")
+    parser.add_argument("--seconds", type=float, default=0.1, help="measured time per provider and cell (0.1)")
+    parser.add_argument("--budget", type=float, default=330, help="start no run after so many seconds (330)")
+    parser.add_argument("--commit", default="", help="commit to name in the CSVs (git's)")
+    flags = parser.parse_args(arguments)
+    flags.only = flags.only.split(",")
+    for name in flags.only:
+        if name not in RUNS:
+            parser.error(f"--only: expected one or several of {', '.join(RUNS)}, given {name!r}")
+    if not torch.cuda.is_available():
+        parser.error("there is no CUDA GPU here, and every run is sized for one")
+    return flags
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    flags = parse(arguments)
+    flags.out.mkdir(parents=True, exist_ok=True)
+    prefix = figures.gpu_prefix(torch.cuda.get_device_name())
+    started = time.perf_counter()
+    failed = False
+    for name in flags.only:
+        before = time.perf_counter()
+        if before - started > flags.budget:
+            print(f"{name}: not started, {flags.budget:.0f} s are over", flush=True)
+            continue
+        path = flags.out / f"{prefix}-{name}.csv"
+        with path.with_suffix(".log").open("w") as log, redirect_stdout(log):
+            try:
+                status = run.main(arguments_of(name, flags, path))
+            except Exception as error:  # the runs after it are worth having
+                print(error)
+                status = 2
+        torch.cuda.empty_cache()
+        failed |= status != 0
+        ended = f"exit status {status}, see {path.with_suffix('.log').name}" if status else "ok"
+        print(f"{name}: {time.perf_counter() - before:.0f} s, {ended}", flush=True)
+    print(f"{time.perf_counter() - started:.0f} s in all")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

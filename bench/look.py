@@ -1,0 +1,27 @@
+"""One look per provider in every plot: colour, marker and line.
+
+The colours are Okabe and Ito's, told apart by every kind of colour vision; marker and dash differ as well.
+"""
+
+from __future__ import annotations
+
+LOOKS = {
+    "flash_cute": ("#D55E00", "o", "-"),
+    "flash_cute:sm90": ("#D55E00", "o", "-"),
+    "flash_cute:sm80": ("#CC79A7", "s", "-"),
+    "flash_cute:cpu": ("#D55E00", "o", "-"),
+    "flash_cute:deterministic": ("#E69F00", "^", "-"),
+    "flash_cute:sm90:deterministic": ("#E69F00", "^", "-"),
+    "flash_cute:sm80:deterministic": ("#882255", "d", "-"),
+    "flash_cute:cpu:deterministic": ("#E69F00", "^", "-"),
+    "cudnn": ("#0072B2", "D", "--"),
+    "flash": ("#009E73", "v", "-."),
+    "fa3": ("#000000", "^", ":"),
+    "fa3:deterministic": ("#666666", "<", ":"),
+    "fa4": ("#8C564B", "s", ":"),
+    "efficient": ("#56B4E9", "P", ":"),
+    "math": ("#999999", "h", "-."),
+    "flash-attn": ("#F0E442", "*", "--"),
+    "triton": ("#332288", "X", ":"),
+    "sdpa": ("#0072B2", "D", "--"),
+}

@@ -1,0 +1,150 @@
+"""One build of flash_cute in a process of its own, which `bench/versus.py` starts and gives turns.
+
+    versus_worker.py DEVICE FD
+
+Reads commands from standard input and writes replies to the open file descriptor FD, one JSON object per line:
+
+    {"do": "facts"}                        where flash_cute was loaded from, its version and the GPU
+    {"do": "prepare", "shape": {...}, ...} makes inputs, calls once, keeps a sample of the results; seconds per call
+    {"do": "turn", "calls": 40}            times a batch of calls; seconds per call
+    {"do": "release"}                      frees every tensor and returns the memory to the driver
+
+It imports nothing of bench and calls nothing of flash_cute but `fwd` and `bwd`, so that it also runs older builds.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+# This folder would hide the standard library's `profile`. flash_cute comes from PYTHONPATH.
+sys.path.pop(0)
+
+import torch
+
+import flash_cute
+
+SAMPLE = 1 << 18  # elements of each result that are compared
+LEAD_IN = 4  # a turn starts with a quarter of its calls untimed: caches, and the clock after the other's turn
+MOST_SETS = 64
+
+
+class Worker:
+    """The problem at hand: its inputs in several sets, and one call that takes the sets in turn."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.call: Callable[[], object] | None = None
+
+    def facts(self) -> dict[str, Any]:
+        gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
+        return {"path": flash_cute.__file__, "flash_cute": flash_cute.__version__, "gpu": gpu}
+
+    def prepare(
+        self,
+        shape: dict[str, Any],
+        causal: bool | str,
+        options: dict[str, Any],
+        seed: int,
+        sample: str,
+    ) -> dict[str, Any]:
+        """Make inputs and call once. `shape` has B, H, Hkv, N, M, D, dtype (torch's name) and direction."""
+        backward = shape["direction"] == "bwd"
+        first = self._inputs(shape, seed)
+        sets = self._number_of_sets(sum(x.nbytes for x in first))
+        arguments = [first, *(self._inputs(shape, seed + index) for index in range(1, sets))]
+        function: Callable[..., Any] = flash_cute.bwd if backward else flash_cute.fwd
+        if backward:
+            forward_options = {name: value for name, value in options.items() if name != "deterministic"}
+            arguments = [
+                (dout, q, k, v, *flash_cute.fwd(q, k, v, causal, **forward_options)) for dout, q, k, v in arguments
+            ]
+
+        results = function(*arguments[0], causal, **options)
+        torch.save([_sampled(result) for result in results], sample)
+        del results
+        following = itertools.cycle(arguments).__next__
+        self.call = lambda: function(*following(), causal, **options)
+        seconds = [self._seconds(calls) for calls in (1, 2, 2)]
+        return {"seconds": min(seconds), "sets": sets}
+
+    def _inputs(self, shape: dict[str, Any], seed: int) -> tuple[torch.Tensor, ...]:
+        """q (B, H, N, D), k and v (B, Hkv, M, D), for a backward dout (B, H, N, D) before them; standard normal."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+
+        def normal(heads: str, length: str) -> torch.Tensor:
+            size = (shape["B"], shape[heads], shape[length], shape["D"])
+            dtype = getattr(torch, shape["dtype"])
+            return torch.randn(size, generator=generator, device=self.device, dtype=dtype)
+
+        forward = (normal("H", "N"), normal("Hkv", "M"), normal("Hkv", "M"))
+        return (normal("H", "N"), *forward) if shape["direction"] == "bwd" else forward
+
+    def _number_of_sets(self, bytes_of_one: int) -> int:
+        """So many that no call finds its inputs in the L2 cache; three at least, so that no one address decides."""
+        if self.device.type != "cuda":
+            return 2
+        cache: int = torch.cuda.get_device_properties(self.device).L2_cache_size
+        return min(MOST_SETS, max(3, 1 + math.ceil(2 * cache / bytes_of_one)))
+
+    def turn(self, calls: int) -> dict[str, float]:
+        self._run(math.ceil(calls / LEAD_IN))
+        return {"seconds": self._seconds(calls)}
+
+    def _run(self, calls: int) -> None:
+        assert self.call is not None, "turn before prepare"
+        for _ in range(calls):
+            self.call()
+
+    def _seconds(self, calls: int) -> float:
+        """Seconds per call, by CUDA events; the device is idle at the end. On the CPU by the host's clock."""
+        if self.device.type != "cuda":
+            started = time.perf_counter()
+            self._run(calls)
+            return (time.perf_counter() - started) / calls
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        self._run(calls)
+        stop.record()
+        torch.cuda.synchronize(self.device)
+        return start.elapsed_time(stop) * 1e-3 / calls
+
+    def release(self) -> dict[str, Any]:
+        self.call = None
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+        return {}
+
+
+def _sampled(result: torch.Tensor) -> torch.Tensor:
+    """About SAMPLE elements at an odd distance, so that they fall on every row and column; float32, on the CPU."""
+    flat = result.reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLE) | 1].float().cpu()
+
+
+def main(device: torch.device, descriptor: int) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    worker = Worker(device)
+    with os.fdopen(descriptor, "w") as replies:
+        for line in sys.stdin:
+            command = json.loads(line)
+            try:
+                reply = getattr(worker, command.pop("do"))(**command)
+            except Exception as error:
+                worker.release()
+                reply = {"error": (str(error).strip() or type(error).__name__).splitlines()[0]}
+            print(json.dumps(reply), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main(torch.device(sys.argv[1]), int(sys.argv[2]))

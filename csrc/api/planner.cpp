@@ -1,0 +1,153 @@
+#include "planner.h"
+
+namespace flash_cute {
+namespace {
+
+int64_t aligned(int64_t bytes) { return (bytes + 127) / 128 * 128; }
+
+int sm80_entry(Problem const& problem, Gpu gpu) {
+  return problem.forced_chip >= 0 ? problem.forced_chip : sm80::chip_of(gpu.capability);
+}
+
+// Some row does not see some key.
+bool is_masked(Problem const& problem) { return problem.band.has_lower() || problem.band.has_upper(); }
+
+// Keys of a row, or rows of a key, where the band limits both sides; else more than there can be.
+int64_t band_width(Band const& band) {
+  return band.has_lower() && band.has_upper() ? int64_t{band.upper} - band.lower + 1 : INT_MAX;
+}
+
+// The keys that the longest row tile visits.
+int longest_keys(Problem const& problem) {
+  int64_t const last_row = problem.band.has_upper() ? int64_t{problem.len_q} + problem.band.upper : problem.len_k;
+  constexpr int64_t kRowTile = 192;
+  int64_t const window = std::min<int64_t>(band_width(problem.band) + kRowTile, problem.len_k);
+  return static_cast<int>(std::clamp(last_row, int64_t{0}, window));
+}
+
+// The query rows that the longest key tile visits, of one query head.
+int64_t longest_rows(Problem const& problem, KernelShape const& shape) {
+  return std::min<int64_t>(problem.len_q, band_width(problem.band) + shape.block_n);
+}
+
+void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
+  int64_t const heads_kv = int64_t{problem.batch} * problem.heads_kv;
+  int const keys = longest_keys(problem);
+  bool const window = 2 * band_width(problem.band) < problem.len_k;  // most rows see as many keys as any
+  sm90::fwd::Work const work{.len_q = problem.len_q,
+                             .keys = keys,
+                             .masked = is_masked(problem),
+                             .triangle = is_masked(problem) && !window && keys < 2 * int64_t{problem.len_q},
+                             .can_split = !problem.band.has_lower(),
+                             .heads_q = int64_t{problem.batch} * problem.heads_q,
+                             .heads_kv = heads_kv};
+  sm90::fwd::Choice const choice = sm90::fwd::choose(plan.head_dim, work, gpu.num_sms, problem.forced_entry);
+  plan.entry = choice.entry;
+  plan.shape = sm90::fwd::kernel_shape(plan.head_dim, plan.entry);
+  int64_t const tiles = num_row_tiles(problem, plan.shape);
+  plan.draws_tiles = work.masked && tiles > gpu.num_sms;
+  if (!plan.draws_tiles) plan.split = choice.split;
+  bool const only_split = plan.split.tiles > 0 && plan.split.tiles == tiles;
+  plan.ctas = only_split ? plan.split.ranges : std::min<int64_t>(tiles, gpu.num_sms);
+  if (!plan.draws_tiles && plan.split.tiles == 0) return;
+  int64_t const flags = 4 * sm90::fwd::part_flags(plan.shape, plan.split);
+  plan.workspace = {.ticket = 0, .part_flags = 4, .parts = aligned(4 + flags), .zeroed = 4 + flags, .bytes = 0};
+  plan.workspace.bytes = plan.workspace.parts + sm90::fwd::parts_bytes(plan.shape, plan.head_dim, plan.split);
+}
+
+BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool draws_tasks) {
+  int64_t const rows = plan.row_tiles * plan.shape.block_m;
+  bool const sums = !plan.shape.dq_in_registers;
+  BwdWorkspace workspace{};
+  workspace.lse_log2 = workspace.dq_acc + (sums ? aligned(4 * rows * plan.head_dim) : 0);
+  workspace.delta = workspace.lse_log2 + aligned(4 * rows);
+  workspace.semaphores = workspace.delta + aligned(4 * rows);
+  workspace.counters = workspace.semaphores + (sums ? 4 * plan.row_tiles : 0);
+  int64_t const heads = int64_t{problem.batch} * problem.heads_q;
+  workspace.drawn = workspace.counters + (sums ? aligned(4 * (1 + heads)) : 0);
+  workspace.bytes = workspace.drawn + (draws_tasks ? aligned(4 * plan.key_tiles) : 0);
+  return workspace;
+}
+
+void order_sm90(BwdPlan& plan, Problem const& problem, Gpu gpu, TensorInfo const& q) {
+  bool const masked = is_masked(problem);
+  int64_t const visited = (longest_rows(problem, plan.shape) + plan.shape.block_m - 1) / plan.shape.block_m;
+  sm90::bwd::TileCounts const counts{.m_blocks = plan.m_blocks,
+                                     .n_blocks = plan.n_blocks,
+                                     .group = problem.heads_q / problem.heads_kv,
+                                     .heads = int64_t{problem.batch} * problem.heads_kv,
+                                     .visited_rows = static_cast<int>(visited)};
+  plan.task_order = sm90::bwd::task_order(counts, masked, plan.deterministic, gpu.num_sms);
+  FLASH_CUTE_CHECK(plan.task_order.num_tasks > 0, "q: expected fewer tiles of work, of which there are at most 2^31 - 1; got ",
+                   shape_text(q));
+  plan.split = sm90::bwd::split_key_tiles(plan.task_order, counts, plan.shape, masked, plan.deterministic, gpu.num_sms);
+  plan.ctas = std::min<int64_t>(plan.task_order.num_tasks, gpu.num_sms);
+}
+
+}  // namespace
+
+FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
+  auto decision = decide<FwdDecision>(kFwdKernels, args, problem, gpu);
+  decision.out = write_copy(args.q);
+  FwdPlan& plan = decision.plan;
+  bool const sm90 = decision.backend == Backend::kSm90;
+  if (sm90) {
+    plan_fwd_sm90(plan, problem, gpu);
+  } else {
+    plan.entry = sm80_entry(problem, gpu);
+    plan.shape = sm80::fwd::kernel_shape(plan.head_dim, plan.entry);
+    plan.ctas = num_row_tiles(problem, plan.shape);
+  }
+  int64_t const tiles = num_row_tiles(problem, plan.shape);
+  check_num_tiles("q", tiles, plan.shape.block_m, "rows", args.q);
+  if (tiles == 0) return decision;
+  auto const& [batch, heads_q, heads_kv, len_q, len_k] =
+      std::array{problem.batch, problem.heads_q, problem.heads_kv, problem.len_q, problem.len_k};
+  int const head_dim = decision.padded_head_dim;
+  bool const masked = is_masked(problem);
+  plan.order = sm90 ? sm90::fwd::tile_order(plan.shape, masked, batch, heads_q, heads_kv, len_q, len_k, head_dim, gpu.num_sms)
+                    : sm80::fwd::tile_order(plan.shape, masked, batch, heads_q, heads_kv, len_q, len_k, head_dim);
+  return decision;
+}
+
+BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, bool deterministic,
+                     Problem const& problem, Gpu gpu) {
+  auto decision = decide<BwdDecision>(kBwdKernels, call, problem, gpu);
+  decision.dout = dout ? read_copy(*dout) : write_copy(call.q);
+  decision.out = out ? read_copy(*out) : write_copy(call.q);
+  decision.dq = write_copy(call.q);
+  decision.dk = write_copy(call.k);
+  decision.dv = write_copy(call.v);
+  BwdPlan& plan = decision.plan;
+  bool const sm90 = decision.backend == Backend::kSm90, wide = plan.head_dim > sm90::bwd::kMaxHeadDim;
+  if (!sm90) plan.entry = sm80_entry(problem, gpu);
+  plan.shape = !sm90  ? sm80::bwd::kernel_shape(plan.head_dim, plan.entry)
+               : wide ? sm90::bwd_wide::kernel_shape(plan.head_dim)
+                      : sm90::bwd::kernel_shape(plan.head_dim);
+  plan.deterministic = deterministic;
+  plan.row_tiles = num_row_tiles(problem, plan.shape);
+  plan.key_tiles = num_key_tiles(problem, plan.shape);
+  check_num_tiles("q", plan.row_tiles, plan.shape.block_m, "rows", call.q);
+  check_num_tiles("k", plan.key_tiles, plan.shape.block_n, "keys", call.k);
+  if (plan.row_tiles == 0 || plan.key_tiles == 0) return decision;
+  plan.m_blocks = static_cast<int>(num_tiles(problem.len_q, plan.shape.block_m, 1));
+  plan.n_blocks = static_cast<int>(num_tiles(problem.len_k, plan.shape.block_n, 1));
+  if (sm90 && !wide) {
+    order_sm90(plan, problem, gpu, call.q);
+  } else {
+    int64_t const heads_q = int64_t{problem.batch} * problem.heads_q;
+    plan.ctas = plan.key_tiles;
+    plan.dq_ctas = sm90 ? num_tiles(problem.len_q, sm90::bwd_wide::kQueryTileRows, heads_q) : plan.row_tiles;
+  }
+  if (!sm90) {
+    int const group = problem.heads_q / problem.heads_kv;
+    int64_t const rows = num_tiles(static_cast<int>(longest_rows(problem, plan.shape)), plan.shape.block_m, 1) *
+                         plan.shape.block_m * group;
+    plan.launch_order = sm80::bwd::launch_order(plan.head_dim, plan.shape, is_masked(problem), deterministic, rows, group,
+                                                plan.n_blocks, problem.batch * problem.heads_kv, gpu.num_sms);
+  }
+  plan.workspace = bwd_workspace(plan, problem, /*draws_tasks=*/!sm90 && deterministic);
+  return decision;
+}
+
+}  // namespace flash_cute

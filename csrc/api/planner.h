@@ -1,0 +1,117 @@
+// The plan: everything that the host decides about a call, decided once. The launch, `explain` and the tests read it.
+#pragma once
+
+#include "dispatch.h"
+#include "sm80/bwd/tile.h"
+#include "sm80/fwd/tile.h"
+#include "sm90/bwd/tile.h"
+#include "sm90/bwd_wide/tile.h"
+#include "sm90/fwd/tile.h"
+
+namespace flash_cute {
+
+// What a plan depends on of the GPU.
+struct Gpu {
+  int capability;  // 80, 90, ...
+  int num_sms;
+};
+
+// Why a tensor cannot be read, or written, where it is.
+enum class Copy { kNone, kHeadDimPadded, kLastDimStrided, kBaseMisaligned, kStrideMisaligned };
+
+// What both directions' decisions have.
+template <class InstanceType, class PlanType>
+struct Decision {
+  Backend backend = Backend::kSm80;  // kSm80 or kSm90
+  Gpu gpu = {};
+  InstanceType instance = {};
+  PlanType plan = {};
+  int padded_head_dim = 0;  // the tensors', rounded up to whole 16-byte vectors
+  Copy q = Copy::kNone;
+  Copy k = Copy::kNone;
+  Copy v = Copy::kNone;
+  Copy out = Copy::kNone;  // written by a forward, read by a backward
+};
+
+using FwdDecision = Decision<FwdInstance, FwdPlan>;
+
+struct BwdDecision : Decision<BwdInstance, BwdPlan> {
+  Copy dout = Copy::kNone;
+  Copy dq = Copy::kNone;
+  Copy dk = Copy::kNone;
+  Copy dv = Copy::kNone;
+};
+
+// The kernels move rows of the head dim as 16-byte vectors: 8 elements.
+inline Copy read_copy(TensorInfo const& tensor) {
+  int64_t const* sizes = tensor.sizes;
+  int64_t const* strides = tensor.strides;
+  if (sizes[3] % 8 != 0) return Copy::kHeadDimPadded;
+  if (strides[3] != 1) return Copy::kLastDimStrided;
+  for (int dim = 0; dim < 3; ++dim) {
+    if (sizes[dim] > 1 && strides[dim] % 8 != 0) return Copy::kStrideMisaligned;
+  }
+  // Tensors of a plan for another GPU count as allocated like CUDA's: the storage is aligned.
+  int64_t offset = 0;
+  if (is_cuda(tensor)) {
+    offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data_pointer(tensor.handle)));
+  } else {
+    check_shim(aoti_torch_get_storage_offset(tensor.handle, &offset), "read a tensor's storage offset");
+    offset *= 2;
+  }
+  return offset % 16 == 0 ? Copy::kNone : Copy::kBaseMisaligned;
+}
+
+// A tensor made like empty_like(`like`), which is what the outputs are.
+inline Copy write_copy(TensorInfo const& like) {
+  if (like.sizes[3] % 8 != 0) return Copy::kHeadDimPadded;
+  return empty_like_strides(like)[3] == 1 ? Copy::kNone : Copy::kLastDimStrided;
+}
+
+// Tiles of `block` rows or keys over all heads.
+inline int64_t num_tiles(int length, int block, int64_t heads) {
+  return (int64_t{length} + block - 1) / block * heads;
+}
+
+// Query rows come in tiles of block_m: the CTAs' worth of work of a forward.
+inline int64_t num_row_tiles(Problem const& problem, KernelShape const& shape) {
+  return num_tiles(problem.len_q, shape.block_m, int64_t{problem.batch} * problem.heads_q);
+}
+
+// Keys come in tiles of block_n, all query heads of a key head in one.
+inline int64_t num_key_tiles(Problem const& problem, KernelShape const& shape) {
+  return num_tiles(problem.len_k, shape.block_n, int64_t{problem.batch} * problem.heads_kv);
+}
+
+inline void check_num_tiles(char const* name, int64_t tiles, int block, char const* rows, TensorInfo const& tensor) {
+  FLASH_CUTE_CHECK(tiles <= INT_MAX, name, ": expected at most 2^31 - 1 tiles of ", block, " ", rows, ", got ", tiles,
+                   " with ", shape_text(tensor));
+}
+
+// What does not differ by direction: backend, kernel and the copies of q, k and v. The tile is the caller's to choose.
+template <class DecisionType, class InstanceType>
+DecisionType decide(Kernels<InstanceType> const& kernels, FwdArgs const& args, Problem const& problem, Gpu gpu) {
+  DecisionType decision;
+  decision.gpu = gpu;
+  decision.padded_head_dim = (problem.head_dim + 7) / 8 * 8;
+  decision.backend = choose_backend(kernels, problem.backend, gpu.capability, decision.padded_head_dim);
+  decision.instance = kernels.find(decision.backend, decision.padded_head_dim);
+  FLASH_CUTE_CHECK(decision.instance.launch != nullptr, "q: this build has no ", backend_name(decision.backend),
+                   " ", kernels.direction, " kernel for head dim ", problem.head_dim, "; expected ",
+                   problem.backend == Backend::kAuto ? "" : "backend 'auto' or ",
+                   "a build with FLASH_CUTE_HEAD_DIMS listing ", decision.padded_head_dim, " or more");
+  decision.q = read_copy(args.q);
+  decision.k = read_copy(args.k);
+  decision.v = read_copy(args.v);
+  decision.plan.dtype = args.q.dtype == aoti_torch_dtype_float16() ? DType::kFloat16 : DType::kBFloat16;
+  decision.plan.head_dim = decision.instance.head_dim;
+  return decision;
+}
+
+FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu);
+
+// `dout` and `out` null: tensors made like empty_like(q), as the forward's out is.
+BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, bool deterministic,
+                     Problem const& problem, Gpu gpu);
+
+}  // namespace flash_cute

@@ -1,0 +1,50 @@
+// The order of a forward's row tiles. Plain data and integer arithmetic, for host and device.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace flash_cute {
+
+struct RowTileCoord {
+  int m_block;
+  int head;  // of q
+  int batch;
+};
+
+// Heads are taken in groups whose keys and values stay in L2 together. Inside a group the last row tile of every head comes
+// first: with a causal mask the longest work starts first, and the shortest fills the gaps at the end. Without
+// `longest_first` all row tiles of a head come before the next head's.
+struct TileOrder {
+  int m_blocks;      // row tiles per head
+  int heads_q;
+  int heads_per_kv;
+  int num_heads;     // batch * heads_q
+  int group;         // heads per group
+  int last_group;    // its number; it has the heads that remain
+  bool longest_first;
+
+  constexpr int64_t num_tiles() const { return int64_t{m_blocks} * num_heads; }
+
+  constexpr RowTileCoord coord(int index) const {
+    int m_block = index % m_blocks, head = index / m_blocks;
+    if (longest_first) {
+      int const number = index / (group * m_blocks) < last_group ? index / (group * m_blocks) : last_group;
+      int const first_head = number * group;
+      int const rank = index - first_head * m_blocks;
+      int const heads = number < last_group ? group : num_heads - first_head;
+      m_block = m_blocks - 1 - rank / heads;
+      head = first_head + rank % heads;
+    }
+    return {m_block, head % heads_q, head / heads_q};
+  }
+};
+
+// Heads per group so that the keys and values of a group take at most `bytes` in L2.
+constexpr int heads_in_l2(int64_t bytes, int len_k, int head_dim, int heads_per_kv, int num_heads) {
+  int64_t const kv_bytes = std::max<int64_t>(1, int64_t{4} * len_k * head_dim);
+  int64_t const heads = std::max<int64_t>(1, bytes / kv_bytes) * heads_per_kv;
+  return int(std::max<int64_t>(1, std::min<int64_t>(heads, num_heads)));
+}
+
+}  // namespace flash_cute

@@ -1,0 +1,39 @@
+// Launches what the plan says: the preprocess, dK and dV, dQ. Included only by the generated instance files.
+#pragma once
+
+#include "../../core/bwd_preprocess.cuh"
+#include "../encode_bwd_maps.cuh"
+#include "keys.cuh"
+#include "queries.cuh"
+
+namespace flash_cute::sm90::bwd_wide {
+
+template <class Traits>
+cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  KernelArgs args{};
+  args.params = params;
+  MapBoxes const boxes{.query_rows = kRows, .key_rows = kKeys, .columns = Traits::kChunk};
+  cudaError_t error = encode_bwd_maps<typename Traits::Element>(args, boxes);
+  if (error != cudaSuccess) return error;
+  constexpr int kSmemBytes = smem_bytes(Traits::kHeadDim);
+  for (auto* const kernel : {bwd_keys_kernel<Traits>, bwd_queries_kernel<Traits>}) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+    if (error != cudaSuccess) return error;
+  }
+  error = launch_bwd_preprocess<typename Traits::Element, kRows, Traits::kHeadDim, StatOrder, false>(plan, params,
+                                                                                                     stream);
+  if (error != cudaSuccess) return error;
+  bwd_keys_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
+  error = cudaGetLastError();
+  if (error != cudaSuccess) return error;
+  bwd_queries_kernel<Traits><<<unsigned(plan.dq_ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
+  return cudaGetLastError();
+}
+
+template <int kHeadDim>
+cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  return plan.dtype == DType::kFloat16 ? launch_kernels<Traits<cutlass::half_t, kHeadDim>>(plan, params, stream)
+                                       : launch_kernels<Traits<cutlass::bfloat16_t, kHeadDim>>(plan, params, stream);
+}
+
+}  // namespace flash_cute::sm90::bwd_wide

@@ -1,0 +1,138 @@
+"""Published figures: no number is typed by hand, the best peer is named where it is ahead, every peer is drawn."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FACTS = {"gpu": "NVIDIA H200", "torch": "2.11.0", "cudnn": "9.19.0", "driver": "580", "commit": "abc"}
+# Rates of ours, cuDNN, FlashAttention-3 and FlashAttention-2, by head dim.
+RATES = {64: (500, 400, 450, 250), 256: (980, 600, 1000, 260)}
+
+
+def run(*command: str) -> str:
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """bench's modules. The folder comes last on the path: it must not hide the installed package."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
+    names = ("figures", "readme", "workloads")
+    return SimpleNamespace(**{name: importlib.import_module(f"bench.{name}") for name in names})
+
+
+@pytest.fixture
+def paper(tmp_path: Path) -> Path:
+    """A CSV of two lengths of two head dims, in which FlashAttention-3 is ahead of ours at head dim 256."""
+    rows = []
+    for head_dim, rates in RATES.items():
+        for length in (4096, 16384):
+            heads = 2048 // head_dim
+            shape = {"direction": "fwd", "B": 16384 // length, "H": heads, "Hkv": heads, "N": length, "M": length}
+            shape |= {"D": head_dim, "dtype": "bf16", "causal": "bottom_right", "clock": "events", "mode": "grad"}
+            for name, rate in zip(("flash_cute:sm90", "cudnn", "fa3", "flash"), rates, strict=True):
+                row = {**shape, "provider": name, "median_us": 1e5 / rate, "spread": 0.01, "tflops": rate, **FACTS}
+                if name == "flash_cute:sm90":
+                    for peer, theirs in zip(("cudnn", "fa3", "flash"), rates[1:], strict=True):
+                        row |= {f"ratio_{peer}": rate / theirs, f"ratio_{peer}_spread": 0.004}
+                rows.append(row)
+    path = tmp_path / "h200-paper.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_each_row_names_the_best_peer(bench: SimpleNamespace, paper: Path) -> None:
+    (table,) = bench.figures.read(paper).tables
+    lines = bench.readme.markdown_table(table)
+    # the batch and the heads follow from N and D, and the dtype is the same in all rows: said once, not in columns
+    assert lines[0] == (
+        "| D | mask | N | flash_cute (sm90) | cuDNN | FlashAttention-3 | FlashAttention-2 | ratio to best peer |"
+    )
+    assert lines[2] == "| 64 | causal | 4096 | 500 | 400 | 450 | 250 | 1.111 FlashAttention-3 |"
+    assert lines[4] == "| 256 | causal | 4096 | 980 | 600 | 1000 | 260 | 0.980 FlashAttention-3 |"
+    assert lines[-1].endswith("| 1.043 |")
+    assert bench.readme.shared(table) == ["bf16", "B x N = 16,384, H x D = 2,048"]
+    (sentence,) = bench.readme.standing(table)
+    assert "in 2 of 4 shapes; least 0.980 (D 256 causal N 4096, FlashAttention-3)" in sentence
+
+
+def test_peers_that_were_not_in_the_run_are_named_where_they_would_be_ahead(bench: SimpleNamespace) -> None:
+    """FlashAttention-3 on the H100: 698 where cuDNN had 543, and cuDNN and flash_cute have 609 and 787 in this run."""
+    (table,) = bench.figures.read(bench.figures.RESULTS / "h100-paper.csv").tables
+    sentences = list(bench.readme.behind_others(table))
+    assert [sentence.split(",")[0] for sentence in sentences] == ["* FlashAttention-3", "* FlashAttention-4"]
+    assert "D 256 causal N 16384 (0.922)" in sentences[0]
+    chosen = [one for one in table.figures if one.shape[:3] == ("128", "bottom_right", "16384")]
+    assert bench.figures.other_rate("fa3", chosen) == pytest.approx(609 * 698 / 543, rel=1e-3)
+    assert bench.figures.other_rate("cudnn", chosen) is None
+
+
+def test_portable_kernels_are_compared_with_portable_peers(bench: SimpleNamespace) -> None:
+    (table,) = bench.figures.read(bench.figures.RESULTS / "h100-paper.csv").tables
+    assert table.rivals("flash_cute:sm80") == ["flash"]
+    assert set(table.rivals("flash_cute:sm90")) == {"cudnn", "flash"}
+
+
+def test_figures_of_the_newest_gpu_are_shown(
+    bench: SimpleNamespace, paper: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.figures, "RESULTS", paper.parent)
+    (paper.parent / "h100-paper.csv").write_text("")
+    (paper.parent / "h100-odd.csv").write_text("")
+    assert bench.figures.csv_of("paper") == paper
+    assert bench.figures.csv_of("odd").name == "h100-odd.csv"
+    assert bench.figures.csv_of("h100-paper").name == "h100-paper.csv"
+    assert bench.figures.csv_of("nothing").name == "h200-nothing.csv"
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
+def test_each_cell_of_the_main_grid_has_a_bar(bench: SimpleNamespace, gpu: str) -> None:
+    for direction in ("fwd", "bwd"):
+        for workload in (*bench.workloads.paper_grid(), *bench.workloads.llama_grid()):
+            shape = replace(workload, direction=direction)
+            key = tuple(str(getattr(shape, name)) for name in bench.figures.SHAPE_COLUMNS)
+            row = bench.figures.others(gpu)[key]
+            rates = [float(row[name]) for name in ("cudnn", "fa3", "fa4") if row[name]]
+            # On the H100 the ratio was measured too: it is not the quotient of these medians.
+            bar = bench.figures.others_over(gpu, key, "cudnn", measured=["flash_cute", "cudnn"])
+            assert bar == pytest.approx(max(rates) / rates[0], abs=0.08)
+            # those that were measured are no bar but themselves
+            assert bench.figures.others_over(gpu, key, "cudnn", measured=["cudnn", "fa3", "fa4"]) == 1
+
+
+def test_summary_has_the_bars(paper: Path) -> None:
+    printed = run("bench/summary.py", "bench/results/h100-sm90-bwd-deterministic.csv", "bench/results/h100-paper.csv")
+    deterministic, speed = printed.split("h100-paper.csv")
+    assert deterministic.count("bar 0.85") == 24
+    # of cuDNN, D 64, full, N 16384; and FlashAttention-2's for the portable kernels
+    assert " bar 1.25 " in speed and speed.split("flash_cute (sm80) / the best peer")[1].count("bar 1.00") == 18
+    assert speed.count("geometric mean of 18: ") == 2
+    # 0.980 with a spread of 0.004 is below FlashAttention-3, which was measured: its bar is 1
+    assert run("bench/summary.py", str(paper)).count("FlashAttention-3  MISSED") == 2
+
+
+def test_plots_are_drawn(paper: Path, tmp_path: Path) -> None:
+    """Lines over the length, bars where there is a single one, in both marks of those that were not measured."""
+    pytest.importorskip("matplotlib")
+    for csv_path in (paper, *(ROOT / "bench/results" / f"h100-{name}.csv" for name in ("paper", "dims", "odd"))):
+        picture = tmp_path / f"{csv_path.stem}.png"
+        run("bench/plot.py", str(csv_path), "--out", str(picture))
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_published_tables_are_those_of_the_csvs() -> None:
+    run("bench/readme.py", "--check")

@@ -1,0 +1,71 @@
+"""Two builds side by side (bench/versus.py): the same problem, taken in turns, and a wrong or refusing one is named."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flash_cute
+
+ROOT = Path(__file__).resolve().parent.parent
+SITE = Path(flash_cute.__file__).parents[1]
+SHAPE = ("--B", "1", "--H", "4", "--Hkv", "2", "--N", "65", "--D", "32", "--causal", "--dtype", "fp32")
+
+# A build whose forward is off by 10 % and which has no backward; it prints to standard output, as a library may.
+ANOTHER_BUILD = """
+import torch
+__version__ = "0"
+print("loaded")
+def fwd(q, k, v, causal=False):
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    scores = q @ k.mT / q.shape[-1] ** 0.5 + torch.full((q.shape[2], k.shape[2]), -torch.inf).triu(1)
+    return 1.1 * scores.softmax(-1) @ v, scores.logsumexp(-1)
+def bwd(*tensors):
+    raise ValueError("no backward in this build\\nat all")
+"""
+
+
+def versus(other: Path, path: Path, *options: str) -> tuple[int, str, dict[str, dict[str, str]]]:
+    """Exit status, what was printed, and the CSV's rows by direction."""
+    command = ["bench/versus.py", "--ours", str(SITE), "--other", f"{other}=old", *SHAPE, "--device", "cpu"]
+    command += ["--rounds", "3", "--seconds", "0.002", "--out", str(path), *options]
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    assert path.exists(), done.stdout + done.stderr
+    with path.open(newline="") as file:
+        return done.returncode, done.stdout, {row["direction"]: row for row in csv.DictReader(file)}
+
+
+def test_both_builds_are_timed_on_the_same_problem(tmp_path: Path) -> None:
+    status, printed, rows = versus(SITE, tmp_path / "versus.csv", "--backend", "cpu", "--deterministic")
+    assert status == 0 and list(rows) == ["fwd", "bwd"]
+    for row in rows.values():
+        # the same code on the same inputs: the same bits
+        assert float(row["difference"]) == 0 and not row["missing"]
+        assert float(row["ratio"]) > 0 and float(row["ours_us"]) > 0 and float(row["other_us"]) > 0
+        assert (row["ours"], row["other"]) == ("ours", "old") and int(row["rounds"]) in (3, 9)
+    assert "fwd: " in printed and "bwd: " in printed
+
+
+def test_ratio_is_that_of_rounds_and_above_1_where_ours_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
+    module = importlib.import_module("bench.versus")
+    (workload, *_) = module.workloads.paper_grid()
+    # the card's clock halves after the first round: the ratio of a round does not see that
+    cell = module.Cell(workload, {"ours": [1.0, 2.0, 2.0], "other": [1.2, 2.4, 3.2]}, difference=0.0)
+    assert cell.ratio == pytest.approx(1.2)
+    assert not cell.is_wrong and module.Cell(workload).is_wrong
+
+
+def test_wrong_and_refusing_builds_are_named(tmp_path: Path) -> None:
+    package = tmp_path / "site" / "flash_cute"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(ANOTHER_BUILD)
+    status, printed, rows = versus(package.parent, tmp_path / "versus.csv")
+    assert status == 1
+    assert float(rows["fwd"]["difference"]) == pytest.approx(1 / 11, rel=1e-3) and "WRONG" in printed
+    assert rows["bwd"]["missing"] == "old: no backward in this build"
