@@ -191,8 +191,8 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   // S^T to P^T.
   auto make_p = [&](auto& tSrS, int m_block, int part, auto const& lse_log2) {
     auto p = rowcol_view(tSrS);  // (keys, rows)
-    int const row = m_block * kBlockM + part * kScoreRows, column = n_block() * kBlockN;
-    if (crosses_band<kScoreRows, kBlockN>(params, row - column) || column + kBlockN > params.len_k) {
+    if (range.needs_mask(m_block)) {
+      int const row = m_block * kBlockM + part * kScoreRows, column = n_block() * kBlockN;
       auto const thread_mma = mma_scores.get_slice(fresh_thread_index());
       auto tScS = rowcol_view(thread_mma.partition_C(cS));  // (keys, rows) -> (key, row)
       apply_mask_transposed(p, tScS, tScS_0, params, row, column);
@@ -368,7 +368,8 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
       } else {
         keys_product_smem(tdKrdK, sdSt, sQt(_, _, q_stage), nothing);
         __syncthreads();  // everybody is done with Q and dO
-        RowTile const next_again = kTight ? tile_after({opaque(now.head), opaque(now.m_block)}) : next;
+        // Computed once more: held through the products, it spilled.
+        RowTile const next_again = tile_after({opaque(now.head), opaque(now.m_block)});
         if (more) load_q(next_again, 0);
         if (more) load_dout(next_again, 0);
         cp_async_fence();

@@ -96,16 +96,16 @@ CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile,
     gV -= kBlockN * params.v_strides.row;
   };
 
-  // Where the band has a lower edge its range is computed once more at each use: held in registers, it spilled.
-  auto lower_edge = [&] {
-    bool const has_lower = params.band.has_lower();
-    return has_lower ? key_range<kBlockM, kBlockN>(params, opaque(tile.m_block)) : TileRange{};
+  // The band's lower edge, computed once more at each use: held in registers, it spilled.
+  auto begin = [&] { return first_column(params, opaque(tile.m_block) * kBlockM) / kBlockN; };
+  auto whole_begin = [&] {
+    return ceil_div(first_column(params, opaque(tile.m_block) * kBlockM + (kBlockM - 1)), kBlockN);
   };
   auto step = [&](int n, int stage, auto masked, auto whole_keys) __attribute__((always_inline)) {
     cp_async_wait<0>();  // this thread's part of K(n), and with two stages of V(n), has arrived
     __syncthreads();     // everybody's has; and everybody is done with tile n+1's buffers
     if constexpr (kTwoStages) {
-      if (n > lower_edge().begin) {
+      if (n > begin()) {
         load_k(kBlockN, stage ^ 1, true_type{});
         load_v(kBlockN, stage ^ 1, true_type{});
       }
@@ -124,7 +124,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile,
     if constexpr (!kTwoStages) {
       cp_async_wait<0>();  // V(n) has arrived
       __syncthreads();     // for everybody; and everybody is done with K(n)
-      if (n > lower_edge().begin) load_k(kBlockN, 0, true_type{});
+      if (n > begin()) load_k(kBlockN, 0, true_type{});
       cp_async_fence();
     }
 
@@ -161,8 +161,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile,
   // behind a branch, costs 10 to 20 %.
   int n = range.end - 1, stage = 0;
   for (; n >= range.whole_end; --n, stage ^= int(kTwoStages)) step(n, stage, true_type{}, false_type{});
-  for (; n >= lower_edge().whole_begin; --n, stage ^= int(kTwoStages)) step(n, stage, false_type{}, true_type{});
-  for (; n >= lower_edge().begin; --n, stage ^= int(kTwoStages)) step(n, stage, true_type{}, true_type{});
+  for (; n >= whole_begin(); --n, stage ^= int(kTwoStages)) step(n, stage, false_type{}, true_type{});
+  for (; n >= begin(); --n, stage ^= int(kTwoStages)) step(n, stage, true_type{}, true_type{});
   softmax.template finish<Element>();
 }
 

@@ -142,6 +142,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   int left = tiles.end - tiles.begin - 1;                      // key tiles after this one
   int offset = tiles.first_row - (tiles.end - 1) * kBlockN;  // its first row less its first column
   auto mask = [&](int columns) {
+    if (columns >= kBlockN && !crosses_band<kRows, kBlockN>(params, offset)) return;
     auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));  // (rows, columns) -> (row, column)
     apply_mask(scores, tScS, tScS_0, params, offset, columns);
   };
@@ -154,9 +155,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
 #pragma unroll 1
   for (; left > 0; --left) {
     offset += kBlockN;
-    step([&] {
-      if (crosses_band<kRows, kBlockN>(params, offset)) mask(kBlockN);
-    });
+    step([&] { mask(kBlockN); });
   }
 
   smem.q_pipeline[warpgroup].release(q_state());
