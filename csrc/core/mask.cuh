@@ -97,17 +97,16 @@ CUTE_HOST_DEVICE KeyTiles visiting_key_tiles(BwdParams const& params, int m_bloc
 }
 
 // A thread's elements of a row (or, transposed, of a column) of scores, as bits. Their coordinates, from the thread's first
-// one on, are 0, 1, 8, 9, and the same again every kPeriod.
+// one on, come in pairs, kPeriod apart: 0, 1, kPeriod, kPeriod + 1, ...
 template <int kSize, int kPeriod>
 struct ElementBits {
-  static_assert(kPeriod >= 16 && (kPeriod & (kPeriod - 1)) == 0);
+  static_assert(kPeriod >= 8 && (kPeriod & (kPeriod - 1)) == 0);
   static constexpr int kWords = (kSize + 31) / 32;
   static constexpr int kShift = __builtin_ctz(kPeriod);
 
   // How many elements lie below a coordinate, if they went on in both directions.
   CUTE_DEVICE static int below(int coordinate) {
-    int const rest = coordinate & (kPeriod - 1);
-    return (coordinate >> kShift) * 4 + min(4, (rest >> 3) * 2 + min(rest & 7, 2));
+    return (coordinate >> kShift) * 2 + min(coordinate & (kPeriod - 1), 2);
   }
 
   // Those in [begin, end) as bits of the kWord-th 32 elements.
@@ -138,17 +137,15 @@ CUTE_DEVICE void keep_range(Scores&& row, int begin, int end) {  // (elements)
 template <class Coords0, int j>
 constexpr int kCoordinate = decltype(get<1>(std::declval<Coords0>()(_0{}, Int<j>{})))::value;
 
-// The distance at which they repeat, see ElementBits.
+// The distance of its pairs, see ElementBits.
 template <class Coords0>
 constexpr int element_period() {
   constexpr int kSize = decltype(size<1>(std::declval<Coords0>()))::value;
-  static_assert(kSize % 4 == 0 && kCoordinate<Coords0, 0> == 0 && kCoordinate<Coords0, 1> == 1);
-  static_assert(kCoordinate<Coords0, 2> == 8 && kCoordinate<Coords0, 3> == 9);
-  if constexpr (kSize == 4) {
-    return 16;
-  } else {
-    return kCoordinate<Coords0, 4>;
-  }
+  constexpr int kPeriod = kCoordinate<Coords0, 2>;
+  static_assert(kSize >= 4 && kSize % 2 == 0);
+  static_assert(kCoordinate<Coords0, 0> == 0 && kCoordinate<Coords0, 1> == 1);
+  static_assert(kCoordinate<Coords0, kSize - 1> == kPeriod * (kSize / 2 - 1) + 1);
+  return kPeriod;
 }
 
 // Sets the scores of one tile that a row does not see to -inf.
