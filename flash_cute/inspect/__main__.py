@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from . import build, pictures, tables, tour
@@ -59,10 +60,14 @@ def _parser() -> argparse.ArgumentParser:
     draw = commands.add_parser("draw", help="pictures of one kernel")
     draw.add_argument("what", choices=(*DRAW, "all"))
     draw.add_argument("--arch", default="sm80", choices=build.ARCHS)
-    draw.add_argument("--direction", default="fwd", choices=build.DIRECTIONS, help="a backward has banks and budget (fwd)")
+    draw.add_argument(
+        "--direction", default="fwd", choices=build.DIRECTIONS, help="a backward has banks and budget (fwd)"
+    )
     draw.add_argument("--head-dim", type=_positive, default=128)
     draw.add_argument("--entry", help="of the tile table, as `kernels` lists them; default: the first")
-    draw.add_argument("--operand", default="K", help="of banks: Q, K, V, O; of a backward Q, K, Qt, Kt, dS, dSt, dK (K)")
+    draw.add_argument(
+        "--operand", default="K", help="of banks: Q, K, V, O; of a backward Q, K, Qt, Kt, dS, dSt, dK (K)"
+    )
     draw.add_argument("--access", help="of banks: a word of the access's name: into, registers, shared, global, tensor")
     draw.add_argument(
         "--causal", nargs="?", const="bottom_right", default="none", choices=CAUSAL, help="mask of mask and schedule"
@@ -163,8 +168,9 @@ def _draw_threads(_: argparse.Namespace, kernel: Kernel) -> pictures.Picture:
 
 
 def _problem(options: argparse.Namespace, masked: bool = True) -> Problem:
-    shape = (1, options.heads, options.heads, *options.lengths, options.head_dim)
-    return Problem(*shape, options.causal, tuple(options.window)) if masked else Problem(*shape)
+    len_q, len_k = options.lengths
+    problem = Problem(1, options.heads, options.heads, len_q, len_k, options.head_dim)
+    return replace(problem, causal=options.causal, window=tuple(options.window)) if masked else problem
 
 
 def _draw_mask(options: argparse.Namespace, kernel: Kernel) -> pictures.Picture:
@@ -199,9 +205,7 @@ def _draw(options: argparse.Namespace) -> int:
     known = build.default_head_dims()
     if options.head_dim not in known:
         raise ValueError(f"--head-dim: expected one of {', '.join(map(str, known))}, got {options.head_dim}")
-    some = kernels(
-        options.csrc, archs=(options.arch,), directions=(options.direction,), head_dims=(options.head_dim,)
-    )
+    some = kernels(options.csrc, archs=(options.arch,), directions=(options.direction,), head_dims=(options.head_dim,))
     folder = next((kernel.folder for kernel in some), options.direction)
     kernel = find(some, options.head_dim, options.arch, options.entry, folder)
     for name in DRAW if options.what == "all" else (options.what,):

@@ -1,8 +1,8 @@
 """Builds, on first use, the C++ modules that instantiate csrc/'s kernel traits on the host.
 
-A module for each (kernel, head dim), and one for the mask that they share; only those asked for are compiled, by ninja with
-the host's C++ compiler: no nvcc, no GPU. They are kept in a cache folder under a name that is a hash of everything that
-they were made from.
+A module for each (kernel, head dim), and one for the mask that they share; only those asked for are compiled, by ninja
+with the host's C++ compiler: no nvcc, no GPU. They are kept in a cache folder under a name that is a hash of everything
+that they were made from.
 """
 
 from __future__ import annotations

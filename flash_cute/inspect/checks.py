@@ -43,7 +43,7 @@ def bank_conflicts(kernel: Kernel) -> list[str]:
 
 
 def coverage(kernel: Kernel) -> list[str]:
-    """Each element of each tile is moved once by its copy, and is held once by its MMA, or by as many warps as need it."""
+    """Each element of each tile is moved once by its copy, and held once by its MMA, or by each warp that needs it."""
     details = kernel.details()
     shapes = _shapes(kernel)
     threads = kernel.facts["threads"] if kernel.arch == "sm80" else 128  # of a warpgroup
@@ -222,7 +222,9 @@ def _stored_where_it_belongs(details: Details, name: str, held: str) -> list[str
     coords = coords.reshape(2, -1, coords.shape[-1], order="F")
     stored = np.empty_like(coords)
     stored[:, details.arrays[f"{name}.register"].ravel(order="F")] = coords
-    return [] if (stored == _wanted(details, held)).all() else [f"{name}: stores a register at another element's address"]
+    return (
+        [] if (stored == _wanted(details, held)).all() else [f"{name}: stores a register at another element's address"]
+    )
 
 
 def _box_is_layout(details: Details, name: str) -> list[str]:
@@ -296,11 +298,15 @@ SPLIT = tuple(
 
 
 def mask_and_schedule(kernel: Kernel) -> list[str]:
-    """Every tile of rows is worked on once; its range of key tiles holds every score that is seen, and the part that goes
-    unmasked holds no other; where the mask is applied, it hides exactly what is not seen."""
+    """Every tile of rows is computed once; its range of key tiles holds every score that is seen, and the part that
+    goes unmasked holds no other; where the mask is applied, it hides exactly what is not seen."""
     found: list[str] = []
     if kernel.is_forward:
-        for problem in (*PROBLEMS, *(Problem(*GROUPED, kernel.head_dim, causal) for causal in ("none", "top_left")), *SPLIT):
+        for problem in (
+            *PROBLEMS,
+            *(Problem(*GROUPED, kernel.head_dim, causal) for causal in ("none", "top_left")),
+            *SPLIT,
+        ):
             for sms in (1, 7, 132) if kernel.arch == "sm90" else (1,):
                 found += _schedule(kernel, problem, sms)
     return sorted({*found, *_masks(kernel)})
@@ -358,7 +364,9 @@ def _ranges(kernel: Kernel, problem: Problem, tiles: dict[str, IntArray], where:
             found.append(f"{where}, row tile {m_block}: the ends of its range are out of order")
         if seen.any() and (begin * block_n > first[rows][seen].min() or end * block_n < limit[rows][seen].max()):
             found.append(f"{where}, row tile {m_block}: scores outside its range are seen")
-        if seen.any() and ((begin + 1) * block_n <= first[rows][seen].min() or (end - 1) * block_n >= limit[rows].max()):
+        if seen.any() and (
+            (begin + 1) * block_n <= first[rows][seen].min() or (end - 1) * block_n >= limit[rows].max()
+        ):
             found.append(f"{where}, row tile {m_block}: its range's first or last tile is seen by no row")
         whole = whole_begin < whole_end
         if whole and (first[rows].max() > whole_begin * block_n or limit[rows].min() < whole_end * block_n):

@@ -16,9 +16,10 @@ from .build import InspectError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "GREY", "Picture", "cells", "legend", "matplotlib", "new_figure"]
+__all__ = ["COLOURS", "GREY", "Picture", "cells", "legend", "matplotlib", "new_figure", "whole_numbers"]
 
 # Paul Tol's "light": told apart by the colour-blind, and black text stands out on each.
 COLOURS = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#99DDFF", "#44BB99", "#BBCC33", "#AAAA00")
@@ -62,7 +63,7 @@ def _slim(svg: str) -> str:
     svg = re.sub(r' transform="rotate\(-0 [^)]*\)"', "", svg)
     svg = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), svg)
     svg = re.sub(r"\n\s*", "\n", svg)
-    return re.sub(r"(<svg[^>]*>)", rf'\1\n<style>text{{font-family:{FONT}}}</style>', svg, count=1)
+    return re.sub(r"(<svg[^>]*>)", rf"\1\n<style>text{{font-family:{FONT}}}</style>", svg, count=1)
 
 
 def matplotlib() -> Any:
@@ -91,12 +92,17 @@ def cells(ax: Axes, colours: Sequence[Sequence[str]], texts: Sequence[Sequence[s
     ax.set_yticks(np.arange(-0.5, rows), minor=True)
     ax.grid(which="minor", color="white", linewidth=0.8)
     ax.tick_params(which="minor", length=0)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.get_major_locator().set_params(integer=True)
+    whole_numbers(ax.xaxis)
+    whole_numbers(ax.yaxis)
     for row, line in enumerate(texts):
         for column, text in enumerate(line):
             if text:
                 ax.text(column, row, text, ha="center", va="center", fontsize=size)
+
+
+def whole_numbers(axis: Axis) -> None:
+    """Its ticks are integers."""
+    axis.set_major_locator(matplotlib().ticker.MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
 
 
 def legend(names: dict[str, str]) -> list[Any]:

@@ -109,8 +109,8 @@ class Details:
     X.descriptor (value, rest..) -> where in the buffer a WGMMA's descriptor points, in units of 16 bytes.
 
     X of a forward: Q, K, V, S, P, O; V is (head dim, key), as the MMA takes it, and V.rows is (key, head dim), as it is
-    loaded. Of sm80's backward: K and Q of the scores, S = K Q^T (keys, rows); dSt and Qt (head dim, row) of dK; dS (rows,
-    keys) and Kt (head dim, key) of dQ. V is as K there, dO as Q, and P^T as dSt. Of sm90's backward there are none.
+    loaded. Of sm80's backward: K and Q of the scores, S = K Q^T (keys, rows); dSt and Qt (head dim, row) of dK; dS
+    (rows, keys) and Kt (head dim, key) of dQ. V is as K there, dO as Q, and P^T as dSt. Of sm90's backward none.
 
     `swizzles[X.smem]`: cute::Swizzle's bits, base and shift, in elements.
     """
@@ -201,8 +201,8 @@ def kernels(
 ) -> tuple[Kernel, ...]:
     """Every kernel of this library, or of the headers in another folder; or only some of them.
 
-    A first call compiles what it is asked for, about 10 s of one core per direction, architecture and head dim, and says
-    so on stderr; the modules are kept in a cache folder.
+    A first call compiles what it is asked for, about 10 s of one core per direction, architecture and head dim, and
+    says so on stderr; the modules are kept in a cache folder.
 
     Args:
         csrc: the folder of headers; default the installed ones.

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import tables
 from .banks import LIKE, accesses, conflicts, place_addresses
-from .drawing import COLOURS, GREY, Picture, cells, legend, matplotlib, new_figure
+from .drawing import COLOURS, GREY, Picture, cells, legend, matplotlib, new_figure, whole_numbers
 from .kernels import Kernel, Problem
 from .schedule import timeline
 
@@ -229,8 +229,8 @@ def _drawable(kernel: Kernel, problem: Problem, heads: int | None = None) -> Pro
     row_tiles, key_tiles = -(-problem.len_q // kernel.block_m), -(-problem.len_k // kernel.block_n)
     if row_tiles * max(heads, key_tiles) > MOST_TILES:
         raise ValueError(f"lengths: expected at most {MOST_TILES} tiles in a picture, got {row_tiles} x {key_tiles}")
-    of_heads = {"batch": 1, "heads_q": heads, "heads_kv": heads} if heads == 1 else {}
-    return replace(problem, head_dim=kernel.head_dim, **of_heads)
+    problem = replace(problem, head_dim=kernel.head_dim)
+    return replace(problem, batch=1, heads_q=1, heads_kv=1) if heads == 1 else problem
 
 
 def _draw_mask(data: dict[str, Any]) -> Figure:
@@ -289,7 +289,7 @@ def _draw_gantt(data: dict[str, Any]) -> Figure:
                 ax.text((start + end) / 2, slot, head, ha="center", va="center_baseline", fontsize=7, color=dark)
         ax.axvline(panel["length"] * panel["balance"], color="black", linewidth=1, linestyle="--")
         ax.set_ylim(panel["slots"] - 0.5, -0.5)
-        ax.yaxis.get_major_locator().set_params(integer=True)
+        whole_numbers(ax.yaxis)
         ax.set_xlim(0, max(1, panel["length"]))
         ax.set_ylabel("CTA slot")
         share = f"{panel['balance']:.0%} of the slots' time is work"
@@ -298,7 +298,7 @@ def _draw_gantt(data: dict[str, Any]) -> Figure:
     axes[-1][0].set_xlabel("time, in key tiles; the dashed line is a perfect balance")
     bar = matplotlib().cm.ScalarMappable(matplotlib().colors.Normalize(0, blocks - 1), colors)
     colorbar = figure.colorbar(bar, ax=axes[:, 0].tolist(), label="row tile")
-    colorbar.ax.yaxis.get_major_locator().set_params(integer=True)
+    whole_numbers(colorbar.ax.yaxis)
     p = data["problem"]
     figure.suptitle(
         f"batch {p['batch']}, {p['heads_q']} heads (numbers), {p['len_q']} queries, {p['len_k']} keys on {data['sms']}"

@@ -138,7 +138,7 @@ def budget(kernel: Kernel, chip: Chip) -> dict[str, Any]:
 
 
 def compiled_kernel(kernel: Kernel, capability: int) -> dict[str, Any] | None:
-    """The compiler's report on this kernel, for float16, not deterministic; None where the library was built without it."""
+    """The compiler's report on this kernel, for float16; None where the library was built without it."""
     function, _ = _function(kernel)
     plan: dict[str, Any] = {"backend": kernel.arch, "kernel": function, "dtype": "float16", "deterministic": False}
     plan |= {"kernel_head_dim": kernel.head_dim, "capability": capability}
@@ -196,8 +196,8 @@ def _sm80_bwd_step_smem_bytes(kernel: Kernel) -> int:
 
 
 def registers_held(kernel: Kernel) -> dict[str, int]:
-    """Registers of a thread that the loop keeps through a step: from the partitions, 16-bit values two in one; of sm90's
-    backward from the tile."""
+    """Registers of a thread that the loop keeps through a step: from the partitions, 16-bit values two in one; of
+    sm90's backward from the tile."""
     arrays = kernel.details().arrays
     if kernel.arch == "sm90" and not kernel.is_forward:  # 64 rows or keys of a sum, of a warpgroup's 128 threads
         scores = {"S": 64 * (64 if kernel.folder == "bwd_wide" else kernel.block_m) // 128}
@@ -206,8 +206,8 @@ def registers_held(kernel: Kernel) -> dict[str, int]:
         results = {"all": ("dK", "dV"), "keys": ("dK or dV",), "queries": ("dQ",)}[kernel.entry]
         return dict.fromkeys(results, kernel.head_dim // 2) | scores
     if not kernel.is_forward:
-        scores = arrays["S.mma.register"].size
-        return dict.fromkeys(("dK", "dV"), arrays["dK.mma.register"].size) | {"S": scores, "dP": scores}
+        sums = dict.fromkeys(("dK", "dV"), arrays["dK.mma.register"].size)
+        return sums | dict.fromkeys(("S", "dP"), arrays["S.mma.register"].size)
     held = {"O": arrays["O.mma.register"].size, "S": arrays["S.mma.register"].size}
     if kernel.tile.get("q_in_regs"):
         held["Q"] = arrays["Q.mma.register"].size // 2

@@ -130,13 +130,13 @@ def _sm80_values(kernel: Kernel, _: tables.Chip) -> dict[str, Any]:
     to_registers = next(access for access in accesses(kernel) if access.name == "K of stage 0 to registers")
     if facts["stages"] == 1:
         turns = (
-            "There is one buffer of K and one of V, and they alternate: V of this step is loaded while the first product"
-            " reads K, and K of the next while the second product reads V. Two barriers per step, one for each hand-over."
+            "There is one buffer of K and one of V, and they alternate: V of this step is loaded while the first"
+            " product reads K, and K of the next while the second product reads V. Two barriers per step."
         )
     else:
         turns = (
             f"There are {facts['stages']} buffers of K and of V: both of the next step are in flight while this one"
-            " computes. One barrier per step: what was loaded has arrived, and what will be overwritten is no longer read."
+            " computes. One barrier per step: what was loaded has arrived, and what will be overwritten has been read."
         )
     if tile["q_in_regs"]:
         q_read = "Q is read once, and its fragments stay in registers for the whole loop."
@@ -168,7 +168,7 @@ def _sm90_values(kernel: Kernel, _: tables.Chip) -> dict[str, Any]:
         "box_columns": d.facts["box.columns"],
         "boxes": d.facts["box.count"],
         "steps": HEAD_DIM // d.facts["mma.k"],
-        "stride": d.facts["K.descriptor.stride"],
+        "stride": f"{d.facts['K.descriptor.stride']:,}",
         "registers_p": tables.registers_held(kernel)["P"],
     }
 
@@ -186,7 +186,8 @@ def _wrapped(block: str) -> str:
 def write(among: Sequence[Kernel], docs: Path) -> list[Path]:
     """Writes the pages, the pictures and their digests under `docs`."""
     folder = docs / FOLDER
-    saved, digests = [], {}
+    saved: list[Path] = []
+    digests: dict[str, str] = {}
     for tour in TOURS:
         drawn = pictures(tour, among)
         saved += [path for picture in drawn.values() for path in picture.save(folder, ("svg",))]
