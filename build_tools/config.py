@@ -32,7 +32,7 @@ class BuildConfig:
     head_dims: tuple[int, ...]
     jobs: int
     race_test: bool = False  # kernels that are late at random wherever a buffer or a turn changes hands
-    lineinfo: bool = False  # source lines for a profiler: three times the machine code
+    lineinfo: bool = False  # source lines for a profiler: two to three times the machine code
 
     @property
     def cuda(self) -> bool:

@@ -116,7 +116,7 @@ class BuildLibrary(BuildExtension):
         slowest_first = sorted(built, key=lambda i: (-i.head_dim, i.direction))
         kernels = [str((INST / i.file_name).relative_to(ROOT)) for i in slowest_first]
         print(f"flash_cute: {len(kernels)} kernel files, {self.config.jobs} jobs, {_name(self.toolkit)}", flush=True)
-        (OBJ / ".ninja_log").unlink(missing_ok=True)  # ninja asks about each file then: compiler.py knows better
+        (OBJ / ".ninja_log").unlink(missing_ok=True)  # without it ninja gives every command, and compiler.py skips
         start = time.time()
         try:
             objects: list[str] = self.compiler.compile(

@@ -106,8 +106,8 @@ def install_tools(cxx: str, ninja: str, toolkit: CudaToolkit | None, links: dict
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     for name, target in links.items():
-        (LINKS / name).symlink_to(target)
-    (bin_folder / "ninja").symlink_to(ninja)
+        (LINKS / name).symlink_to(target.absolute())
+    (bin_folder / "ninja").symlink_to(Path(ninja).absolute())
     _write_program(bin_folder / Path(cxx).name, _version(cxx), cxx)
     environment = {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "CXX": Path(cxx).name}
     if toolkit:

@@ -4,11 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, are_deterministic_algorithms_enabled, is_grad_enabled
-from torch._C import _are_functorch_transforms_active, _is_any_autocast_enabled
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
+from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _ops
+from ._refusals import check_deterministic, mask_name, raise_refusal
+from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_is_tracing
 from .autograd import Backward, TransformedAttention, differentiable, refuse_tangents
 from .report import built_architectures
 
@@ -115,31 +117,46 @@ def _attend(
     backend: str | None,
 ) -> Any:
     """`attention`: resolve the defaults, and take the cheapest way that the call allows."""
-    if causal is False:
-        causal = "none"
-    elif causal is True:
-        causal = "bottom_right"
-    if backend is None:
-        backend = "auto"
-    if _is_any_autocast_enabled():
-        q, k, v = _ops.autocast(q, k, v)
-    if forward_ad._current_level >= 0:
-        refuse_tangents(q, k, v)
+    if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
+        options = {"scale": scale, "return_lse": return_lse, "deterministic": deterministic, "backend": backend}
+        return handle_torch_function(attention, (q, k, v), q, k, v, causal, **options)
     try:
+        if causal is False:
+            causal = "none"
+        elif causal is True:
+            causal = "bottom_right"
+        elif not isinstance(causal, str):
+            causal = mask_name(causal)
+        if backend is None:
+            backend = "auto"
+        if autocast_is_enabled():
+            q, k, v = _ops.autocast(q, k, v)
+        if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
+            refuse_tangents(q, k, v)
         if not (is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-            both = _fwd_without_autograd(q, k, v, causal, None, None, scale, backend)
+            if deterministic is not None and jit_is_tracing():  # the graph may be given what requires grad
+                both = _fwd(q, k, v, causal, None, None, scale, backend, deterministic)
+            else:
+                both = _fwd_without_autograd(q, k, v, causal, None, None, scale, backend)
             return both if return_lse else both[0]
+        asked = deterministic
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
+        elif deterministic is not True and deterministic is not False:
+            asked = deterministic = check_deterministic(deterministic)
         if is_compiling():
             both = _fwd(q, k, v, causal, None, None, scale, backend, deterministic)
-        elif _are_functorch_transforms_active():
+        elif functorch_is_active():
             both = TransformedAttention.apply(q, k, v, causal, None, None, scale, backend, deterministic)
+        elif dispatch_modes():  # selective checkpointing, for one, looks for the operator that users know
+            both = _fwd(q, k, v, causal, None, None, scale, backend, deterministic)
+        elif jit_is_tracing():
+            both = _fwd(q, k, v, causal, None, None, scale, backend, asked)
         else:
             return differentiable(q, k, v, causal, None, None, scale, backend, deterministic, return_lse)
         return both if return_lse else both[0]
-    except RuntimeError as error:
-        _ops.raise_refusal(error)
+    except Exception as error:
+        raise_refusal(error, {"q": q, "k": k, "v": v}, scale, backend)
         raise
 
 
@@ -187,21 +204,28 @@ def bwd(
         >>> dq.shape
         torch.Size([1, 2, 128, 64])
     """
-    if isinstance(causal, bool):
-        causal = "bottom_right" if causal else "none"
-    if deterministic is None:
-        deterministic = are_deterministic_algorithms_enabled()
     tensors = (dout, q, k, v, out, lse, dlse)
-    if forward_ad._current_level >= 0:
-        refuse_tangents(*tensors)
-    needs_autograd = is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    if not isinstance(q, Tensor) and has_torch_function(tensors):  # torch.fx.symbolic_trace's proxies
+        options = {"dlse": dlse, "scale": scale, "deterministic": deterministic, "backend": backend}
+        gradients: tuple[Tensor, Tensor, Tensor]
+        gradients = handle_torch_function(bwd, tensors, *tensors[:6], causal, **options)
+        return gradients
     try:
+        causal = mask_name(causal)
+        if deterministic is None:
+            deterministic = are_deterministic_algorithms_enabled()
+        elif deterministic is not True and deterministic is not False:
+            deterministic = check_deterministic(deterministic)
+        if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
+            refuse_tangents(*tensors)
+        needs_autograd = is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
         if not needs_autograd:
             return _ops.bwd_without_autograd(*tensors, causal, None, None, scale, deterministic, backend or "auto")
         operator = _ops.bwd if is_compiling() else Backward.apply
         return operator(*tensors, causal, None, None, scale, deterministic, backend or "auto")
-    except RuntimeError as error:
-        _ops.raise_refusal(error)
+    except Exception as error:
+        names = ("dout", "q", "k", "v", "out", "lse", "dlse")
+        raise_refusal(error, dict(zip(names, tensors, strict=True)), scale, backend)
         raise
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _ops
+from ._torch import direct_apply
 
 NO_DOUBLE_BACKWARD = (
     "flash_cute's backward cannot be differentiated: there is no double backward. Where gradients of gradients are "
@@ -52,8 +53,8 @@ class Attention(torch.autograd.Function):
         return *_backward(ctx, *grads), None
 
 
-# `Attention.apply` without what it does for torch.func, 1.6 us a call. Takes what `forward` takes after ctx.
-differentiable = super(torch.autograd.Function, Attention).apply
+# Takes what `forward` takes after ctx.
+differentiable = direct_apply(Attention)
 
 
 class TransformedAttention(torch.autograd.Function):

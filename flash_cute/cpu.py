@@ -2,10 +2,11 @@
 
 Those gaps, in torch 2.11 and 2.13: its causal mask is the top-left one, it reports LSE 0 for a row whose
 scores are all -inf, it reads a strided last dim wrongly, it dies of SIGFPE when there are no keys, and
-in 16 bits its LSE is off by 6e-5. So 16-bit inputs are computed in float32 (twice as fast in float16
-and as fast in bfloat16 on an AVX-512 CPU, LSE within 1e-5), and the bottom-right mask, which is a
-rectangle that every row sees and a square under the diagonal, is the two computed apart and merged. Where a window
-limits the keys to the left too, a tile of query rows at a time is computed by matrix products.
+in 16 bits its LSE is off by 6e-5. So 16-bit inputs are computed in float32, with an LSE within 1e-5 (on an
+AVX-512 CPU that is twice as fast in float16 and as fast in bfloat16; a third as fast where the CPU multiplies 16-bit
+numbers itself, by AMX or AVX512-FP16), and the bottom-right mask, which is a rectangle that every row sees and a square
+under the diagonal, is the two computed apart and merged. Where a window limits the keys to the left too, a tile of
+query rows at a time is computed by matrix products.
 """
 
 import torch
@@ -61,45 +62,70 @@ def _why_copied(x: Tensor) -> str | None:
 def _fwd(q: Tensor, k: Tensor, v: Tensor, band: Band, scale: float) -> tuple[Tensor, Tensor]:
     compute = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = torch.empty_like(q)  # (B, Hq, Nq, D), q's order of dims in memory
-    lse = torch.empty(q.shape[:3], dtype=compute)  # (B, Hq, Nq)
-
     rows = band.rows()
+    if rows.start == rows.stop or out.numel() == 0:
+        return out.zero_(), torch.full(q.shape[:3], -torch.inf, dtype=compute)
+
+    seeing = readable(q[:, :, rows], compute)
+    part_out, part_lse = _attend_in_band(seeing, readable(k, compute), readable(v, compute), band, scale)
+    if not all_within(part_lse, 0, torch.inf):
+        # Softmax is NaN where a row sees keys but all its scores are -inf, and where one is +inf or NaN.
+        part_out.masked_fill_(~part_lse.isfinite().unsqueeze(-1), torch.nan)
+    if seeing.shape == q.shape:
+        as_it_is = part_out.dtype == out.dtype and part_out.stride() == out.stride()
+        return part_out if as_it_is else out.copy_(part_out), part_lse.contiguous()
+    lse = torch.empty(q.shape[:3], dtype=compute)  # (B, Hq, Nq)
     for blind in (slice(0, rows.start), slice(rows.stop, band.len_q)):
         out[:, :, blind] = 0
         lse[:, :, blind] = -torch.inf
-    if rows.start == rows.stop or lse.numel() == 0:
-        return out, lse
-
-    q, k, v = _readable(q[:, :, rows], compute), _readable(k, compute), _readable(v, compute)
-    shared = max(0, band.upper)  # leading keys that every row sees, unless a window limits them to the left
-    if band.limits_left:
-        part_out, part_lse = _attend_in_window(q, k, v, band, rows, scale)
-    elif not band.limits_right:
-        part_out, part_lse = _attend(q, k, v, False, scale)
-    elif shared == 0:
-        part_out, part_lse = _attend(q, k, v, True, scale)
-    else:
-        part_out, part_lse = _merge(
-            _attend(q, k[:, :, :shared], v[:, :, :shared], False, scale),
-            _attend(q, k[:, :, shared:], v[:, :, shared:], True, scale),
-        )
-    # Softmax is NaN where a row sees keys but all its scores are -inf, and where one is +inf or NaN.
-    lost = ~part_lse.isfinite()
-    if lost.any():  # seldom, and the pass over out is a tenth of a small problem's time
-        part_out.masked_fill_(lost.unsqueeze(-1), torch.nan)
     out[:, :, rows] = part_out
     lse[:, :, rows] = part_lse
     return out, lse
 
 
-def _readable(x: Tensor, dtype: torch.dtype) -> Tensor:
+def readable(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` as PyTorch's kernels can read it, a copy where it must be."""
     x = x.to(dtype)
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def all_within(x: Tensor, low: float, high: float) -> bool:
+    """Whether `low < abs(x) < high` everywhere; x is not empty. Never where there is a NaN."""
+    least, most = x.abs().aminmax()
+    return low < least.item() and most.item() < high
+
+
+def fold_heads(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """(B, H, N, ...) as (B * H, 1, N, ...) where that is a view of each, else as they are.
+
+    PyTorch's kernels lay their results out as (B, N, H, D), and so what is contiguous comes back contiguous.
+    """
+    if all(x.shape[:2] == tensors[0].shape[:2] and x.is_contiguous() for x in tensors):
+        return tuple(x.flatten(0, 1).unsqueeze(1) for x in tensors)
+    return tensors
+
+
+def _attend_in_band(q: Tensor, k: Tensor, v: Tensor, band: Band, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention of the rows that see a key, which q holds: (out, lse)."""
+    if band.limits_left:
+        return _attend_in_window(q, k, v, band, scale)
+    if not band.limits_right:
+        return _attend(q, k, v, False, scale)
+    if band.upper <= 0:
+        return _attend(q, k, v, True, scale)
+    # The leading keys that every row sees, and the others.
+    one, other = (slice(0, band.upper), slice(band.upper, None))
+    return _merge(
+        _attend(q, k[:, :, one], v[:, :, one], False, scale), _attend(q, k[:, :, other], v[:, :, other], True, scale)
+    )
+
+
 def _attend(q: Tensor, k: Tensor, v: Tensor, top_left: bool, scale: float) -> tuple[Tensor, Tensor]:
     """Attention where every row sees at least one key: (out, lse), lse by its formula also for inf and NaN."""
-    out, lse = _flash(q, k, v, 0.0, top_left, scale=scale)
+    out, lse = _flash(*fold_heads(q, k, v), 0.0, top_left, scale=scale)
+    out, lse = out.view(q.shape), lse.view(q.shape[:3])
+    if all_within(lse, 0, torch.inf):
+        return out, lse
     suspect = (lse == 0) | ~lse.isfinite()  # 0 may also be honest: a single key, score 0
     group = q.shape[1] // k.shape[1]
     for batch, head in suspect.any(-1).nonzero().tolist():
@@ -112,8 +138,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, top_left: bool, scale: float) -> tu
     return out, lse
 
 
-def _attend_in_window(q: Tensor, k: Tensor, v: Tensor, band: Band, rows: slice, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention of the rows `rows`, which q holds and of which each sees a key: (out, lse)."""
+def _attend_in_window(q: Tensor, k: Tensor, v: Tensor, band: Band, scale: float) -> tuple[Tensor, Tensor]:
+    """`_attend_in_band`, a tile of rows at a time, each with the keys that its rows see."""
+    rows = band.rows()
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:3])
     group = q.shape[1] // k.shape[1]
     step = tile_rows(q, k, band)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, are_deterministic_algorithms_enabled
 
 from . import _ops, cpu, cpu_bwd, report
+from ._refusals import mask_name, raise_refusal
 
 __all__ = ["Explanation", "explain", "kernel_matches"]
 
@@ -83,18 +84,17 @@ def explain(
         >>> explain(x, x, x, causal=True, capability=80).data["backend"]
         'sm80'
     """
-    if isinstance(causal, bool):
-        causal = "bottom_right" if causal else "none"
-    call = (*_ops.autocast(q, k, v), causal, None, None, scale, backend or "auto")
-    if deterministic is None:
-        deterministic = are_deterministic_algorithms_enabled()
     try:
+        causal = mask_name(causal)
+        call = (*_ops.autocast(q, k, v), causal, None, None, scale, backend or "auto")
+        if deterministic is None:
+            deterministic = are_deterministic_algorithms_enabled()
         if backward:
             plan = json.loads(_ops.bwd_plan(*call, deterministic, capability or 0))
         else:
             plan = json.loads(_ops.fwd_plan(*call, capability or 0))
-    except RuntimeError as error:
-        _ops.raise_refusal(error)
+    except Exception as error:
+        raise_refusal(error, {"q": q, "k": k, "v": v}, scale, backend)
         raise
     if plan["backend"] == "cpu":
         plan["copies"] |= cpu_bwd.copies(q) if backward else cpu.copies(q, k, v)

@@ -197,7 +197,7 @@ def test_inductor(device: str, rng: torch.Generator) -> None:
     torch.testing.assert_close(given, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("layout", SOME_LAYOUTS, ids=str)
 def test_fake_of_a_gpu_needs_no_gpu(layout: Any, dtype: torch.dtype) -> None:
     real = layout.make(torch.zeros(2, 4, 33, 40, dtype=dtype))
@@ -207,8 +207,7 @@ def test_fake_of_a_gpu_needs_no_gpu(layout: Any, dtype: torch.dtype) -> None:
         out, lse = flash_cute.fwd(q, k, k, True)
     assert (out.shape, out.dtype, out.device.type) == (q.shape, dtype, "cuda")
     assert out.stride() == torch.empty_like(real).stride()
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    assert (lse.shape, lse.dtype, lse.device.type) == ((2, 4, 33), wide, "cuda")
+    assert (lse.shape, lse.dtype, lse.device.type) == ((2, 4, 33), torch.float32, "cuda")
     assert lse.is_contiguous()
 
 

@@ -82,7 +82,7 @@ def test_seen_key_gives_what_pytorch_gives(
 
 
 @pytest.mark.parametrize("which", ["k", "v"])
-@pytest.mark.parametrize("column", [130, 300, 511])
+@pytest.mark.parametrize("column", [130, 300, 511, 900])
 def test_rows_of_other_tiles_are_untouched(
     device: str,
     column: int,
@@ -91,17 +91,18 @@ def test_rows_of_other_tiles_are_untouched(
     backend: str | None,
     rng: torch.Generator,
 ) -> None:
-    q, k, v = Case(64, 512, 512).inputs(device, rng)
+    q, k, v = Case(64, 1024, 1024).inputs(device, rng)
     clean = fwd(q, k, v, True)
     (k if which == "k" else v)[:, :, column] = math.nan
     out, lse = fwd(q, k, v, True)
 
     made = plan(q, k, v, True, backend=backend)
-    block_m, block_n = made.get("block_m", 256), made.get("block_n", 512)
+    block_m, block_n = made.get("block_m", 256), made.get("block_n", 512)  # PyTorch's kernel for the CPU
     # A tile of rows reads keys up to the end of the block of keys that holds its last row's last one.
-    tile_end = (torch.arange(512, device=device) // block_m + 1) * block_m
+    tile_end = (torch.arange(1024, device=device) // block_m + 1) * block_m
     reads_up_to = (tile_end + block_n - 1) // block_n * block_n
     untouched = reads_up_to <= column
+    assert untouched.any() or column < 512, "nothing is tested"
     assert torch.equal(bits(out[:, :, untouched]), bits(clean[0][:, :, untouched]))
     assert torch.equal(bits(lse[:, :, untouched]), bits(clean[1][:, :, untouched]))
     assert out[:, :, column:].isnan().all()
@@ -119,13 +120,13 @@ def test_a_row_of_q_touches_no_other(device: str, fwd: Forward, rng: torch.Gener
 
 
 def test_all_scores_minus_infinity(device: str, fwd: Forward, rng: torch.Generator) -> None:
-    """Rows that see keys, none of which has any weight: PyTorch divides 0 by 0, or says 0."""
+    """Rows that see keys, none of which has any weight: softmax divides 0 by 0, and the sum of weights is 0."""
     q, k, v = Case(64, 65, 77).inputs(device, rng)
     q = q.abs() + 0.1
     k[..., 0] = -math.inf
     out, lse = fwd(q, k, v)
-    assert (lse == -math.inf).all() or lse.isnan().all()
-    assert (out.isnan() | (out == 0)).all()
+    assert (lse == -math.inf).all()
+    assert out.isnan().all()
 
 
 @pytest.mark.sanitizer

@@ -3,7 +3,8 @@
 //   fwd        attention; autograd is attached to it from Python. `deterministic` is its backward's
 //   _fwd       the same kernel without autograd, whose bookkeeping costs more than the launch
 //   fwd_plan   what fwd would do, as JSON; capability 0 is the tensors' own device, 90 plans as on an H100
-//   check_fwd  raises what fwd would raise, and returns the scale that it would use
+//   check_fwd  raises what fwd would raise, and returns the scale that it would use. `devices` are the names of those
+//              that the tensors stand in for, such as "cuda:0 cuda:0 cpu" in the schema's order; empty: their own
 //   bwd, _bwd, bwd_plan, check_bwd   the same of the backward, which has no derivative of its own
 //
 // The mask: row i stands at position p, which is i + len_k - len_q, or i where `causal` is "top_left"; it sees columns
@@ -11,6 +12,9 @@
 //
 // CPU kernels of fwd, _fwd, bwd and _bwd are registered from Python.
 #include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <initializer_list>
 
 #include "bwd.h"
 #include "fwd.h"
@@ -115,6 +119,23 @@ class BwdStack {
   String backend_;
 };
 
+// A fake tensor is checked by a stand-in on the meta device: takes the next of `names` for the device of each.
+void set_devices(std::string_view names, std::initializer_list<TensorInfo*> tensors) {
+  for (TensorInfo* tensor : tensors) {
+    if (names.empty()) return;
+    size_t const end = std::min(names.find(' '), names.size());
+    std::string_view const name = names.substr(0, end);
+    names.remove_prefix(std::min(end + 1, names.size()));
+    size_t const colon = std::min(name.find(':'), name.size());
+    std::string_view const type = name.substr(0, colon);
+    tensor->device_type = type == "cuda"   ? aoti_torch_device_type_cuda()
+                          : type == "cpu"  ? aoti_torch_device_type_cpu()
+                          : type == "meta" ? aoti_torch_device_type_meta()
+                                           : -1;
+    tensor->device_index = colon < name.size() ? std::stoi(std::string(name.substr(colon + 1))) : -1;
+  }
+}
+
 void return_fwd(StableIValue* stack, FwdStack const& owned) {
   FwdResult result = fwd_cuda(owned.args());
   stack[0] = stable::from(result.out.release());
@@ -142,7 +163,9 @@ void boxed_fwd_plan(StableIValue* stack, uint64_t, uint64_t) {
 void boxed_check_fwd(StableIValue* stack, uint64_t, uint64_t) {
   StackReader reader(stack);
   FwdStack const owned(reader);
-  FwdArgs const args = owned.args();
+  String const devices = reader.string();
+  FwdArgs args = owned.args();
+  set_devices(view(devices), {&args.q, &args.k, &args.v});
   stack[0] = stable::from(check_fwd(args, is_cuda(args.q)).scale);
 }
 
@@ -165,8 +188,13 @@ void boxed_bwd_plan(StableIValue* stack, uint64_t, uint64_t) {
 void boxed_check_bwd(StableIValue* stack, uint64_t, uint64_t) {
   StackReader reader(stack);
   BwdStack const owned(reader);
-  BwdArgs const args = owned.args();
-  stack[0] = stable::from(check_bwd(args, is_cuda(args.call.q)).scale);
+  String const devices = reader.string();
+  BwdArgs args = owned.args();
+  TensorInfo none{.name = "dlse", .handle = nullptr};
+  FwdArgs& call = args.call;
+  TensorInfo& dlse = args.dlse ? *args.dlse : none;
+  set_devices(view(devices), {&args.dout, &call.q, &call.k, &call.v, &args.out, &args.lse, &dlse});
+  stack[0] = stable::from(check_bwd(args, is_cuda(call.q)).scale);
 }
 
 }  // namespace
@@ -183,11 +211,11 @@ STABLE_TORCH_LIBRARY(flash_cute, m) {
   m.def("fwd(" FLASH_CUTE_FWD ", bool? deterministic=None) -> (Tensor out, Tensor lse)");
   m.def("_fwd(" FLASH_CUTE_FWD ") -> (Tensor out, Tensor lse)");
   m.def("fwd_plan(" FLASH_CUTE_FWD ", int capability) -> str");
-  m.def("check_fwd(" FLASH_CUTE_FWD ") -> float");
+  m.def("check_fwd(" FLASH_CUTE_FWD ", str devices=\"\") -> float");
   m.def("bwd(" FLASH_CUTE_BWD ") -> (Tensor dq, Tensor dk, Tensor dv)");
   m.def("_bwd(" FLASH_CUTE_BWD ") -> (Tensor dq, Tensor dk, Tensor dv)");
   m.def("bwd_plan(" FLASH_CUTE_FWD ", bool deterministic, int capability) -> str");
-  m.def("check_bwd(" FLASH_CUTE_BWD ") -> float");
+  m.def("check_bwd(" FLASH_CUTE_BWD ", str devices=\"\") -> float");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_cute, CUDA, m) {

@@ -38,6 +38,13 @@ CUTE_HOST_DEVICE bool row_sees_a_key(Params const& params, int row) {
   return first_column(params, row) < column_limit(params, row);
 }
 
+// Whether some row of a tile does not see some column of it. `offset`: its first row less its first column; the tail of the
+// keys is another matter.
+template <int kRows, int kColumns, class Params>
+CUTE_HOST_DEVICE bool crosses_band(Params const& params, int offset) {
+  return offset + params.band.upper < kColumns - 1 || offset + kRows - 1 + params.band.lower > 0;
+}
+
 // Tiles [begin, end), of which those in [whole_begin, whole_end) need no mask: every row sees every column.
 struct TileRange {
   int begin;
@@ -55,7 +62,9 @@ struct TileRange {
     return {begin, some ? whole_begin : begin, some ? whole_end : begin, end};
   }
 
-  CUTE_HOST_DEVICE bool needs_mask(int tile) const { return tile < whole_begin || tile >= whole_end; }
+  CUTE_HOST_DEVICE bool needs_mask(int tile) const {
+    return unsigned(tile - whole_begin) >= unsigned(whole_end - whole_begin);
+  }
 };
 
 // The key tiles that a tile of query rows visits. Those past len_k are in none.
@@ -88,6 +97,10 @@ struct KeyTiles {
   int begin;
   int end;
 };
+template <int kBlockM, int kBlockN>
+CUTE_HOST_DEVICE int first_visiting_key_tile(BwdParams const& params, int m_block) {
+  return params.band.has_lower() ? first_column(params, m_block * kBlockM) / kBlockN : 0;
+}
 template <int kBlockM, int kBlockN>
 CUTE_HOST_DEVICE KeyTiles visiting_key_tiles(BwdParams const& params, int m_block) {
   int const first = first_column(params, m_block * kBlockM);
@@ -148,19 +161,20 @@ constexpr int element_period() {
   return kPeriod;
 }
 
-// Sets the scores of one tile that a row does not see to -inf.
+// Sets the scores of one tile that a row does not see to -inf. `offset`: its first row less its first column; `columns`: how
+// many of its columns there are.
 template <class Scores, class Coords, class Coords0, class Params>
-CUTE_DEVICE void apply_mask(Scores& scores,         // (rows, columns)
-                            Coords const& tScS,     // (rows, columns) -> (row, column)
+CUTE_DEVICE void apply_mask(Scores& scores,             // (rows, columns)
+                            Coords const& tScS,         // (rows, columns) -> (row, column)
                             Coords0 const& /*tScS_0*/,  // the same of thread 0, static
-                            Params const& params, int tile_row, int tile_column) {
+                            Params const& params, int offset, int columns) {
   constexpr int kPeriod = element_period<Coords0>();
-  int const thread_column = tile_column + get<1>(tScS(_0{}, _0{}));
+  int const thread_column = get<1>(tScS(_0{}, _0{}));
   CUTE_UNROLL
   for (int i = 0; i < size<0>(scores); ++i) {
-    int const row = tile_row + get<0>(tScS(i, _0{}));
-    keep_range<kPeriod>(scores(i, _), first_column(params, row) - thread_column,
-                        column_limit(params, row) - thread_column);
+    int const row = offset + get<0>(tScS(i, _0{}));
+    keep_range<kPeriod>(scores(i, _), row + params.band.lower - thread_column,
+                        min(columns, row + params.band.upper + 1) - thread_column);
   }
 }
 

@@ -60,10 +60,11 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   constexpr bool kPInRegs = Traits::kPInRegs;
   // Found by trying: with these no kernel spills, for sm_80, sm_90 and sm_120.
   constexpr bool kTight = kDeterministic && kHeadDim == 128 && !kTwoQ;
-  constexpr bool kEndsAfterAdding = !kTight && !(kDeterministic && !kPInRegs && kHeadDim <= 128);
+  constexpr bool kEndsAfterAdding = !kTight && !(kDeterministic && kHeadDim == 128);
   bool const last_first = kDeterministic && kHeadDim > 64 && params.launch_order.last_first;
   KeyTile const tile(params, draw_task<kDeterministic>(params, reinterpret_cast<int*>(smem.ds)));
 
+  // The row tiles [begin, end); the end, seldom used, is computed once more at each use.
   TileRange const range = row_range<kBlockM, kBlockN>(params, tile.n_block);
   if (range.begin == range.end) return;
 
@@ -101,7 +102,13 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
     return mma.get_slice(0).partition_fragment_B(make_tensor(static_cast<Element*>(nullptr), make_layout(shape)));
   };
 
-  RowTile now{tile.head_kv * params.group, last_first ? range.begin : range.end - 1};
+  auto lowest = [&] {
+    return kTight ? row_range<kBlockM, kBlockN>(params, opaque(tile.n_block)).begin : range.begin;
+  };
+  auto highest = [&] { return row_range<kBlockM, kBlockN>(params, opaque(tile.n_block)).end - 1; };
+  auto first_tile = [&] { return last_first ? lowest() : highest(); };
+  auto last_tile = [&] { return last_first ? highest() : lowest(); };
+  RowTile now{tile.head_kv * params.group, first_tile()};
   int const end_head = now.head + params.group;
   auto load_q = [&](RowTile const& row_tile, int stage) {
     auto sX = local_tile(sQ, Shape<Int<kScoreRows>, Int<kHeadDim>, Int<kParts>>{}, make_coord(_0{}, _0{}, stage));
@@ -164,7 +171,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   // The deterministic mode's turns, each business of one thread, of two warps. The turn of the step before ends after a
   // barrier by which all have added, and when their sums have reached memory.
   auto end_turn_before = [&](RowTile row_tile) {
-    row_tile.step(!last_first, range.begin, range.end, -1);
+    row_tile.step(!last_first, last_tile, first_tile, -1);
     if (row_tile.head >= opaque(tile.head_kv) * params.group) end_turn(semaphore(row_tile));
   };
   // The next one is waited for before the barrier after which all add. A look at it when the step begins has come back
@@ -179,11 +186,11 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   // S^T to P^T.
   auto make_p = [&](auto& tSrS, int m_block, int part, auto const& lse_log2) {
     auto p = rowcol_view(tSrS);  // (keys, rows)
-    if (range.needs_mask(m_block)) {
+    int const row = m_block * kBlockM + part * kScoreRows, column = n_block() * kBlockN;
+    if (crosses_band<kScoreRows, kBlockN>(params, row - column) || column + kBlockN > params.len_k) {
       auto const thread_mma = mma_scores.get_slice(fresh_thread_index());
       auto tScS = rowcol_view(thread_mma.partition_C(cS));  // (keys, rows) -> (key, row)
-      apply_mask_transposed(p, tScS, tScS_0, params, m_block * kBlockM + part * kScoreRows,
-                                  n_block() * kBlockN);
+      apply_mask_transposed(p, tScS, tScS_0, params, row, column);
     }
     CUTE_UNROLL
     for (int j = 0; j < size<1>(p); j += 2) {
@@ -285,7 +292,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   for (int stage = 0; now.head < end_head; stage ^= 1) {
     int const q_stage = kTwoQ ? stage : 0, dout_stage = kTwoDout ? stage : 0;
     RowTile next = now;
-    next.step(last_first, range.begin, range.end, 1);
+    next.step(last_first, first_tile, last_tile, 1);
     bool const more = next.head < end_head;
     cp_async_wait<0>();  // this thread's part of Q and dO has arrived
     __syncthreads();     // everybody's has; and everybody is done with the step before

@@ -61,10 +61,11 @@ struct RowTile {
   int head;  // of q
   int m_block;
 
-  // To the next one of [begin, end), up or down; after the last one to the first one of another head.
-  CUTE_DEVICE void step(bool up, int begin, int end, int heads) {
-    if (m_block == (up ? end - 1 : begin)) {
-      m_block = up ? begin : end - 1;
+  // To the next one from first to last, up or down; after the last one to the first one of another head.
+  template <class First, class Last>
+  CUTE_DEVICE void step(bool up, First first, Last last, int heads) {
+    if (m_block == last()) {
+      m_block = first();
       head += heads;
     } else {
       m_block += up ? 1 : -1;

@@ -117,8 +117,9 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
       if (count % 2 != kParity) continue;
       int const head = task.batch * params.heads_q + task.head_kv * args.params.group + row_tile.head;
       int const index = head * args.params.m_blocks + row_tile.m_block;
-      int const turn =
-          task.n_block - visiting_key_tiles<Traits::kBlockM, Traits::kBlockN>(params, row_tile.m_block).begin;
+      auto turn = [&] {  // computed at each use: these threads have 24 registers
+        return task.n_block - first_visiting_key_tile<Traits::kBlockM, Traits::kBlockN>(params, row_tile.m_block);
+      };
       auto const state = dq_state<Traits>(count);
 #pragma unroll 1
       for (int warpgroup = 0; warpgroup < Traits::kWarpgroups; ++warpgroup) {
@@ -127,13 +128,13 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
         int64_t const offset = Traits::kTurns ? 0 : warpgroup * Traits::kDqElements;
         float* const sums = params.dq_acc + int64_t{index} * Traits::kQElements + offset;
         uint32_t const source = cast_smem_ptr_to_uint(smem.dq[warpgroup][state.stage]);
-        if (turn == 0) {
+        if (turn() == 0) {
           asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(source),
                        "n"(kBytes)
                        : "memory");
         } else {
           if (warpgroup == 0 || Traits::kTurns) {
-            wait_turn(params.semaphores + index, params.deterministic ? turn : 1);
+            wait_turn(params.semaphores + index, params.deterministic ? turn() : 1);
           }
           asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
                        "r"(source), "n"(kBytes)
@@ -143,7 +144,7 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
         tma_store_wait<0>();  // shared memory has been read
         smem.dq_pipeline[warpgroup].arrive_empty(state);
       }
-      if (params.deterministic || turn == 0) end_turn(params.semaphores + index);
+      if (params.deterministic || turn() == 0) end_turn(params.semaphores + index);
     }
     if (task.n_block >= 0) {
       int* done = head_counter(args, task.batch * params.heads_kv + task.head_kv);

@@ -138,7 +138,7 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
     smem.v_pipeline.release({0, i & 1});
     if (range.needs_mask(n)) {
       auto tScS = rowcol_view(mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));  // (rows, keys) -> (row, key)
-      apply_mask(scores, tScS, tScS_0, params, first_row, n * 64);
+      apply_mask(scores, tScS, tScS_0, params, first_row - n * kKeys, params.len_k - n * kKeys);
     }
     CUTE_UNROLL
     for (int row = 0; row < size<0>(scores); ++row) {

@@ -3,6 +3,7 @@
 // the others by setmaxnreg.
 #pragma once
 
+#include "../../core/registers.cuh"
 #include "args.cuh"
 #include "epilogue.cuh"
 #include "load.cuh"
@@ -21,12 +22,11 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     smem.tile_pipeline.wait_full(at_step(draws));
-    TileCoord const volatile& tile = smem.tile[draws & 1];  // read again rather than held
-    if (uniform(tile.m_block) < 0) break;
-    PipelineState<1> const q_state{0, draws & 1};
+    if (uniform(smem.tile[draws & 1].m_block) < 0) break;
     OnlineSoftmax<2> softmax(args.params.scale_log2);
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
-    mainloop<Traits>(args.params, tile, warpgroup, smem, q_state, softmax, tOrO);
+    mainloop<Traits>(args.params, draws, warpgroup, smem, softmax, tOrO);
+    TileCoord const volatile& tile = smem.tile[opaque(draws) & 1];
     int const parts = uniform(tile.parts);
     if (parts < 0) store_part<Traits>(args.params, smem.range, warpgroup, softmax, tOrO);
     if (parts > 0) merge_parts<Traits>(args.params, smem.range, parts, warpgroup, softmax, tOrO);

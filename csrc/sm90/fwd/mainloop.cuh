@@ -22,16 +22,13 @@
 
 namespace flash_cute::sm90::fwd {
 
-// The key tiles that a warpgroup computes, out of those that its CTA loads. Computed from shared memory when they are needed:
-// held in registers through the loop, they spilled.
+// The key tiles [begin, end) that a warpgroup computes, out of those that its CTA loads.
 template <class Traits>
 struct WarpgroupTiles {
   int first_row;
   int begin;
-  int whole_begin;  // [whole_begin, whole_end) need no mask
-  int whole_end;
   int end;
-  int before;  // key tiles that other warpgroups of the CTA compute: below `begin`,
+  int before;  // key tiles that only other warpgroups of the CTA compute: below `begin`,
   int after;   // and from `end` on
 
   CUTE_DEVICE WarpgroupTiles(FwdParams const& params, TileCoord const volatile& tile, int warpgroup) {
@@ -42,20 +39,17 @@ struct WarpgroupTiles {
     bool const has_rows = first_row < params.len_q;
     begin = has_rows ? min(cta_end, max(cta_begin, range.begin)) : cta_end;
     end = has_rows ? max(begin, min(cta_end, range.end)) : begin;
-    whole_begin = max(begin, range.whole_begin);
-    whole_end = max(whole_begin, min(end, range.whole_end));
     before = begin - cta_begin;
     after = cta_end - end;
   }
 };
 
-// One warpgroup's rows of one tile. The buffers go round with the count of key tiles. Leaves the numerators' products
-// in tOrO and the row statistics in softmax, and frees Q.
+// One warpgroup's rows of the CTA's tile number `draws`. Leaves the numerators' products in tOrO and the row statistics in
+// softmax, and frees Q.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void mainloop(FwdParams const& params, TileCoord const volatile& tile, int warpgroup,
-                              typename Traits::SharedStorage& smem, PipelineState<1> const q_state,
-                              OnlineSoftmax<2>& softmax,
-                              Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
+CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
+                          typename Traits::SharedStorage& smem, OnlineSoftmax<2>& softmax,
+                          Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   using Turn = TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>;
   constexpr int kRows = Traits::kRows, kBlockN = Traits::kBlockN;
@@ -81,7 +75,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, TileCoord const volatile& til
   auto tScS_0 = rowcol_view(mma_qk.get_slice(_0{}).partition_C(cS));        // the same of thread 0
 
   static_assert(Traits::kStages == 2);
-  PipelineState<2> k_state = at_step(uniform(tile.keys.count)), v_state = k_state;
+  auto tile = [&]() -> TileCoord const volatile& { return smem.tile[opaque(draws) & 1]; };
+  auto q_state = [&] { return PipelineState<1>{0, opaque(draws) & 1}; };
+  PipelineState<2> k_state = at_step(uniform(tile().keys.count)), v_state = k_state;
   auto issue_qk = [&] { issue_gemm<true>(mma_qk, tSrQ, tSrK(_, _, _, k_state.stage), tSrS); };
   auto issue_pv = [&] { issue_gemm<false>(mma_pv, tOrP, tOrV(_, _, _, v_state.stage), tOrO); };
   auto release_k = [&] {
@@ -132,47 +128,48 @@ CUTE_DEVICE void mainloop(FwdParams const& params, TileCoord const volatile& til
   };
 
   clear(tOrO);
-  WarpgroupTiles<Traits> const tiles(params, tile, warpgroup);
-  smem.q_pipeline[warpgroup].wait_full(q_state);
+  WarpgroupTiles<Traits> const tiles(params, tile(), warpgroup);
+  smem.q_pipeline[warpgroup].wait_full(q_state());
   if (tiles.begin == tiles.end) {
     int const count = tiles.before + tiles.after;
     pass_on(count, count - 1);  // one turn fewer than key tiles, as every warpgroup: its first product is issued out of turn
     __syncwarp();  // all lanes have waited for Q
-    smem.q_pipeline[warpgroup].release(q_state);
+    smem.q_pipeline[warpgroup].release(q_state());
     return;
   }
   pass_on(tiles.after, tiles.after);
 
-  int left = tiles.end - tiles.begin - 1;  // key tiles after this one
-  auto mask = [&] {
-    WarpgroupTiles<Traits> const tiles(params, tile, warpgroup);
-    int const thread = fresh_thread_index() % 128;
-    auto tScS = rowcol_view(mma_qk.get_slice(thread).partition_C(cS));  // (rows, columns) -> (row, column)
-    apply_mask(scores, tScS, tScS_0, params, tiles.first_row, (tiles.begin + left) * kBlockN);
+  int left = tiles.end - tiles.begin - 1;                      // key tiles after this one
+  int offset = tiles.first_row - (tiles.end - 1) * kBlockN;  // its first row less its first column
+  auto mask = [&](int columns) {
+    auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));  // (rows, columns) -> (row, column)
+    apply_mask(scores, tScS, tScS_0, params, offset, columns);
   };
   smem.k_pipeline.wait_full(k_state);
   issue_qk();
   warpgroup_wait<0>();
   warpgroup_fence_operand(tSrS);
   release_k();
-  finish_scores(mask, [] {}, [] {});
-  int const whole = tiles.whole_begin - tiles.begin, num_whole = tiles.whole_end - tiles.whole_begin;
+  finish_scores([&] { mask(params.len_k - (tiles.end - 1) * kBlockN); }, [] {}, [] {});
 #pragma unroll 1
-  for (--left; left >= 0; --left) {
+  for (; left > 0; --left) {
+    offset += kBlockN;
     step([&] {
-      if (unsigned(left - whole) >= unsigned(num_whole)) mask();  // at an edge of the band
+      if (crosses_band<kRows, kBlockN>(params, offset)) mask(kBlockN);
     });
   }
 
-  smem.q_pipeline[warpgroup].release(q_state);
+  smem.q_pipeline[warpgroup].release(q_state());
   smem.v_pipeline.wait_full(v_state);
   issue_pv();
   softmax.template finish<Element>();
   warpgroup_wait<0>();
   warpgroup_fence_operand(tOrO);
   release_v();
-  int const before = WarpgroupTiles<Traits>(params, tile, warpgroup).before;
-  pass_on(before, before);
+  if (params.band.has_lower()) {
+    int const before = WarpgroupTiles<Traits>(params, tile(), warpgroup).before;
+    pass_on(before, before);
+  }
 }
 
 }  // namespace flash_cute::sm90::fwd

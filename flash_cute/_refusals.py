@@ -1,0 +1,64 @@
+"""Errors in one voice: "flash_cute: <argument>: expected <what>, got <what>", a ValueError.
+
+The checks stand in csrc/api/checks.h. What never gets there, because PyTorch cannot make the operator's argument of it,
+is looked at here once the call has failed, so that a good call pays nothing for it.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# How the sentence of a check begins; those of CUDA's failures do not.
+_REFUSAL = re.compile(r"flash_cute: \w+: ")
+
+
+def mask_name(causal: Any) -> str:
+    """The operators' name of a mask; NumPy's bools count as Python's."""
+    if isinstance(causal, bool) or _is_numpy_bool(causal):
+        return "bottom_right" if causal else "none"
+    if isinstance(causal, str):
+        return causal
+    raise ValueError(f"flash_cute: causal: expected False, True, 'bottom_right' or 'top_left', got {_shown(causal)}")
+
+
+def check_deterministic(deterministic: Any) -> bool:
+    """The backward takes it long after the call that gave it."""
+    if isinstance(deterministic, bool) or _is_numpy_bool(deterministic):
+        return bool(deterministic)
+    raise ValueError(f"flash_cute: deterministic: expected None, False or True, got {_shown(deterministic)}")
+
+
+def raise_refusal(error: Exception, tensors: Mapping[str, Any], scale: Any, backend: Any) -> None:
+    """Raise our own sentence where `error` is a check's, or comes of an argument's type; else do nothing.
+
+    Up to torch 2.13 a check's error is a ValueError already; torch 2.15 lost the type.
+    """
+    if isinstance(error, RuntimeError) and _REFUSAL.match(str(error)):
+        raise ValueError(str(error)) from None
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor) and not (x is None and name == "dlse"):
+            raise ValueError(f"flash_cute: {name}: expected a torch.Tensor, got {_type_name(x)}") from None
+        if isinstance(x, Tensor) and (x.is_nested or x.layout != torch.strided):
+            raise ValueError(f"flash_cute: {name}: expected a strided tensor, got a sparse or nested one") from None
+    if scale is not None and not hasattr(scale, "__float__"):
+        raise ValueError(f"flash_cute: scale: expected None or a number, got {_shown(scale)}") from None
+    if backend is not None and not isinstance(backend, str):
+        raise ValueError(f"flash_cute: backend: expected None or a backend's name, got {_shown(backend)}") from None
+
+
+def _is_numpy_bool(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
+
+
+def _type_name(value: Any) -> str:
+    if value is None:
+        return "None"
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, str | int | float | complex | None) else _type_name(value)

@@ -1,0 +1,100 @@
+"""DTensor shards the operators by batch and by heads; other placements are gathered, and every result is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from flash_cute import sharding
+
+# Two processes that fork from one script: what they find is printed by the first.
+SCRIPT = """
+import sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+import flash_cute
+assert "torch.distributed.tensor" not in sys.modules
+
+def run(rank, store):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.debug import CommDebugMode
+    mesh = init_device_mesh("cpu", (2,))
+    def placed(tensors, *placements):
+        return [distribute_tensor(x, mesh, [y]).requires_grad_() for x, y in zip(tensors, placements, strict=True)]
+    for heads, heads_kv in ((4, 2), (4, 1), (3, 3)):
+        torch.manual_seed(7)
+        plain = [torch.randn(3, h, n, 16) for h, n in ((heads, 9), (heads_kv, 13), (heads_kv, 13))]
+        leaves = [x.clone().requires_grad_() for x in plain]
+        results = flash_cute.fwd(*leaves, True)
+        flow = [torch.randn_like(x) for x in results]
+        expected = (*results, *torch.autograd.grad(results, leaves, flow))
+        for name, placements in {
+            "batch": [Shard(0)] * 3, "heads": [Shard(1)] * 3, "whole": [Replicate()] * 3, "rows": [Shard(2)] * 3,
+            "query_heads": [Shard(1), Replicate(), Replicate()],
+        }.items():
+            inputs = placed(plain, *placements)
+            with CommDebugMode() as traffic:
+                out, lse = flash_cute.fwd(*inputs, True)
+            forward = traffic.get_total_counts()
+            flows = [distribute_tensor(x, mesh, y.placements) for x, y in zip(flow, (out, lse))]
+            with CommDebugMode() as traffic:
+                gradients = torch.autograd.grad((out, lse), inputs, flows)
+            backward = traffic.get_total_counts()
+            given = [x.full_tensor() for x in (out, lse, *gradients)]
+            torch.testing.assert_close(given, list(expected), rtol=1e-4, atol=1e-5)
+            with torch.no_grad():
+                alone = flash_cute.attention(*inputs, True)
+            torch.testing.assert_close(alone.full_tensor(), expected[0], rtol=1e-4, atol=1e-5)
+            direct = torch.ops.flash_cute.fwd(*inputs, "bottom_right", None, None, None, "auto")
+            torch.testing.assert_close(direct[1].full_tensor(), expected[1], rtol=1e-4, atol=1e-5)
+            if rank == 0:
+                print(heads, heads_kv, name, str(out.placements[0]), forward, backward)
+        try:
+            flash_cute.attention(*placed(plain, Shard(0), Shard(0), Shard(0)), "diagonal")
+        except ValueError as error:
+            assert str(error).startswith("flash_cute: causal: expected"), error
+        else:
+            raise AssertionError("a bad mask was taken")
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.start_processes(run, (STORE,), nprocs=2, start_method="fork")
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
+def test_two_processes(tmp_path: Path, python: Callable[..., str]) -> None:
+    printed = python(SCRIPT.replace("STORE", repr(str(tmp_path / "store"))), timeout=300)
+    found = {tuple(line.split()[:3]): line.split()[3:] for line in printed.splitlines() if line[0].isdigit()}
+    assert len(found) == 15, printed
+    # The placement of out, and the collectives of forward and backward: a rank works alone on its batches or heads.
+    assert found["4", "2", "batch"] == ["S(0)", "0", "0"]
+    assert found["4", "2", "heads"] == ["S(1)", "0", "0"]
+    assert found["4", "2", "query_heads"] == ["S(1)", "0", "0"]
+    assert found["4", "1", "batch"] == ["S(0)", "0", "0"]
+    assert found["4", "1", "query_heads"] == ["S(1)", "0", "0"]
+    assert found["3", "3", "heads"][0] == "R", "three heads cannot be dealt to two ranks"
+    assert all(found[heads, heads_kv, "rows"][0] == "R" for heads, heads_kv in (("4", "2"), ("4", "1"), ("3", "3")))
+
+
+@pytest.mark.parametrize(
+    "heads, mesh, expected",
+    [
+        (8, (2,), True),
+        (8, (2, 4), True),
+        (2, (4, 2), True),  # over the second dim; the first has more ranks than there are heads
+        (6, (2,), True),
+        (6, (4,), False),
+        (6, (2, 2), False),  # both dims at once would cut a group of query heads from its key head
+        (2, (2, 2), True),
+    ],
+)
+def test_heads_are_dealt_evenly(heads: int, mesh: tuple[int, ...], expected: bool) -> None:
+    class Mesh:
+        shape = mesh
+
+    assert sharding._divisible(heads, Mesh()) == expected

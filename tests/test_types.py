@@ -1,0 +1,102 @@
+"""An argument of a wrong type gets our sentence, from every public function; what means the same is taken."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from numerics import same_bits
+from test_errors import Call, _backward_call, _call
+
+import flash_cute
+
+
+def _calls(call: Call, causal: Any = False, **options: Any) -> dict[str, Callable[[], Any]]:
+    """Every public function on the same arguments."""
+    q, k, v = (call[x] for x in "qkv")
+    backward = _backward_call("cpu")
+    given = {key: value for key, value in options.items() if key != "deterministic"}
+    return {
+        "attention": lambda: flash_cute.attention(q, k, v, causal, **options),
+        "fwd": lambda: flash_cute.fwd(q, k, v, causal, **options),
+        "explain": lambda: flash_cute.explain(q, k, v, causal, **given),
+        "bwd": lambda: flash_cute.bwd(backward["dout"], q, k, v, backward["out"], backward["lse"], causal, **options),
+    }
+
+
+@pytest.mark.parametrize("function", ["attention", "fwd", "explain", "bwd"])
+@pytest.mark.parametrize("causal", [None, 1, 0, 1.5, "", "Top_Left", [True], torch.tensor(True)], ids=repr)
+def test_causal_that_is_no_mask(function: str, causal: Any) -> None:
+    with pytest.raises(ValueError, match=r"^flash_cute: causal: expected .*'bottom_right'.*, got "):
+        _calls(_call("cpu"), causal)[function]()
+
+
+@pytest.mark.parametrize("function", ["attention", "fwd", "explain", "bwd"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+@pytest.mark.parametrize(
+    "value, name", [(None, "None"), (3.0, "float"), ([[1.0]], "list"), ("q", "str"), (range(3), "range")]
+)
+def test_not_a_tensor(which: str, value: Any, name: str, requires_grad: bool, function: str) -> None:
+    call = _call("cpu")
+    for x in "qkv":
+        call[x].requires_grad_(requires_grad)
+    call[which] = value
+    expected = rf"^flash_cute: {which}: expected a torch.Tensor, got {name}$"
+    if which != "q" and isinstance(value, float) and not (requires_grad and function != "explain"):
+        expected = rf"^flash_cute: {which}: expected "  # PyTorch makes a tensor of a number
+    with pytest.raises(ValueError, match=expected):
+        _calls(call)[function]()
+
+
+def test_numpy() -> None:
+    """Arrays are refused by name, NumPy's bools and numbers count as Python's."""
+    np = pytest.importorskip("numpy")
+    call = _call("cpu")
+    for which in "qkv":
+        for function in _calls({**call, which: call[which].numpy()}).values():
+            with pytest.raises(ValueError, match=rf"^flash_cute: {which}: expected a torch.Tensor, got numpy.ndarray$"):
+                function()
+    for given, meant in ((np.True_, True), (np.False_, False)):
+        for name in ("attention", "fwd", "explain", "bwd"):
+            results = [_calls(call, x, scale=scale)[name]() for x, scale in ((given, np.float64(0.5)), (meant, 0.5))]
+            results = [x.data if name == "explain" else x for x in results]
+            results = [[x] if isinstance(x, torch.Tensor) else x for x in results]
+            assert results[0] == results[1] if name == "explain" else same_bits(*map(tuple, results))
+
+
+@pytest.mark.parametrize(
+    "option, value, expected",
+    [
+        ("scale", "1", "None or a number, got '1'"),
+        ("scale", 1j, "None or a number, got 1j"),
+        ("scale", [0.5], "None or a number, got list"),
+        ("backend", 90, "None or a backend's name, got 90"),
+        ("deterministic", "no", "None, False or True, got 'no'"),
+        ("deterministic", 1, "None, False or True, got 1"),
+    ],
+)
+@pytest.mark.parametrize("function", ["attention", "fwd", "bwd"])
+def test_option_of_a_wrong_type(function: str, option: str, value: Any, expected: str) -> None:
+    call = _call("cpu")
+    call["q"].requires_grad_()
+    with pytest.raises(ValueError, match=rf"^flash_cute: {option}: expected {re.escape(expected)}$"):
+        _calls(call, **{option: value})[function]()
+
+
+@pytest.mark.parametrize("layout", ["jagged", "strided", "sparse"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_nested_and_sparse(layout: str, requires_grad: bool) -> None:
+    parts = [torch.zeros(length, 2, 16) for length in (3, 5)]
+    if layout == "sparse":
+        x = torch.zeros(2, 2, 3, 16).to_sparse()
+    else:
+        x = torch.nested.nested_tensor(parts, layout=getattr(torch, layout)).transpose(1, 2)
+    x = x.detach().requires_grad_(requires_grad)
+    for function in _calls({"q": x, "k": x, "v": x}).values():
+        with pytest.raises(ValueError, match=r"^flash_cute: q: expected a strided tensor, got a sparse or nested one"):
+            function()
