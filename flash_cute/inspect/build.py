@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -42,7 +43,7 @@ __all__ = [
     "units",
 ]
 
-MODULE = Path(__file__).parent / "module"
+MODULE = Path(__file__).resolve().parent / "module"
 ARCHS = ("sm80", "sm90")
 DIRECTIONS = ("fwd", "bwd")
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)  # where the library has no kernels to tell: build_tools/config.py's
@@ -161,14 +162,28 @@ def _load(library: Path, name: str) -> ModuleType:
 
 def _digest(csrc: Path, tools: Tools) -> str:
     digest = hashlib.sha256()
-    for root in (csrc, MODULE):
-        for path in sorted(root.rglob("*")):
-            name = path.relative_to(root)
-            if path.suffix in (".h", ".cuh", ".cpp") and name.parts[0] != "api":  # the host side
-                digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+    csrc = csrc.resolve()
+    named = {path.relative_to(csrc if path.is_relative_to(csrc) else MODULE): path for path in _sources(csrc)}
+    for name, path in sorted(named.items()):
+        digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     flags = (*CXX_FLAGS, *BAND_FLAGS)
     digest.update("\0".join((*tools.versions, *flags, sys.version, sysconfig.get_platform())).encode())
     return digest.hexdigest()[:24]
+
+
+def _sources(csrc: Path) -> set[Path]:
+    """The modules' files, and those of csrc that they include: an edit of a main loop changes no trait."""
+    found: set[Path] = set()
+    left = [*MODULE.glob("*.h"), *MODULE.glob("*.cpp")]
+    while left:
+        path = left.pop()
+        if path in found:
+            continue
+        found.add(path)
+        for name in re.findall(r'#include "([^"]+)"', path.read_text()):
+            places = (folder / name for folder in (path.parent, csrc, MODULE))
+            left += [place.resolve() for place in itertools.islice((p for p in places if p.exists()), 1)]
+    return found
 
 
 @contextlib.contextmanager

@@ -134,8 +134,8 @@ def data_flow(kernel: Kernel) -> list[str]:
     """What each instruction brings is what the next expects, element by element.
 
     ldmatrix is modelled as the PTX manual describes it; so are a TMA box's swizzle and a WGMMA descriptor's. S's
-    registers, read as P (or dS^T), must be P's elements; on sm80, where results go through shared memory, they must reach
-    the addresses of their elements.
+    registers, read as P (or dS^T), must be P's elements; on sm80, where results go through shared memory, they must
+    reach the addresses of their elements.
     """
     details = kernel.details()
     if kernel.arch == "sm80":

@@ -107,6 +107,10 @@ void check_tiles(Findings& found, Definition const& mask, std::vector<int> const
       // Rows whose band begins behind the last key may visit its tile all the same.
       bool const behind = row(m) + mask.band.lower >= mask.len_k;
       expect_pair(found, mask, keys, n, any, whole, behind, tiles(m, n) + ", key_range " + text(keys));
+      // Of all rows and columns of the tile, whatever the lengths.
+      int64_t const offset = row(m) - column(n);
+      bool const inside = offset + mask.band.upper >= kBlockN - 1 && offset + kBlockM - 1 + mask.band.lower <= 0;
+      found.expect(crosses_band<kBlockM, kBlockN>(fwd, int(offset)) != inside, "crosses_band is wrong", mask, tiles(m, n));
     }
   }
   if (mask.len_k == 0) return;  // no backward is launched
@@ -126,6 +130,9 @@ void check_tiles(Findings& found, Definition const& mask, std::vector<int> const
       expect_pair(found, mask, rows, m, any, whole, behind, tiles(m, n) + ", row_range " + text(rows));
       bool const visited = rows.begin <= m && m < rows.end;
       bool const listed = visiting[i].begin <= n && n < visiting[i].end;
+      int const first = first_visiting_key_tile<kBlockM, kBlockN>(bwd, m);
+      found.expect(!visited || first == visiting[i].begin, "first_visiting_key_tile is not the first", mask,
+                   tiles(m, n) + ", " + std::to_string(first));
       found.expect(visited == listed, "visiting_key_tiles and row_range disagree", mask,
                    where + ", visiting_key_tiles of " + std::to_string(m) + " [" + std::to_string(visiting[i].begin) +
                        ", " + std::to_string(visiting[i].end) + ")");

@@ -58,7 +58,7 @@ Array masked(Problem const& problem, int m_block, int n_block) {
       if constexpr (kTransposed) {
         flash_cute::apply_mask_transposed(scores, tScS, tScS_0, params, tile_row, tile_column);
       } else {
-        flash_cute::apply_mask(scores, tScS, tScS_0, params, tile_row, tile_column);
+        flash_cute::apply_mask(scores, tScS, tScS_0, params, tile_row - tile_column, params.len_k - tile_column);
       }
       for (int i = 0; i < size(scores); ++i) {
         int const row = get<kTransposed ? 1 : 0>(tScS(i)), column = get<kTransposed ? 0 : 1>(tScS(i));
