@@ -267,7 +267,7 @@ def test_what_cannot_be_done_is_said(
         ("draw mask --window -2 0", "--window"),
         ("table --head-dims", "--head-dims: expected one argument"),
         ("table --head-dims 64,x", "--head-dims: expected a number of at least 1, got x"),
-        ("--head-dims 64 table", "unrecognized arguments: --head-dims"),
+        ("--head-dims 64 table", "argument command: invalid choice: '64'"),
     ],
 )
 def test_wrong_flags_are_said(arguments: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

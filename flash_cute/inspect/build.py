@@ -203,7 +203,8 @@ def _compile(folder: Path, csrc: Path, tools: Tools, missing: Sequence[Unit | st
         if isinstance(unit, Unit):
             (folder / f"{unit.name}.cpp").write_text(unit.source)
     (folder / "build.ninja").write_text(_ninja_file(csrc, tools, missing))
-    done = subprocess.run([tools.ninja, "-C", str(folder)], capture_output=True, text=True, check=False)
+    command = [tools.ninja, "-C", str(folder), f"-j{_cores()}"]  # each compiler takes about 1 GB
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         if not list(folder.glob("*.so")):
             shutil.rmtree(folder, ignore_errors=True)

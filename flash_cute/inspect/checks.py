@@ -53,7 +53,7 @@ def coverage(kernel: Kernel) -> list[str]:
         if kind.endswith(".coord"):
             if array.shape[-1] not in (threads, 1):
                 found.append(f"{name}: for {array.shape[-1]} threads, and there are {threads}")
-            times = 1 if kind.startswith("gmem") else _holders(kernel, operand)
+            times = 1 if kind.startswith(("gmem", "sts")) else _holders(kernel, operand)
             found += _covered(name, array, shapes[operand], times)
         elif kind.endswith(".register"):
             registers = np.sort(array.ravel())
