@@ -207,7 +207,9 @@ def test_a_wrong_mask_and_a_forgotten_tile_are_caught(broken: tuple[Kernel, ...]
 def test_a_wrong_definition_of_the_mask_is_caught(broken_csrc: Path) -> None:
     found = "\n".join(checks.mask_definition(broken_csrc))
     assert "rows do not see what the mask is defined to show them" in found
+    assert "a tile that is seen is not visited" in found
     assert "a tile that is not seen wholly goes unmasked" in found
+    assert "crosses_band" not in found
     assert "keep_range" in found
 
 

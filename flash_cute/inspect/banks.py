@@ -9,7 +9,7 @@ import numpy as np
 
 from .kernels import Details, IntArray, Kernel
 
-__all__ = ["Access", "accesses", "chunk_addresses", "conflicts", "descriptor_addresses", "place_addresses"]
+__all__ = ["Access", "accesses", "chunk_addresses", "conflicts", "descriptor_addresses", "element_addresses"]
 
 BANKS = 32
 WORD = 4  # bytes
@@ -51,13 +51,13 @@ def conflicts(addresses: IntArray, width: int) -> IntArray:
     return extra
 
 
-def place_addresses(details: Details, smem: str, stage: int = 0) -> IntArray:
+def element_addresses(details: Details, smem: str, stage: int = 0) -> IntArray:
     """(row, column) -> byte address of an element of tensor `smem`, such as "K.smem"."""
     name = smem.partition(".")[0]
-    places = details.arrays[LIKE.get(smem, smem)]
-    if places.ndim == 3:
-        places = places[:, :, stage]
-    addresses: IntArray = details.buffer(name).offset + places * details.facts["element_bytes"]
+    offsets = details.arrays[LIKE.get(smem, smem)]
+    if offsets.ndim == 3:
+        offsets = offsets[:, :, stage]
+    addresses: IntArray = details.buffer(name).offset + offsets * details.facts["element_bytes"]
     return addresses
 
 
@@ -71,8 +71,8 @@ def accesses(kernel: Kernel) -> Iterator[Access]:
 
 
 def _stages(details: Details, smem: str) -> range:
-    places = details.arrays[smem]
-    return range(places.shape[2] if places.ndim == 3 else 1)
+    offsets = details.arrays[smem]
+    return range(offsets.shape[2] if offsets.ndim == 3 else 1)
 
 
 def _by_warp(first: IntArray, lanes: int = 32) -> IntArray:
@@ -142,7 +142,7 @@ def chunk_addresses(details: Details, coord: str, smem: str, width: int, stage: 
     """(instruction, thread) -> where each lane's access begins; its elements must lie one after another."""
     array = details.arrays[coord]
     rows, columns = array.reshape(2, width // details.facts["element_bytes"], -1, array.shape[-1], order="F")
-    addresses = place_addresses(details, smem, stage)[rows, columns]
+    addresses = element_addresses(details, smem, stage)[rows, columns]
     steps = np.arange(addresses.shape[0])[:, None, None] * details.facts["element_bytes"]
     if not (addresses == addresses[:1] + steps).all() or (addresses[0] % width).any():
         raise ValueError(f"{coord}: a lane's {width} bytes are not one aligned piece of {smem}")

@@ -181,8 +181,8 @@ def _sources(csrc: Path) -> set[Path]:
             continue
         found.add(path)
         for name in re.findall(r'#include "([^"]+)"', path.read_text()):
-            places = (folder / name for folder in (path.parent, csrc, MODULE))
-            left += [place.resolve() for place in itertools.islice((p for p in places if p.exists()), 1)]
+            candidates = (folder / name for folder in (path.parent, csrc, MODULE))
+            left += itertools.islice((file.resolve() for file in candidates if file.exists()), 1)
     return found
 
 
@@ -327,7 +327,7 @@ def _find_cutlass() -> Path | None:
     named = os.environ.get("CUTLASS_DIR")
     folders = [Path(named) / "include"] if named else []
     folders += [MODULE.parents[2] / "third_party/cutlass/include"]
-    folders += [place / "source/include" for place in _package_folders("cutlass_library")]
+    folders += [folder / "source/include" for folder in _package_folders("cutlass_library")]
     return next((folder for folder in folders if (folder / "cute/tensor.hpp").exists()), None)
 
 
@@ -335,7 +335,7 @@ def _find_cuda() -> tuple[Path, ...] | None:
     """Include folders with the runtime's, the compiler's (crt) and libcu++'s headers."""
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
     folders = [Path(home) / "include" for home in homes if home]
-    folders += [home / "include" for place in _package_folders("nvidia") for home in sorted(place.glob("cu*"))]
+    folders += [home / "include" for folder in _package_folders("nvidia") for home in sorted(folder.glob("cu*"))]
     folders += [Path("/usr/local/cuda/include")]
     for folder in folders:
         if not ((folder / "cuda_runtime_api.h").exists() and (folder / "crt/host_defines.h").exists()):
@@ -349,4 +349,4 @@ def _find_cuda() -> tuple[Path, ...] | None:
 def _package_folders(name: str) -> list[Path]:
     """A package's folders, without importing it."""
     spec = importlib.util.find_spec(name)
-    return [Path(place) for place in spec.submodule_search_locations or []] if spec else []
+    return [Path(folder) for folder in spec.submodule_search_locations or []] if spec else []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .banks import DESCRIPTOR_SWIZZLES, accesses, conflicts, descriptor_addresses, place_addresses
+from .banks import DESCRIPTOR_SWIZZLES, accesses, conflicts, descriptor_addresses, element_addresses
 from .kernels import Details, IntArray, Kernel, Problem, band_module
 
 __all__ = [
@@ -60,7 +60,7 @@ def coverage(kernel: Kernel) -> list[str]:
             if not (registers == np.arange(array.size)).all():
                 found.append(f"{name}: registers are not 0 to {array.size - 1}, each once")
         elif kind in ("smem", "rows"):
-            found += _distinct_places(details, name)
+            found += _distinct_offsets(details, name)
     return found
 
 
@@ -107,23 +107,25 @@ def _covered(name: str, array: IntArray, shape: tuple[int, int], times: int) -> 
     rows, columns = array.reshape(2, -1, array.shape[-1])
     if (array < 0).any() or rows.max() >= shape[0] or columns.max() >= shape[1]:
         return [f"{name}: reaches outside its tile of {shape[0]} x {shape[1]}"]
-    places = rows * shape[1] + columns
-    count = np.bincount(places.ravel(), minlength=shape[0] * shape[1])
+    offsets = rows * shape[1] + columns
+    count = np.bincount(offsets.ravel(), minlength=shape[0] * shape[1])
     warps = max(1, array.shape[-1] // 32)
-    warp = np.broadcast_to(np.arange(array.shape[-1]) // 32, places.shape)
-    of_warps = np.unique(places.astype(np.int64) * warps + warp).size
-    if (count == times).all() and of_warps == places.size:
+    warp = np.broadcast_to(np.arange(array.shape[-1]) // 32, offsets.shape)
+    of_warps = np.unique(offsets.astype(np.int64) * warps + warp).size
+    if (count == times).all() and of_warps == offsets.size:
         return []
     missed, more = int((count < times).sum()), int((count > times).sum())
     return [f"{name}: {missed} elements of {count.size} are missed and {more} covered more than {times}x"]
 
 
-def _distinct_places(details: Details, name: str) -> list[str]:
-    places = details.arrays[name]
+def _distinct_offsets(details: Details, name: str) -> list[str]:
+    offsets = details.arrays[name]
     size = details.buffer(name.partition(".")[0]).bytes // details.facts["element_bytes"]
-    distinct = np.unique(places).size
-    if distinct != places.size or places.min() < 0 or places.max() >= size:
-        return [f"{name}: {places.size} elements have {distinct} places, {places.min()} to {places.max()} of {size}"]
+    distinct = np.unique(offsets).size
+    if distinct != offsets.size or offsets.min() < 0 or offsets.max() >= size:
+        return [
+            f"{name}: {offsets.size} elements have {distinct} offsets, {offsets.min()} to {offsets.max()}, in a buffer of {size}"
+        ]
     return []
 
 
@@ -188,14 +190,14 @@ def _matrix_lanes(count: int, transposed: int) -> tuple[IntArray, IntArray]:
 
 def _ldmatrix_feeds_mma(details: Details, name: str) -> list[str]:
     matrices, transposed = details.facts[f"{name}.ldsm.matrices"], details.facts[f"{name}.ldsm.transposed"]
-    addresses = place_addresses(details, f"{name}.smem")
+    addresses = element_addresses(details, f"{name}.smem")
     element_at = {int(address): index for index, address in enumerate(addresses.ravel())}
     coords = details.arrays[f"{name}.ldsm.coord"]
     rows, columns = coords[:, 0].reshape(2, -1, coords.shape[-1], order="F")
     begin = addresses[rows, columns]  # (instruction, thread)
     begin = begin.reshape(begin.shape[0], -1, 32)
-    from_lane, place = _matrix_lanes(matrices, transposed)
-    read = begin[:, :, from_lane] + 2 * place  # (instruction, warp, lane, value)
+    from_lane, index = _matrix_lanes(matrices, transposed)
+    read = begin[:, :, from_lane] + 2 * index  # (instruction, warp, lane, value)
     try:
         index = np.vectorize(element_at.__getitem__, otypes=[np.int64])(read)
     except KeyError:
@@ -230,18 +232,18 @@ def _stored_where_it_belongs(details: Details, name: str, held: str) -> list[str
 def _box_is_layout(details: Details, name: str) -> list[str]:
     """A TMA box is `box.columns` columns of all rows; within 1024 bytes it permutes 16-byte pieces by the row."""
     columns = details.facts["box.columns"]
-    places = details.arrays[f"{name}.smem"]
+    offsets = details.arrays[f"{name}.smem"]
     if name == "V":
-        places = places.swapaxes(0, 1)
-    rows, head_dim = places.shape[:2]
+        offsets = offsets.swapaxes(0, 1)
+    rows, head_dim = offsets.shape[:2]
     row, column = np.arange(rows)[:, None], np.arange(head_dim)[None, :]
     linear = 2 * (column // columns * rows * columns + row * columns + column % columns)
     bits = {128: 3, 64: 2, 32: 1}[2 * columns]
     stage_bytes = 2 * rows * head_dim
-    for stage in range(places.shape[2] if places.ndim == 3 else 1):
+    for stage in range(offsets.shape[2] if offsets.ndim == 3 else 1):
         at = linear + stage * stage_bytes
         at = at ^ (((at >> 7) & ((1 << bits) - 1)) << 4)
-        here = places[:, :, stage] if places.ndim == 3 else places
+        here = offsets[:, :, stage] if offsets.ndim == 3 else offsets
         if (2 * here != at).any():
             return [f"{name}: a TMA box of {columns} columns does not put elements where the layout has them"]
     return []
@@ -254,9 +256,9 @@ def _descriptor_feeds_mma(details: Details, name: str) -> list[str]:
     if coords.shape[2] != 1:
         return [f"{name}: {coords.shape[2]} atoms where the check knows one"]
     coords = coords[:, :, 0, :, 0]  # (2, value, step)
-    places = details.arrays[f"{name}.smem"]
-    for stage in range(places.shape[2] if places.ndim == 3 else 1):
-        addresses = place_addresses(details, f"{name}.smem", stage)
+    offsets = details.arrays[f"{name}.smem"]
+    for stage in range(offsets.shape[2] if offsets.ndim == 3 else 1):
+        addresses = element_addresses(details, f"{name}.smem", stage)
         led_to = descriptor_addresses(details, name, stage)
         for step in range(coords.shape[2]):
             row, column = coords[:, :, step]

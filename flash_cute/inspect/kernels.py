@@ -101,7 +101,7 @@ class Buffer:
 class Details:
     """Layouts and partitions. For an operand or result X, `arrays` has of these what exists:
 
-    X.smem (row, column[, stage]) -> element's place in its buffer.
+    X.smem (row, column[, stage]) -> element's offset in its buffer.
     X.mma.coord (2, value, rest.., thread) -> (row, column) that a thread holds as the MMA's operand.
     X.mma.register (value, rest..) -> which of the thread's registers holds it.
     X.gmem.coord, .ldsm.coord, .sts.coord (2, value, rest.., thread): the same for the copies

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import tables
-from .banks import LIKE, accesses, conflicts, place_addresses
+from .banks import LIKE, accesses, conflicts, element_addresses
 from .drawing import COLOURS, GREY, Picture, cells, legend, matplotlib, new_figure, whole_numbers
 from .kernels import Kernel, Problem
 from .schedule import timeline
@@ -46,10 +46,10 @@ def bank_picture(kernel: Kernel, operand: str = "K", access: str = "registers", 
     details = kernel.details()
     found = [a for a in accesses(kernel) if a.name.split()[0] == operand and access in a.name]
     if not found:
-        names = ", ".join(sorted({a.name for a in accesses(kernel)}))
+        names = ", ".join(sorted({a.name for a in accesses(kernel)})) or "none here"
         raise ValueError(f"{kernel} has no access {operand!r} {access!r}; it has {names}")
     smem = "V.rows" if operand == "V" and "V.rows" in details.arrays else f"{operand}.smem"
-    addresses = place_addresses(details, smem)
+    addresses = element_addresses(details, smem)
     if smem in TRANSPOSED:
         addresses = addresses.T
     bits, base, shift = details.swizzles[LIKE.get(smem, smem)]
@@ -64,7 +64,7 @@ def bank_picture(kernel: Kernel, operand: str = "K", access: str = "registers", 
             lanes, tile = (_unswizzle(part, bits, base, shift, size) for part in (lanes, tile))
         chunks = tile[:rows, :: CHUNK // size]
         chunks = chunks[:, : 128 // CHUNK if bits == 3 else 64 // CHUNK]
-        labels = [[_lanes_in(lanes, int(place)) for place in row] for row in chunks]
+        labels = [[_lanes_in(lanes, int(begin)) for begin in row] for row in chunks]
         group = min(8, len(lanes)) if chosen.width == CHUNK else len(lanes)
         panels.append(
             {
@@ -83,12 +83,12 @@ def bank_picture(kernel: Kernel, operand: str = "K", access: str = "registers", 
 
 def _unswizzle(addresses: Any, bits: int, base: int, shift: int, size: int) -> Any:
     """A swizzle is its own inverse."""
-    places = addresses // size
-    return (places ^ ((places & (((1 << bits) - 1) << (base + shift))) >> shift)) * size + addresses % size
+    offsets = addresses // size
+    return (offsets ^ ((offsets & (((1 << bits) - 1) << (base + shift))) >> shift)) * size + addresses % size
 
 
-def _lanes_in(lanes: Any, place: int) -> str:
-    inside = np.flatnonzero((lanes >= place) & (lanes < place + CHUNK))
+def _lanes_in(lanes: Any, begin: int) -> str:
+    inside = np.flatnonzero((lanes >= begin) & (lanes < begin + CHUNK))
     if inside.size == 0:
         return ""
     return str(inside[0]) if inside.size == 1 else f"{inside[0]}-{inside[-1]}"

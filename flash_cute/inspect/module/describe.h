@@ -225,7 +225,7 @@ struct Name {
   constexpr Name(char const (&literal)[kSize]) { std::copy_n(literal, kSize, text); }
 };
 
-// Register numbers, or elements' places in a buffer.
+// Register numbers, or elements' offsets in a buffer.
 template <Name kName, class Layout>
 struct IndexEntry {
   static void add(Details& details) { details.arrays[kName.text] = index_array(ReadLayout<Layout>::read()); }

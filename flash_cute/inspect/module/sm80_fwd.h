@@ -64,7 +64,7 @@ auto entries() {
       mma_c_entry<"S.mma.coord">(mma, cS), index_entry<"S.mma.register">(tSrS.layout()),
       mma_a_entry<"P.mma.coord">(mma, cS), index_entry<"P.mma.register">(operand_a_layout(tSrS.layout())),
       mma_c_entry<"O.mma.coord">(mma, cQ), index_entry<"O.mma.register">(tOrO.layout()),
-      // The output tile, into Q's place.
+      // The output tile, over Q.
       copy_entry<"O.sts.coord">(copy_o.tidfrg_D(cQ)),
       index_entry<"O.sts.register">(copy_o.get_slice(0).retile_S(rO).layout()));
 }
