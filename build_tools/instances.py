@@ -18,7 +18,7 @@ LEFT_OUT = {("sm90", "bwd"): (96,)}
 
 @dataclass(frozen=True)
 class Instance:
-    """One generated file: the kernels of one folder of csrc/ for one head dim, with both dtypes and every tile in it."""
+    """One generated file: the kernels of one folder of csrc/ for one head dim, both dtypes and every tile."""
 
     arch: str
     direction: str

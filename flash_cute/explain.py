@@ -148,16 +148,17 @@ def _facts(kernel_name: str) -> dict[str, Any] | None:
     """What a kernel's name says of it, or None for a kernel that is not ours.
 
     Demangled: `flash_cute::sm80::fwd::fwd_kernel<flash_cute::sm80::fwd::Traits<cutlass::half_t, 128,
-    flash_cute::sm80::fwd::TileConfig{128, 64, 4, 1, false, 2}>>`; mangled, the same words come with lengths in front and
-    numbers as `Li128E`.
+    flash_cute::sm80::fwd::TileConfig{128, 64, 4, 1, false, 2}>>`; mangled, the same words come with lengths in front
+    and numbers as `Li128E`.
     """
-    kernel = re.search(r"flash_cute(?:::|4)(sm\d+)(?:::|\d)(?:fwd|bwd_wide|bwd)(?:::|\d{2})(\w+?_kernel)(?:<|I)", kernel_name)
+    folder = r"flash_cute(?:::|4)(sm\d+)(?:::|\d)(?:fwd|bwd_wide|bwd)"
+    kernel = re.search(folder + r"(?:::|\d{2})(\w+?_kernel)(?:<|I)", kernel_name)
     element = re.search("|".join(_ELEMENTS), kernel_name)
     head_dim = re.search(r"(?:half_t|__half|bfloat16_t|__nv_bfloat16)(?:, (?:\(int\))?|ELi)(\d+)", kernel_name)
     if not (kernel and element and head_dim):
         return None
-    tile = re.search(r"TileConfig\)?\{([^}]*)\}", kernel_name) or re.search(r"TileConfigE((?:L[a-z]\d+E)+)", kernel_name)
-    values = re.findall(r"L[a-z](\d+)E|(\d+)(?![\w)])|\b(true|false)\b", tile[1]) if tile else []
+    tile = re.search(r"TileConfig(?:\)?\{([^}]*)\}|E((?:L[a-z]\d+E)+))", kernel_name)
+    values = re.findall(r"L[a-z](\d+)E|(\d+)(?![\w)])|\b(true|false)\b", tile[1] or tile[2]) if tile else []
     end = tile.end() if tile else head_dim.end()
     deterministic = re.match(r"[> ]*, (?:\(bool\))?(\w+)>|E+Lb(\d)E", kernel_name[end:])
     facts: dict[str, Any] = {
@@ -194,7 +195,8 @@ def _arch_number(arch: str) -> int:
 def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("backend", data["backend"])]
     if data["backend"] != "cpu":
-        name = f"flash_cute::{data['backend']}::{data['kernel']}"
+        folder = "bwd_wide" if data["kernel"] == "bwd_keys_kernel" else data["kernel"].partition("_")[0]
+        name = f"flash_cute::{data['backend']}::{folder}::{data['kernel']}"
         padded = "" if data["head_dim"] == data["kernel_head_dim"] else f" (the tensors have {data['head_dim']})"
         capability = data["capability"]
         rows += [

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+os.environ["FLASH_CUTE_TEST_TILES"] = "1"  # before flash_cute is loaded: tests may force a tile, see test_tiles.py
+
 import numerics
 import pytest
 import torch

@@ -20,17 +20,17 @@ BACKWARDS = {arch: dims for arch in ("sm80", "sm90") if (dims := cases.backward_
 needs_kernels = pytest.mark.skipif(not report.load()["kernels"], reason="this build has no CUDA kernels")
 
 DEMANGLED = (
-    "void flash_cute::sm80::fwd_kernel<flash_cute::sm80::FwdTraits<cutlass::half_t, 128, "
-    "flash_cute::Variant<flash_cute::CausalMask>, flash_cute::sm80::FwdTile{128, 64, 4, 1, false, 2}> >"
+    "void flash_cute::sm80::fwd::fwd_kernel<flash_cute::sm80::fwd::Traits<cutlass::half_t, 128, "
+    "flash_cute::sm80::fwd::TileConfig{128, 64, 4, 1, false, 2}> >"
     "(flash_cute::FwdParams)"
 )
 OLD_DEMANGLED = DEMANGLED.replace(
-    "flash_cute::sm80::FwdTile{128, 64, 4, 1, false, 2}",
-    "(flash_cute::sm80::FwdTile){128, 64, (int)4, 1, (bool)0, 2}",
+    "flash_cute::sm80::fwd::TileConfig{128, 64, 4, 1, false, 2}",
+    "(flash_cute::sm80::fwd::TileConfig){128, 64, (int)4, 1, (bool)0, 2}",
 )
 MANGLED = (
-    "_ZN10flash_cute4sm8010fwd_kernelINS0_9FwdTraitsIN7cutlass6half_tELi128ENS_7VariantINS_10CausalMaskEEEXtl"
-    "NS0_7FwdTileELi128ELi64ELi4ELi1ELb0ELi2EEEEEEEvNS_9FwdParamsE"
+    "_ZN10flash_cute4sm803fwd10fwd_kernelINS1_6TraitsIN7cutlass6half_tELi128EXtl"
+    "NS1_10TileConfigELi128ELi64ELi4ELi1ELb0ELi2EEEEEEEvNS_9FwdParamsE"
 )
 PLAN = {
     "backend": "sm80",
@@ -60,12 +60,10 @@ def test_kernel_names_are_understood(name):
         "backend": "sm90",
         "dtype": "bfloat16",
         "kernel_head_dim": 64,
-        "mask": "full",
         "block_m": 64,
         "block_n": 128,
         "threads": 256,
         "stages": 2,
-        "ctas_per_sm": 1,
     }
     for key, value in different.items():
         assert not kernel_matches(PLAN | {key: value}, name), key
@@ -80,9 +78,8 @@ def test_sm90_kernel_names_are_understood():
 
 
 BACKWARD = (
-    "void flash_cute::sm90::bwd_kernel<flash_cute::sm90::BwdTraits<cutlass::bfloat16_t, 128, "
-    "flash_cute::Variant<flash_cute::FullMask>, flash_cute::sm90::BwdTile{64, 128, 2, true, 4}> >"
-    "(flash_cute::sm90::BwdArgs)"
+    "void flash_cute::sm90::bwd::bwd_kernel<flash_cute::sm90::bwd::Traits<cutlass::bfloat16_t, 128, "
+    "flash_cute::sm90::bwd::TileConfig{64, 128, 2, true, 4}> >(flash_cute::sm90::bwd::KernelArgs)"
 )
 
 
@@ -102,15 +99,14 @@ def test_the_deterministic_modes_kernel_is_told_apart(deterministic, form):
     if form == "mangled":
         tile = "".join(f"Li{number}E" for number in (64, 128, 4, 4, 4, 2, 1, 1, 2))
         name = (
-            "_ZN10flash_cute4sm8010bwd_kernelINS0_9BwdTraitsIN7cutlass10bfloat16_tELi64E"
-            f"NS_7VariantINS_8FullMaskEEEXtlNS0_7BwdTileE{tile}EEEELb%dEEEvNS0_7BwdArgsE"
+            "_ZN10flash_cute4sm803bwd10bwd_kernelINS1_6TraitsIN7cutlass10bfloat16_tELi64E"
+            f"XtlNS1_10TileConfigE{tile}EEEELb%dEEEvNS_9BwdParamsE"
         )
         true, false = name % 1, name % 0
     else:
         name = (
-            "void flash_cute::sm80::bwd_kernel<flash_cute::sm80::BwdTraits<cutlass::bfloat16_t, "
-            "64, flash_cute::Variant<flash_cute::FullMask>, "
-            "flash_cute::sm80::BwdTile{64, 128, 4, 4, 4, 2, 1, 1, 2}>, %s>(flash_cute::sm80::BwdArgs)"
+            "void flash_cute::sm80::bwd::bwd_kernel<flash_cute::sm80::bwd::Traits<cutlass::bfloat16_t, 64, "
+            "flash_cute::sm80::bwd::TileConfig{64, 128, 4, 4, 4, 2, 1, 1, 2}>, %s>(flash_cute::BwdParams)"
         )
         flag = form.format("bool")
         true, false = name % flag, name % flag.replace("1", "0").replace("true", "false")

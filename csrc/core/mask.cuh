@@ -98,10 +98,6 @@ struct KeyTiles {
   int end;
 };
 template <int kBlockM, int kBlockN>
-CUTE_HOST_DEVICE int first_visiting_key_tile(BwdParams const& params, int m_block) {
-  return params.band.has_lower() ? first_column(params, m_block * kBlockM) / kBlockN : 0;
-}
-template <int kBlockM, int kBlockN>
 CUTE_HOST_DEVICE KeyTiles visiting_key_tiles(BwdParams const& params, int m_block) {
   int const first = first_column(params, m_block * kBlockM);
   int const limit = max(0, column_limit(params, (m_block + 1) * kBlockM - 1));

@@ -58,9 +58,10 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   constexpr int kScoreRows = Traits::kScoreRows, kParts = Traits::kParts;
   constexpr bool kTwoQ = Traits::kQStages == 2, kTwoDout = Traits::kDoutStages == 2;
   constexpr bool kPInRegs = Traits::kPInRegs;
-  // Found by trying: with these no kernel spills, for sm_80, sm_90 and sm_120.
-  constexpr bool kTight = kDeterministic && kHeadDim == 128 && !kTwoQ;
-  constexpr bool kEndsAfterAdding = !kTight && !(kDeterministic && kHeadDim == 128);
+  // Of head dim 128 the deterministic kernels have no register to spare. Found by trying: with these no kernel spills, for
+  // sm_80, sm_90 and sm_120.
+  constexpr bool kScarce = kDeterministic && kHeadDim == 128, kTight = kScarce && !kTwoQ;
+  constexpr bool kEndsAfterAdding = !kScarce;
   bool const last_first = kDeterministic && kHeadDim > 64 && params.launch_order.last_first;
   KeyTile const tile(params, draw_task<kDeterministic>(params, reinterpret_cast<int*>(smem.ds)));
 
@@ -103,11 +104,15 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   };
 
   auto lowest = [&] {
-    return kTight ? row_range<kBlockM, kBlockN>(params, opaque(tile.n_block)).begin : range.begin;
+    return kScarce ? row_range<kBlockM, kBlockN>(params, opaque(tile.n_block)).begin : range.begin;
   };
   auto highest = [&] { return row_range<kBlockM, kBlockN>(params, opaque(tile.n_block)).end - 1; };
   auto first_tile = [&] { return last_first ? lowest() : highest(); };
   auto last_tile = [&] { return last_first ? highest() : lowest(); };
+  auto tile_after = [&](RowTile row_tile) {
+    row_tile.step(last_first, first_tile, last_tile, 1);
+    return row_tile;
+  };
   RowTile now{tile.head_kv * params.group, first_tile()};
   int const end_head = now.head + params.group;
   auto load_q = [&](RowTile const& row_tile, int stage) {
@@ -175,8 +180,8 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
     if (row_tile.head >= opaque(tile.head_kv) * params.group) end_turn(semaphore(row_tile));
   };
   // The next one is waited for before the barrier after which all add. A look at it when the step begins has come back
-  // by then; to head dim 64 it does not pay, and one kernel has no register for it.
-  constexpr bool kLooksAhead = kHeadDim > 64 && !kTight;
+  // by then; to head dim 64 it does not pay, and at 128 there is no register for it.
+  constexpr bool kLooksAhead = kHeadDim > 64 && !kScarce;
   auto wait_turn = [&](int ended) {
     KeyTiles const visiting = visiting_key_tiles<kBlockM, kBlockN>(params, now.m_block);
     int const turn = last_first ? visiting.end - 1 - n_block() : n_block() - visiting.begin;
@@ -291,8 +296,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
 
   for (int stage = 0; now.head < end_head; stage ^= 1) {
     int const q_stage = kTwoQ ? stage : 0, dout_stage = kTwoDout ? stage : 0;
-    RowTile next = now;
-    next.step(last_first, first_tile, last_tile, 1);
+    RowTile const next = tile_after(now);
     bool const more = next.head < end_head;
     cp_async_wait<0>();  // this thread's part of Q and dO has arrived
     __syncthreads();     // everybody's has; and everybody is done with the step before
@@ -364,8 +368,9 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
       } else {
         keys_product_smem(tdKrdK, sdSt, sQt(_, _, q_stage), nothing);
         __syncthreads();  // everybody is done with Q and dO
-        if (more) load_q(next, 0);
-        if (more) load_dout(next, 0);
+        RowTile const next_again = kTight ? tile_after({opaque(now.head), opaque(now.m_block)}) : next;
+        if (more) load_q(next_again, 0);
+        if (more) load_dout(next_again, 0);
         cp_async_fence();
         add_to_memory(now, make_dq(), _1{}, [](auto&& add) { add(0); });
       }

@@ -13,6 +13,7 @@
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_conversion.h>
 
+#include "../../core/registers.cuh"
 #include "task.cuh"
 #include "scores.cuh"
 #include "traits.cuh"
@@ -109,16 +110,20 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     smem.task_pipeline.wait_full(at_step(draws));
-    Task const volatile& task = smem.task[draws & 1];
-    if (task.dq_begin < 0) break;
-    RowTile row_tile{task.first.m_block, task.first.head};
+    auto task = [&]() -> Task const volatile& { return smem.task[opaque(draws) & 1]; };
+    if (task().dq_begin < 0) break;
+    RowTile row_tile{task().first.m_block, task().first.head};
 #pragma unroll 1
-    for (int count = task.begin; count < task.end; ++count, row_tile.advance(args.params.group)) {
+    for (int count = task().begin; count < task().end; ++count, row_tile.advance(args.params.group)) {
       if (count % 2 != kParity) continue;
-      int const head = task.batch * params.heads_q + task.head_kv * args.params.group + row_tile.head;
-      int const index = head * args.params.m_blocks + row_tile.m_block;
-      auto turn = [&] {  // computed at each use: these threads have 24 registers
-        return task.n_block - first_visiting_key_tile<Traits::kBlockM, Traits::kBlockN>(params, row_tile.m_block);
+      int const head = task().batch * params.heads_q + task().head_kv * params.group + row_tile.head;
+      int const index = head * params.m_blocks + row_tile.m_block;
+      // Of this key tile among those that visit the row tile. Computed at each use: these threads have 24 registers.
+      auto is_first = [&] {
+        return first_column(params, row_tile.m_block * Traits::kBlockM) >= task().n_block * Traits::kBlockN;
+      };
+      auto turn = [&] {
+        return task().n_block - first_column(params, row_tile.m_block * Traits::kBlockM) / Traits::kBlockN;
       };
       auto const state = dq_state<Traits>(count);
 #pragma unroll 1
@@ -128,7 +133,7 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
         int64_t const offset = Traits::kTurns ? 0 : warpgroup * Traits::kDqElements;
         float* const sums = params.dq_acc + int64_t{index} * Traits::kQElements + offset;
         uint32_t const source = cast_smem_ptr_to_uint(smem.dq[warpgroup][state.stage]);
-        if (turn() == 0) {
+        if (is_first()) {
           asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(source),
                        "n"(kBytes)
                        : "memory");
@@ -144,12 +149,12 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
         tma_store_wait<0>();  // shared memory has been read
         smem.dq_pipeline[warpgroup].arrive_empty(state);
       }
-      if (params.deterministic || turn() == 0) end_turn(params.semaphores + index);
+      if (params.deterministic || is_first()) end_turn(params.semaphores + index);
     }
-    if (task.n_block >= 0) {
-      int* done = head_counter(args, task.batch * params.heads_kv + task.head_kv);
-      if (task.parts != 0) wait_parts<Traits>(args, task);
-      if (task.parts < 0) done = part_counter(args, task.split);
+    if (task().n_block >= 0) {
+      int* done = head_counter(args, task().batch * params.heads_kv + task().head_kv);
+      if (task().parts != 0) wait_parts<Traits>(args, task());
+      if (task().parts < 0) done = part_counter(args, task().split);
       end_turn(done);
     }
     smem.task_pipeline.arrive_empty(at_step(draws));

@@ -85,7 +85,8 @@ struct Task : KeyTile {
   // The tile that the range of the task before begins. No dQ: that task had it.
   template <class Traits>
   CUTE_DEVICE static void make_second(KernelArgs const& args, Task const volatile& before, Task volatile& task) {
-    task.dq_begin = task.dq_end = 0;
+    task.dq_begin = 0;
+    task.dq_end = 0;
     make_part<Traits>(args, before.range, before.split + 1, task);
   }
 

@@ -26,11 +26,11 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
     OnlineSoftmax<2> softmax(args.params.scale_log2);
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
     mainloop<Traits>(args.params, draws, warpgroup, smem, softmax, tOrO);
-    TileCoord const volatile& tile = smem.tile[opaque(draws) & 1];
-    int const parts = uniform(tile.parts);
+    int const parts = uniform(smem.tile[opaque(draws) & 1].parts);
     if (parts < 0) store_part<Traits>(args.params, smem.range, warpgroup, softmax, tOrO);
     if (parts > 0) merge_parts<Traits>(args.params, smem.range, parts, warpgroup, softmax, tOrO);
     if (parts >= 0) {
+      TileCoord const volatile& tile = smem.tile[opaque(draws) & 1];  // held through the merge, its address spilled
       TileCoord const place{
           .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
       epilogue<Traits>(args.params, place, warpgroup, softmax, tOrO);

@@ -6,6 +6,7 @@
 #include <cute/tensor.hpp>
 
 #include "../../core/layout.cuh"
+#include "../../core/registers.cuh"
 #include "../../core/softmax.cuh"
 #include "tile.h"
 #include "../pipeline.cuh"
@@ -22,8 +23,7 @@ struct PartSlot {
   int* flag;      // of the warp: the part is there
 
   CUTE_DEVICE PartSlot(FwdParams const& params, int warpgroup, int range) {
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    int const thread = fresh_thread_index();
     int const slot = range * Traits::kWarpgroups + warpgroup;
     words = reinterpret_cast<float4*>(params.parts) + slot * (part_floats(Traits::kHeadDim) * 32) + thread % 128;
     flag = params.part_flags + slot * 4 + thread % 128 / 32;
@@ -33,7 +33,7 @@ struct PartSlot {
 template <class Traits, class Accumulator>
 CUTE_DEVICE void store_part(FwdParams const& params, int volatile const& range, int warpgroup, OnlineSoftmax<2> const& softmax,
                             Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
-  PartSlot<Traits> const slot(params, warpgroup, uniform(range));
+  PartSlot<Traits> const slot(params, warpgroup, range);
   auto acc = rowcol_view(tOrO);  // (rows, head dim)
   constexpr int kPairs = decltype(size<1>(acc))::value / 2;
   CUTE_UNROLL
@@ -50,25 +50,27 @@ CUTE_DEVICE void store_part(FwdParams const& params, int volatile const& range, 
 // The parts of the ranges after this CTA's. Their CTAs were launched before it, and wait for nothing before they have
 // left them.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void merge_parts(FwdParams const& params, int volatile const& range, int parts, int warpgroup, OnlineSoftmax<2>& softmax,
+CUTE_DEVICE void merge_parts(FwdParams const& params, int volatile const& range, int parts, int warpgroup,
+                             OnlineSoftmax<2>& softmax,
                              Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   auto acc = rowcol_view(tOrO);  // (rows, head dim)
   constexpr int kPairs = decltype(size<1>(acc))::value / 2;
   constexpr int kAtOnce = Traits::kHeadDim > 64 && Traits::kHeadDim <= 192 ? 16 : 8;
+  auto barrier = [] { return kMerge + fresh_thread_index() / 128 - 1; };
 #pragma unroll 1
   for (int part = 1; part <= parts; ++part) {
-    PartSlot<Traits> const slot(params, warpgroup, uniform(range) + part);
+    PartSlot<Traits> const slot(params, warpgroup, range + part);
     int arrived;
     do {
       asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(arrived) : "l"(slot.flag) : "memory");
     } while (uniform(arrived) == 0);  // all lanes leave together, and the compiler knows
-    named_sync(kMerge + warpgroup, 128);  // what one has seen, all have
+    named_sync(barrier(), 128);  // makes every lane's acquire visible to the warpgroup
     float4 const stats = __ldcg(slot.words + kPairs * 128), errors = __ldcg(slot.words + (kPairs + 1) * 128);
     float2 const factors_0 = softmax.merge(0, stats.x, stats.z, errors.x);
     float2 const factors_1 = softmax.merge(1, stats.y, stats.w, errors.y);
     CUTE_UNROLL
     for (int j = 0; j < kPairs; ++j) {
-      if (j > 0 && j % kAtOnce == 0) named_sync(kMerge + warpgroup, 128);  // more at once would not fit in registers
+      if (j > 0 && j % kAtOnce == 0) named_sync(barrier(), 128);  // more at once would not fit in registers
       float4 const other = __ldcg(slot.words + j * 128);
       acc(0, 2 * j) = acc(0, 2 * j) * factors_0.x + other.x * factors_0.y;
       acc(0, 2 * j + 1) = acc(0, 2 * j + 1) * factors_0.x + other.y * factors_0.y;
