@@ -130,9 +130,10 @@ def units(csrc: Path, archs: Sequence[str], directions: Sequence[str], head_dims
 
 
 def build_modules(csrc: Path, wanted: Sequence[Unit | str]) -> list[ModuleType]:
-    """The modules, compiled unless they were before."""
+    """The modules, compiled unless they were before. The mask's is asked for alone: it has files of its own."""
     tools = find_tools()
-    folder = cache_folder() / _digest(csrc, tools)
+    files = [MODULE / "band.cpp"] if list(wanted) == [BAND] else [*MODULE.glob("*.h"), MODULE / "module.cpp"]
+    folder = cache_folder() / _digest(csrc, tools, files)
     missing = [unit for unit in wanted if not _library(folder, unit).exists()]
     if missing:
         with _locked(folder):
@@ -160,10 +161,10 @@ def _load(library: Path, name: str) -> ModuleType:
     return module
 
 
-def _digest(csrc: Path, tools: Tools) -> str:
+def _digest(csrc: Path, tools: Tools, files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     csrc = csrc.resolve()
-    named = {path.relative_to(csrc if path.is_relative_to(csrc) else MODULE): path for path in _sources(csrc)}
+    named = {path.relative_to(csrc if path.is_relative_to(csrc) else MODULE): path for path in _sources(csrc, files)}
     for name, path in sorted(named.items()):
         digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     flags = (*CXX_FLAGS, *BAND_FLAGS)
@@ -171,10 +172,10 @@ def _digest(csrc: Path, tools: Tools) -> str:
     return digest.hexdigest()[:24]
 
 
-def _sources(csrc: Path) -> set[Path]:
+def _sources(csrc: Path, files: Sequence[Path]) -> set[Path]:
     """The modules' files, and those of csrc that they include: an edit of a main loop changes no trait."""
     found: set[Path] = set()
-    left = [*MODULE.glob("*.h"), *MODULE.glob("*.cpp")]
+    left = [*files]
     while left:
         path = left.pop()
         if path in found:

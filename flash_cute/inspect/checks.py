@@ -124,7 +124,8 @@ def _distinct_offsets(details: Details, name: str) -> list[str]:
     distinct = np.unique(offsets).size
     if distinct != offsets.size or offsets.min() < 0 or offsets.max() >= size:
         return [
-            f"{name}: {offsets.size} elements have {distinct} offsets, {offsets.min()} to {offsets.max()}, in a buffer of {size}"
+            f"{name}: {offsets.size} elements have {distinct} offsets, {offsets.min()} to {offsets.max()},"
+            f" in a buffer of {size}"
         ]
     return []
 

@@ -135,8 +135,9 @@ void check_tiles(Findings& found, Definition const& mask, std::vector<int> const
       expect_pair(found, mask, rows, m, any, whole, behind, tiles(m, n) + ", row_range " + text(rows));
       bool const visited = rows.begin <= m && m < rows.end;
       bool const listed = visiting[i].begin <= n && n < visiting[i].end;
-      int const first = first_visiting_key_tile<kBlockM, kBlockN>(bwd, m);
-      found.expect(!visited || first == visiting[i].begin, "first_visiting_key_tile is not the first", mask,
+      // Of those that visit a row tile, the first is the one with its first row's first column.
+      int const first = first_column(bwd, m * kBlockM) / kBlockN;
+      found.expect(!visited || first == visiting[i].begin, "first_column is not in the first visiting key tile", mask,
                    tiles(m, n) + ", " + std::to_string(first));
       found.expect(visited == listed, "visiting_key_tiles and row_range disagree", mask,
                    where + ", visiting_key_tiles of " + std::to_string(m) + " [" + std::to_string(visiting[i].begin) +
