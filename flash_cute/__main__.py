@@ -5,7 +5,7 @@
     python -m flash_cute --B 2 --H 32 --Hkv 8 --N 8192 --D 128 --causal --dtype bf16
     python -m flash_cute --N 1 --M 4096 --causal top_left --peers flash,math --no-check
 
-Exits with 1 when the result is not within the contract's bound, with 2 when the call cannot be served.
+Exits with 1 when a result is not within the contract's bound, with 2 when the call cannot be served or a flag is wrong.
 """
 
 import argparse
@@ -130,7 +130,7 @@ class Progress:
 
 
 def check(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Compare with float64, a key head at a time; print the worst of them, return whether all are in bounds."""
+    """Compare with float64, one key head at a time; print the worst of them, return whether all are within bounds."""
     out, lse = problem.fwd(q, k, v)
     gradients: tuple[Tensor, Tensor, Tensor] | None = None
     if problem.backward:
@@ -212,7 +212,7 @@ def contenders(problem: Problem, peers: list[str], seed: int, missing: dict[str,
 
 
 def timing_table(problem: Problem, peers: list[str], rounds: int, seed: int) -> None:
-    """Time ours and the peers by turns, and print the table."""
+    """Time ours and the peers in turn, and print the table."""
     missing: dict[str, str] = {}
     running = contenders(problem, peers, seed, missing)
     progress = Progress("timing", rounds * len(running))
@@ -227,7 +227,7 @@ def timing_table(problem: Problem, peers: list[str], rounds: int, seed: int) -> 
     )
     progress.close()
     what = "a call forward and backward" if problem.backward else "a call"
-    print(f"\ntime {what} (median of {rounds} rounds, taken by turns)")
+    print(f"\ntime {what} (median of {rounds} rounds, taken in turn)")
     for name in [OURS, *(f"sdpa {peer}" for peer in peers)]:
         if name in timings:
             print(f"  {name:<15}{_timing_columns(problem, timings, name)}")
@@ -290,8 +290,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         type=_peers,
         help=f"SDPA's backends to time beside it: all, none or some of {','.join(PEERS)} (all; on the CPU flash,math)",
     )
-    parser.add_argument("--device", type=torch.device, help="cuda, cuda:1, cpu (the GPU if there is one)")
-    parser.add_argument("--seed", type=int, help="of the random inputs (the time)")
+    parser.add_argument("--device", type=_device, help="cuda, cuda:1, cpu (the GPU if there is one)")
+    parser.add_argument("--seed", type=_seed, help="of the random inputs (the time)")
     args = parser.parse_args(argv)
     if args.device is None:
         available = flash_cute.backends()
@@ -311,10 +311,37 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text}") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
     return number
+
+
+def _device(text: str) -> torch.device:
+    """A device that this torch and this machine have."""
+    expected = "expected cpu, cuda or cuda:<number>"
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise argparse.ArgumentTypeError(f"{expected}, got {text}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"{expected}, got {text}")
+    if device.type == "cuda":
+        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if there == 0:
+            raise argparse.ArgumentTypeError(f"torch finds no GPU here, got {text}")
+        if device.index is not None and device.index >= there:
+            raise argparse.ArgumentTypeError(f"expected a number below {there}, the GPUs here, got {text}")
+    return device
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 2^63 - 1, got {text}")
+    return int(text)
 
 
 def _dtype(text: str) -> torch.dtype:

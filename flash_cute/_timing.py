@@ -1,6 +1,6 @@
 """Time attention calls fairly: contenders interleaved in one process, medians of rounds, four clocks.
 
-The clocks, each in seconds a call:
+The clocks, each in seconds per call:
 
 * ``"events"``: CUDA events round back-to-back calls. The time of the kernels where they outlast the host's work.
 * ``"graph"``: CUDA events round replays of a CUDA graph of the calls. The time of the kernels alone.
@@ -25,7 +25,7 @@ import torch
 Clock = Literal["events", "graph", "wall", "host"]
 
 CALLS_IN_GRAPH = 64
-CALLS_IN_HOST_BATCH = 64  # the launch queue holds 1024 launches; the slowest contender makes 4 a call
+CALLS_IN_HOST_BATCH = 64  # the launch queue holds 1024 launches; the slowest contender makes 4 per call
 MOST_INPUT_SETS = 64
 
 
@@ -67,7 +67,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call of one contender, one entry a round; `calls` is the calls of a round."""
+    """Seconds per call of one contender, one entry per round; `calls`: the calls of a round."""
 
     rounds: tuple[float, ...]
     calls: int
@@ -151,7 +151,7 @@ class _Batch:
         self.calls = self.graph_calls
 
     def run(self) -> float:
-        """Seconds a call, over one batch. The device is idle at the start and at the end."""
+        """Seconds per call, over one batch. The device is idle at the start and at the end."""
         with self.contender.context():
             if self.graph is not None:
                 return self._by_events(self.graph.replay, self.replays) / self.calls
@@ -191,7 +191,7 @@ def measure(
     failures: dict[str, str] | None = None,
     on_turn: Callable[[], None] | None = None,
 ) -> dict[str, Timing]:
-    """Time the contenders by turns, about `seconds` each.
+    """Time the contenders in turn, about `seconds` each.
 
     The card's clock follows its power draw, so contenders are compared only within a round, never one after the other,
     and the order of the rounds is such that each follows each other equally often.
@@ -229,7 +229,7 @@ def measure(
 
 
 def turn_order(turn: int, count: int) -> list[int]:
-    """Who comes when in a round: a row of a Williams design (Williams, Aust. J. Sci. Res. A 2, 1949).
+    """The order of a round: a row of a Williams design (Williams, Aust. J. Sci. Res. A 2, 1949).
 
     Over `count` rounds (twice as many for an odd count) each stands once in each place, and each directly follows each
     other equally often: whoever comes after the one that heats the card most finds it at a lower clock.

@@ -138,6 +138,7 @@ _TILE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "fwd_kernel": ("block_m", "block_n", "stages", "ping_pong", "late_wait"),
         "bwd_kernel": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
         "bwd_keys_kernel": (),
+        "bwd_queries_kernel": (),
     },
 }
 _ELEMENTS = {"half_t": "float16", "__half": "float16", "bfloat16_t": "bfloat16", "__nv_bfloat16": "bfloat16"}

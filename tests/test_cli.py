@@ -79,7 +79,13 @@ def test_what_cannot_be_served_exits_with_a_sentence(capsys):
     ("flags", "sentence"),
     [
         (("--Hkv", "3"), "expected a divisor of --H 4, got 3"),
-        (("--N", "0"), "expected at least 1, got 0"),
+        (("--N", "0"), "--N: expected at least 1, got 0"),
+        (("--N", "abc"), "--N: expected a number, got abc"),
+        (("--seed", "-1"), "--seed: expected a number from 0 to 2^63 - 1, got -1"),
+        (("--device", "foo"), "--device: expected cpu, cuda or cuda:<number>, got foo"),
+        (("--device", "cuda:x"), "--device: expected cpu, cuda or cuda:<number>, got cuda:x"),
+        (("--device", "meta"), "--device: expected cpu, cuda or cuda:<number>, got meta"),
+        (("--device", "cuda:99"), "--device: "),
         (("--dtype", "int8"), "expected one of bf16, fp16, fp32, fp64, got int8"),
         (("--peers", "flash,fast"), "got fast"),
         (("--causal", "left"), "invalid choice: 'left'"),
@@ -90,6 +96,15 @@ def test_wrong_flags_exit_with_a_sentence(capsys, flags, sentence):
         main([*SMALL, *flags])
     assert stopped.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_there(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(SystemExit) as stopped:
+        main(["--device", "cuda:2"])
+    assert stopped.value.code == 2
+    assert "--device: expected a number below 2, the GPUs here, got cuda:2" in capsys.readouterr().err
 
 
 def test_an_error_out_of_bounds_is_reported(capsys, monkeypatch):

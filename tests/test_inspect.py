@@ -20,10 +20,10 @@ pytest.importorskip("pybind11", reason="the extra flash_cute[inspect] is not ins
 import flash_cute
 from flash_cute import inspect, report
 from flash_cute.inspect import banks, build, checks
-from flash_cute.inspect.kernels import Kernel
+from flash_cute.inspect.kernels import NO_LIMIT, Kernel, band_module
 
 # Where each entry of sm80's tile table is for.
-CAPABILITY = {"A100": 80, "Smem99K": 86, "H100": 90}
+CAPABILITY = {"a100": 80, "99kb": 86, "h100": 90}
 
 
 @pytest.fixture(scope="session")
@@ -33,8 +33,9 @@ def kernels() -> tuple[Kernel, ...]:
 
 @pytest.fixture(scope="session")
 def broken_csrc(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of csrc with mistakes: no swizzle, threads that load nothing, other keys a step, Q's bytes
-    forgotten, a mask that hides the diagonal, a schedule that forgets the last row tile."""
+    """A copy of csrc with mistakes: no swizzle, threads that load nothing, other keys per step, Q's bytes forgotten, a
+    mask that hides the diagonal and one score more, ranges that leave a tile at the band's left edge unmasked, a
+    schedule that forgets the last row tile."""
     folder = tmp_path_factory.mktemp("csrc") / "csrc"
     shutil.copytree(build.default_csrc(), folder)
 
@@ -44,19 +45,21 @@ def broken_csrc(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert count, f"{name} has no {pattern}"
         path.write_text(text)
 
-    edit("sm80/fwd_traits.cuh", r"Swizzle<kAtomColumns == 64 \? 3 : 2, 3, 3>", "Swizzle<0, 3, 3>")
-    edit("sm80/fwd_traits.cuh", r"Layout<Shape<Int<kThreads / kThreadsPerRow>", "Layout<Shape<Int<kThreads / 16>")
-    edit("sm80/fwd_traits.cuh", r"static_assert\(sizeof\(SharedStorage\)[^;]*;", "")
-    edit("sm80/fwd_tile.h", r"\.block_n = \w+,", ".block_n = 16,")
-    edit("sm80/fwd_tile.h", r"tile\.block_m \+ 2 \* tile\.stages", "2 * tile.stages")
-    edit("core/mask.cuh", r"row \+ params\.diagonal \+ 1", "row + params.diagonal")
-    edit("core/scheduler.cuh", r"num_m_blocks - 1 -", "num_m_blocks - 2 -")
+    edit("sm80/fwd/traits.cuh", r"Swizzle<kAtomColumns == 64 \? 3 : 2, 3, 3>", "Swizzle<0, 3, 3>")
+    edit("sm80/fwd/traits.cuh", r"Layout<Shape<Int<kThreads / kThreadsPerRow>", "Layout<Shape<Int<kThreads / 16>")
+    edit("sm80/fwd/traits.cuh", r"static_assert\(sizeof\(SharedStorage\)[^;]*;", "")
+    edit("sm80/fwd/tile.h", r"\.block_n = \w+,", ".block_n = 16,")
+    edit("sm80/fwd/tile.h", r"tile\.block_m \+ 2 \* tile\.stages", "2 * tile.stages")
+    edit("core/mask.cuh", r"row \+ params\.band\.upper \+ 1", "row + params.band.upper")
+    edit("core/mask.cuh", r"ceil_div\(first_column\(params, last\), kBlockN\)", "first_column(params, last) / kBlockN")
+    edit("core/mask.cuh", r"min\(coordinate & \(kPeriod - 1\), 2\)", "min(coordinate & (kPeriod - 1), 1)")
+    edit("core/tile_order.h", r"m_blocks - 1 - rank", "m_blocks - 2 - rank")
     return folder
 
 
 @pytest.fixture(scope="session")
 def broken(broken_csrc: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Kernel, ...]:
-    return inspect.kernels(broken_csrc, archs=("sm80",), head_dims=(64,))
+    return inspect.kernels(broken_csrc, archs=("sm80",), directions=("fwd",), head_dims=(64,))
 
 
 # --- Every kernel -------------------------------------------------------------------------------------------
@@ -68,41 +71,75 @@ def test_every_kernel(check: Callable[[Kernel], list[str]], kernels: tuple[Kerne
     assert not found, "\n".join(found)
 
 
+def test_the_mask_is_what_it_is_defined_to_be() -> None:
+    seed = int(np.random.default_rng().integers(1 << 31))
+    found = checks.mask_definition(seed=seed, cases=300)
+    assert not found, f"seed {seed}:\n" + "\n".join(found)
+
+
+def test_bands_are_those_of_the_definition() -> None:
+    """Problem.band, from which the checks follow, against the sentence that defines causal masks and windows."""
+    for problem in checks.PROBLEMS:
+        first, limit = problem.seen()
+        for row in range(0, problem.len_q, 7):
+            position = row if problem.causal == "top_left" else row + problem.len_k - problem.len_q
+            left, right = problem.window
+            sees = np.arange(problem.len_k)
+            sees = sees[(left is None) | (sees >= position - (left or 0))]
+            if problem.causal != "none":
+                right = 0
+            sees = sees[(right is None) | (sees <= position + (right or 0))]
+            assert list(range(first[row], limit[row])) == sees.tolist(), (problem, row)
+
+
+def test_no_limit_is_the_headers() -> None:
+    assert band_module().NO_LIMIT == NO_LIMIT
+
+
 def test_kernels_are_those_of_the_library(kernels: tuple[Kernel, ...]) -> None:
-    built = report.built_architectures()
-    listed = {(kernel.arch, kernel.head_dim, kernel.mask) for kernel in kernels}
+    listed = {(kernel.arch, kernel.folder[:3], kernel.head_dim) for kernel in kernels}
     for entry in report.load()["kernels"]:
-        forward = re.fullmatch(r"(sm\d+)_fwd_d(\d+)_(\w+)\.cu", entry["file"])
-        if forward:  # the module knows no backward
-            assert (forward[1], int(forward[2]), forward[3]) in listed
-    assert built <= {kernel.arch for kernel in kernels}
+        name = re.fullmatch(r"(sm\d+)_(fwd|bwd)_d(\d+)\.cu", entry["file"])
+        assert name is not None, entry["file"]
+        assert (name[1], name[2], int(name[3])) in listed
+    assert report.built_architectures() <= {kernel.arch for kernel in kernels}
 
 
-def test_default_head_dims_are_the_builds() -> None:
+def test_default_kernels_are_the_builds() -> None:
     config = pytest.importorskip("build_tools.config", reason="not in a checkout")
+    instances = pytest.importorskip("build_tools.instances")
     assert config.HEAD_DIMS == build.HEAD_DIMS
+    assert instances.LEFT_OUT == build.LEFT_OUT
+    assert (instances.ARCHS, instances.DIRECTIONS) == (build.ARCHS, build.DIRECTIONS)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_explain_says_what_the_traits_say(dtype: torch.dtype, kernels: tuple[Kernel, ...]) -> None:
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_explain_says_what_the_traits_say(backward: bool, kernels: tuple[Kernel, ...]) -> None:
+    direction = "bwd" if backward else "fwd"
     built = {entry["file"] for entry in report.load()["kernels"]}
     if not built:
         pytest.skip("this build has no CUDA kernels")
-    by_name = {(k.arch, k.head_dim, k.mask, k.config_index): k for k in kernels}
+    by_name = {
+        (k.arch, k.head_dim, k.entry_index): k for k in kernels if k.folder[:3] == direction and k.entry != "queries"
+    }
     told = set()
-    for arch, head_dim, mask, config in by_name:
-        if f"{arch}_fwd_d{head_dim}_{mask}.cu" not in built:
+    for arch, head_dim, index in by_name:
+        if f"{arch}_{direction}_d{head_dim}.cu" not in built:
             continue
-        capability = 90 if arch == "sm90" else CAPABILITY[by_name[arch, head_dim, mask, config].config]
-        for batch, length in ((1, 64), (1, 512), (2, 1024), (4, 8192)):  # sm90 chooses by the problem
-            x = torch.empty(batch, 16, length, head_dim, dtype=dtype, device="meta")
-            plan = flash_cute.explain(x, x, x, mask == "causal", backend=arch, capability=capability).data
-            assert arch == "sm90" or plan["config"] == config
-            kernel = by_name[arch, head_dim, mask, plan["config"]]
-            for name in ("block_m", "block_n", "threads", "stages", "smem_bytes"):
-                assert plan[name] == kernel.facts[name], (str(kernel), name)
-            assert plan["ctas_per_sm"] == kernel.shape["ctas_per_sm"]
-            told.add(kernel.index)
+        capability = 90 if arch == "sm90" else CAPABILITY[by_name[arch, head_dim, index].entry]
+        for batch, length, causal in (
+            (1, 64, False),
+            (1, 512, True),
+            (2, 1024, False),
+            (4, 8192, True),
+        ):  # sm90 chooses
+            x = torch.empty(batch, 16, length, head_dim, dtype=torch.float16, device="meta")
+            plan = flash_cute.explain(x, x, x, causal, backend=arch, capability=capability, backward=backward).data
+            assert arch == "sm90" or plan["entry"] == index
+            kernel = by_name[arch, head_dim, plan["entry"]]
+            for name in ("block_m", "block_n", "threads", "stages", "smem_bytes", "ctas_per_sm"):
+                assert plan[name] == kernel.shape[name], (str(kernel), name)
+            told.add(str(kernel))
     assert told
 
 
@@ -129,9 +166,8 @@ def test_the_driver_says_what_the_report_says(
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     ran = [event["args"] for event in events if event.get("cat") == "kernel" and "flash_cute" in event["name"]]
     assert len(ran) == 1
-    mask = "causal" if causal else "full"
-    name = (plan["backend"], plan["kernel_head_dim"], mask, plan["config"])
-    kernel = next(k for k in kernels if (k.arch, k.head_dim, k.mask, k.config_index) == name)
+    name = ("fwd", plan["backend"], plan["kernel_head_dim"], plan["entry"])
+    kernel = next(k for k in kernels if (k.folder, k.arch, k.head_dim, k.entry_index) == name)
     assert ran[0]["registers per thread"] == plan["compiled"]["registers"]
     assert ran[0]["shared memory"] == kernel.facts["smem_bytes"] + plan["compiled"]["smem_static"]
     assert ran[0]["block"] == [kernel.facts["threads"], 1, 1]
@@ -162,24 +198,48 @@ def test_too_much_shared_memory_is_caught(kernels: tuple[Kernel, ...]) -> None:
 
 
 def test_a_wrong_mask_and_a_forgotten_tile_are_caught(broken: tuple[Kernel, ...]) -> None:
-    causal = next(kernel for kernel in broken if kernel.mask == "causal")
-    found = "\n".join(checks.mask_and_schedule(causal))
-    assert "rows do not see what the mask is defined to show them" in found
+    found = "\n".join(checks.mask_and_schedule(broken[0]))
+    assert "hides other scores than it should" in found
+    assert "a tile that needs the mask goes without" in found
     assert "tiles are missing" in found
+
+
+def test_a_wrong_definition_of_the_mask_is_caught(broken_csrc: Path) -> None:
+    found = "\n".join(checks.mask_definition(broken_csrc))
+    assert "rows do not see what the mask is defined to show them" in found
+    assert "a tile that is seen is not visited" in found
+    assert "a tile that is not seen wholly goes unmasked" in found
+    assert "crosses_band" not in found
+    assert "keep_range" in found
+
+
+def test_a_wrong_mask_of_a_backward_is_caught(kernels: tuple[Kernel, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    backward = [kernel for kernel in kernels if not kernel.is_forward]
+    real = Kernel.masked
+
+    def shifted(self: Kernel, problem: inspect.Problem, m_block: int, n_block: int) -> tuple[np.ndarray, np.ndarray]:
+        held, hidden = real(self, problem, m_block, n_block)
+        return held, np.roll(hidden, 1, axis=0)
+
+    monkeypatch.setattr(Kernel, "masked", shifted)
+    checks._masks_of_tile.cache_clear()
+    for kernel in backward[:1]:
+        assert "hides other scores than it should" in "\n".join(checks.mask_and_schedule(kernel))
+    checks._masks_of_tile.cache_clear()
 
 
 @pytest.mark.parametrize("column", ["key_begin", "key_end", "parts", "cta"])
 def test_a_wrong_part_of_a_tile_is_caught(
     column: str, kernels: tuple[Kernel, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = next((kernel for kernel in kernels if kernel.arch == "sm90" and kernel.mask == "full"), None)
+    kernel = next((kernel for kernel in kernels if kernel.arch == "sm90" and kernel.is_forward), None)
     if kernel is None:
         pytest.skip("this build has no sm90 kernels")
     assert not checks.mask_and_schedule(kernel)
     real = Kernel.schedule
 
-    def one_off(self: Kernel, problem: inspect.Problem, ctas: int = 1) -> dict[str, np.ndarray]:
-        tiles = real(self, problem, ctas)
+    def one_off(self: Kernel, problem: inspect.Problem, sms: int = 1) -> dict[str, np.ndarray]:
+        tiles = real(self, problem, sms)
         return {**tiles, column: tiles[column] + (tiles["parts"] == -1)}
 
     monkeypatch.setattr(Kernel, "schedule", one_off)
@@ -213,14 +273,32 @@ SPOILED: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "V's matrices as they lie": ("V.ldsm.transposed", "data_flow", lambda _: 0),
     "an ldmatrix of other rows": ("K.ldsm.coord", "data_flow", lambda a: a[..., ::-1]),
     "an output stored elsewhere": ("O.sts.coord", "data_flow", lambda a: a[..., ::-1]),
+    "a gradient stored elsewhere": ("dK.sts.coord", "data_flow", lambda a: a[..., ::-1]),
+    "dS^T stored elsewhere": ("dSt.sts.coord", "data_flow", lambda a: a[..., ::-1]),
+    "dS read at other addresses": ("dS.smem", "data_flow", lambda a: a[::-1]),
+    "Q's matrices for dK as they lie": ("Qt.ldsm.transposed", "data_flow", lambda _: 0),
+    "warps that share a B operand wrongly": ("Kt.mma.coord", "coverage", lambda a: np.where(a == a.max(), 0, a)),
+    "dS without a swizzle": (
+        "dS.smem",
+        "bank_conflicts",
+        lambda a: np.arange(a.size).reshape(a.shape).T.reshape(a.shape),
+    ),
 }
+
+
+def _first(kernels: tuple[Kernel, ...], like: Kernel) -> int:
+    return next(
+        k.entry_index for k in kernels if (k.arch, k.folder, k.head_dim) == (like.arch, like.folder, like.head_dim)
+    )
 
 
 @pytest.mark.parametrize("what", SPOILED)
 def test_a_spoiled_layout_is_caught(what: str, kernels: tuple[Kernel, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     name, check, spoil = SPOILED[what]
     tried = 0
-    for kernel in (inspect.find(kernels, 64, arch=arch) for arch in sorted({kernel.arch for kernel in kernels})):
+    for kernel in (
+        kernel for kernel in kernels if kernel.head_dim == 64 and kernel.entry_index == _first(kernels, kernel)
+    ):
         if check == "bank_conflicts" and name.endswith(".smem") and kernel.arch == "sm90":
             continue  # its accesses are WGMMA's, whose places are the descriptors'
         good = kernel.details()
@@ -272,8 +350,20 @@ def test_headers_that_do_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("FLASH_CUTE_INSPECT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "CXX_FLAGS", ("-nostdinc",))
     with pytest.raises(inspect.InspectError, match=r"compiling the traits of .* failed:\n.*error"):
-        inspect.kernels(archs=("sm80",), head_dims=(32,))
+        inspect.kernels(archs=("sm80",), directions=("fwd",), head_dims=(32,))
     assert not list((tmp_path / "cache").glob("*"))
+
+
+def test_what_is_compiled_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLASH_CUTE_INSPECT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "CXX_FLAGS", ("-nostdinc",))
+    with pytest.raises(inspect.InspectError):
+        inspect.kernels(archs=("sm80",), head_dims=(32, 64))
+    said = capsys.readouterr().err
+    assert "compiling 4 modules of kernel types (sm80_fwd_d32, sm80_fwd_d64, sm80_bwd_d32, sm80_bwd_d64)" in said
+    assert str(tmp_path) in said and re.search(r"about \d+ s on \d+ core", said)
 
 
 def test_the_module_is_compiled_once(kernels: tuple[Kernel, ...], monkeypatch: pytest.MonkeyPatch) -> None:

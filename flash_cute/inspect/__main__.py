@@ -4,7 +4,9 @@ table                       budget, occupancy and roofline of every kernel
 check                       every check on every kernel; exit status 1 if one fails
 kernels                     their names, for the options below
 draw banks --operand V      a picture of one kernel: banks, threads, mask, schedule, budget, or all
-tour --out docs             docs/sm80_forward_tour.md and its pictures; --check: only say what is stale
+tour --out docs             the guided tours of docs/ and their pictures; --check: only say what is stale
+
+Only what a command needs is compiled, once: about 10 s of one core per direction, architecture and head dim.
 """
 
 from __future__ import annotations
@@ -12,21 +14,21 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from . import pictures, tables, tour
+from . import build, pictures, tables, tour
 from .build import InspectError
-from .checks import CHECKS
-from .kernels import Kernel, Problem, find, kernels
+from .checks import CHECKS, mask_definition
+from .kernels import CAUSAL, Kernel, Problem, find, kernels
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        every = kernels(options.csrc, head_dims=tuple(options.head_dims) if options.head_dims else None)
-        done: int = options.run(options, every)
+        done: int = options.run(options)
         return done
-    except (InspectError, ValueError) as error:
+    except (InspectError, ValueError, OSError) as error:
         print(f"flash_cute.inspect: {error}", file=sys.stderr)
         return 2
 
@@ -36,47 +38,95 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m flash_cute.inspect", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--csrc", type=Path, help="another folder of headers than the installed one")
-    parser.add_argument("--head-dims", type=int, nargs="+", help="default: those of the library")
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    table = commands.add_parser("table", help="budget, occupancy and roofline")
+    some = argparse.ArgumentParser(add_help=False)
+    some.add_argument("--arch", choices=build.ARCHS, help="default: all")
+    some.add_argument("--direction", choices=build.DIRECTIONS, help="forward or backward; default: both")
+    some.add_argument("--head-dims", type=_head_dims, metavar="D[,D...]", help="default: those of the library")
+
+    table = commands.add_parser("table", parents=[some], help="budget, occupancy and roofline")
     table.add_argument("--format", choices=("text", "csv", "json"), default="text")
     table.add_argument("--chip", choices=[chip.name for chip in tables.CHIPS], help="default: all")
     table.add_argument("--out", type=Path, help="a file; default: print")
     table.set_defaults(run=_table)
 
-    check = commands.add_parser("check", help="every check on every kernel")
+    check = commands.add_parser("check", parents=[some], help="every check on every kernel")
     check.set_defaults(run=_check)
 
-    names = commands.add_parser("kernels", help="list the kernels")
+    names = commands.add_parser("kernels", parents=[some], help="list the kernels")
     names.set_defaults(run=_kernels)
 
     draw = commands.add_parser("draw", help="pictures of one kernel")
     draw.add_argument("what", choices=(*DRAW, "all"))
-    draw.add_argument("--arch", default="sm80", choices=("sm80", "sm90"))
-    draw.add_argument("--head-dim", type=int, default=128)
-    draw.add_argument("--mask", choices=("full", "causal"), default="causal")
-    draw.add_argument("--config", help="entry of the tile table, as `kernels` lists them; default: the first")
-    draw.add_argument("--operand", choices=tuple("QKVO"), default="K", help="of banks")
+    draw.add_argument("--arch", default="sm80", choices=build.ARCHS)
+    draw.add_argument(
+        "--direction", default="fwd", choices=build.DIRECTIONS, help="a backward has banks and budget (fwd)"
+    )
+    draw.add_argument("--head-dim", type=_positive, default=128)
+    draw.add_argument("--entry", help="of the tile table, as `kernels` lists them; default: the first")
+    draw.add_argument(
+        "--operand", default="K", help="of banks: Q, K, V, O; of a backward Q, K, Qt, Kt, dS, dSt, dK (K)"
+    )
     draw.add_argument("--access", help="of banks: a word of the access's name: into, registers, shared, global, tensor")
-    draw.add_argument("--lengths", type=int, nargs=2, default=(2048, 2048), metavar=("LEN_Q", "LEN_K"))
-    draw.add_argument("--heads", type=int, default=8)
-    draw.add_argument("--sms", type=int, default=8, help="multiprocessors of the schedule")
+    draw.add_argument(
+        "--causal", nargs="?", const="bottom_right", default="none", choices=CAUSAL, help="mask of mask and schedule"
+    )
+    draw.add_argument(
+        "--window",
+        type=_limit,
+        nargs=2,
+        default=(None, None),
+        metavar=("LEFT", "RIGHT"),
+        help="keys that a row sees before and after its position; -1: no limit",
+    )
+    draw.add_argument("--lengths", type=_positive, nargs=2, default=(2048, 2048), metavar=("LEN_Q", "LEN_K"))
+    draw.add_argument("--heads", type=_positive, default=8)
+    draw.add_argument("--sms", type=_positive, default=8, help="multiprocessors of the schedule")
     draw.add_argument("--format", nargs="+", choices=("svg", "png"), default=["svg", "png"])
     draw.add_argument("--out", type=Path, default=Path())
     draw.set_defaults(run=_draw)
 
-    guide = commands.add_parser("tour", help="the guided tour of docs/")
+    guide = commands.add_parser("tour", help="the guided tours of docs/")
     guide.add_argument("--out", type=Path, default=Path("docs"))
     guide.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something is stale")
     guide.set_defaults(run=_tour)
     return parser
 
 
-def _table(options: argparse.Namespace, every: tuple[Kernel, ...]) -> int:
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text}")
+    return int(text)
+
+
+def _limit(text: str) -> int | None:
+    if text == "-1":
+        return None
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, or -1 for no limit, got {text}")
+    return int(text)
+
+
+def _head_dims(text: str) -> tuple[int, ...]:
+    return tuple(_positive(part) for part in text.split(","))
+
+
+def _asked(options: argparse.Namespace, archs: Sequence[str] = build.ARCHS) -> tuple[Kernel, ...]:
+    """The kernels of a command's --arch, --direction and --head-dims."""
+    return kernels(
+        options.csrc,
+        archs=(options.arch,) if options.arch else archs,
+        directions=(options.direction,) if options.direction else build.DIRECTIONS,
+        head_dims=options.head_dims,
+    )
+
+
+def _table(options: argparse.Namespace) -> int:
     chips = [chip for chip in tables.CHIPS if options.chip in (None, chip.name)]
+    archs = [arch for arch in build.ARCHS if any(arch in chip.entries for chip in chips)]
     make = {"text": tables.to_text, "csv": tables.to_csv, "json": tables.to_json}[options.format]
-    text = make(tables.rows(every, chips))
+    text = make(tables.rows(_asked(options, archs), chips))
     if options.out:
         options.out.write_text(text)
     else:
@@ -84,47 +134,62 @@ def _table(options: argparse.Namespace, every: tuple[Kernel, ...]) -> int:
     return 0
 
 
-def _check(_: argparse.Namespace, every: tuple[Kernel, ...]) -> int:
-    failed = 0
+def _check(options: argparse.Namespace) -> int:
+    found = mask_definition(options.csrc)
+    failed = len(found)
+    _report("mask definition", found, "csrc/core/mask.cuh")
+    every = _asked(options)
     for name, check in CHECKS.items():
         found = [f"{kernel}: {sentence}" for kernel in every for sentence in check(kernel)]
         failed += len(found)
-        print(f"{name}: {'ok' if not found else f'{len(found)} findings'}, {len(every)} kernels")
-        print("".join(f"  {line}\n" for line in found), end="")
+        _report(name, found, f"{len(every)} kernels")
     return int(failed > 0)
 
 
-def _kernels(_: argparse.Namespace, every: tuple[Kernel, ...]) -> int:
-    for kernel in every:
+def _report(name: str, found: Sequence[str], of: str) -> None:
+    print(f"{name}: {'ok' if not found else f'{len(found)} findings'}, {of}")
+    print("".join(f"  {line}\n" for line in found), end="")
+
+
+def _kernels(options: argparse.Namespace) -> int:
+    for kernel in _asked(options):
         print(kernel)
     return 0
 
 
-def _draw_banks(options: argparse.Namespace, every: tuple[Kernel, ...]) -> pictures.Picture:
-    access = {"O": "to shared"}.get(options.operand, "tensor" if options.arch == "sm90" else "registers")
-    return pictures.bank_picture(_chosen(options, every), options.operand, options.access or access)
+def _draw_banks(options: argparse.Namespace, kernel: Kernel) -> pictures.Picture:
+    result = options.operand in ("O", "dK")
+    access = "to shared" if result else "tensor" if options.arch == "sm90" else "registers"
+    return pictures.bank_picture(kernel, options.operand, options.access or access)
 
 
-def _draw_threads(options: argparse.Namespace, every: tuple[Kernel, ...]) -> pictures.Picture:
-    return pictures.thread_value_picture(_chosen(options, every))
+def _draw_threads(_: argparse.Namespace, kernel: Kernel) -> pictures.Picture:
+    return pictures.thread_value_picture(kernel)
 
 
-def _draw_mask(options: argparse.Namespace, every: tuple[Kernel, ...]) -> pictures.Picture:
-    return pictures.mask_picture(_chosen(options, every), *options.lengths)
-
-
-def _draw_schedule(options: argparse.Namespace, every: tuple[Kernel, ...]) -> pictures.Picture:
+def _problem(options: argparse.Namespace, masked: bool = True) -> Problem:
     len_q, len_k = options.lengths
-    problem = Problem(1, options.heads, options.heads, len_q, len_k, options.head_dim, "bottom_right")
-    masks = [find(every, options.head_dim, mask, options.arch, options.config) for mask in ("full", "causal")]
-    return pictures.gantt_picture(masks, problem, options.sms)
+    problem = Problem(1, options.heads, options.heads, len_q, len_k, options.head_dim)
+    return replace(problem, causal=options.causal, window=tuple(options.window)) if masked else problem
 
 
-def _draw_budget(options: argparse.Namespace, every: tuple[Kernel, ...]) -> pictures.Picture:
-    config = _chosen(options, every).config
-    alike = [k for k in every if (k.arch, k.mask, k.config) == (options.arch, options.mask, config)]
-    capabilities = {name: chip.capability for chip in tables.CHIPS for name in chip.config.get(options.arch, ())}
-    return pictures.budget_picture(alike, capabilities.get(config))
+def _draw_mask(options: argparse.Namespace, kernel: Kernel) -> pictures.Picture:
+    return pictures.mask_picture(kernel, _problem(options))
+
+
+def _draw_schedule(options: argparse.Namespace, kernel: Kernel) -> pictures.Picture:
+    problems = [_problem(options, masked=False), _problem(options)]
+    runs = [(kernel, problem) for problem in dict.fromkeys(problems)]
+    return pictures.gantt_picture(runs, options.sms)
+
+
+def _draw_budget(options: argparse.Namespace, kernel: Kernel) -> pictures.Picture:
+    """Of this entry at every head dim; of sm90's backward, whose tables have one entry each, of all kernels."""
+    every = kernels(options.csrc, archs=(options.arch,), directions=(options.direction,))
+    one_entry = (options.arch, options.direction) != ("sm90", "bwd")
+    alike = [other for other in every if other.entry == kernel.entry or not one_entry]
+    capabilities = {name: chip.capability for chip in tables.CHIPS for name in chip.entries.get(options.arch, ())}
+    return pictures.budget_picture(alike, 90 if options.arch == "sm90" else capabilities[kernel.entry])
 
 
 DRAW = {
@@ -136,18 +201,28 @@ DRAW = {
 }
 
 
-def _chosen(options: argparse.Namespace, every: tuple[Kernel, ...]) -> Kernel:
-    return find(every, options.head_dim, options.mask, options.arch, options.config)
-
-
-def _draw(options: argparse.Namespace, every: tuple[Kernel, ...]) -> int:
+def _draw(options: argparse.Namespace) -> int:
+    known = build.default_head_dims()
+    if options.head_dim not in known:
+        raise ValueError(f"--head-dim: expected one of {', '.join(map(str, known))}, got {options.head_dim}")
+    some = kernels(options.csrc, archs=(options.arch,), directions=(options.direction,), head_dims=(options.head_dim,))
+    folder = next((kernel.folder for kernel in some), options.direction)
+    kernel = find(some, options.head_dim, options.arch, options.entry, folder)
     for name in DRAW if options.what == "all" else (options.what,):
-        for path in DRAW[name](options, every).save(options.out, options.format):
+        if options.what == "all" and not _has(kernel, name):
+            continue
+        for path in DRAW[name](options, kernel).save(options.out, options.format):
             print(path)
     return 0
 
 
-def _tour(options: argparse.Namespace, every: tuple[Kernel, ...]) -> int:
+def _has(kernel: Kernel, picture: str) -> bool:
+    """Whether there is such a picture of the kernel; one that is asked for by name says what is wrong."""
+    return kernel.is_forward or picture == "budget" or (picture == "banks" and kernel.arch == "sm80")
+
+
+def _tour(options: argparse.Namespace) -> int:
+    every = tour.needed(options.csrc)
     if options.check:
         found = tour.stale(every, options.out)
         for name in found:

@@ -9,10 +9,11 @@ import numpy as np
 
 from .kernels import Details, IntArray, Kernel
 
-__all__ = ["Access", "accesses", "chunk_addresses", "conflicts", "descriptor_addresses", "place_addresses"]
+__all__ = ["Access", "accesses", "chunk_addresses", "conflicts", "descriptor_addresses", "element_addresses"]
 
 BANKS = 32
 WORD = 4  # bytes
+LIKE = {"O.smem": "Q.smem", "dK.smem": "K.smem"}  # results take the buffers and the layouts of operands
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Access:
     name: str
     instruction: str
     addresses: IntArray  # (instructions, lanes): bytes from the start of the CTA's shared memory
-    width: int  # bytes a lane
+    width: int  # bytes per lane
 
 
 def conflicts(addresses: IntArray, width: int) -> IntArray:
@@ -33,7 +34,7 @@ def conflicts(addresses: IntArray, width: int) -> IntArray:
 
     Args:
         addresses: (instructions, lanes), in bytes.
-        width: bytes a lane: 4, 8 or 16.
+        width: bytes per lane: 4, 8 or 16.
     """
     count, lanes = addresses.shape
     group = min(lanes, BANKS * WORD // width)
@@ -50,28 +51,28 @@ def conflicts(addresses: IntArray, width: int) -> IntArray:
     return extra
 
 
-def place_addresses(details: Details, smem: str, stage: int = 0) -> IntArray:
+def element_addresses(details: Details, smem: str, stage: int = 0) -> IntArray:
     """(row, column) -> byte address of an element of tensor `smem`, such as "K.smem"."""
-    name = smem[0]
-    places = details.arrays["Q.smem" if name == "O" else smem]  # O's tile is laid out as Q's
-    if places.ndim == 3:
-        places = places[:, :, stage]
-    addresses: IntArray = details.buffer(name).offset + places * details.facts["element_bytes"]
+    name = smem.partition(".")[0]
+    offsets = details.arrays[LIKE.get(smem, smem)]
+    if offsets.ndim == 3:
+        offsets = offsets[:, :, stage]
+    addresses: IntArray = details.buffer(name).offset + offsets * details.facts["element_bytes"]
     return addresses
 
 
 def accesses(kernel: Kernel) -> Iterator[Access]:
-    """Every access of the kernel to shared memory by lanes of a warp, or by a WGMMA."""
+    """Every access of the kernel to shared memory by lanes of a warp, or by a WGMMA; none of sm90's backward."""
     details = kernel.details()
     if kernel.arch == "sm80":
-        yield from _sm80_accesses(details)
-    else:
+        yield from _sm80_accesses(details) if kernel.is_forward else _sm80_bwd_accesses(details)
+    elif kernel.is_forward:
         yield from _sm90_accesses(details)
 
 
 def _stages(details: Details, smem: str) -> range:
-    places = details.arrays[smem]
-    return range(places.shape[2] if places.ndim == 3 else 1)
+    offsets = details.arrays[smem]
+    return range(offsets.shape[2] if offsets.ndim == 3 else 1)
 
 
 def _by_warp(first: IntArray, lanes: int = 32) -> IntArray:
@@ -80,23 +81,49 @@ def _by_warp(first: IntArray, lanes: int = 32) -> IntArray:
 
 
 def _sm80_accesses(details: Details) -> Iterator[Access]:
-    width = details.facts["gmem.bytes"]
     for name, coord, smem in (("Q", "Q", "Q.smem"), ("K", "K", "K.smem"), ("V", "K", "V.rows")):
-        for stage in _stages(details, smem):
-            first = chunk_addresses(details, f"{coord}.gmem.coord", smem, width, stage)
-            yield Access(f"{name} into stage {stage}", f"cp.async {width} bytes", _by_warp(first), width)
+        yield from _loads(details, name, coord, smem)
     for name in "QKV":
-        matrices, turned = details.facts[f"{name}.ldsm.matrices"], details.facts[f"{name}.ldsm.transposed"]
-        instruction = f"ldmatrix.x{matrices}" + (".trans" if turned else "")
-        for stage in _stages(details, f"{name}.smem"):
-            first = chunk_addresses(details, f"{name}.ldsm.coord", f"{name}.smem", 16, stage)
-            yield Access(f"{name} of stage {stage} to registers", instruction, _by_warp(first, 8 * matrices), 16)
-    width = details.facts["O.sts.bytes"]
-    first = chunk_addresses(details, "O.sts.coord", "O.smem", width)
-    yield Access("O to shared memory", f"st.shared.b{8 * width}", _by_warp(first), width)
+        yield from _matrix_reads(details, name)
+    yield from _results(details, "O", "O.smem")
+
+
+def _sm80_bwd_accesses(details: Details) -> Iterator[Access]:
+    """V's are as K's, dO's as Q's, dV's as dK's, and P^T's, where it is in shared memory, as dS^T's."""
+    for name in "KQ":
+        yield from _loads(details, name, name, f"{name}.smem")
+    for name in ("K", "Q", "Qt", "dS", "Kt", "dSt"):
+        if f"{name}.ldsm.coord" in details.arrays:
+            yield from _matrix_reads(details, name)
+    width = details.facts["dSt.sts.bytes"]
+    first = chunk_addresses(details, "dSt.sts.coord", "dSt.smem", width)
+    yield Access("dSt to shared memory", f"st.shared.b{8 * width}", _by_warp(first), width)
+    yield from _results(details, "dK", "dK.smem")
+
+
+def _loads(details: Details, name: str, coord: str, smem: str) -> Iterator[Access]:
     width = details.facts["gmem.bytes"]
-    first = chunk_addresses(details, "O.gmem.coord", "O.smem", width)
-    yield Access("O to global memory", f"ld.shared.b{8 * width}", _by_warp(first), width)
+    for stage in _stages(details, smem):
+        first = chunk_addresses(details, f"{coord}.gmem.coord", smem, width, stage)
+        yield Access(f"{name} into stage {stage}", f"cp.async {width} bytes", _by_warp(first), width)
+
+
+def _matrix_reads(details: Details, name: str) -> Iterator[Access]:
+    matrices, turned = details.facts[f"{name}.ldsm.matrices"], details.facts[f"{name}.ldsm.transposed"]
+    instruction = f"ldmatrix.x{matrices}" + (".trans" if turned else "")
+    for stage in _stages(details, f"{name}.smem"):
+        first = chunk_addresses(details, f"{name}.ldsm.coord", f"{name}.smem", 16, stage)
+        yield Access(f"{name} of stage {stage} to registers", instruction, _by_warp(first, 8 * matrices), 16)
+
+
+def _results(details: Details, name: str, smem: str) -> Iterator[Access]:
+    """A result's way out, through shared memory."""
+    width = details.facts[f"{name}.sts.bytes"]
+    first = chunk_addresses(details, f"{name}.sts.coord", smem, width)
+    yield Access(f"{name} to shared memory", f"st.shared.b{8 * width}", _by_warp(first), width)
+    width = details.facts["gmem.bytes"]
+    first = chunk_addresses(details, f"{name}.gmem.coord", smem, width)
+    yield Access(f"{name} to global memory", f"ld.shared.b{8 * width}", _by_warp(first), width)
 
 
 def _sm90_accesses(details: Details) -> Iterator[Access]:
@@ -115,7 +142,7 @@ def chunk_addresses(details: Details, coord: str, smem: str, width: int, stage: 
     """(instruction, thread) -> where each lane's access begins; its elements must lie one after another."""
     array = details.arrays[coord]
     rows, columns = array.reshape(2, width // details.facts["element_bytes"], -1, array.shape[-1], order="F")
-    addresses = place_addresses(details, smem, stage)[rows, columns]
+    addresses = element_addresses(details, smem, stage)[rows, columns]
     steps = np.arange(addresses.shape[0])[:, None, None] * details.facts["element_bytes"]
     if not (addresses == addresses[:1] + steps).all() or (addresses[0] % width).any():
         raise ValueError(f"{coord}: a lane's {width} bytes are not one aligned piece of {smem}")

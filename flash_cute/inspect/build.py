@@ -1,35 +1,59 @@
-"""Builds, on first use, the C++ module that instantiates csrc/'s kernel traits on the host.
+"""Builds, on first use, the C++ modules that instantiate csrc/'s kernel traits on the host.
 
-One source a (kernel folder, head dim), compiled by ninja with the host's C++ compiler: no nvcc, no GPU. The
-module is kept in a cache folder under a name that is a hash of everything that it was made from.
+A module for each (kernel, head dim), and one for the mask that they share; only those asked for are compiled, by ninja
+with the host's C++ compiler: no nvcc, no GPU. They are kept in a cache folder under a name that is a hash of everything
+that they were made from.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from .. import report
 
-__all__ = ["ARCHS", "HEAD_DIMS", "InspectError", "build_module", "default_csrc", "default_head_dims"]
+try:
+    import fcntl
+except ImportError:  # no POSIX: two processes that build at once compile twice
+    fcntl = None  # type: ignore[assignment]
 
-MODULE = Path(__file__).parent / "module"
+__all__ = [
+    "ARCHS",
+    "DIRECTIONS",
+    "HEAD_DIMS",
+    "InspectError",
+    "Unit",
+    "build_modules",
+    "default_csrc",
+    "default_head_dims",
+    "units",
+]
+
+MODULE = Path(__file__).resolve().parent / "module"
 ARCHS = ("sm80", "sm90")
+DIRECTIONS = ("fwd", "bwd")
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)  # where the library has no kernels to tell: build_tools/config.py's
+LEFT_OUT = {("sm90", "bwd"): (96,)}  # build_tools/instances.py's
 MIN_GXX = 11
 # Layouts are read from types: there is nothing for an optimizer to do.
 CXX_FLAGS = ("-O0", "-g0", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-w")
+BAND_FLAGS = ("-O1",)  # band.cpp walks over millions of tiles
+# Seconds of one core that a module takes, and the headers that all share.
+SECONDS = {"fwd": 9, "bwd": 9, "band": 9, "headers": 12}
 
 
 class InspectError(RuntimeError):
@@ -37,11 +61,35 @@ class InspectError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Unit:
+    """One module: the kernels of one direction of an architecture at one head dim; or "band", the mask."""
+
+    arch: str
+    direction: str
+    head_dim: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.arch}_{self.direction}_d{self.head_dim}"
+
+    @property
+    def source(self) -> str:
+        header = f"{self.arch}_{self.direction}"
+        return (
+            f'#include "host.h"\n#include "{header}.h"\n'
+            f"void add_all(Registry& registry) {{ inspect::{header}::add<{self.head_dim}>(registry); }}\n"
+        )
+
+
+BAND = "band"
+
+
+@dataclass(frozen=True)
 class Tools:
     cxx: str
     ninja: str
     includes: tuple[Path, ...]  # as system headers
-    versions: tuple[str, ...]  # what the module depends on beside its sources
+    versions: tuple[str, ...]  # what the modules depend on beside their sources
 
 
 def default_csrc() -> Path:
@@ -67,101 +115,152 @@ def cache_folder() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "flash_cute" / "inspect"
 
 
-def build_module(csrc: Path, archs: tuple[str, ...], head_dims: tuple[int, ...]) -> ModuleType:
-    """The module for these kernels, compiled unless it was before."""
-    archs = tuple(arch for arch in archs if (csrc / arch / "fwd_traits.cuh").exists())
+def units(csrc: Path, archs: Sequence[str], directions: Sequence[str], head_dims: Sequence[int]) -> list[Unit]:
+    """The modules for these kernels; those that csrc does not have are left out."""
+    archs = [arch for arch in archs if (csrc / arch / "fwd" / "traits.cuh").exists()]
     if not archs:
         raise InspectError(f"{csrc} holds none of the kernel folders {', '.join(ARCHS)}.")
+    return [
+        Unit(arch, direction, head_dim)
+        for direction in directions
+        for arch in archs
+        for head_dim in head_dims
+        if head_dim not in LEFT_OUT.get((arch, direction), ())
+    ]
+
+
+def build_modules(csrc: Path, wanted: Sequence[Unit | str]) -> list[ModuleType]:
+    """The modules, compiled unless they were before. The mask's is asked for alone: it has files of its own."""
     tools = find_tools()
-    sources = _sources(archs, head_dims)
-    folder = cache_folder() / _digest(csrc, archs, tools, sources)
-    library = folder / "_traits.so"
-    if not library.exists():
-        _compile(folder, csrc, tools, sources)
-    # A name of its own: pybind11 keeps one module a name.
-    spec = importlib.util.spec_from_file_location(f"flash_cute_inspect_{folder.name}._traits", library)
+    files = [MODULE / "band.cpp"] if list(wanted) == [BAND] else [*MODULE.glob("*.h"), MODULE / "module.cpp"]
+    folder = cache_folder() / _digest(csrc, tools, files)
+    missing = [unit for unit in wanted if not _library(folder, unit).exists()]
+    if missing:
+        with _locked(folder):
+            missing = [unit for unit in missing if not _library(folder, unit).exists()]  # another process's work
+            if missing:
+                _compile(folder, csrc, tools, missing)
+    return [_load(_library(folder, unit), f"{folder.name}_{_name(unit)}") for unit in wanted]
+
+
+def _name(unit: Unit | str) -> str:
+    return unit if isinstance(unit, str) else unit.name
+
+
+def _library(folder: Path, unit: Unit | str) -> Path:
+    return folder / f"{_name(unit)}.so"
+
+
+@functools.cache
+def _load(library: Path, name: str) -> ModuleType:
+    # pybind11 keeps one module per name.
+    spec = importlib.util.spec_from_file_location(f"flash_cute_inspect_{name}._traits", library)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def _sources(archs: tuple[str, ...], head_dims: tuple[int, ...]) -> dict[str, str]:
-    """The generated files: one a kernel folder and head dim, and one that calls them all."""
-    files = {}
-    names = []
-    for arch in archs:
-        for head_dim in head_dims:
-            name = f"add_{arch}_d{head_dim}"
-            names.append(name)
-            files[f"{name}.cpp"] = (
-                f'#include "host.h"\n#include "{arch}.h"\n'
-                f"void {name}(Registry& registry) {{ inspect::{arch}::add<{head_dim}>(registry); }}\n"
-            )
-    declarations = "".join(f"void {name}(Registry&);\n" for name in names)
-    calls = "".join(f"  {name}(registry);\n" for name in names)
-    files["add_all.cpp"] = f'#include "registry.h"\n{declarations}void add_all(Registry& registry) {{\n{calls}}}\n'
-    return files
-
-
-def _digest(csrc: Path, archs: tuple[str, ...], tools: Tools, sources: dict[str, str]) -> str:
+def _digest(csrc: Path, tools: Tools, files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
-    folders = [csrc, csrc / "core", *(csrc / arch for arch in archs), MODULE]
-    for folder in folders:
-        for path in sorted(folder.iterdir()):
-            if path.suffix in (".h", ".cuh", ".cpp"):
-                digest.update(f"{folder.name}/{path.name}\0".encode() + path.read_bytes() + b"\0")
-    for name, text in sources.items():
-        digest.update(f"{name}\0{text}\0".encode())
-    digest.update("\0".join((*tools.versions, *CXX_FLAGS, sys.version, sysconfig.get_platform())).encode())
+    csrc = csrc.resolve()
+    named = {path.relative_to(csrc if path.is_relative_to(csrc) else MODULE): path for path in _sources(csrc, files)}
+    for name, path in sorted(named.items()):
+        digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+    flags = (*CXX_FLAGS, *BAND_FLAGS)
+    digest.update("\0".join((*tools.versions, *flags, sys.version, sysconfig.get_platform())).encode())
     return digest.hexdigest()[:24]
 
 
-def _compile(folder: Path, csrc: Path, tools: Tools, sources: dict[str, str]) -> None:
-    """In a folder of its own, renamed when complete: two processes may do this at once."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
-    try:
-        for name, text in sources.items():
-            (work / name).write_text(text)
-        (work / "build.ninja").write_text(_ninja_file(csrc, tools, list(sources)))
-        done = subprocess.run([tools.ninja, "-C", str(work)], capture_output=True, text=True, check=False)
-        if done.returncode:
-            errors = [line for line in done.stdout.splitlines() if "error" in line][:5]
-            log = "\n".join(errors or (done.stdout + done.stderr).splitlines()[-20:])
-            raise InspectError(f"compiling the traits of {csrc} with {tools.cxx} failed:\n{log}")
-        for path in [*work.glob("*.o"), *work.glob("*.gch")]:
-            path.unlink()
-        try:
-            work.rename(folder)
-        except OSError:
-            if not (folder / "_traits.so").exists():  # nor did another process make it
-                raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+def _sources(csrc: Path, files: Sequence[Path]) -> set[Path]:
+    """The modules' files, and those of csrc that they include: an edit of a main loop changes no trait."""
+    found: set[Path] = set()
+    left = [*files]
+    while left:
+        path = left.pop()
+        if path in found:
+            continue
+        found.add(path)
+        for name in re.findall(r'#include "([^"]+)"', path.read_text()):
+            candidates = (folder / name for folder in (path.parent, csrc, MODULE))
+            left += itertools.islice((file.resolve() for file in candidates if file.exists()), 1)
+    return found
 
 
-def _ninja_file(csrc: Path, tools: Tools, sources: list[str]) -> str:
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The folder, for one process at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(folder: Path, csrc: Path, tools: Tools, missing: Sequence[Unit | str]) -> None:
+    _announce(folder, missing)
+    begin = time.monotonic()
+    for unit in missing:
+        if isinstance(unit, Unit):
+            (folder / f"{unit.name}.cpp").write_text(unit.source)
+    (folder / "build.ninja").write_text(_ninja_file(csrc, tools, missing))
+    command = [tools.ninja, "-C", str(folder), f"-j{_cores()}"]  # each compiler takes about 1 GB
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        if not list(folder.glob("*.so")):
+            shutil.rmtree(folder, ignore_errors=True)
+        errors = [line for line in done.stdout.splitlines() if "error" in line][:5]
+        log = "\n".join(errors or (done.stdout + done.stderr).splitlines()[-20:])
+        raise InspectError(f"compiling the traits of {csrc} with {tools.cxx} failed:\n{log}")
+    for path in [*folder.glob("*_d*.o"), *folder.glob("*.gch"), folder / f"{BAND}.o"]:  # 200 MB
+        path.unlink(missing_ok=True)
+    print(f"flash_cute.inspect: compiled in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+
+
+def _announce(folder: Path, missing: Sequence[Unit | str]) -> None:
+    """One line before minutes of silence."""
+    cores = min(len(missing), _cores())
+    kinds = [unit if isinstance(unit, str) else unit.direction for unit in missing]
+    seconds = SECONDS["headers"] + sum(SECONDS[kind] for kind in kinds) / cores
+    names = ", ".join(_name(unit) for unit in missing[:6]) + (", ..." if len(missing) > 6 else "")
+    what = f"{len(missing)} module{'s' if len(missing) > 1 else ''} of kernel types ({names})"
+    print(
+        f"flash_cute.inspect: compiling {what}, once: about {seconds:.0f} s on {cores} core{'s' if cores > 1 else ''},"
+        f" kept in {folder}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _ninja_file(csrc: Path, tools: Tools, missing: Sequence[Unit | str]) -> str:
     includes = [f'"-I{folder}"' for folder in (csrc.resolve(), MODULE)]
     includes += [f'-isystem "{folder}"' for folder in tools.includes]
     lines = [
         f"cxx = {tools.cxx}",
         f"flags = {' '.join([*CXX_FLAGS, *includes])}",
+        f"optimize = {' '.join(BAND_FLAGS)}",
         "rule header",  # CuTe's headers, parsed once for all sources
         "  command = $cxx $flags -x c++-header $in -o $out",
         "rule cxx",
         "  command = $cxx -I. $flags -c $in -o $out",
+        "rule optimized",
+        "  command = $cxx $flags $optimize -c $in -o $out",
         "rule link",
-        "  command = $cxx -shared $in -o $out",
+        "  command = $cxx -shared $in -o $out.part && mv $out.part $out",  # another process may look
+        f"build host.h.gch: header {_escaped(MODULE / 'host.h')}",
+        f"build module.o: cxx {_escaped(MODULE / 'module.cpp')}",
+        f"build {BAND}.o: optimized {_escaped(MODULE / 'band.cpp')}",
+        f"build {BAND}.so: link {BAND}.o",
     ]
-    header = MODULE / "host.h"
-    lines.append(f"build host.h.gch: header {_escaped(header)}")
-    objects = []
-    for source in [*(str(name) for name in sources), str(MODULE / "module.cpp")]:
-        out = f"{Path(source).stem}.o"
-        objects.append(out)
-        lines.append(f"build {out}: cxx {_escaped(source)} | host.h.gch")
-    lines.append(f"build _traits.so: link {' '.join(objects)}")
+    for unit in missing:
+        if isinstance(unit, Unit):  # order-only: the parsed headers are not kept
+            lines.append(f"build {unit.name}.o: cxx {unit.name}.cpp || host.h.gch")
+            lines.append(f"build {unit.name}.so: link {unit.name}.o module.o")
+    lines.append("default " + " ".join(f"{_name(unit)}.so" for unit in missing))
     return "\n".join(lines) + "\n"
 
 
@@ -229,7 +328,7 @@ def _find_cutlass() -> Path | None:
     named = os.environ.get("CUTLASS_DIR")
     folders = [Path(named) / "include"] if named else []
     folders += [MODULE.parents[2] / "third_party/cutlass/include"]
-    folders += [place / "source/include" for place in _package_folders("cutlass_library")]
+    folders += [folder / "source/include" for folder in _package_folders("cutlass_library")]
     return next((folder for folder in folders if (folder / "cute/tensor.hpp").exists()), None)
 
 
@@ -237,7 +336,7 @@ def _find_cuda() -> tuple[Path, ...] | None:
     """Include folders with the runtime's, the compiler's (crt) and libcu++'s headers."""
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
     folders = [Path(home) / "include" for home in homes if home]
-    folders += [home / "include" for place in _package_folders("nvidia") for home in sorted(place.glob("cu*"))]
+    folders += [home / "include" for folder in _package_folders("nvidia") for home in sorted(folder.glob("cu*"))]
     folders += [Path("/usr/local/cuda/include")]
     for folder in folders:
         if not ((folder / "cuda_runtime_api.h").exists() and (folder / "crt/host_defines.h").exists()):
@@ -251,4 +350,4 @@ def _find_cuda() -> tuple[Path, ...] | None:
 def _package_folders(name: str) -> list[Path]:
     """A package's folders, without importing it."""
     spec = importlib.util.find_spec(name)
-    return [Path(place) for place in spec.submodule_search_locations or []] if spec else []
+    return [Path(folder) for folder in spec.submodule_search_locations or []] if spec else []

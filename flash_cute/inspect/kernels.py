@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from . import build
 
-__all__ = ["Buffer", "Details", "Kernel", "Problem", "find", "kernels"]
+__all__ = ["Band", "Buffer", "Details", "Kernel", "Problem", "band_module", "find", "kernels"]
 
 IntArray = npt.NDArray[Any]  # of integers
+
+NO_LIMIT = 1 << 30  # csrc/params.h's kNoLimit
+CAUSAL = ("none", "top_left", "bottom_right")
+
+
+@dataclass(frozen=True)
+class Band:
+    """Row i sees the columns j with `i + lower <= j <= i + upper`; -NO_LIMIT and NO_LIMIT where nothing limits them."""
+
+    lower: int
+    upper: int
 
 
 @dataclass(frozen=True)
@@ -28,11 +41,51 @@ class Problem:
     len_k: int
     head_dim: int
     causal: str = "none"  # as in the operator: "none", "top_left" or "bottom_right"
+    window: tuple[int | None, int | None] = (None, None)  # keys before and after a row's position
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "heads_q", "heads_kv", "len_q"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if self.len_k < 0:
+            raise ValueError(f"len_k: expected at least 0, got {self.len_k}")
+        if self.heads_q % self.heads_kv:
+            raise ValueError(f"heads_kv: expected a divisor of heads_q {self.heads_q}, got {self.heads_kv}")
+        if self.causal not in CAUSAL:
+            raise ValueError(f"causal: expected one of {', '.join(CAUSAL)}, got {self.causal!r}")
+        if any(limit is not None and limit < 0 for limit in self.window):
+            raise ValueError(f"window: expected numbers of at least 0 or None, got {self.window}")
+
+    @property
+    def band(self) -> Band:
+        """As csrc/api/checks.h makes it: what limits no row is no limit."""
+        offset = 0 if self.causal == "top_left" else self.len_k - self.len_q
+        left, right = self.window
+        right = right if self.causal == "none" else 0
+        has_lower = left is not None and offset - left + self.len_q - 1 > 0
+        has_upper = right is not None and offset + right < self.len_k - 1
+        lower = offset - left if left is not None and has_lower else -NO_LIMIT
+        return Band(lower, offset + right if right is not None and has_upper else NO_LIMIT)
+
+    @property
+    def mask(self) -> str:
+        """What `explain` calls it: "full", "causal" or "window"."""
+        band = self.band
+        if band.lower > -NO_LIMIT:
+            return "window"
+        if band.upper == NO_LIMIT:
+            return "full"
+        return "window" if self.causal == "none" else "causal"
+
+    def seen(self) -> tuple[IntArray, IntArray]:
+        """(len_q) twice: each row's first column and the one behind its last; equal where it sees none."""
+        rows = np.arange(self.len_q, dtype=np.int64)
+        first = np.clip(rows + self.band.lower, 0, self.len_k)
+        return first, np.maximum(first, np.clip(rows + self.band.upper + 1, 0, self.len_k))
 
     def as_dict(self) -> dict[str, int]:
-        diagonal = self.len_k - self.len_q if self.causal == "bottom_right" else 0
         names = ("batch", "heads_q", "heads_kv", "len_q", "len_k", "head_dim")
-        return {name: getattr(self, name) for name in names} | {"diagonal": diagonal}
+        return {name: getattr(self, name) for name in names} | {"lower": self.band.lower, "upper": self.band.upper}
 
 
 @dataclass(frozen=True)
@@ -46,15 +99,18 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Details:
-    """Layouts and partitions. For an operand or result X of Q, K, V, S, P, O, `arrays` has of these what exists:
+    """Layouts and partitions. For an operand or result X, `arrays` has of these what exists:
 
-    X.smem (row, column[, stage]) -> element's place in its buffer. V is (head dim, key), as the MMA takes it;
-        V.rows is (key, head dim), as it is loaded.
+    X.smem (row, column[, stage]) -> element's offset in its buffer.
     X.mma.coord (2, value, rest.., thread) -> (row, column) that a thread holds as the MMA's operand.
     X.mma.register (value, rest..) -> which of the thread's registers holds it.
     X.gmem.coord, .ldsm.coord, .sts.coord (2, value, rest.., thread): the same for the copies
         between global and shared memory, and shared memory and registers; .register as above.
     X.descriptor (value, rest..) -> where in the buffer a WGMMA's descriptor points, in units of 16 bytes.
+
+    X of a forward: Q, K, V, S, P, O; V is (head dim, key), as the MMA takes it, and V.rows is (key, head dim), as it is
+    loaded. Of sm80's backward: K and Q of the scores, S = K Q^T (keys, rows); dSt and Qt (head dim, row) of dK; dS
+    (rows, keys) and Kt (head dim, key) of dQ. V is as K there, dO as Q, and P^T as dSt. Of sm90's backward none.
 
     `swizzles[X.smem]`: cute::Swizzle's bits, base and shift, in elements.
     """
@@ -65,27 +121,32 @@ class Details:
     swizzles: dict[str, tuple[int, int, int]]
 
     def buffer(self, name: str) -> Buffer:
-        """The buffer of Q, K, V or O."""
+        """The buffer of an operand or result."""
+        name = name.removesuffix("t")
         return next(item for item in self.buffers if name in item.name.replace(", then ", " ").split())
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One entry of an architecture's tile table for one head dim and mask."""
+    """One entry of a kernel's tile table for one head dim."""
 
     arch: str
+    folder: str  # of csrc/<arch>: "fwd", "bwd" or "bwd_wide"
     head_dim: int
-    mask: str  # "full" or "causal"
-    config: str  # the enumerator's name in csrc/<arch>/fwd_tile.h: sm80: the chip, "A100"; sm90: "Wide"
-    config_index: int
-    tile: dict[str, int]  # FwdTile of csrc/<arch>/fwd_tile.h
+    entry: str  # its name in csrc/<arch>/<folder>/tile.h: sm80: the chip, "a100"; sm90: "wide"
+    entry_index: int
+    tile: dict[str, int]  # TileConfig of csrc/<arch>/<folder>/tile.h
     shape: dict[str, int]  # KernelShape: what the plan and `explain` tell
     facts: dict[str, int]  # of the traits themselves
-    module: ModuleType
-    index: int
+    module: ModuleType = field(repr=False)
+    index: int = field(repr=False)
 
     def __str__(self) -> str:
-        return f"{self.arch} d{self.head_dim} {self.mask} {self.config}"
+        return f"{self.arch} {self.folder} d{self.head_dim} {self.entry}"
+
+    @property
+    def is_forward(self) -> bool:
+        return self.folder == "fwd"
 
     @property
     def block_m(self) -> int:
@@ -102,19 +163,17 @@ class Kernel:
     def details(self) -> Details:
         return _details(self.module, self.index)
 
-    def schedule(self, problem: Problem, ctas: int = 1) -> dict[str, IntArray]:
-        """Columns m_block, head, batch, unmasked, end of the tiles in the launch's order. Where a persistent grid of
-        `ctas` walks them also cta, round, and the key tiles [key_begin, key_end) of a visit: of a tile that several
-        CTAs share each has a part, and the first of them takes in so many `parts` (-1: this is one that is taken in).
+    def schedule(self, problem: Problem, sms: int = 1) -> dict[str, IntArray]:
+        """Of a forward: columns m_block, head, batch, and the range of key tiles [begin, end), of which [whole_begin,
+        whole_end) need no mask, of the tiles in the launch's order. Where a persistent grid on `sms` multiprocessors
+        walks them also cta, round, and the key tiles [key_begin, key_end) of a visit: of a tile that several CTAs share
+        each has a part, and the first of them merges so many `parts` (-1: this is one that is merged).
         """
-        columns = self.module.schedule(self.index, problem.as_dict(), ctas)
-        names = ("m_block", "head", "batch", "unmasked", "end", "cta", "round", "key_begin", "key_end", "parts")
-        return dict(zip(names, columns, strict=False))
-
-    def column_limits(self, problem: Problem) -> IntArray:
-        """(len_q): the first column that each row does not see."""
-        limits: IntArray = self.module.column_limits(self.index, problem.as_dict())
-        return limits
+        if sms < 1:
+            raise ValueError(f"sms: expected at least 1 multiprocessor, got {sms}")
+        columns = self.module.schedule(self.index, problem.as_dict(), sms)
+        names = ("m_block", "head", "batch", "begin", "whole_begin", "whole_end", "end")
+        return dict(zip((*names, "cta", "round", "key_begin", "key_end", "parts"), columns, strict=False))
 
     def masked(self, problem: Problem, m_block: int, n_block: int) -> tuple[IntArray, IntArray]:
         """(BLK_M, BLK_N) twice: how many threads hold each score of a tile, and how many set it to -inf."""
@@ -136,40 +195,52 @@ def _details(module: ModuleType, index: int) -> Details:
 def kernels(
     csrc: Path | str | None = None,
     *,
-    archs: tuple[str, ...] = build.ARCHS,
-    head_dims: tuple[int, ...] | None = None,
+    archs: Sequence[str] = build.ARCHS,
+    directions: Sequence[str] = build.DIRECTIONS,
+    head_dims: Sequence[int] | None = None,
 ) -> tuple[Kernel, ...]:
-    """Every kernel of this library, or of the headers in another folder.
+    """Every kernel of this library, or of the headers in another folder; or only some of them.
 
-    The first call compiles a small module (seconds; kept in a cache folder).
+    A first call compiles what it is asked for, about 10 s of one core per direction, architecture and head dim, and
+    says so on stderr; the modules are kept in a cache folder.
 
     Args:
         csrc: the folder of headers; default the installed ones.
         archs: kernel folders; those that are not there are left out.
+        directions: "fwd", "bwd".
         head_dims: default those that the library was built for.
 
     Raises:
         InspectError: no C++ compiler, a package of the extra `[inspect]` is missing, or the headers do not compile.
 
     Example:
-        >>> [kernel] = [k for k in kernels() if (k.head_dim, k.mask, k.config) == (128, "causal", "A100")]
+        >>> [kernel] = [k for k in kernels(directions=["fwd"], head_dims=[128]) if k.entry == "a100"]
         >>> kernel.details().arrays["Q.smem"].shape[1]
         128
     """
     folder = Path(csrc) if csrc is not None else build.default_csrc()
-    return _load(folder, archs, head_dims or build.default_head_dims())
+    wanted = build.units(folder, archs, directions, head_dims or build.default_head_dims())
+    return tuple(
+        Kernel(**entry, module=module, index=index)
+        for module in build.build_modules(folder, wanted)
+        for index, entry in enumerate(module.kernels())
+    )
 
 
-def _load(folder: Path, archs: tuple[str, ...], head_dims: tuple[int, ...]) -> tuple[Kernel, ...]:
-    module = build.build_module(folder, archs, head_dims)
-    return tuple(Kernel(**entry, module=module, index=index) for index, entry in enumerate(module.kernels()))
+def band_module(csrc: Path | str | None = None) -> ModuleType:
+    """csrc/core/mask.cuh: `columns`, and the checks `tile_range_findings` and `keep_range_findings`."""
+    [module] = build.build_modules(Path(csrc) if csrc is not None else build.default_csrc(), [build.BAND])
+    return module
 
 
 def find(
-    among: tuple[Kernel, ...], head_dim: int, mask: str = "full", arch: str = "sm80", config: str | None = None
+    among: Sequence[Kernel], head_dim: int, arch: str = "sm80", entry: str | None = None, folder: str = "fwd"
 ) -> Kernel:
-    """The kernel of that name, the first of its table unless `config` says which."""
-    for kernel in among:
-        if (kernel.arch, kernel.head_dim, kernel.mask) == (arch, head_dim, mask) and config in (None, kernel.config):
+    """The kernel of that name, the first of its table unless `entry` says which."""
+    named = [kernel for kernel in among if (kernel.arch, kernel.folder, kernel.head_dim) == (arch, folder, head_dim)]
+    for kernel in named:
+        if entry in (None, kernel.entry):
             return kernel
-    raise ValueError(f"no kernel {arch} d{head_dim} {mask} {config or ''}".rstrip())
+    known = ", ".join(kernel.entry for kernel in named)
+    there_is = f"; its entries are {known}" if named else ""
+    raise ValueError(f"no kernel {arch} {folder} d{head_dim} {entry or ''}".rstrip() + there_is)

@@ -1,4 +1,4 @@
-"""When each tile runs, if a multiprocessor works off key tiles at a steady rate."""
+"""When each tile runs, if a multiprocessor computes key tiles at a steady rate."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class Timeline:
 def timeline(kernel: Kernel, problem: Problem, sms: int) -> Timeline:
     """The real scheduler's tiles on `sms` multiprocessors.
 
-    A grid of one CTA a tile is handed out in order, to whichever slot is free first; a persistent grid's tiles are
-    where its schedule puts them. A visit takes one unit for each key tile.
+    CTAs of one tile each are started in order, on whichever slot is free first; a persistent grid's tiles are where its
+    schedule puts them. A visit takes one unit of time per key tile.
     """
     slots = sms * kernel.shape["ctas_per_sm"]
-    tiles = kernel.schedule(problem, slots)
+    tiles = kernel.schedule(problem, sms)
     runs = []
     free = [(0, slot) for slot in range(slots)]
     busy_until = [0] * slots
     for i in range(len(tiles["m_block"])):
-        key_begin, length = 0, int(tiles["end"][i])
+        key_begin, length = int(tiles["begin"][i]), int(tiles["end"][i] - tiles["begin"][i])
         if "cta" in tiles:
             key_begin = int(tiles["key_begin"][i])
             length = int(tiles["key_end"][i]) - key_begin

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..explain import _compiled
-from .banks import accesses, conflicts
+from .banks import Access, accesses, conflicts
 from .kernels import Kernel
 
 __all__ = ["CHIPS", "COLUMNS", "Chip", "budget", "registers_held", "rows", "to_csv", "to_json", "to_text"]
@@ -26,47 +26,59 @@ class Chip:
     clock_ghz: float  # boost; for the H100 the one that its 989 TFLOP/s are given at
     smem_sm: int  # bytes; each CTA takes 1 KB more than it asks for
     threads_sm: int
-    mma_flop: dict[str, int]  # kernel folder -> FLOP a clock, 16-bit operands and float32 accumulators
-    config: dict[str, tuple[str, ...]]  # kernel folder -> entries of its tile table that run here
+    mma_flop: dict[str, int]  # architecture folder -> FLOP per clock, 16-bit operands and float32 accumulators
+    entries: dict[str, tuple[str, ...]]  # architecture folder -> entries of its tile tables that run here; none: all
 
     registers_sm = 65536
-    ex2_clk = 16  # exponentials a clock
-    smem_clk = 128  # bytes a clock
+    ex2_clk = 16  # exponentials per clock
+    smem_clk = 128  # bytes per clock
 
 
 CHIPS = (
-    Chip("A100", 80, 108, 1.41, 164 << 10, 2048, {"sm80": 2048}, {"sm80": ("A100",)}),
-    Chip("RTX 3080", 86, 68, 1.71, 100 << 10, 1536, {"sm80": 512}, {"sm80": ("Smem99K",)}),
-    Chip("RTX 4090", 89, 128, 2.52, 100 << 10, 1536, {"sm80": 512}, {"sm80": ("Smem99K",)}),
-    Chip("L20", 89, 92, 2.52, 100 << 10, 1536, {"sm80": 512}, {"sm80": ("Smem99K",)}),
+    Chip("A100", 80, 108, 1.41, 164 << 10, 2048, {"sm80": 2048}, {"sm80": ("a100",)}),
+    Chip("RTX 3080", 86, 68, 1.71, 100 << 10, 1536, {"sm80": 512}, {"sm80": ("99kb",)}),
+    Chip("RTX 4090", 89, 128, 2.52, 100 << 10, 1536, {"sm80": 512}, {"sm80": ("99kb",)}),
+    Chip("L20", 89, 92, 2.52, 100 << 10, 1536, {"sm80": 512}, {"sm80": ("99kb",)}),
     # mma.sync does not reach wgmma's rate: 645 TFLOP/s were measured with nothing else in the loop.
-    Chip("H100", 90, 132, 1.83, 228 << 10, 2048, {"sm80": 2670, "sm90": 4096}, {"sm80": ("H100",), "sm90": ()}),
+    Chip("H100", 90, 132, 1.83, 228 << 10, 2048, {"sm80": 2670, "sm90": 4096}, {"sm80": ("h100",), "sm90": ()}),
 )
 
 COLUMNS = {
     "chip": "",
-    "arch": "kernel folder",
+    "arch": "architecture folder",
+    "kernel": "its kernel",
     "head_dim": "",
-    "mask": "",
-    "config": "entry of the tile table",
-    "block_m": "query rows a CTA",
-    "block_n": "keys a step",
-    "warps": "a CTA",
-    "stages": "K/V buffers",
-    "smem_bytes": "a CTA",
-    "registers": "a thread, by ptxas; what a consumer has where warpgroups share out registers",
+    "entry": "of the kernel's tile table",
+    "block_m": "query rows per CTA; of a backward per step, but bwd_queries: per CTA",
+    "block_n": "keys per step; of a backward per CTA, but bwd_queries: per step",
+    "warps": "per CTA",
+    "stages": "K/V buffers; of a backward Q/dO buffers",
+    "smem_bytes": "per CTA",
+    "registers": "per thread, by ptxas; a consumer's where warpgroups share out registers",
     "spill_bytes": "stored, by ptxas",
     "ctas_sm": "that fit a multiprocessor",
     "limited_by": "what keeps a further CTA out",
     "warps_sm": "",
     "mma_clk": "tensor core clocks of a step",
     "mufu_clk": "clocks of its exponentials",
-    "smem_clk": "clocks of its shared-memory traffic, bank conflicts included",
+    "smem_clk": "clocks of its shared-memory traffic, bank conflicts included; not known of sm90's backward",
     "bound": "the largest of the three",
     "mma_share": "tensor core clocks over those of the bound",
     "tflops": "if a step takes the bound's clocks, at the boost clock",
-    "flop_per_byte": "of K and V, read from L2",
+    "flop_per_byte": "of what a step reads from L2",
 }
+
+# A kernel's __global__ function and the products of its step.
+_FUNCTIONS = {
+    ("fwd", ""): ("fwd_kernel", 2),
+    ("bwd", ""): ("bwd_kernel", 5),
+    ("bwd_wide", "keys"): ("bwd_keys_kernel", 4),
+    ("bwd_wide", "queries"): ("bwd_queries_kernel", 3),
+}
+
+
+def _function(kernel: Kernel) -> tuple[str, int]:
+    return _FUNCTIONS[kernel.folder, kernel.entry if kernel.folder == "bwd_wide" else ""]
 
 
 def rows(kernels: Iterable[Kernel], chips: Iterable[Chip] = CHIPS) -> list[dict[str, Any]]:
@@ -76,7 +88,7 @@ def rows(kernels: Iterable[Kernel], chips: Iterable[Chip] = CHIPS) -> list[dict[
         budget(kernel, chip)
         for kernel in kernels
         for chip in chips
-        if kernel.arch in chip.config and kernel.config in (chip.config[kernel.arch] or (kernel.config,))
+        if kernel.arch in chip.entries and kernel.entry in (chip.entries[kernel.arch] or (kernel.entry,))
     ]
 
 
@@ -84,7 +96,7 @@ def budget(kernel: Kernel, chip: Chip) -> dict[str, Any]:
     """One row of the table."""
     compiled = compiled_kernel(kernel, chip.capability)
     threads, smem = kernel.facts["threads"], kernel.facts["smem_bytes"]
-    # Given out 256 at a time to each warp.
+    # Registers are given out 256 at a time to each warp.
     allotted = kernel.facts.get("consumer_registers")
     registers = compiled["registers"] if compiled else None
     limits = {"shared memory": chip.smem_sm // (smem + 1024), "threads": chip.threads_sm // threads}
@@ -96,13 +108,15 @@ def budget(kernel: Kernel, chip: Chip) -> dict[str, Any]:
     ctas = min(limits.values())
     clocks = step_clocks(kernel, chip)
     bound = max(clocks, key=lambda name: clocks[name])
-    flop = 4 * kernel.block_m * kernel.block_n * kernel.head_dim
+    function, products = _function(kernel)
+    flop = 2 * products * kernel.block_m * kernel.block_n * kernel.head_dim
+    streamed = kernel.block_n if function in ("fwd_kernel", "bwd_queries_kernel") else kernel.block_m
     return {
         "chip": chip.name,
         "arch": kernel.arch,
+        "kernel": function.removesuffix("_kernel"),
         "head_dim": kernel.head_dim,
-        "mask": kernel.mask,
-        "config": kernel.config,
+        "entry": kernel.entry,
         "block_m": kernel.block_m,
         "block_n": kernel.block_n,
         "warps": kernel.warps,
@@ -115,33 +129,46 @@ def budget(kernel: Kernel, chip: Chip) -> dict[str, Any]:
         "warps_sm": ctas * kernel.warps,
         "mma_clk": round(clocks["MMA"]),
         "mufu_clk": round(clocks["MUFU"]),
-        "smem_clk": round(clocks["shared memory"]),
+        "smem_clk": round(clocks["shared memory"]) if "shared memory" in clocks else None,
         "bound": bound,
         "mma_share": round(clocks["MMA"] / clocks[bound], 2),
         "tflops": round(flop / clocks[bound] * chip.sms * chip.clock_ghz / 1000),
-        "flop_per_byte": round(flop / (2 * kernel.block_n * kernel.head_dim * 2)),
+        "flop_per_byte": round(flop / (2 * streamed * kernel.head_dim * 2)),
     }
 
 
 def compiled_kernel(kernel: Kernel, capability: int) -> dict[str, Any] | None:
     """The compiler's report on this kernel, for float16; None where the library was built without it."""
-    plan: dict[str, Any] = {"backend": kernel.arch, "kernel": "fwd_kernel", "dtype": "float16", "mask": kernel.mask}
+    function, _ = _function(kernel)
+    plan: dict[str, Any] = {"backend": kernel.arch, "kernel": function, "dtype": "float16", "deterministic": False}
     plan |= {"kernel_head_dim": kernel.head_dim, "capability": capability}
     return _compiled(plan | kernel.shape | kernel.tile)
 
 
 def step_clocks(kernel: Kernel, chip: Chip) -> dict[str, float]:
-    """Clocks that one key tile of one CTA takes of each unit of a multiprocessor, were it alone."""
+    """Clocks that one step of one CTA takes of each unit of a multiprocessor, were it alone."""
     scores = kernel.block_m * kernel.block_n
-    return {
-        "MMA": 4 * scores * kernel.head_dim / chip.mma_flop[kernel.arch],
+    clocks = {
+        "MMA": 2 * _function(kernel)[1] * scores * kernel.head_dim / chip.mma_flop[kernel.arch],
         "MUFU": scores / chip.ex2_clk,
-        "shared memory": step_smem_bytes(kernel) / chip.smem_clk,
     }
+    moved = step_smem_bytes(kernel)
+    return clocks if moved is None else clocks | {"shared memory": moved / chip.smem_clk}
 
 
-def step_smem_bytes(kernel: Kernel) -> int:
-    """Bytes that one step moves through shared memory: counted on the real accesses, a conflict as 128 bytes."""
+def step_smem_bytes(kernel: Kernel) -> int | None:
+    """Bytes that one step moves through shared memory: counted on the real accesses, a conflict as 128 bytes. None for
+    sm90's backward, of which the accesses are not known here."""
+    if kernel.is_forward:
+        return _fwd_step_smem_bytes(kernel)
+    return _sm80_bwd_step_smem_bytes(kernel) if kernel.arch == "sm80" else None
+
+
+def _moved(access: Access) -> int:
+    return access.addresses.size * access.width + 128 * int(conflicts(access.addresses, access.width).sum())
+
+
+def _fwd_step_smem_bytes(kernel: Kernel) -> int:
     details = kernel.details()
     total = 0
     for access in accesses(kernel):
@@ -149,17 +176,38 @@ def step_smem_bytes(kernel: Kernel) -> int:
             continue
         if access.name.startswith("Q") and (access.name.startswith("Q into") or kernel.tile.get("q_in_regs")):
             continue
-        extra = int(conflicts(access.addresses, access.width).sum())
-        total += access.addresses.size * access.width + 128 * extra
+        total += _moved(access)
     if kernel.arch == "sm90":  # each warpgroup reads all; TMA writes K and V once
         total *= kernel.facts["warpgroups"]
         total += 2 * kernel.block_n * kernel.head_dim * details.facts["element_bytes"]
     return total
 
 
+def _sm80_bwd_step_smem_bytes(kernel: Kernel) -> int:
+    """Of a part of the step's rows: K and V for the scores, Q and dO for all products, dS^T and, where it is in shared
+    memory, P^T. Of the whole step: dS and K for dQ, and the next Q and dO."""
+    first = {access.name.replace(" of stage 0", "").replace(" stage 0", ""): access for access in accesses(kernel)}
+    moved = {name: _moved(access) for name, access in first.items()}
+    parts = kernel.block_m // kernel.facts["score_rows"]
+    stored = 2 if "dSt to registers" in moved else 1
+    part = 2 * sum(moved[f"{name} to registers"] for name in ("K", "Q", "Qt")) + 2 * moved["Q into"]
+    part += stored * moved["dSt to shared memory"] + 2 * moved.get("dSt to registers", 0)
+    return parts * part + moved["dS to registers"] + moved["Kt to registers"]
+
+
 def registers_held(kernel: Kernel) -> dict[str, int]:
-    """Registers of a thread that the loop keeps through a step: from the partitions, 16-bit values two in one."""
+    """Registers of a thread that the loop keeps through a step: from the partitions, 16-bit values two in one; of
+    sm90's backward from the tile."""
     arrays = kernel.details().arrays
+    if kernel.arch == "sm90" and not kernel.is_forward:  # 64 rows or keys of a sum, of a warpgroup's 128 threads
+        scores = {"S": 64 * (64 if kernel.folder == "bwd_wide" else kernel.block_m) // 128}
+        if kernel.entry != "keys":
+            scores["dP"] = scores["S"]
+        results = {"all": ("dK", "dV"), "keys": ("dK or dV",), "queries": ("dQ",)}[kernel.entry]
+        return dict.fromkeys(results, kernel.head_dim // 2) | scores
+    if not kernel.is_forward:
+        sums = dict.fromkeys(("dK", "dV"), arrays["dK.mma.register"].size)
+        return sums | dict.fromkeys(("S", "dP"), arrays["S.mma.register"].size)
     held = {"O": arrays["O.mma.register"].size, "S": arrays["S.mma.register"].size}
     if kernel.tile.get("q_in_regs"):
         held["Q"] = arrays["Q.mma.register"].size // 2

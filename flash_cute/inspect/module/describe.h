@@ -11,7 +11,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "params.h"
 #include "registry.h"
 
 namespace inspect {
@@ -226,7 +225,7 @@ struct Name {
   constexpr Name(char const (&literal)[kSize]) { std::copy_n(literal, kSize, text); }
 };
 
-// Register numbers, or elements' places in a buffer.
+// Register numbers, or elements' offsets in a buffer.
 template <Name kName, class Layout>
 struct IndexEntry {
   static void add(Details& details) { details.arrays[kName.text] = index_array(ReadLayout<Layout>::read()); }
@@ -307,61 +306,10 @@ struct AddAll<tuple<Entries...>> {
   static void add(Details& details) { (Entries::add(details), ...); }
 };
 
-// What one ldmatrix moves: 8x8 matrices of 16-bit elements, transposed or not.
-template <int kMatrices_, bool kTransposed_>
-struct MatricesOf {
-  static constexpr int kMatrices = kMatrices_;
-  static constexpr int kTransposed = kTransposed_;
-};
-template <class Op>
-struct Matrices;
-template <> struct Matrices<SM75_U32x1_LDSM_N> : MatricesOf<1, false> {};
-template <> struct Matrices<SM75_U32x2_LDSM_N> : MatricesOf<2, false> {};
-template <> struct Matrices<SM75_U32x4_LDSM_N> : MatricesOf<4, false> {};
-template <> struct Matrices<SM75_U16x2_LDSM_T> : MatricesOf<1, true> {};
-template <> struct Matrices<SM75_U16x4_LDSM_T> : MatricesOf<2, true> {};
-template <> struct Matrices<SM75_U16x8_LDSM_T> : MatricesOf<4, true> {};
-
-template <class Atom>
-struct MatricesOfAtom;
-template <class Op, class Element>
-struct MatricesOfAtom<Copy_Atom<Op, Element>> : Matrices<Op> {};
-
-template <class Atom>
-void add_matrices(Details& details, std::string const& name) {
-  details.facts[name + ".matrices"] = MatricesOfAtom<Atom>::kMatrices;
-  details.facts[name + ".transposed"] = MatricesOfAtom<Atom>::kTransposed;
-}
-
-// An enumerator's name, without its k: the compiler spells it in the function's.
-template <auto kEnumerator>
-std::string enumerator_name() {
-  std::string const function = __PRETTY_FUNCTION__;
-  size_t const begin = function.find("kEnumerator = ") + 14;
-  std::string const name = function.substr(begin, function.find_first_of(";]", begin) - begin);
-  return name.substr(name.rfind("::k") + 3);
-}
-
-// --- What runs ------------------------------------------------------------------------------------------
-
-inline flash_cute::FwdParams params_of(FwdProblem const& problem) {
-  flash_cute::FwdParams params{};
-  params.batch = problem.batch;
-  params.heads_q = problem.heads_q;
-  params.heads_kv = problem.heads_kv;
-  params.len_q = problem.len_q;
-  params.len_k = problem.len_k;
-  params.head_dim = problem.head_dim;
-  params.diagonal = problem.diagonal;
-  return params;
-}
-
-template <class Mask>
-Array column_limits(FwdProblem const& problem) {
-  flash_cute::FwdParams const params = params_of(problem);
-  Array array{{problem.len_q}, {}};
-  for (int row = 0; row < problem.len_q; ++row) array.data.push_back(Mask::column_limit(params, row));
-  return array;
-}
+// Whether two tiled MMAs share out their operands and results alike.
+template <class Mma, class Other>
+constexpr bool kSameMma = std::is_same_v<decltype(Mma{}.get_layoutA_TV()), decltype(Other{}.get_layoutA_TV())> &&
+                          std::is_same_v<decltype(Mma{}.get_layoutB_TV()), decltype(Other{}.get_layoutB_TV())> &&
+                          std::is_same_v<decltype(Mma{}.get_layoutC_TV()), decltype(Other{}.get_layoutC_TV())>;
 
 }  // namespace inspect

@@ -11,6 +11,10 @@ struct DeviceIndex {
 };
 inline DeviceIndex threadIdx, blockIdx, gridDim;
 inline void __syncwarp(unsigned = 0xffffffff) {}
+// The upper half of (high, low) << min(shift, 32).
+inline unsigned __funnelshift_lc(unsigned low, unsigned high, unsigned shift) {
+  return unsigned(((uint64_t{high} << 32 | low) << (shift < 32 ? shift : 32)) >> 32);
+}
 
 // CuTe asks for shared-memory addresses through this: here they count from the start of the SharedStorage
 // that is being described.

@@ -1,4 +1,4 @@
-// The registry of kernels, handed to Python.
+// The kernels of one source, handed to Python.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -26,9 +26,10 @@ py::array_t<int> to_numpy(Array const& array) {
   return result;
 }
 
-FwdProblem to_problem(py::dict problem) {
+Problem to_problem(py::dict problem) {
   auto get = [&](char const* name) { return problem[name].cast<int>(); };
-  return {get("batch"), get("heads_q"), get("heads_kv"), get("len_q"), get("len_k"), get("head_dim"), get("diagonal")};
+  return {get("batch"), get("heads_q"), get("heads_kv"), get("len_q"),
+          get("len_k"), get("head_dim"), get("lower"),   get("upper")};
 }
 
 py::list kernels() {
@@ -36,9 +37,9 @@ py::list kernels() {
   for (Kernel const& kernel : registry()) {
     py::dict entry;
     entry["arch"] = kernel.arch;
-    entry["mask"] = kernel.mask;
-    entry["config"] = kernel.config;
-    entry["config_index"] = kernel.config_index;
+    entry["folder"] = kernel.folder;
+    entry["entry"] = kernel.entry;
+    entry["entry_index"] = kernel.entry_index;
     entry["head_dim"] = kernel.head_dim;
     entry["tile"] = kernel.tile;
     entry["shape"] = kernel.shape;
@@ -69,11 +70,8 @@ py::dict describe(size_t index) {
 PYBIND11_MODULE(_traits, module) {
   module.def("kernels", &kernels);
   module.def("describe", &describe);
-  module.def("schedule", [](size_t index, py::dict problem, int ctas) {
-    return to_numpy(registry().at(index).schedule(to_problem(problem), ctas));
-  });
-  module.def("column_limits", [](size_t index, py::dict problem) {
-    return to_numpy(registry().at(index).column_limits(to_problem(problem)));
+  module.def("schedule", [](size_t index, py::dict problem, int num_sms) {
+    return to_numpy(registry().at(index).schedule(to_problem(problem), num_sms));
   });
   module.def("masked", [](size_t index, py::dict problem, int m_block, int n_block) {
     return to_numpy(registry().at(index).masked(to_problem(problem), m_block, n_block));

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-struct FwdProblem {
-  int batch, heads_q, heads_kv, len_q, len_k, head_dim, diagonal;
+struct Problem {
+  int batch, heads_q, heads_kv, len_q, len_k, head_dim, lower, upper;
 };
 
 // The first mode varies fastest (numpy's order "F").
@@ -28,25 +28,24 @@ struct Details {
   std::map<std::string, std::vector<int>> swizzles;  // of a shared-memory layout: cute::Swizzle's three numbers
 };
 
-// One entry of an architecture's tile table at one (head dim, mask).
+// One entry of a kernel's tile table at one head dim.
 struct Kernel {
   std::string arch;
-  std::string mask;
-  std::string config;
-  int config_index;
+  std::string folder;  // fwd, bwd or bwd_wide
+  std::string entry;
+  int entry_index;
   int head_dim;
-  std::map<std::string, int> tile;   // FwdTile's fields
+  std::map<std::string, int> tile;   // TileConfig's fields
   std::map<std::string, int> shape;  // KernelShape's: what the plan tells `explain`
   std::map<std::string, int> facts;  // of the traits
   Details (*describe)();
-  // (5, tiles): m_block, head, batch, and of its key range `unmasked` and `end`, in the launch's order; a
-  // persistent grid of `ctas` has two rows more, the CTA and its round.
-  Array (*schedule)(FwdProblem const&, int ctas);
-  // (len_q): the first column that each row does not see.
-  Array (*column_limits)(FwdProblem const&);
+  // (7, tiles): m_block, head, batch, and of its range of key tiles begin, whole_begin, whole_end and end, in the launch's
+  // order; a persistent grid has five rows more: the CTA, its round, and of this visit the key tiles [begin, end) and
+  // the parts. Null of a backward.
+  Array (*schedule)(Problem const&, int num_sms);
   // (BLK_M, BLK_N): how many threads set this score to -inf when the tile is masked, plus 1000 times how many
   // hold it.
-  Array (*masked)(FwdProblem const&, int m_block, int n_block);
+  Array (*masked)(Problem const&, int m_block, int n_block);
 };
 
 using Registry = std::vector<Kernel>;

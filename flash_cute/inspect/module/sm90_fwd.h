@@ -1,20 +1,21 @@
-// The sm90 forward's traits as data. The partitions are those of sm90/fwd_mainloop.cuh and fwd_epilogue.cuh,
-// from the same types.
+// The sm90 forward's traits as data. The partitions are those of sm90/fwd/mainloop.cuh and sm90/fwd/epilogue.cuh, from the
+// same types.
 #pragma once
 
 #include <algorithm>
 
 #include "describe.h"
+#include "kernel_shape.h"
+#include "problem.h"
 
-#include "core/layout.cuh"
-#include "core/mask.cuh"
-#include "sm90/fwd_scheduler.cuh"
-#include "sm90/fwd_traits.cuh"
+#include "sm90/fwd/scheduler.cuh"
+#include "sm90/fwd/tile.h"
+#include "sm90/fwd/traits.cuh"
 
-namespace inspect::sm90 {
+namespace inspect::sm90_fwd {
 
 using namespace flash_cute;
-using namespace flash_cute::sm90;
+using namespace flash_cute::sm90::fwd;
 
 // Never run: see describe.h.
 template <class Traits>
@@ -95,56 +96,64 @@ Details describe() {
   return out;
 }
 
-// The layouts depend on neither the element type nor the mask: describe() is compiled once a tile.
+// The layouts depend on neither the element type nor the wait: describe() is compiled once per tile.
 template <class Traits>
-struct CanonicalOf {
-  using type = FwdTraits<cutlass::half_t, Traits::kHeadDim, Variant<FullMask>, Traits::kTile>;
-  using Bfloat16 = FwdTraits<cutlass::bfloat16_t, Traits::kHeadDim, Variant<typename Traits::Mask>, Traits::kTile>;
-  template <class Mma, class OtherMma>
-  static constexpr bool kSameMma =
-      std::is_same_v<decltype(Mma{}.get_layoutA_TV()), decltype(OtherMma{}.get_layoutA_TV())> &&
-      std::is_same_v<decltype(Mma{}.get_layoutB_TV()), decltype(OtherMma{}.get_layoutB_TV())> &&
-      std::is_same_v<decltype(Mma{}.get_layoutC_TV()), decltype(OtherMma{}.get_layoutC_TV())>;
-  template <class Other>
-  static constexpr bool kSameAs = std::is_same_v<typename type::SmemLayoutQ, typename Other::SmemLayoutQ> &&
-                                  std::is_same_v<typename type::SmemLayoutK, typename Other::SmemLayoutK> &&
-                                  std::is_same_v<typename type::SmemLayoutVt, typename Other::SmemLayoutVt> &&
-                                  kSameMma<typename type::MmaQK, typename Other::MmaQK> &&
-                                  kSameMma<typename type::MmaPV, typename Other::MmaPV> &&
-                                  sizeof(typename type::SharedStorage) == sizeof(typename Other::SharedStorage);
-  static_assert(kSameAs<Traits> && kSameAs<Bfloat16>, "a layout depends on the mask or the element type");
-};
+using Canonical = sm90::fwd::Traits<cutlass::half_t, Traits::kHeadDim,
+                                    TileConfig{.block_m = Traits::kBlockM,
+                                               .block_n = Traits::kBlockN,
+                                               .stages = Traits::kStages,
+                                               .ping_pong = Traits::kTile.ping_pong,
+                                               .late_wait = false}>;
+template <class Traits, class Other>
+constexpr bool kSameLayouts = std::is_same_v<typename Traits::SmemLayoutQ, typename Other::SmemLayoutQ> &&
+                              std::is_same_v<typename Traits::SmemLayoutK, typename Other::SmemLayoutK> &&
+                              std::is_same_v<typename Traits::SmemLayoutVt, typename Other::SmemLayoutVt> &&
+                              kSameMma<typename Traits::MmaQK, typename Other::MmaQK> &&
+                              kSameMma<typename Traits::MmaPV, typename Other::MmaPV> &&
+                              sizeof(typename Traits::SharedStorage) == sizeof(typename Other::SharedStorage);
 
 // The CTAs' walks. Where they draw tiles, the next goes to the one with the least work so far: its key tiles, and one for
-// what a tile costs besides. Where tiles are dealt, those that fill no whole wave are split if that is worth it, memory
-// permitting: what the plan knows of memory's speed is left out here.
-template <class Traits>
-Array schedule(FwdProblem const& problem, int ctas) {
-  constexpr bool kCausal = std::is_same_v<typename Traits::Mask, CausalMask>;
-  FwdParams const params = params_of(problem);
-  auto const schedule = TileSchedule::make(params, Traits::kBlockM, kCausal, ctas);
-  bool const drawn = kCausal && schedule.num_tiles() > ctas;
-  int const keys = params.len_q > 0 ? std::max(0, Traits::Mask::column_limit(params, params.len_q - 1)) : 0;
+// what a tile costs besides. Where tiles are dealt, those of the last wave are split if the plan's choice splits them.
+template <int kHeadDim, int kEntry>
+Array schedule(Problem const& problem, int num_sms) {
+  constexpr TileConfig kTile = tile_config(kHeadDim, kEntry);
+  constexpr KernelShape kShape = kernel_shape(kHeadDim, kEntry);
+  auto const params = params_of<FwdParams>(problem);
+  bool const masked = is_masked(params.band);
+  TileOrder const order = tile_order(kShape, masked, params.batch, params.heads_q, params.heads_kv, params.len_q,
+                                     params.len_k, params.head_dim, num_sms);
+  bool const drawn = masked && order.num_tiles() > num_sms;
   TileSplit split;
-  if (!drawn && !(kCausal && keys < 2 * params.len_q)) {
-    bool const equal = schedule.num_tiles() > ctas;
-    split = split_last_wave(schedule.num_tiles(), ceil_div(keys, Traits::kBlockN), ctas, equal);
+  if (!drawn && !params.band.has_lower()) {
+    int const keys = std::max(0, column_limit(params, params.len_q - 1));
+    Work const work{.len_q = params.len_q,
+                    .keys = keys,
+                    .masked = masked,
+                    .triangle = masked && keys < 2 * params.len_q,
+                    .can_split = true,
+                    .heads_q = params.batch * params.heads_q,
+                    .heads_kv = params.batch * params.heads_kv};
+    split = choose(kHeadDim, work, num_sms, kEntry).split;
   }
+  bool const only_split = split.tiles > 0 && split.tiles == order.num_tiles();
+  int const ctas = only_split ? split.ranges : int(std::min<int64_t>(order.num_tiles(), num_sms));
 
-  Array array{{10, 0}, {}};
+  Array array{{12, 0}, {}};
   std::vector<int> rounds(ctas), work(ctas);
   auto const add = [&](TileCoord const volatile& tile, int cta) {
-    KeyRange const range = key_range<typename Traits::Mask, Traits::kBlockM, Traits::kBlockN>(params, tile.m_block);
-    int const begin = tile.keys.begin, end = std::max(begin, std::min(int(tile.keys.end), range.end));
-    array.data.insert(array.data.end(), {tile.m_block, tile.head, tile.batch, range.unmasked, range.end, cta,
-                                         rounds[cta]++, begin, end, tile.parts});
+    int const m_block = tile.m_block;
+    TileRange const range = key_range<kTile.block_m, kTile.block_n>(params, m_block);
+    int const begin = std::max(int(tile.keys.begin), range.begin);
+    int const end = std::max(begin, std::min(int(tile.keys.end), range.end));
+    append(array, {m_block, tile.head, tile.batch}, range);
+    array.data.insert(array.data.end(), {cta, rounds[cta]++, begin, end, int(tile.parts)});
     work[cta] += end - begin + 1;
     ++array.shape[1];
   };
   TileCoord volatile tile;
   if (drawn) {
-    for (int index = 0; index < schedule.num_tiles(); ++index) {
-      schedule.place(index, tile);
+    for (int index = 0; index < order.num_tiles(); ++index) {
+      place_tile(order, index, tile);
       add(tile, int(std::min_element(work.begin(), work.end()) - work.begin()));
     }
     return array;
@@ -152,7 +161,7 @@ Array schedule(FwdProblem const& problem, int ctas) {
   for (bool more = true; more;) {
     more = false;
     for (int cta = 0; cta < ctas; ++cta) {
-      schedule.deal(split, cta, ctas, rounds[cta], tile);
+      deal_tile(order, split, cta, ctas, rounds[cta], tile);
       if (tile.m_block < 0) continue;
       add(tile, cta);
       more = true;
@@ -161,51 +170,24 @@ Array schedule(FwdProblem const& problem, int ctas) {
   return array;
 }
 
-template <class Traits>
-Array masked(FwdProblem const& problem, int m_block, int n_block) {
-  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kRows = Traits::kRows;
-  FwdParams const params = params_of(problem);
-  typename Traits::MmaQK mma;
-  auto const cS = make_identity_tensor(Shape<Int<kRows>, Int<kBlockN>>{});
-  auto const tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));
-  Array array{{kBlockM, kBlockN}, std::vector<int>(kBlockM * kBlockN)};
-  for (int thread = 0; thread < Traits::kConsumerThreads; ++thread) {
-    int const first_row = thread / 128 * kRows;
-    auto tSrS = partition_fragment_C(mma, Shape<Int<kRows>, Int<kBlockN>>{});
-    clear(tSrS);
-    auto scores = rowcol_view(tSrS);
-    auto const tScS = rowcol_view(mma.get_slice(thread % 128).partition_C(cS));
-    apply_mask<typename Traits::Mask>(scores, tScS, tScS_0, params, m_block * kBlockM + first_row,
-                                      n_block * kBlockN);
-    for (int i = 0; i < size(scores); ++i) {
-      auto const coord = tScS(i);
-      array.data[first_row + get<0>(coord) + kBlockM * get<1>(coord)] += 1000 + (scores(i) < 0.f);
-    }
-  }
-  return array;
-}
-
-template <int kHeadDim, class Mask, int kConfig>
-Kernel kernel(char const* mask) {
-  constexpr FwdTile tile = fwd_tile(kHeadDim, std::is_same_v<Mask, CausalMask>, kConfig);
-  constexpr KernelShape shape = fwd_shape(kHeadDim, std::is_same_v<Mask, CausalMask>, kConfig);
-  using Traits = FwdTraits<cutlass::half_t, kHeadDim, Variant<Mask>, tile>;
+template <int kHeadDim, int kEntry>
+Kernel kernel() {
+  constexpr TileConfig kTile = tile_config(kHeadDim, kEntry);
+  using Traits = sm90::fwd::Traits<cutlass::half_t, kHeadDim, kTile>;
+  using Layouts = Canonical<Traits>;
+  static_assert(kSameLayouts<Layouts, Traits>);
+  static_assert(kSameLayouts<Layouts, sm90::fwd::Traits<cutlass::bfloat16_t, kHeadDim, kTile>>);
   return {.arch = "sm90",
-          .mask = mask,
-          .config = enumerator_name<Config(kConfig)>(),
-          .config_index = kConfig,
+          .folder = "fwd",
+          .entry = kEntryNames[kEntry],
+          .entry_index = kEntry,
           .head_dim = kHeadDim,
-          .tile = {{"block_m", tile.block_m},
-                   {"block_n", tile.block_n},
-                   {"stages", tile.stages},
-                   {"ping_pong", tile.ping_pong},
-                   {"late_wait", tile.late_wait}},
-          .shape = {{"block_m", shape.block_m},
-                    {"block_n", shape.block_n},
-                    {"threads", shape.threads},
-                    {"stages", shape.stages},
-                    {"smem_bytes", shape.smem_bytes},
-                    {"ctas_per_sm", shape.ctas_per_sm}},
+          .tile = {{"block_m", kTile.block_m},
+                   {"block_n", kTile.block_n},
+                   {"stages", kTile.stages},
+                   {"ping_pong", kTile.ping_pong},
+                   {"late_wait", kTile.late_wait}},
+          .shape = shape_of(kernel_shape(kHeadDim, kEntry)),
           .facts = {{"block_m", Traits::kBlockM},
                     {"block_n", Traits::kBlockN},
                     {"threads", Traits::kThreads},
@@ -216,22 +198,21 @@ Kernel kernel(char const* mask) {
                     {"warpgroup_rows", Traits::kRows},
                     {"producer_registers", Traits::kProducerRegs},
                     {"consumer_registers", Traits::kConsumerRegs}},
-          .describe = &describe<typename CanonicalOf<Traits>::type>,
-          .schedule = &schedule<Traits>,
-          .column_limits = &column_limits<Mask>,
-          .masked = &masked<Traits>};
-}
-
-template <int kHeadDim, class Mask, int... kConfigs>
-void add_masked(Registry& registry, char const* mask, std::integer_sequence<int, kConfigs...>) {
-  (registry.push_back(kernel<kHeadDim, Mask, kConfigs>(mask)), ...);
+          .describe = &describe<Layouts>,
+          .schedule = &schedule<kHeadDim, kEntry>,
+          .masked = &masked<FwdParams, false, typename Traits::MmaQK, 128, Traits::kWarpgroups, Traits::kRows,
+                            Traits::kBlockN>};
 }
 
 template <int kHeadDim>
 void add(Registry& registry) {
-  auto const configs = std::make_integer_sequence<int, kNumConfigs>{};
-  add_masked<kHeadDim, FullMask>(registry, "full", configs);
-  add_masked<kHeadDim, CausalMask>(registry, "causal", configs);
+  [&]<int... kEntries>(std::integer_sequence<int, kEntries...>) {
+    (
+        [&] {
+          if constexpr (has_entry(kHeadDim, kEntries)) registry.push_back(kernel<kHeadDim, kEntries>());
+        }(),
+        ...);
+  }(std::make_integer_sequence<int, kNumEntries>{});
 }
 
-}  // namespace inspect::sm90
+}  // namespace inspect::sm90_fwd

@@ -1,0 +1,153 @@
+// The sm80 forward's traits as data. The partitions are those of sm80/fwd/mainloop.cuh, sm80/load_cp_async.cuh and
+// sm80/fwd/epilogue.cuh, from the same types.
+#pragma once
+
+#include "describe.h"
+#include "kernel_shape.h"
+#include "ldmatrix.h"
+#include "problem.h"
+
+#include "sm80/fwd/tile.h"
+#include "sm80/fwd/traits.cuh"
+
+namespace inspect::sm80_fwd {
+
+using namespace flash_cute;
+using namespace flash_cute::sm80::fwd;
+using flash_cute::sm80::kChipNames;
+using flash_cute::sm80::kMaxSmemBytes;
+using flash_cute::sm80::kNumChips;
+
+// Never run: see describe.h.
+template <class Traits>
+auto entries() {
+  using Element = typename Traits::Element;
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
+  auto const smem = make_smem_ptr(static_cast<Element*>(nullptr));
+  auto sQ = make_tensor(smem, typename Traits::SmemLayoutQ{});    // (BLK_M, D)
+  auto sK = make_tensor(smem, typename Traits::SmemLayoutKV{});   // (BLK_N, D, stage)
+  auto sVt = make_tensor(smem, typename Traits::SmemLayoutVt{});  // (D, BLK_N, stage)
+  auto sVt_plain = make_tensor(smem, get_nonswizzle_portion(typename Traits::SmemLayoutVt{}));
+  auto const cQ = make_identity_layout(Shape<Int<kBlockM>, Int<kHeadDim>>{});
+  auto const cK = make_identity_layout(Shape<Int<kBlockN>, Int<kHeadDim>>{});
+  auto const cVt = make_identity_layout(Shape<Int<kHeadDim>, Int<kBlockN>>{});
+  auto const cS = make_identity_layout(Shape<Int<kBlockM>, Int<kBlockN>>{});
+
+  typename Traits::GmemLoad gmem_load;
+  typename Traits::GmemStore gmem_store;
+  typename Traits::Mma mma;
+  auto const mma_thread = mma.get_slice(0);
+  auto tSrQ = mma_thread.partition_fragment_A(sQ);                              // (MMA, MMA_M, MMA_D)
+  auto tSrK = mma_thread.partition_fragment_B(sK(_, _, _0{}));                  // (MMA, MMA_N, MMA_D)
+  auto tOrV = mma_thread.partition_fragment_B(sVt_plain(_, _, _0{}));           // (MMA, MMA_D, MMA_N)
+  auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});   // (MMA, MMA_M, MMA_N)
+  auto tOrO = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
+  auto rO = make_tensor_like<Element>(tOrO);                                    // (MMA, MMA_M, MMA_D)
+  auto const copy_q = make_tiled_copy_A(typename Traits::SmemCopyAtom{}, mma);
+  auto const copy_k = make_tiled_copy_B(typename Traits::SmemCopyAtom{}, mma);
+  auto const copy_v = make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, mma);
+  auto const copy_o = make_tiled_copy_C(Copy_Atom<UniversalCopy<uint32_t>, Element>{}, mma);
+
+  return tuple_cat(
+      smem_entry<"Q.smem">(typename Traits::SmemLayoutQ{}), smem_entry<"K.smem">(typename Traits::SmemLayoutKV{}),
+      smem_entry<"V.smem">(typename Traits::SmemLayoutVt{}),  // (D, BLK_N, stage), as the MMA takes it
+      smem_entry<"V.rows">(typename Traits::SmemLayoutKV{}),  // (BLK_N, D, stage), as it is loaded
+      // Global to shared memory, K and V alike, and the output's way back.
+      copy_entry<"Q.gmem.coord">(gmem_load.tidfrg_D(cQ)), copy_entry<"K.gmem.coord">(gmem_load.tidfrg_D(cK)),
+      copy_entry<"O.gmem.coord">(gmem_store.tidfrg_S(cQ)),
+      // Shared memory to registers.
+      operand_entries<"Q.ldsm.coord", "Q.ldsm.register", "Q.mma.register">(copy_q, tSrQ, cQ),
+      operand_entries<"K.ldsm.coord", "K.ldsm.register", "K.mma.register">(copy_k, tSrK, cK),
+      operand_entries<"V.ldsm.coord", "V.ldsm.register", "V.mma.register">(copy_v, tOrV, cVt),
+      mma_a_entry<"Q.mma.coord">(mma, cQ), mma_b_entry<"K.mma.coord">(mma, cK), mma_b_entry<"V.mma.coord">(mma, cVt),
+      // The accumulators, and S read as the second product's A operand.
+      mma_c_entry<"S.mma.coord">(mma, cS), index_entry<"S.mma.register">(tSrS.layout()),
+      mma_a_entry<"P.mma.coord">(mma, cS), index_entry<"P.mma.register">(operand_a_layout(tSrS.layout())),
+      mma_c_entry<"O.mma.coord">(mma, cQ), index_entry<"O.mma.register">(tOrO.layout()),
+      // The output tile, over Q.
+      copy_entry<"O.sts.coord">(copy_o.tidfrg_D(cQ)),
+      index_entry<"O.sts.register">(copy_o.get_slice(0).retile_S(rO).layout()));
+}
+
+template <class Traits>
+Details describe() {
+  using SharedStorage = typename Traits::SharedStorage;
+  Details out;
+  AddAll<decltype(entries<Traits>())>::add(out);
+  out.buffers = {{"Q, then O", int(offsetof(SharedStorage, q)), int(sizeof(SharedStorage::q))},
+                 {"K", int(offsetof(SharedStorage, k)), int(sizeof(SharedStorage::k))},
+                 {"V", int(offsetof(SharedStorage, v)), int(sizeof(SharedStorage::v))}};
+  out.facts["element_bytes"] = sizeof(typename Traits::Element);
+  out.facts["O.sts.bytes"] = sizeof(uint32_t);
+  out.facts["gmem.bytes"] = Traits::kChunk * int(sizeof(typename Traits::Element));
+  add_matrices<typename Traits::SmemCopyAtom>(out, "Q.ldsm");
+  add_matrices<typename Traits::SmemCopyAtom>(out, "K.ldsm");
+  add_matrices<typename Traits::SmemCopyAtomTransposed>(out, "V.ldsm");
+  using AtomShape = typename Traits::Mma::AtomShape_MNK;
+  out.facts["mma.m"] = size<0>(AtomShape{});
+  out.facts["mma.n"] = size<1>(AtomShape{});
+  out.facts["mma.k"] = size<2>(AtomShape{});
+  return out;
+}
+
+// The layouts do not depend on the element type: describe() is compiled for float16.
+template <class Traits, class Other>
+constexpr bool kSameLayouts =
+    std::is_same_v<typename Traits::SmemLayoutQ, typename Other::SmemLayoutQ> &&
+    std::is_same_v<typename Traits::SmemLayoutKV, typename Other::SmemLayoutKV> &&
+    std::is_same_v<typename Traits::SmemLayoutVt, typename Other::SmemLayoutVt> &&
+    kSameMma<typename Traits::Mma, typename Other::Mma> &&
+    std::is_same_v<typename Traits::GmemLoad::TiledLayout_TV, typename Other::GmemLoad::TiledLayout_TV> &&
+    sizeof(typename Traits::SharedStorage) == sizeof(typename Other::SharedStorage);
+
+template <class Traits>
+Array schedule(Problem const& problem, int /*num_sms*/) {
+  auto const params = params_of<FwdParams>(problem);
+  KernelShape const shape{.block_m = Traits::kBlockM, .block_n = Traits::kBlockN};
+  TileOrder const order = tile_order(shape, is_masked(params.band), params.batch, params.heads_q, params.heads_kv,
+                                     params.len_q, params.len_k, params.head_dim);
+  Array array{{7, int(order.num_tiles())}, {}};
+  for (int index = 0; index < order.num_tiles(); ++index) {
+    RowTileCoord const tile = order.coord(index);
+    append(array, tile, key_range<Traits::kBlockM, Traits::kBlockN>(params, tile.m_block));
+  }
+  return array;
+}
+
+template <int kHeadDim, int kChip>
+Kernel kernel() {
+  constexpr TileConfig kTile = tile_config(kHeadDim, kChip);
+  using Traits = sm80::fwd::Traits<cutlass::half_t, kHeadDim, kTile>;
+  static_assert(kSameLayouts<Traits, sm80::fwd::Traits<cutlass::bfloat16_t, kHeadDim, kTile>>);
+  return {.arch = "sm80",
+          .folder = "fwd",
+          .entry = kChipNames[kChip],
+          .entry_index = kChip,
+          .head_dim = kHeadDim,
+          .tile = {{"block_m", kTile.block_m},
+                   {"block_n", kTile.block_n},
+                   {"warps", kTile.warps},
+                   {"stages", kTile.stages},
+                   {"q_in_regs", kTile.q_in_regs},
+                   {"budgeted_ctas", kTile.ctas_per_sm}},
+          .shape = shape_of(kernel_shape(kHeadDim, kChip)),
+          .facts = {{"block_m", Traits::kBlockM},
+                    {"block_n", Traits::kBlockN},
+                    {"threads", Traits::kThreads},
+                    {"stages", Traits::kStages},
+                    {"smem_bytes", int(sizeof(typename Traits::SharedStorage))},
+                    {"smem_limit", kMaxSmemBytes[kChip]},
+                    {"register_limit", std::min(255, 65536 / (Traits::kThreads * kTile.ctas_per_sm) / 8 * 8)}},
+          .describe = &describe<Traits>,
+          .schedule = &schedule<Traits>,
+          .masked = &masked<FwdParams, false, typename Traits::Mma, Traits::kThreads, 1, Traits::kBlockM, Traits::kBlockN>};
+}
+
+template <int kHeadDim>
+void add(Registry& registry) {
+  [&]<int... kChips>(std::integer_sequence<int, kChips...>) {
+    (registry.push_back(kernel<kHeadDim, kChips>()), ...);
+  }(std::make_integer_sequence<int, kNumChips>{});
+}
+
+}  // namespace inspect::sm80_fwd
