@@ -62,6 +62,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   // sm_80, sm_90 and sm_120.
   constexpr bool kScarce = kDeterministic && kHeadDim == 128, kTight = kScarce && !kTwoQ;
   constexpr bool kEndsAfterAdding = !kScarce;
+  constexpr bool kRangeInRegs = kPInRegs && (kDeterministic || kHeadDim != 64 || !std::is_same_v<Element, cutlass::half_t>);
   bool const last_first = kDeterministic && kHeadDim > 64 && params.launch_order.last_first;
   KeyTile const tile(params, draw_task<kDeterministic>(params, reinterpret_cast<int*>(smem.ds)));
 
@@ -191,8 +192,11 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   // S^T to P^T.
   auto make_p = [&](auto& tSrS, int m_block, int part, auto const& lse_log2) {
     auto p = rowcol_view(tSrS);  // (keys, rows)
-    if (range.needs_mask(m_block)) {
-      int const row = m_block * kBlockM + part * kScoreRows, column = n_block() * kBlockN;
+    int const row = m_block * kBlockM + part * kScoreRows, column = n_block() * kBlockN;
+    bool const edge = kRangeInRegs ? range.needs_mask(m_block)
+                                   : crosses_band<kBlockM, kBlockN>(params, m_block * kBlockM - column) ||
+                                         column + kBlockN > params.len_k;
+    if (edge) {
       auto const thread_mma = mma_scores.get_slice(fresh_thread_index());
       auto tScS = rowcol_view(thread_mma.partition_C(cS));  // (keys, rows) -> (key, row)
       apply_mask_transposed(p, tScS, tScS_0, params, row, column);

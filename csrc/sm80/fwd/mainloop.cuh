@@ -97,8 +97,14 @@ CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile,
   };
 
   // The band's lower edge, computed once more at each use: held in registers, it spilled.
-  auto begin = [&] { return first_column(params, opaque(tile.m_block) * kBlockM) / kBlockN; };
+  // Eight warps have no register for the computation either: they branch, which costs 1 %.
+  constexpr bool kBranches = Traits::kWarps == 8;
+  auto begin = [&] {
+    if (kBranches && !params.band.has_lower()) return 0;
+    return first_column(params, opaque(tile.m_block) * kBlockM) / kBlockN;
+  };
   auto whole_begin = [&] {
+    if (kBranches && !params.band.has_lower()) return 0;
     return ceil_div(first_column(params, opaque(tile.m_block) * kBlockM + (kBlockM - 1)), kBlockN);
   };
   auto step = [&](int n, int stage, auto masked, auto whole_keys) __attribute__((always_inline)) {
