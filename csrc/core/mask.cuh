@@ -52,8 +52,8 @@ struct TileRange {
   int whole_end;
   int end;
 
-  // Where there is no whole tile, whole_begin == whole_end == begin: walked from the last tile to the first, or from the
-  // first to the last, masked tiles come first.
+  // Where there is no whole tile, whole_begin == whole_end == begin: on the way from the last tile to the first, all are
+  // masked.
   CUTE_HOST_DEVICE static TileRange make(int begin, int whole_begin, int whole_end, int end) {
     end = max(begin, end);
     whole_begin = max(begin, whole_begin);
@@ -87,8 +87,18 @@ CUTE_HOST_DEVICE TileRange row_range(BwdParams const& params, int n_block) {
   bool const tail = first + kBlockN > params.len_k;
   // The rows behind the last one have P = 0 by their statistics.
   int const whole_rows = row_limit(params, first) >= params.len_q ? end * kBlockM : max(0, row_limit(params, first));
-  return TileRange::make(min(end, first_row(params, first) / kBlockM), ceil_div(first_row(params, last), kBlockM),
-                         tail ? 0 : whole_rows / kBlockM, end);
+  TileRange range = TileRange::make(min(end, first_row(params, first) / kBlockM), ceil_div(first_row(params, last), kBlockM),
+                                    tail ? 0 : whole_rows / kBlockM, end);
+  if (range.whole_begin == range.whole_end) range.whole_begin = range.whole_end = range.end;  // see needs_mask
+  return range;
+}
+
+// TileRange::needs_mask of a row tile m of row_range(params, n_block), for a loop that has no register for the whole range:
+// its whole_end, which only a band with a lower edge needs, is computed at each use.
+template <int kBlockM, int kBlockN>
+CUTE_DEVICE bool needs_mask(BwdParams const& params, TileRange const& range, int m, int n_block) {
+  if (m < range.whole_begin) return true;
+  return params.band.has_lower() && m >= row_range<kBlockM, kBlockN>(params, n_block).whole_end;
 }
 
 // The key tiles that visit a query tile in a backward, by row_range: [begin, end). The rows behind the last one count,
