@@ -114,8 +114,8 @@ inline Backend parse_backend(std::string_view backend) {
   fail("backend: expected 'auto', 'cpu', 'sm80' or 'sm90', got '", backend, "'");
 }
 
-// Tests run every tile on the GPU that there is: with FLASH_CUTE_TEST_TILES set when the library is loaded, a backend may
-// name a table or a tile, as in "sm80:a100" and "sm90:narrow".
+// Tests run every tile on the GPU that there is: with FLASH_CUTE_TEST_TILES set when the library is loaded, a backend
+// may name a table or a tile, as in "sm80:a100" and "sm90:narrow".
 inline bool test_tiles_allowed() {
   static bool const allowed = std::getenv("FLASH_CUTE_TEST_TILES") != nullptr;
   return allowed;
@@ -206,8 +206,8 @@ inline Band make_band(FwdArgs const& args, Causal causal) {
   return {.lower = has_lower ? limited(offset - left) : -kNoLimit, .upper = has_upper ? limited(offset + right) : kNoLimit};
 }
 
-// What CUDA's kernels ask for beyond check_fwd's common rules: 32-bit arithmetic on rows and keys must not overflow, nor
-// scale * log2(e) in float32.
+// What CUDA's kernels ask for beyond check_fwd's common rules: 32-bit arithmetic on rows and keys must not overflow,
+// nor scale * log2(e) in float32.
 inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
   constexpr double kLog2E = 1.4426950408889634;
   FLASH_CUTE_CHECK(problem.len_q <= kMaxLength, "q: expected at most 10^9 rows on CUDA, got ", problem.len_q);

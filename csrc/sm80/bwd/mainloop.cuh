@@ -273,8 +273,8 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
     });
     return tdQrdQ;
   };
-  // Adds dQ to global memory. `add_parts` calls add(i) for each part i < count, so that the adds can be interleaved with
-  // the k steps of a GEMM.
+  // Adds dQ to global memory. `add_parts` calls add(i) for each part i < count, so that the adds can be interleaved
+  // with the k steps of a GEMM.
   auto add_to_memory = [&](RowTile const& row_tile, auto const& tdQrdQ, auto count, auto&& add_parts) {
     int64_t const index = row_tile.index(params, opaque(tile.batch));
     float* const sums = params.dq_acc + index * (kBlockM * kHeadDim) + fresh_thread_index();

@@ -17,8 +17,8 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
   constexpr uint32_t kQBytes = Traits::kQElements * sizeof(typename Traits::Element);
   FwdParams const& params = args.params;
   int count = 0;  // of key tiles, of all tiles
-  // Whoever waits for other CTAs' parts waits for lower numbers: drawn, since CUDA does not promise the order in which CTAs
-  // start.
+  // Whoever waits for other CTAs' parts waits for lower numbers: drawn, since CUDA does not promise the order in which
+  // CTAs start.
   int const number = params.split.tiles > 0 ? atomicAdd(params.ticket, 1) : blockIdx.x;
   smem.range = split_range(params.split, number);  // the first tile publishes it
 #pragma unroll 1

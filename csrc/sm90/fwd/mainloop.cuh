@@ -44,8 +44,8 @@ struct WarpgroupTiles {
   }
 };
 
-// One warpgroup's rows of the CTA's tile number `draws`. Leaves the numerators' products in tOrO and the row statistics in
-// softmax, and frees Q.
+// One warpgroup's rows of the CTA's tile number `draws`. Leaves the numerators' products in tOrO and the row statistics
+// in softmax, and frees Q.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
                           typename Traits::SharedStorage& smem, OnlineSoftmax<2>& softmax,

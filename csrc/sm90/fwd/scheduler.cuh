@@ -12,8 +12,8 @@
 
 namespace flash_cute::sm90::fwd {
 
-// Key tiles [begin, end) of a row tile. `count`: of the key tiles that this CTA has passed before; it selects the pipeline
-// stage.
+// Key tiles [begin, end) of a row tile. `count`: of the key tiles that this CTA has passed before; it selects the
+// pipeline stage.
 struct KeySpan {
   int begin;
   int end;

@@ -1,5 +1,5 @@
-// The tile table of the sm90 forward. Plain constants: the kernel traits, the plan and the build's resource test all read
-// them here. docs/sm90_forward.md has the measurements behind it.
+// The tile table of the sm90 forward. Plain constants: the kernel traits, the plan and the build's resource test all
+// read them here. docs/sm90_forward.md has the measurements behind it.
 #pragma once
 
 #include <algorithm>
@@ -89,8 +89,8 @@ constexpr int64_t parts_bytes(KernelShape const& shape, int head_dim, TileSplit 
 }
 constexpr int part_flags(KernelShape const& shape, TileSplit const& split) { return split.ranges * shape.block_m / 16; }
 
-// A tile that may serve a problem, and how fast it computes once the GPU is full, in per cent of the fastest (measured on
-// an H100).
+// A tile that may serve a problem, and how fast it computes once the GPU is full, in per cent of the fastest (measured
+// on an H100).
 struct Candidate {
   Entry entry;
   int speed;
@@ -100,8 +100,8 @@ constexpr Candidate candidate(int head_dim, bool masked, int index) {
   if (index == 0) return {head_dim > 128 ? kWide : !masked ? kWideLate : head_dim == 64 ? kTall : kWide, 100};
   if (index == 2 || head_dim > 128) return {kNarrow, head_dim <= 128 ? 60 : 55};
   if (head_dim > 64) return {masked ? kPair : kPairLate, 93};
-  // Causal, head dim 64, the tall tile against 192 x 128: 1.17 at 1024 keys, 1.0 from 4096 on. Full: 1.06, then 0.93 and
-  // less.
+  // Causal, head dim 64, the tall tile against 192 x 128: 1.17 at 1024 keys, 1.0 from 4096 on. Full: 1.06, then 0.93
+  // and less.
   return masked && head_dim == 64 ? Candidate{kPair, 80} : Candidate{kTall, 92};
 }
 
@@ -160,9 +160,9 @@ constexpr Choice choose(int head_dim, Work const& work, int num_sms, int forced)
   return best;
 }
 
-// Tiles of different lengths come in groups of heads. Few bytes of K and V per group keep them in L2 more surely; but where
-// a head has many keys, a group of few heads has too few tiles to hide its longest behind. The last group has a tile for
-// every SM at least, or its longest would start when others have no more to do.
+// Tiles of different lengths come in groups of heads. Few bytes of K and V per group keep them in L2 more surely; but
+// where a head has many keys, a group of few heads has too few tiles to hide its longest behind. The last group has a
+// tile for every SM at least, or its longest would start when others have no more to do.
 constexpr TileOrder tile_order(KernelShape const& shape, bool masked, int batch, int heads_q, int heads_kv, int len_q,
                                int len_k, int head_dim, int num_sms) {
   int const m_blocks = (len_q + shape.block_m - 1) / shape.block_m;
