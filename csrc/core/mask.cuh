@@ -52,8 +52,7 @@ struct TileRange {
   int whole_end;
   int end;
 
-  // If no tile is whole, whole_begin == whole_end == begin. A loop from the last tile down then treats all tiles as the
-  // masked ones at the upper edge.
+  // If no tile is whole, whole_begin == whole_end == begin, so that a loop from the last tile down masks all of them.
   CUTE_HOST_DEVICE static TileRange make(int begin, int whole_begin, int whole_end, int end) {
     end = max(begin, end);
     whole_begin = max(begin, whole_begin);
@@ -87,8 +86,18 @@ CUTE_HOST_DEVICE TileRange row_range(BwdParams const& params, int n_block) {
   bool const tail = first + kBlockN > params.len_k;
   // Rows past len_q need no mask: their lse_log2 is +inf, so that P = 0.
   int const whole_rows = row_limit(params, first) >= params.len_q ? end * kBlockM : max(0, row_limit(params, first));
-  return TileRange::make(min(end, first_row(params, first) / kBlockM), ceil_div(first_row(params, last), kBlockM),
-                         tail ? 0 : whole_rows / kBlockM, end);
+  TileRange range = TileRange::make(min(end, first_row(params, first) / kBlockM), ceil_div(first_row(params, last), kBlockM),
+                                    tail ? 0 : whole_rows / kBlockM, end);
+  if (range.whole_begin == range.whole_end) range.whole_begin = range.whole_end = range.end;  // see needs_mask
+  return range;
+}
+
+// TileRange::needs_mask for row tile m of `range` = row_range(params, n_block), in a loop without registers for all of
+// the range: whole_end, which matters only if the band has a lower edge, is recomputed at each use.
+template <int kBlockM, int kBlockN>
+CUTE_DEVICE bool needs_mask(BwdParams const& params, TileRange const& range, int m, int n_block) {
+  if (m < range.whole_begin) return true;
+  return params.band.has_lower() && m >= row_range<kBlockM, kBlockN>(params, n_block).whole_end;
 }
 
 // Backward: the key tiles [begin, end) whose row_range contains a row tile. Rows of the tile past len_q count too,

@@ -71,7 +71,7 @@ struct OnlineSoftmax {
 
   // Updates the maximum of the rows that need it, and rescales their accumulator and sums. `wait_product` waits for the
   // GEMM in flight into acc, and `release` then frees its operand: both before the warp's vote, or, with kLateWait,
-  // after it. (The place is fixed here because the compiler would move the wait halfway into the maximum.)
+  // after it. (If the compiler may choose, it waits halfway through the maximum.)
   template <bool kLateWait = false, class Scores, class Accumulator, class WaitProduct = Nothing,
             class Release = Nothing>
   CUTE_DEVICE void update_max(Scores const& scores,  // (rows, columns)

@@ -8,8 +8,8 @@ namespace flash_cute {
 
 // The tiles of the last, partial wave, split as in stream-K (Osama et al., arXiv 2301.03598): row tiles of a forward
 // along the keys, or key tiles of a backward along the rows. Their mainloop steps, tile after tile, are divided into
-// contiguous ranges, one per CTA. If a range begins inside a tile, what it computes of that tile is a part: a partial
-// result in global memory, which the CTA whose range has the tile's first step merges (the fix-up).
+// contiguous ranges, one per CTA. A range that begins inside a tile computes a part of it: a partial result in global
+// memory, which the CTA with the tile's first step merges (the fix-up).
 struct TileSplit {
   int tiles = 0;   // number of split tiles; 0: none
   int steps = 0;   // mainloop steps per tile

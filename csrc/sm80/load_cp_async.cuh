@@ -17,8 +17,8 @@ CUTE_DEVICE auto make_head_tensor(Element* base, Params const& strides, int batc
 }
 
 // Starts the copy of one tile by cp.async. Elements past `rows` or `columns` are not read but filled with zeros, so
-// that what follows the tensor in memory, NaN included, has no influence. kAllRows: the caller knows that no row of the
-// tile is past `rows`.
+// that memory after the tensor, NaN included, has no influence. kAllRows: the caller knows that no row of the tile is
+// past `rows`.
 template <bool kAllRows, class TiledCopy, class Element, class Smem>
 CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy,
                            Element const* gmem,  // the tile's first element

@@ -167,7 +167,7 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
   }
 }
 
-// Waits for other CTAs in place of the consumers, and tells them through sums_pipeline that the sums of a task's dQ
+// Waits for other CTAs on behalf of the consumers, and tells them through sums_pipeline that the sums of a task's dQ
 // share are complete, and that they may store its part or merge its parts.
 template <class Traits>
 CUTE_DEVICE void watch_sums(KernelArgs const& args, typename Traits::SharedStorage& smem) {

@@ -149,7 +149,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
     RowStats<kBlockM> const lse_log2(smem.lse_log2[rows.stage]);
     warpgroup_wait<kLateDp ? 0 : 1>();  // S^T
     warpgroup_fence_operand(tSrS);
-    if (range.needs_mask(m)) {
+    if (needs_mask<kBlockM, kBlockN>(params, range, m, tile.n_block)) {
       auto tScS = rowcol_view(mma_scores.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
       apply_mask_transposed(scores, tScS, tScS_0, params, m * kBlockM, tile.n_block * kBlockN);
     }

@@ -70,10 +70,11 @@ std::string text(TileRange const& range) {
          std::to_string(range.whole_begin) + ", " + std::to_string(range.whole_end) + ") whole";
 }
 
-bool is_ordered(TileRange const& range) {
+// `none`: where whole_begin and whole_end stand when no tile is whole.
+bool is_ordered(TileRange const& range, int none) {
   bool const ordered = 0 <= range.begin && range.begin <= range.whole_begin && range.whole_begin <= range.whole_end &&
                        range.whole_end <= range.end;
-  return ordered && (range.whole_begin < range.whole_end || range.whole_begin == range.begin);
+  return ordered && (range.whole_begin < range.whole_end || range.whole_begin == none);
 }
 
 // One tile of rows and one of keys: visited where it is seen, and unmasked only where it is seen wholly; and no more work
@@ -104,7 +105,7 @@ void check_tiles(Findings& found, Definition const& mask, std::vector<int> const
   for (int const m : m_blocks) {
     TileRange const keys = key_range<kBlockM, kBlockN>(fwd, m);
     std::string const where = tiles(m, 0) + ", key_range " + text(keys);
-    found.expect(is_ordered(keys), "a range's ends are out of order", mask, where);
+    found.expect(is_ordered(keys, keys.begin), "a range's ends are out of order", mask, where);
     found.expect(keys.begin == keys.end || keys.end <= key_tiles, "a range ends past the last tile", mask, where);
     for (int const n : n_blocks) {
       bool const any = mask.sees_any(row(m), row(m + 1), column(n), column(n + 1));
@@ -124,7 +125,7 @@ void check_tiles(Findings& found, Definition const& mask, std::vector<int> const
   for (int const n : n_blocks) {
     TileRange const rows = row_range<kBlockM, kBlockN>(bwd, n);
     std::string const where = tiles(0, n) + ", row_range " + text(rows);
-    found.expect(is_ordered(rows), "a range's ends are out of order", mask, where);
+    found.expect(is_ordered(rows, rows.end), "a range's ends are out of order", mask, where);
     found.expect(rows.begin == rows.end || rows.end <= row_tiles, "a range ends past the last tile", mask, where);
     for (size_t i = 0; i < m_blocks.size(); ++i) {
       int const m = m_blocks[i];
@@ -133,6 +134,9 @@ void check_tiles(Findings& found, Definition const& mask, std::vector<int> const
       // And keys that only rows behind the last one would see.
       bool const behind = column(n) - mask.band.upper >= mask.len_q;
       expect_pair(found, mask, rows, m, any, whole, behind, tiles(m, n) + ", row_range " + text(rows));
+      bool const visits = rows.begin <= m && m < rows.end;
+      found.expect(!visits || needs_mask<kBlockM, kBlockN>(bwd, rows, m, n) == rows.needs_mask(m), "needs_mask is wrong",
+                   mask, tiles(m, n) + ", row_range " + text(rows));
       bool const visited = rows.begin <= m && m < rows.end;
       bool const listed = visiting[i].begin <= n && n < visiting[i].end;
       // Of those that visit a row tile, the first is the one with its first row's first column.
