@@ -51,7 +51,7 @@ struct FwdParams {
 
   int batch;
   int heads_q;
-  int heads_kv;  // divides heads_q; query head h reads key head h / (heads_q / heads_kv)
+  int heads_kv;  // divides heads_q; query head h reads KV head h / (heads_q / heads_kv)
   int len_q;     // > 0
   int len_k;     // may be 0
   int head_dim;  // a multiple of 8, at most the kernel's kHeadDim
@@ -109,8 +109,8 @@ struct BwdParams {
   bool deterministic;  // the key tiles add to dq_acc in a fixed order
 
   int m_blocks;  // row tiles per query head
-  int n_blocks;  // key tiles per key head
-  int group;     // query heads per key head
+  int n_blocks;  // key tiles per KV head
+  int group;     // query heads per KV head
   sm80::bwd::LaunchOrder launch_order;  // sm80
   sm90::bwd::TaskOrder task_order;      // sm90, up to head dim 128
   TileSplit split;                      // sm90, up to head dim 128: of key tiles, by rows

@@ -18,7 +18,7 @@ inline std::string json_string(std::string_view text) {
   return result + "\"";
 }
 
-// One JSON object, its fields in the order of the calls.
+// A JSON object with its fields in the order of the calls.
 class JsonObject {
  public:
   JsonObject& raw(std::string_view key, std::string const& value) {
@@ -66,7 +66,7 @@ inline std::string mask_name(Problem const& problem) {
   return problem.causal == Causal::kNone ? "window" : "causal";
 }
 
-// One tensor of a call, and why it is copied.
+// A tensor of a call, and why it is copied.
 struct NamedCopy {
   char const* name;
   Copy copy;

@@ -9,7 +9,7 @@ int sm80_entry(Problem const& problem, Gpu gpu) {
   return problem.forced_chip >= 0 ? problem.forced_chip : sm80::chip_of(gpu.capability);
 }
 
-// Some row does not see some key.
+// Whether some row does not see some key.
 bool is_masked(Problem const& problem) { return problem.band.has_lower() || problem.band.has_upper(); }
 
 // Keys per row, or rows per key, if the band limits both sides; else INT_MAX, more than any length.

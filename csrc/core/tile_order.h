@@ -8,7 +8,7 @@ namespace flash_cute {
 
 struct RowTileCoord {
   int m_block;
-  int head;  // of q
+  int head;  // query head
   int batch;
 };
 

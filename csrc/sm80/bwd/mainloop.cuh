@@ -360,7 +360,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
       keys_product_smem(tdVrdV, sPt, sdOt(_, _, dout_stage), nothing);
       if constexpr (kTwoQ) {
         if constexpr (!kTwoDout) {
-          __syncthreads();  // all threads have finished reading dO, whose one buffer is loaded again
+          __syncthreads();  // all threads have finished reading dO: its only buffer is free
           if (more) load_dout(next, 0);
         }
         cp_async_fence();
@@ -369,7 +369,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
                       [&](auto&& add) { keys_product_smem(tdKrdK, sdSt, sQt(_, _, q_stage), add); });
       } else {
         keys_product_smem(tdKrdK, sdSt, sQt(_, _, q_stage), nothing);
-        __syncthreads();  // all threads have finished reading Q and dO, whose one buffer each is loaded again
+        __syncthreads();  // all threads have finished reading Q and dO: their only buffers are free
         // Recomputed: kept across the GEMMs, it spilled.
         RowTile const next_again = tile_after({opaque(now.head), opaque(now.m_block)});
         if (more) load_q(next_again, 0);

@@ -58,7 +58,7 @@ struct KeyTile {
 
 // A row tile among those that a key tile visits; all row tiles of a query head come before those of the next.
 struct RowTile {
-  int head;  // of q
+  int head;  // query head
   int m_block;
 
   // Moves one tile up or down, from first() to last(); after last() to first() of the head `heads` further.

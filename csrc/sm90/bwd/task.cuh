@@ -48,7 +48,7 @@ struct KeyTile {
   }
 };
 
-// A ticket's work: a key tile, and a share of dQ, that is some row tiles of a head whose sums are complete by then.
+// A unit of work: a key tile, and a share of dQ's conversion: row tiles of a head whose sums are complete by then.
 struct Task : KeyTile {
   int parts;     // parts of the key tile by other CTAs, which this one merges; -1: this task is a part
   int range;     // of the split tiles, if the key tile is split

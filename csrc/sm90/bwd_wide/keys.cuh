@@ -3,7 +3,7 @@
 // dK:
 //
 //     warpgroup 0 | P^T(m)   to smem | dV += P^T(m) dO , S^T(m+1) = K Q^T
-//     warpgroup 1 | dS^T(m) from it  | dK += dS^T(m) Q , dP^T(m+1) = V dO^T
+//     warpgroup 1 | dS^T(m) from P^T | dK += dS^T(m) Q , dP^T(m+1) = V dO^T
 //
 // The two are half a step apart, since dS^T needs P^T. One thread of a third warpgroup issues all loads.
 #pragma once

@@ -5,8 +5,8 @@
 //
 // A warpgroup's step n; the two are half a step apart. One thread of a third warpgroup issues all loads.
 //
-//     tensor cores |               | dQ += dS(n) K(n), S(n-1), dP(n-1)
-//     the others   | P(n), dS(n)   |
+//     tensor cores |             | dQ += dS(n) K(n), S(n-1), dP(n-1)
+//     warpgroup    | P(n), dS(n) | waits
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>

@@ -23,7 +23,7 @@ struct KeySpan {
 
 struct TileCoord {
   int m_block;  // -1: there are no more tiles
-  int head;     // of q
+  int head;     // query head
   int head_kv;
   int batch;
   KeySpan keys;
