@@ -34,9 +34,9 @@ struct TileCounts {
   int visited_rows;   // row tiles per query head that the longest key tile visits
 };
 
-// The distance in launch order between consecutive key tiles of a head, in row tiles of one query head. A larger one:
-// the next key tile's ordered adds never wait, and the many tiles of the last group even out. A smaller one: Q, dO and
-// dQ of the group's heads stay in L2, and fewer tasks in the tail have only dQ. Measured with 40 to 2,400.
+// The distance in the order of tasks between consecutive key tiles of a head, in row tiles of one query head. A larger
+// one: the next key tile's ordered adds never wait, and the many tiles of the last group even out. A smaller one: Q, dO
+// and dQ of the group's heads stay in L2, and fewer tasks in the tail have only dQ. Measured with 40 to 2,400.
 constexpr int heads_distance(bool masked, bool deterministic, int n_blocks) {
   bool const few_tiles = n_blocks < 16;
   if (deterministic) return !masked ? 240 : few_tiles ? 400 : n_blocks < 64 ? 800 : 1200;
