@@ -1,4 +1,4 @@
-// What a kernel is given: plain data, valid on host and device. No torch, no CuTe.
+// The parameters of a kernel: plain data, valid on host and device. No torch, no CuTe.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,9 @@
 
 namespace flash_cute {
 
-// Row i sees the columns j with i + lower <= j <= i + upper and 0 <= j < len_k. No mask, a causal mask and windows are
-// values of it. lower <= upper, both in [-kNoLimit, kNoLimit], whose ends mean no limit: CUDA's lengths are less.
+// The mask: row i sees the columns j with i + lower <= j <= i + upper and 0 <= j < len_k. No mask, a causal mask and
+// windows are values of it. lower <= upper, both in [-kNoLimit, kNoLimit]; the ends mean no limit, since lengths on
+// CUDA are below kNoLimit.
 struct Band {
   int lower;
   int upper;
@@ -22,7 +23,7 @@ struct Band {
   static constexpr int kNoLimit = 1 << 30;
 };
 constexpr int kNoLimit = Band::kNoLimit;
-constexpr int kMaxLength = 1'000'000'000;  // of rows and keys: row + kNoLimit + a tile is still an int
+constexpr int kMaxLength = 1'000'000'000;  // of rows and keys: row + kNoLimit + the rows of a tile still fits in an int
 
 // Element strides of one (batch, head, row, column) tensor; the column stride is 1.
 struct Strides {
@@ -39,9 +40,9 @@ struct FwdParams {
   float* lse;     // (batch, heads_q,  len_q), contiguous, natural log of the scaled scores
 
   // Workspace, see FwdWorkspace; only sm90.
-  int* ticket;      // 0 when the kernel begins: CTAs draw row tiles from it, or their number where tiles are split
-  int* part_flags;  // 0 when the kernel begins: one per warp of each range, set when its part is in memory
-  float* parts;     // of split tiles, see sm90/fwd/split.cuh
+  int* ticket;      // zeroed before the kernel: CTAs draw row tiles from it, or their rank where tiles are split
+  int* part_flags;  // zeroed before the kernel: one flag per warp of each range, set when its part is in global memory
+  float* parts;     // partial results of split tiles, see sm90/fwd/split.cuh
 
   Strides q_strides;
   Strides k_strides;
@@ -50,16 +51,16 @@ struct FwdParams {
 
   int batch;
   int heads_q;
-  int heads_kv;  // divides heads_q; query head h reads key head h / (heads_q / heads_kv)
+  int heads_kv;  // divides heads_q; query head h reads KV head h / (heads_q / heads_kv)
   int len_q;     // > 0
   int len_k;     // may be 0
   int head_dim;  // a multiple of 8, at most the kernel's kHeadDim
   Band band;
-  float scale_log2;  // what multiplies q.k, times log2(e); finite and > 0
+  float scale_log2;  // scale * log2(e); finite and > 0
 
   TileOrder order;
   TileSplit split;   // of row tiles, by keys
-  bool draws_tiles;  // from the ticket; else they are dealt
+  bool draws_tiles;  // dynamic schedule, from the ticket; else static
 };
 
 struct BwdParams {
@@ -74,16 +75,16 @@ struct BwdParams {
   void* dk;  // (batch, heads_kv, len_k, head_dim)
   void* dv;  // (batch, heads_kv, len_k, head_dim)
 
-  // Workspace, see BwdWorkspace. Undefined when the launch begins; the first kernel writes what is read.
-  float* dq_acc;    // sums of dQ / scale, in an order of the architecture's own; null where registers hold them. On sm90
-                    // parts of split key tiles overwrite those that have been used
+  // Workspace, see BwdWorkspace. Uninitialised before the launch; the preprocess kernel writes whatever is read.
+  float* dq_acc;    // sums of dQ / scale, in the order of the architecture's MMA fragments; null where registers hold
+                    // them. On sm90 the parts of split key tiles overwrite sums that have been converted already
   float* lse_log2;  // (batch, heads_q, rows padded to whole row tiles): lse * log2(e); +inf for padding and for
                     // rows that see no key, so that their P is 0
   float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding and for rows that see no key
-  int* semaphores;  // (batch, heads_q, row tiles): the ordered adds to dq_acc that are done, and then the parts that are
-                    // there, see <arch>/bwd/dq.cuh; null without it
-  int* counters;    // [0]: the ticket from which CTAs draw; [1 + h]: what has been done of key head h, of all batches,
-                    // see sm90/bwd/dq.cuh; null without dq_acc
+  int* semaphores;  // (batch, heads_q, row tiles): counts the ordered adds to dq_acc, and on sm90, reused later, the
+                    // parts of split tiles in memory; see <arch>/bwd/dq.cuh; null without dq_acc
+  int* counters;    // [0]: the ticket from which CTAs draw tasks; [1 + h]: progress of KV head h (over all batches),
+                    // see head_counter in sm90/bwd/dq.cuh; null without dq_acc
   int* drawn;       // sm80, deterministic: (key tiles) the ticket that each CTA drew; else null
 
   Strides q_strides;
@@ -105,11 +106,11 @@ struct BwdParams {
 
   float scale;
   float scale_log2;
-  bool deterministic;  // the key tiles add to dq_acc in one order
+  bool deterministic;  // the key tiles add to dq_acc in a fixed order
 
   int m_blocks;  // row tiles per query head
-  int n_blocks;  // key tiles per key head
-  int group;     // query heads per key head
+  int n_blocks;  // key tiles per KV head
+  int group;     // query heads per KV head
   sm80::bwd::LaunchOrder launch_order;  // sm80
   sm90::bwd::TaskOrder task_order;      // sm90, up to head dim 128
   TileSplit split;                      // sm90, up to head dim 128: of key tiles, by rows

@@ -5,7 +5,7 @@
 
 #ifndef FLASH_CUTE_NO_CUDA
 #include <cuda_runtime_api.h>
-#else  // a build without kernels has no toolkit's headers; only the names are needed
+#else  // a build without kernels has no CUDA headers; only the names are needed
 using cudaError_t = int;
 using cudaStream_t = void*;
 #endif
@@ -22,7 +22,7 @@ struct FwdWorkspace {
   int64_t ticket;
   int64_t part_flags;
   int64_t parts;
-  int64_t zeroed;  // so many bytes from the beginning on are 0 when the kernel begins
+  int64_t zeroed;  // the first `zeroed` bytes are set to 0 before the kernel
   int64_t bytes;
 };
 
@@ -36,7 +36,7 @@ struct BwdWorkspace {
   int64_t bytes;
 };
 
-// head_dim and dtype name the compiled kernels of one architecture (an instance file), `entry` the tile among them.
+// head_dim selects the instance file of an architecture, dtype and `entry` the kernel in it.
 struct FwdPlan {
   DType dtype;
   int head_dim;  // the kernel's kHeadDim: the smallest instance that holds the tensor's
@@ -59,16 +59,16 @@ struct BwdPlan {
   int n_blocks;
   int64_t row_tiles;  // of all heads
   int64_t key_tiles;
-  int64_t ctas;       // of the kernel that makes dK and dV
-  int64_t dq_ctas;    // of the kernel that makes dQ, or turns its sums into rows; 0 where there is none
+  int64_t ctas;       // of the kernel that computes dK and dV
+  int64_t dq_ctas;    // of the kernel that computes dQ, or converts its float32 sums; 0 where there is none
   sm80::bwd::LaunchOrder launch_order;
   sm90::bwd::TaskOrder task_order;
   TileSplit split;
   BwdWorkspace workspace;
 };
 
-// The kernels: one explicit instantiation per (architecture, kernel, head dim), in a generated file of its own
-// (build/inst/<arch>_<kernel>_d<D>.cu), holding both dtypes and every tile of the table.
+// The kernels: one explicit instantiation per (architecture, kernel, head dim), each in its own generated file
+// (build/inst/<arch>_<kernel>_d<D>.cu) with both dtypes and every tile of the table.
 namespace sm80::fwd {
 template <int kHeadDim>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);

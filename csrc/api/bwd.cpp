@@ -1,5 +1,5 @@
-// The backward on CUDA: check, plan, allocate, launch. As in fwd.cpp, nothing outlives a call: the workspace
-// is a tensor of its own.
+// The backward on CUDA: check, plan, allocate, launch. As in fwd.cpp, no state outlives a call: each has its own
+// workspace tensor.
 #include "bwd.h"
 
 #ifdef FLASH_CUTE_NO_CUDA
@@ -100,7 +100,7 @@ BwdResult bwd_cuda(BwdArgs const& args) {
   BwdResult result{.dq = empty_like(call.q), .dk = empty_like(call.k), .dv = empty_like(call.v)};
   if (decision.plan.workspace.bytes > 0) {
     launch_bwd(args, problem, decision, result);
-  } else {  // no keys, no rows or no heads: what there is has no influence
+  } else {  // no keys, no rows or no heads: all gradients are 0
     for (Tensor const* gradient : {&result.dq, &result.dk, &result.dv}) zero(gradient->get());
   }
   return result;

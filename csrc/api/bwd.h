@@ -14,8 +14,7 @@ struct BwdResult {
 // CUDA tensors, on the current stream of their device.
 BwdResult bwd_cuda(BwdArgs const& args);
 
-// The answer of plan_bwd as JSON, for dout and out laid out like empty_like(q). `capability` 0: that of the
-// tensors' own device.
+// The plan as JSON, for dout and out laid out like empty_like(q). `capability` 0: that of the tensors' own device.
 std::string bwd_plan_json(FwdArgs const& call, bool deterministic, int64_t capability);
 
 }  // namespace flash_cute

@@ -1,8 +1,8 @@
-// What a call must satisfy, checked once, before anything is allocated or launched.
+// The checks of a call's arguments, done once, before anything is allocated or launched.
 //
-// An error reads "flash_cute: <argument>: expected <what>, got <what>" and is std::invalid_argument,
-// which Python sees as ValueError (torch 2.15 as RuntimeError; flash_cute.fwd and explain make it a ValueError again,
-// which they know by that beginning).
+// An error reads "flash_cute: <argument>: expected <what>, got <what>". It is thrown as std::invalid_argument, which
+// Python sees as ValueError (with torch 2.15 as RuntimeError, which flash_cute.fwd and explain recognise by the
+// message's beginning and turn into ValueError again).
 #pragma once
 
 #include <algorithm>
@@ -42,7 +42,7 @@ struct BwdArgs {
   bool deterministic;
 };
 
-// A call that has passed: the arguments as the plan wants them.
+// A call that has passed the checks: the input of the plan.
 struct Problem {
   int batch;
   int heads_q;
@@ -52,13 +52,13 @@ struct Problem {
   int head_dim;
   double scale;
   Causal causal;
-  Band band;        // causal and the window; exact where the lengths are CUDA's
-  Backend backend;  // as asked for; kAuto is resolved by the plan
-  int forced_chip = -1;   // tests: the sm80 table of this chip, whatever the GPU
-  int forced_entry = -1;  // tests: this tile of the sm90 forward, where the head dim has it
+  Band band;        // causal and the window; exact for lengths up to kMaxLength
+  Backend backend;  // as requested; kAuto is resolved by the plan
+  int forced_chip = -1;   // tests: use the sm80 table of this chip, whatever the GPU
+  int forced_entry = -1;  // tests: use this tile of the sm90 forward, if the head dim has it
 };
 
-// The message is put together only when the check fails.
+// The message is formatted only when the check fails.
 template <class... Parts>
 [[noreturn, gnu::noinline, gnu::cold]] void fail(Parts const&... parts) {
   std::ostringstream message;
@@ -114,8 +114,8 @@ inline Backend parse_backend(std::string_view backend) {
   fail("backend: expected 'auto', 'cpu', 'sm80' or 'sm90', got '", backend, "'");
 }
 
-// Tests run every tile on the GPU that there is: with FLASH_CUTE_TEST_TILES set when the library is loaded, a backend may
-// name a table or a tile, as in "sm80:a100" and "sm90:narrow".
+// Lets tests run every tile on the GPU at hand: if FLASH_CUTE_TEST_TILES is set at the first call, a backend may name a
+// table or a tile, as in "sm80:a100" and "sm90:narrow".
 inline bool test_tiles_allowed() {
   static bool const allowed = std::getenv("FLASH_CUTE_TEST_TILES") != nullptr;
   return allowed;
@@ -188,26 +188,26 @@ inline void check_window(char const* name, std::optional<int64_t> limit) {
   FLASH_CUTE_CHECK(!limit || *limit >= 0, name, ": expected a number of at least 0 or None, got ", *limit);
 }
 
-// The mask as a band: row i stands at position i + offset, and sees columns from `left` before it to `right` after.
+// The mask as a band: row i has position i + offset, and sees the columns from position - left to position + right.
 inline Band make_band(FwdArgs const& args, Causal causal) {
   check_window("window_left", args.window_left);
   check_window("window_right", args.window_right);
   int64_t const offset = causal == Causal::kTopLeft ? 0 : args.k.sizes[2] - args.q.sizes[2];
-  // A window wider than every length limits nothing, and must not overflow.
+  // Clamped so that nothing overflows: a window wider than every length has no effect.
   constexpr int64_t kWidest = int64_t{1} << 32;
   int64_t const left = std::min(args.window_left.value_or(kWidest), kWidest);
   int64_t const right = causal == Causal::kNone ? std::min(args.window_right.value_or(kWidest), kWidest) : 0;
   auto const limited = [](int64_t limit) {
     return static_cast<int>(std::clamp(limit, int64_t{-kNoLimit}, int64_t{kNoLimit}));
   };
-  // What limits no row of the call is no limit: a window wide enough runs as none does.
+  // A limit that affects no row of this call is dropped, so that a wide enough window runs like no window.
   bool const has_lower = offset - left + args.q.sizes[2] - 1 > 0;
   bool const has_upper = offset + right < args.k.sizes[2] - 1;
   return {.lower = has_lower ? limited(offset - left) : -kNoLimit, .upper = has_upper ? limited(offset + right) : kNoLimit};
 }
 
-// What CUDA's kernels ask for beyond check_fwd's common rules: 32-bit arithmetic on rows and keys must not overflow, nor
-// scale * log2(e) in float32.
+// The rules of the CUDA kernels beyond the common ones of check_fwd: 32-bit arithmetic on rows and keys must not
+// overflow, nor scale * log2(e) in float32.
 inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
   constexpr double kLog2E = 1.4426950408889634;
   FLASH_CUTE_CHECK(problem.len_q <= kMaxLength, "q: expected at most 10^9 rows on CUDA, got ", problem.len_q);
@@ -220,7 +220,7 @@ inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
                    args.backend, "'");
 }
 
-// `on_cuda`: whether CUDA's rules hold, as they do for CUDA tensors and for a plan for a given GPU.
+// `on_cuda`: whether the CUDA rules apply: for CUDA tensors, and for a plan for a given GPU.
 inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
   for (TensorInfo const* other : {&args.k, &args.v}) check_same_device(args.q, *other);
   check_dtype(args, on_cuda);
@@ -244,7 +244,7 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
   return problem;
 }
 
-// The first `rank` sizes are q's, and there are no others.
+// `other` must have `rank` dims, the sizes of q's first `rank`.
 inline void check_shape_of_q(TensorInfo const& q, TensorInfo const& other, int rank) {
   TensorInfo expected = q;
   expected.rank = rank;

@@ -14,16 +14,16 @@ Gpu device_gpu(int) {
 
 #include <atomic>
 
-// A CPU-only PyTorch has no such symbol, and the library loads there too.
+// Weak: a CPU-only PyTorch does not have this symbol, and the library must load there too.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
                                                                                    void** stream);
 
 namespace flash_cute {
 
-// Asked of the driver once a device. Threads that ask at once store the same answer.
+// Queried once per device and cached. Threads that race store the same value.
 Gpu device_gpu(int device_index) {
   constexpr int kCached = 64;
-  static std::array<std::atomic<int64_t>, kCached> cache{};  // 0, or the two figures packed
+  static std::array<std::atomic<int64_t>, kCached> cache{};  // 0: not yet known; else capability << 32 | num_sms
   bool const cached = device_index >= 0 && device_index < kCached;
   if (cached) {
     int64_t const packed = cache[device_index].load(std::memory_order_relaxed);

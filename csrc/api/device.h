@@ -1,4 +1,4 @@
-// The GPU that a call is for: its figures, and how to launch on it.
+// The GPU of a call: its properties, its stream, and making it current.
 #pragma once
 
 #include "planner.h"
@@ -17,8 +17,8 @@ namespace flash_cute {
 
 void check_cuda(cudaError_t error, char const* action);
 
-// Makes a device current for PyTorch and for this library, whose CUDA runtime is linked statically and
-// is not PyTorch's. PyTorch's guard restores: it knows how not to create a context on the way.
+// Makes a device current both for PyTorch and for this library, which links its own CUDA runtime statically. PyTorch's
+// guard restores the device before: it can do so without creating a context there.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int device_index);

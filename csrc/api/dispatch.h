@@ -1,4 +1,4 @@
-// The kernels of this build, and which architecture's serve a call.
+// The kernels of this build, and the choice of the architecture whose kernels serve a call.
 #pragma once
 
 #include <span>
@@ -33,8 +33,8 @@ struct Instance {
 using FwdInstance = Instance<cudaError_t (*)(FwdPlan const&, FwdParams const&, cudaStream_t)>;
 using BwdInstance = Instance<cudaError_t (*)(BwdPlan const&, BwdParams const&, cudaStream_t)>;
 
-// A kernel that is in the list and not in the build is a link error. The last entry ends the list,
-// which may be empty.
+// A kernel that is in the generated list but not in the build is a link error. An empty last entry ends each array, so
+// that it is valid without kernels.
 #define FLASH_CUTE_INSTANCE(kernel, head_dim) {head_dim, &kernel::launch<head_dim>},
 inline constexpr FwdInstance kFwdSm80[] = {FLASH_CUTE_FWD_INSTANCES_SM80(FLASH_CUTE_INSTANCE){}};
 inline constexpr FwdInstance kFwdSm90[] = {FLASH_CUTE_FWD_INSTANCES_SM90(FLASH_CUTE_INSTANCE){}};
@@ -71,7 +71,7 @@ inline char const* backend_name(Backend backend) {
   return kNames[static_cast<int>(backend)];
 }
 
-// sm90 on the GPU that it is for, where this build has such a kernel; else sm80.
+// sm90 on a GPU of compute capability 9.0 if this build has a kernel for the head dim, else sm80.
 template <class InstanceType>
 Backend choose_backend(Kernels<InstanceType> const& kernels, Backend asked, int capability, int head_dim) {
   FLASH_CUTE_CHECK(capability >= 80, "q: expected a GPU of compute capability 8.0 (Ampere) or newer, got ",

@@ -1,5 +1,5 @@
-// The forward on CUDA: check, plan, allocate, launch. Nothing here outlives a call, so any number of
-// threads, streams and graph captures may be in it at once.
+// The forward on CUDA: check, plan, allocate, launch. No state outlives a call, so that any number of threads, streams
+// and graph captures may run at once.
 #include "fwd.h"
 
 #ifdef FLASH_CUTE_NO_CUDA

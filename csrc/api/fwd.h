@@ -13,7 +13,7 @@ struct FwdResult {
 // CUDA tensors, on the current stream of their device.
 FwdResult fwd_cuda(FwdArgs const& args);
 
-// The answer of plan_fwd as JSON. `capability` 0: that of the tensors' own device.
+// The plan as JSON. `capability` 0: that of the tensors' own device.
 std::string fwd_plan_json(FwdArgs const& args, int64_t capability);
 
 }  // namespace flash_cute

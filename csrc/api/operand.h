@@ -1,12 +1,12 @@
-// What a kernel reads and writes of a tensor: in place where its 16-byte vectors can, else a padded copy.
+// The memory that a kernel reads or writes for a tensor: the tensor's own if 16-byte vectors can access it, else a
+// padded copy.
 #pragma once
 
 #include "device.h"
 
 namespace flash_cute {
 
-// Inside a kernel nothing is recorded for autograd; PyTorch does not see to it when an operator has no
-// autograd of its own.
+// Disables the recording of gradients inside an operator, which PyTorch does not do for operators without autograd.
 class NoGrad {
  public:
   NoGrad() : was_enabled_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }
@@ -54,7 +54,7 @@ struct Padded {
   }
 };
 
-// A copy whose columns beyond the tensor's own are zero: they add nothing to a score.
+// A copy whose padding columns are zero, so that they add nothing to a score.
 inline Padded padded_copy(TensorInfo const& tensor, int padded_head_dim) {
   Padded copy = Padded::empty(tensor, padded_head_dim);
   int64_t const head_dim = tensor.sizes[3];
@@ -63,7 +63,7 @@ inline Padded padded_copy(TensorInfo const& tensor, int padded_head_dim) {
   return copy;
 }
 
-// The stride of a dim of size 1 is never walked, and may be anything: 0 keeps it out of the kernel's way.
+// The stride of a dim of size 1 has no meaning and may be anything; 0 is safe in a kernel's arithmetic.
 inline Strides kernel_strides(int64_t const* sizes, int64_t const* strides) {
   auto stride = [&](int dim) { return sizes[dim] > 1 ? strides[dim] : 0; };
   return {.batch = stride(0), .head = stride(1), .row = stride(2)};
@@ -89,7 +89,7 @@ class Operand {
   Padded copy_;  // null when the tensor itself is read
 };
 
-// A tensor that a kernel writes; `finish` once the kernel is launched.
+// A tensor that a kernel writes; call `finish` after the launch, which copies a padded buffer to the tensor.
 class Result {
  public:
   Result(TensorInfo const& tensor, Copy reason, int padded_head_dim) : tensor_(tensor) {
@@ -114,7 +114,7 @@ class Result {
   Padded buffer_;  // null when the tensor itself is written
 };
 
-// The LSE or its gradient, contiguous as kernels read it.
+// The LSE or its gradient, which kernels read as contiguous: copied if it is not.
 class RowOperand {
  public:
   explicit RowOperand(TensorInfo const& tensor) {

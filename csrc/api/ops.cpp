@@ -1,14 +1,14 @@
-// The operators: every schema stands here, and here alone.
+// The operators and their schemas, which are defined only here.
 //
 //   fwd        attention; autograd is attached to it from Python. `deterministic` is its backward's
 //   _fwd       the same kernel without autograd, whose bookkeeping costs more than the launch
-//   fwd_plan   what fwd would do, as JSON; capability 0 is the tensors' own device, 90 plans as on an H100
-//   check_fwd  raises what fwd would raise, and returns the scale that it would use. `devices` are the names of those
-//              that the tensors stand in for, such as "cuda:0 cuda:0 cpu" in the schema's order; empty: their own
-//   bwd, _bwd, bwd_plan, check_bwd   the same of the backward, which has no derivative of its own
+//   fwd_plan   the plan of fwd as JSON; capability 0 is the tensors' own device, 90 plans as for an H100
+//   check_fwd  raises what fwd would raise, and returns the scale that it would use. `devices` names, in the schema's
+//              order, the devices that the tensors stand for, as in "cuda:0 cuda:0 cpu"; empty: their own
+//   bwd, _bwd, bwd_plan, check_bwd   the same for the backward, which has no derivative itself
 //
-// The mask: row i stands at position p, which is i + len_k - len_q, or i where `causal` is "top_left"; it sees columns
-// p - window_left <= j <= p + window_right, None being no limit. `causal` other than "none" sets window_right to 0.
+// The mask: row i has position p = i + len_k - len_q, or p = i if `causal` is "top_left", and sees the columns
+// p - window_left <= j <= p + window_right; None is no limit. A `causal` other than "none" sets window_right to 0.
 //
 // CPU kernels of fwd, _fwd, bwd and _bwd are registered from Python.
 #include <torch/csrc/stable/library.h>
@@ -24,7 +24,7 @@ namespace {
 
 namespace stable = torch::stable::detail;
 
-// Walks over what PyTorch puts on the stack, which the kernel owns. Boxed by hand, since in torch 2.11
+// Reads the arguments that PyTorch puts on the stack, and takes ownership of them. Boxed by hand, since in torch 2.11
 // TORCH_BOX leaks every str argument.
 class StackReader {
  public:
@@ -42,7 +42,7 @@ class StackReader {
   StableIValue const* next_;
 };
 
-// What the stack holds of a forward. Its members are read in the order of their declaration, the schema's.
+// A forward's arguments on the stack. The members are declared, and so read, in the schema's order.
 class FwdStack {
  public:
   explicit FwdStack(StackReader& stack)
@@ -119,7 +119,7 @@ class BwdStack {
   String backend_;
 };
 
-// A fake tensor is checked by a stand-in on the meta device: takes the next of `names` for the device of each.
+// A fake tensor is checked through a stand-in on the meta device: sets each tensor's device to the next of `names`.
 void set_devices(std::string_view names, std::initializer_list<TensorInfo*> tensors) {
   for (TensorInfo* tensor : tensors) {
     if (names.empty()) return;
@@ -145,7 +145,7 @@ void return_fwd(StableIValue* stack, FwdStack const& owned) {
 void boxed_fwd(StableIValue* stack, uint64_t, uint64_t) {
   StackReader reader(stack);
   FwdStack const owned(reader);
-  reader.value<std::optional<bool>>();  // the backward's
+  reader.value<std::optional<bool>>();  // `deterministic`, which only the backward uses
   return_fwd(stack, owned);
 }
 
@@ -200,7 +200,7 @@ void boxed_check_bwd(StableIValue* stack, uint64_t, uint64_t) {
 }  // namespace
 }  // namespace flash_cute
 
-// What a forward is given, and a backward.
+// The arguments of a forward and of a backward.
 #define FLASH_CUTE_MASK "str causal, int? window_left, int? window_right"
 #define FLASH_CUTE_FWD "Tensor q, Tensor k, Tensor v, " FLASH_CUTE_MASK ", float? scale, str backend"
 #define FLASH_CUTE_BWD                                                                                            \

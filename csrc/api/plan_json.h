@@ -1,4 +1,4 @@
-// A plan as JSON, for people and tests: what both directions' plans have in common, and sentences that say why.
+// A plan as JSON, for `explain` and tests: what both directions have in common, and the sentences that give reasons.
 #pragma once
 
 #include <cstdio>
@@ -18,7 +18,7 @@ inline std::string json_string(std::string_view text) {
   return result + "\"";
 }
 
-// One JSON object, its fields in the order of the calls.
+// A JSON object with its fields in the order of the calls.
 class JsonObject {
  public:
   JsonObject& raw(std::string_view key, std::string const& value) {
@@ -58,7 +58,7 @@ inline std::string causal_name(Causal causal) {
   return "";
 }
 
-// What limits the keys of some row.
+// The kind of mask that has an effect in this call.
 inline std::string mask_name(Problem const& problem) {
   Band const& band = problem.band;
   if (band.has_lower()) return "window";
@@ -66,11 +66,11 @@ inline std::string mask_name(Problem const& problem) {
   return problem.causal == Causal::kNone ? "window" : "causal";
 }
 
-// One tensor of a call, and why it is copied.
+// A tensor of a call, and why it is copied.
 struct NamedCopy {
   char const* name;
   Copy copy;
-  bool written;  // else read
+  bool written;  // by the kernel; else read
 };
 
 inline std::string copy_reason(Copy copy, Problem const& problem) {
@@ -167,7 +167,7 @@ inline std::vector<std::string> cpu_reasons(Problem const& problem) {
   return {problem.backend == Backend::kCpu ? "Backend cpu was asked for." : "Backend cpu serves CPU tensors."};
 }
 
-// The tensors' own GPU unless another capability is asked for; then one as large as an H100.
+// The tensors' own GPU, or, for another capability, one with the SM count of an H100.
 inline Gpu planned_gpu(TensorInfo const& q, int capability) {
   if (is_cuda(q)) {
     Gpu const own = device_gpu(q.device_index);
@@ -176,7 +176,7 @@ inline Gpu planned_gpu(TensorInfo const& q, int capability) {
   return {.capability = capability, .num_sms = 132};
 }
 
-// What is to be planned for: a checked call, and the GPU, or none for the CPU.
+// The input of a plan: a checked call, and the GPU, or none for the CPU.
 struct PlannedCall {
   Problem problem;
   std::optional<Gpu> gpu;

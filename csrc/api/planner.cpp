@@ -9,10 +9,10 @@ int sm80_entry(Problem const& problem, Gpu gpu) {
   return problem.forced_chip >= 0 ? problem.forced_chip : sm80::chip_of(gpu.capability);
 }
 
-// Some row does not see some key.
+// Whether some row does not see some key.
 bool is_masked(Problem const& problem) { return problem.band.has_lower() || problem.band.has_upper(); }
 
-// Keys of a row, or rows of a key, where the band limits both sides; else more than there can be.
+// Keys per row, or rows per key, if the band limits both sides; else INT_MAX, more than any length.
 int64_t band_width(Band const& band) {
   return band.has_lower() && band.has_upper() ? int64_t{band.upper} - band.lower + 1 : INT_MAX;
 }
@@ -33,7 +33,7 @@ int64_t longest_rows(Problem const& problem, KernelShape const& shape) {
 void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
   int64_t const heads_kv = int64_t{problem.batch} * problem.heads_kv;
   int const keys = longest_keys(problem);
-  bool const window = 2 * band_width(problem.band) < problem.len_k;  // most rows see as many keys as any
+  bool const window = 2 * band_width(problem.band) < problem.len_k;  // narrow: most rows see the same number of keys
   sm90::fwd::Work const work{.len_q = problem.len_q,
                              .keys = keys,
                              .masked = is_masked(problem),

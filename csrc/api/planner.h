@@ -1,4 +1,4 @@
-// The plan: everything that the host decides about a call, decided once. The launch, `explain` and the tests read it.
+// The plan: all decisions of the host about a call, made once. The launch, `explain` and the tests read them.
 #pragma once
 
 #include "dispatch.h"
@@ -10,23 +10,23 @@
 
 namespace flash_cute {
 
-// What a plan depends on of the GPU.
+// The properties of a GPU on which a plan depends.
 struct Gpu {
   int capability;  // 80, 90, ...
   int num_sms;
 };
 
-// Why a tensor cannot be read, or written, where it is.
+// Why a tensor cannot be read or written in place.
 enum class Copy { kNone, kHeadDimPadded, kLastDimStrided, kBaseMisaligned, kStrideMisaligned };
 
-// What both directions' decisions have.
+// The decisions common to both directions.
 template <class InstanceType, class PlanType>
 struct Decision {
   Backend backend = Backend::kSm80;  // kSm80 or kSm90
   Gpu gpu = {};
   InstanceType instance = {};
   PlanType plan = {};
-  int padded_head_dim = 0;  // the tensors', rounded up to whole 16-byte vectors
+  int padded_head_dim = 0;  // the tensors' head dim, rounded up to whole 16-byte vectors
   Copy q = Copy::kNone;
   Copy k = Copy::kNone;
   Copy v = Copy::kNone;
@@ -51,7 +51,7 @@ inline Copy read_copy(TensorInfo const& tensor) {
   for (int dim = 0; dim < 3; ++dim) {
     if (sizes[dim] > 1 && strides[dim] % 8 != 0) return Copy::kStrideMisaligned;
   }
-  // Tensors of a plan for another GPU count as allocated like CUDA's: the storage is aligned.
+  // For a plan without CUDA tensors, storage is assumed to be aligned, as CUDA's allocator makes it.
   int64_t offset = 0;
   if (is_cuda(tensor)) {
     offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data_pointer(tensor.handle)));
@@ -62,7 +62,7 @@ inline Copy read_copy(TensorInfo const& tensor) {
   return offset % 16 == 0 ? Copy::kNone : Copy::kBaseMisaligned;
 }
 
-// A tensor made like empty_like(`like`), which is what the outputs are.
+// The same for an output, which is allocated like empty_like(`like`).
 inline Copy write_copy(TensorInfo const& like) {
   if (like.sizes[3] % 8 != 0) return Copy::kHeadDimPadded;
   return empty_like_strides(like)[3] == 1 ? Copy::kNone : Copy::kLastDimStrided;
@@ -73,12 +73,12 @@ inline int64_t num_tiles(int length, int block, int64_t heads) {
   return (int64_t{length} + block - 1) / block * heads;
 }
 
-// Query rows come in tiles of block_m: the CTAs' worth of work of a forward.
+// Row tiles over all query heads: the units of work of a forward.
 inline int64_t num_row_tiles(Problem const& problem, KernelShape const& shape) {
   return num_tiles(problem.len_q, shape.block_m, int64_t{problem.batch} * problem.heads_q);
 }
 
-// Keys come in tiles of block_n, all query heads of a key head in one.
+// Key tiles over all KV heads: one tile serves all query heads of its KV head.
 inline int64_t num_key_tiles(Problem const& problem, KernelShape const& shape) {
   return num_tiles(problem.len_k, shape.block_n, int64_t{problem.batch} * problem.heads_kv);
 }
@@ -88,7 +88,8 @@ inline void check_num_tiles(char const* name, int64_t tiles, int block, char con
                    " with ", shape_text(tensor));
 }
 
-// What does not differ by direction: backend, kernel and the copies of q, k and v. The tile is the caller's to choose.
+// Decides what is the same for both directions: backend, kernel and the copies of q, k and v. The caller chooses the
+// tile.
 template <class DecisionType, class InstanceType>
 DecisionType decide(Kernels<InstanceType> const& kernels, FwdArgs const& args, Problem const& problem, Gpu gpu) {
   DecisionType decision;
@@ -110,7 +111,7 @@ DecisionType decide(Kernels<InstanceType> const& kernels, FwdArgs const& args, P
 
 FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu);
 
-// `dout` and `out` null: tensors made like empty_like(q), as the forward's out is.
+// `dout` and `out` null: tensors allocated like empty_like(q), as the forward's out is.
 BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, bool deterministic,
                      Problem const& problem, Gpu gpu);
 

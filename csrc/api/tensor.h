@@ -1,7 +1,7 @@
-// Tensors and strings of PyTorch's C shim: who owns them, and what the checks read of them.
+// Tensors and strings of PyTorch's C shim: owning handles, and the metadata that the checks read.
 //
-// Thinner than torch::stable::Tensor because a launch's host time is a promise: no shared_ptr, and
-// metadata is read once a call.
+// Thinner than torch::stable::Tensor, to keep the host time of a call low: no shared_ptr, and metadata is read once per
+// call.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -115,10 +115,10 @@ std::array<int64_t, kRank> contiguous_strides(std::array<int64_t, kRank> const& 
   return strides;
 }
 
-// Whether the elements, if there are any, fill one block of memory, each once, in some order of the dims.
+// Whether the elements, if any, fill one block of memory without gaps or overlaps, in some order of the dims.
 inline bool is_dense(TensorInfo const& tensor) {
   int64_t stride = 1;
-  unsigned left = 0;  // a bit for each dim that is still to be placed; size 1 needs no place
+  unsigned left = 0;  // one bit per dim that is not yet found in the order of strides; dims of size 1 do not matter
   for (int dim = 0; dim < 4; ++dim) {
     if (tensor.sizes[dim] == 0) return true;
     if (tensor.sizes[dim] > 1) left |= 1u << dim;
@@ -133,14 +133,14 @@ inline bool is_dense(TensorInfo const& tensor) {
   return true;
 }
 
-// The strides that torch.empty_like gives a tensor of 4 dims: its own when it is dense, else packed
-// in the order of its strides. The fake in Python calls empty_like, so the two must agree.
+// The strides that torch.empty_like gives a tensor of 4 dims: its own if it is dense, else packed in the order of its
+// strides. The fake in Python calls empty_like, so that the two must agree.
 inline std::array<int64_t, 4> empty_like_strides(TensorInfo const& tensor) {
   int64_t const* sizes = tensor.sizes;
   int64_t const* strides = tensor.strides;
   if (is_dense(tensor)) return {strides[0], strides[1], strides[2], strides[3]};
-  // Insertion sort, innermost dim first: a zero stride compares as equal to every other, which is no
-  // strict ordering, and PyTorch's result depends on the order of the comparisons.
+  // Insertion sort, innermost dim first, as PyTorch does it: a zero stride compares equal to every other, which is no
+  // strict weak ordering, so that the result depends on the order of the comparisons.
   std::array<int, 4> order{3, 2, 1, 0};
   auto compare = [&](int a, int b) {  // > 0: a belongs outside b; < 0: inside; 0: either
     if (strides[a] == 0 || strides[b] == 0) return 0;

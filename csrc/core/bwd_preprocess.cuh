@@ -1,5 +1,6 @@
-// Before the backward proper: each row's log-sum-exp in base 2 and delta = rowsum(dO * O) - dLSE, and zeros where
-// sums will be made. Bound by memory: O and dO are read once, the sums written once.
+// The kernel before the backward's main one: per row the log-sum-exp in base 2 and delta = rowsum(dO * O) - dLSE; it
+// also clears the dQ accumulator (where asked) and the counters. Memory-bound: O and dO are read once, the accumulator
+// is written once.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +15,7 @@ namespace flash_cute {
 
 using namespace cute;
 
-// Where a row's statistics stand among those of its row tile.
+// The index of a row's statistics among those of its row tile.
 struct RowOrder {
   CUTE_HOST_DEVICE static constexpr int position(int row) { return row; }
 };
@@ -24,7 +25,7 @@ namespace preprocess {
 constexpr int kThreads = 256;
 constexpr int kVector = 8;  // elements of a 16-byte load
 
-// Neighbouring threads that share a row: the power of two that covers it.
+// Neighbouring threads that share a row: the smallest power of two that covers it with one vector per thread.
 constexpr int threads_per_row(int head_dim) {
   int threads = 1;
   while (threads * kVector < head_dim) threads *= 2;
@@ -45,7 +46,7 @@ CUTE_DEVICE float dot(uint4 const& a, uint4 const& b) {
 
 }  // namespace preprocess
 
-// One CTA a row tile.
+// One CTA per row tile.
 template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums>
 __global__ void __launch_bounds__(preprocess::kThreads)
     bwd_preprocess_kernel(__grid_constant__ BwdParams const params) {
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(preprocess::kThreads)
                           head * params.out_strides.head + column;
   auto const* const dout = static_cast<Element const*>(params.dout) + batch * params.dout_strides.batch +
                            head * params.dout_strides.head + column;
-  // All loads first: in flight together.
+  // All loads are issued first, so that they are in flight together.
   constexpr int kSteps = kBlockM / kRowsAtOnce;
   uint4 o[kSteps], d[kSteps];
   CUTE_UNROLL
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(preprocess::kThreads)
       if (inside && params.dlse != nullptr) delta -= params.dlse[source];
       int64_t const target = int64_t{blockIdx.x} * kBlockM + Order::position(tile_row);
       params.lse_log2[target] = lse == -INFINITY ? INFINITY : lse * kLog2e;
-      params.delta[target] = lse == -INFINITY ? 0.f : delta;  // whatever flows into what a blind row returns
+      params.delta[target] = lse == -INFINITY ? 0.f : delta;  // a row that sees no key: 0, even if dO or dLSE is NaN
     }
   }
 

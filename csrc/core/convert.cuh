@@ -1,4 +1,4 @@
-// Conversion of a register fragment to the 16-bit type of the next product, packed two at a time, and back.
+// Conversion of a register fragment to the 16-bit type of the next MMA, two elements at a time, and back.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -8,7 +8,7 @@ namespace flash_cute {
 
 using namespace cute;
 
-// Neighbouring elements of the first mode become one packed conversion.
+// Neighbouring elements of the first mode are converted as a pair, in one instruction.
 template <class From, class FromLayout, class To, class ToLayout>
 CUTE_DEVICE void convert(Tensor<From, FromLayout> const& from, Tensor<To, ToLayout>& to) {
   using FromElement = typename From::value_type;
@@ -22,7 +22,7 @@ CUTE_DEVICE void convert(Tensor<From, FromLayout> const& from, Tensor<To, ToLayo
   }
 }
 
-// Two neighbours, of a word.
+// The two 16-bit elements of a 32-bit word.
 template <class Element>
 CUTE_DEVICE float2 unpack(uint32_t pair) {
   if constexpr (std::is_same_v<Element, cutlass::bfloat16_t>) {
@@ -32,7 +32,7 @@ CUTE_DEVICE float2 unpack(uint32_t pair) {
   }
 }
 
-// What rounding to Element adds to a and to b.
+// The errors of rounding a and b to Element: rounded minus exact.
 template <class Element>
 CUTE_DEVICE float2 rounding_errors(float a, float b) {
   auto const pair = cutlass::NumericArrayConverter<Element, float, 2>{}({a, b});

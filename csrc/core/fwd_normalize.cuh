@@ -1,4 +1,4 @@
-// The end of a forward tile: the log-sum-exp of its rows to memory, the accumulator to the values of O.
+// The end of a forward tile: stores the log-sum-exp of its rows and normalizes the accumulator to O.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -10,7 +10,7 @@ namespace flash_cute {
 
 using namespace cute;
 
-// `lse`: of the tile's head, from row 0. `softmax` has finished.
+// `lse` points to row 0 of the tile's head. After softmax.finish().
 template <int kRows, class Accumulator, class Coords>
 CUTE_DEVICE void normalize(FwdParams const& params, float* lse, int first_row, OnlineSoftmax<kRows> const& softmax,
                            Accumulator& acc,        // (rows, head dim)
@@ -19,7 +19,7 @@ CUTE_DEVICE void normalize(FwdParams const& params, float* lse, int first_row, O
   for (int i = 0; i < kRows; ++i) {
     int const row = first_row + get<0>(coords(i, _0{}));
     if (get<1>(coords(_0{}, _0{})) == 0 && row < params.len_q) lse[row] = softmax.lse(i);
-    // No key seen gives 0; keys seen, all with score -inf, give 0/0 as in the definition.
+    // A row that sees no key gives 0; one whose scores are all -inf gives 0/0 = NaN, as by the definition.
     bool const blind = !row_sees_a_key(params, row);
     float const inverse = softmax.inverse(i);
     CUTE_UNROLL

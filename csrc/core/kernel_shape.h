@@ -1,4 +1,4 @@
-// The figures of a kernel that a person wants to see, and that the plan computes with. Plain data: no torch, no CuTe.
+// Tile and resources of a kernel: what `explain` shows and the plan computes with. Plain data: no torch, no CuTe.
 #pragma once
 
 namespace flash_cute {
@@ -9,8 +9,8 @@ struct KernelShape {
   int threads;      // per CTA
   int stages;       // K/V buffers in shared memory; Q/dO buffers of a backward
   int smem_bytes;   // dynamic shared memory per CTA
-  int ctas_per_sm;  // what the register budget was set for
-  bool dq_in_registers = false;  // backward: a second kernel sums dQ there, and the workspace has no sums
+  int ctas_per_sm;  // the occupancy that the register budget is set for
+  bool dq_in_registers = false;  // backward: a second kernel accumulates dQ in registers; no dQ sums in the workspace
 };
 
 }  // namespace flash_cute

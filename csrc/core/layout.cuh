@@ -1,6 +1,5 @@
-// Views of MMA register fragments that softmax, masks and the second product need. They serve
-// mma.sync (a thread's C fragment is (2, 2)) and WGMMA ((2, 2, N/8)) alike: in both, a thread's first
-// pair runs along columns and its second along rows.
+// Views of MMA register fragments for softmax, masks and the second GEMM. They serve both mma.sync (a thread's C
+// fragment is (2, 2)) and WGMMA ((2, 2, N/8)): in both, the first mode runs along columns and the second along rows.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -27,8 +26,8 @@ CUTE_HOST_DEVICE constexpr auto rowcol_view(Tensor&& acc) {
   return make_tensor(acc.data(), rowcol_layout(acc.layout()));
 }
 
-// The first product's C fragment read in the order of the second's A operand, for m16n8k16: two
-// neighbouring 8-column blocks form one 16-deep k step.
+// The first GEMM's C fragment as the second GEMM's A operand, for m16n8k16: two neighbouring 8-column blocks form one
+// k step of 16.
 // ((2, 2), MMA_M, MMA_N) -> ((2, 2, 2), MMA_M, MMA_N / 2)
 template <class Layout>
 CUTE_HOST_DEVICE constexpr auto operand_a_layout(Layout acc) {
@@ -38,7 +37,7 @@ CUTE_HOST_DEVICE constexpr auto operand_a_layout(Layout acc) {
                      get<2, 1>(halves));
 }
 
-// The same for WGMMA, one 64-row block: ((2, 2, N / 8), 1, 1) -> ((2, 2, 2), 1, N / 16)
+// The same for WGMMA, for one 64-row block: ((2, 2, N / 8), 1, 1) -> ((2, 2, 2), 1, N / 16)
 template <class Layout>
 CUTE_HOST_DEVICE constexpr auto operand_a_layout_64(Layout acc) {
   static_assert(decltype(size<1>(acc))::value == 1 && decltype(size<2>(acc))::value == 1);

@@ -1,5 +1,5 @@
-// What a row sees: a band of columns between two diagonals, of which no mask, a causal mask and a window are cases. The
-// ranges of tiles, which of them need masking, and the masking itself all follow from four functions.
+// The mask: a row sees a band of columns between two diagonals; no mask, a causal mask and a window are cases of it.
+// Four functions define the band; tile ranges, which tiles need masking, and the masking itself follow from them.
 #pragma once
 
 #include <climits>
@@ -12,7 +12,7 @@ namespace flash_cute {
 
 using namespace cute;
 
-// Row i sees the columns [first_column, column_limit); the limit may be 0 or less, or not above the first column.
+// Row i sees the columns [first_column, column_limit). The range may be empty, and the limit negative.
 template <class Params>
 CUTE_HOST_DEVICE int first_column(Params const& params, int row) {
   return max(0, row + params.band.lower);
@@ -22,7 +22,7 @@ CUTE_HOST_DEVICE int column_limit(Params const& params, int row) {
   return min(params.len_k, row + params.band.upper + 1);
 }
 
-// The inverse: the rows [first_row, row_limit) see a column. There may be none, and the limit may pass len_q.
+// The inverse: the rows [first_row, row_limit) see a column. The range may be empty, and the limit exceed len_q.
 template <class Params>
 CUTE_HOST_DEVICE int first_row(Params const& params, int column) {
   return max(0, column - params.band.upper);
@@ -32,28 +32,27 @@ CUTE_HOST_DEVICE int row_limit(Params const& params, int column) {
   return column - params.band.lower + 1;
 }
 
-// Decides between "no key" (out 0) and "keys, all with score -inf" (out NaN).
+// Tells a row that sees no key (out 0) from one whose scores are all -inf (out NaN).
 template <class Params>
 CUTE_HOST_DEVICE bool row_sees_a_key(Params const& params, int row) {
   return first_column(params, row) < column_limit(params, row);
 }
 
-// Whether some row of a tile does not see some column of it. `offset`: its first row less its first column; the tail of the
-// keys is another matter.
+// Whether an edge of the band crosses a tile: some row of it does not see some column. `offset`: the tile's first row
+// minus its first column. The end of the keys (len_k) is not checked here.
 template <int kRows, int kColumns, class Params>
 CUTE_HOST_DEVICE bool crosses_band(Params const& params, int offset) {
   return offset + params.band.upper < kColumns - 1 || offset + kRows - 1 + params.band.lower > 0;
 }
 
-// Tiles [begin, end), of which those in [whole_begin, whole_end) need no mask: every row sees every column.
+// The tiles [begin, end). Those in [whole_begin, whole_end) need no mask: every row sees every column.
 struct TileRange {
   int begin;
   int whole_begin;
   int whole_end;
   int end;
 
-  // Where there is no whole tile, whole_begin == whole_end == begin: walked from the last tile to the first, or from the
-  // first to the last, masked tiles come first.
+  // If no tile is whole, whole_begin == whole_end == begin, so that a loop from the last tile down masks all of them.
   CUTE_HOST_DEVICE static TileRange make(int begin, int whole_begin, int whole_end, int end) {
     end = max(begin, end);
     whole_begin = max(begin, whole_begin);
@@ -67,7 +66,7 @@ struct TileRange {
   }
 };
 
-// The key tiles that a tile of query rows visits. Those past len_k are in none.
+// The key tiles that a row tile visits; none begins at or past len_k.
 template <int kBlockM, int kBlockN, class Params>
 CUTE_HOST_DEVICE TileRange key_range(Params const& params, int m_block) {
   int const first = m_block * kBlockM;
@@ -77,7 +76,7 @@ CUTE_HOST_DEVICE TileRange key_range(Params const& params, int m_block) {
                          ceil_div(max(0, column_limit(params, last)), kBlockN));
 }
 
-// The query tiles that visit a key tile, for the backward. A key tile that reaches past len_k is masked throughout.
+// Backward: the row tiles that a key tile visits. A key tile that reaches past len_k is masked at every row tile.
 template <int kBlockM, int kBlockN>
 CUTE_HOST_DEVICE TileRange row_range(BwdParams const& params, int n_block) {
   int const first = n_block * kBlockN;
@@ -85,14 +84,14 @@ CUTE_HOST_DEVICE TileRange row_range(BwdParams const& params, int n_block) {
   int const rows = max(0, min(params.len_q, row_limit(params, last)));
   int const end = ceil_div(rows, kBlockM);
   bool const tail = first + kBlockN > params.len_k;
-  // The rows behind the last one have P = 0 by their statistics.
+  // Rows past len_q need no mask: their lse_log2 is +inf, so that P = 0.
   int const whole_rows = row_limit(params, first) >= params.len_q ? end * kBlockM : max(0, row_limit(params, first));
   return TileRange::make(min(end, first_row(params, first) / kBlockM), ceil_div(first_row(params, last), kBlockM),
                          tail ? 0 : whole_rows / kBlockM, end);
 }
 
-// The key tiles that visit a query tile in a backward, by row_range: [begin, end). The rows behind the last one count,
-// since row_range looks at whole query tiles.
+// Backward: the key tiles [begin, end) whose row_range contains a row tile. Rows of the tile past len_q count too,
+// since row_range works on whole row tiles.
 struct KeyTiles {
   int begin;
   int end;
@@ -105,20 +104,20 @@ CUTE_HOST_DEVICE KeyTiles visiting_key_tiles(BwdParams const& params, int m_bloc
   return {min(end, first / kBlockN), end};
 }
 
-// A thread's elements of a row (or, transposed, of a column) of scores, as bits. Their coordinates, from the thread's first
-// one on, come in pairs, kPeriod apart: 0, 1, kPeriod, kPeriod + 1, ...
+// A bit mask over a thread's elements of one row (transposed: one column) of scores. Their coordinates, relative to the
+// thread's first, come in pairs kPeriod apart: 0, 1, kPeriod, kPeriod + 1, ...
 template <int kSize, int kPeriod>
 struct ElementBits {
   static_assert(kPeriod >= 8 && (kPeriod & (kPeriod - 1)) == 0);
   static constexpr int kWords = (kSize + 31) / 32;
   static constexpr int kShift = __builtin_ctz(kPeriod);
 
-  // How many elements lie below a coordinate, if they went on in both directions.
+  // The number of elements below a coordinate, were the pattern to continue in both directions (so it may be negative).
   CUTE_DEVICE static int below(int coordinate) {
     return (coordinate >> kShift) * 2 + min(coordinate & (kPeriod - 1), 2);
   }
 
-  // Those in [begin, end) as bits of the kWord-th 32 elements.
+  // The elements [begin, end) as bits of word kWord, which holds elements 32 * kWord to 32 * kWord + 31.
   template <int kWord>
   CUTE_DEVICE static uint32_t word(int begin, int end) {
     auto const low_bits = [](int count) { return __funnelshift_lc(~0u, 0u, unsigned(max(0, count - 32 * kWord))); };
@@ -126,8 +125,8 @@ struct ElementBits {
   }
 };
 
-// Sets the scores of one row that lie outside [begin, end), relative to the thread's first element, to -inf. One
-// comparison per edge and row, and then a bit per element, which the compiler moves to predicates eight at a time (R2P).
+// Sets the scores of one row outside [begin, end), relative to the thread's first element, to -inf. It costs one
+// comparison per edge and row, and one bit per element, which the compiler moves to predicates eight at a time (R2P).
 template <int kPeriod, class Scores>
 CUTE_DEVICE void keep_range(Scores&& row, int begin, int end) {  // (elements)
   constexpr int kSize = decltype(size(row))::value;
@@ -142,11 +141,11 @@ CUTE_DEVICE void keep_range(Scores&& row, int begin, int end) {  // (elements)
   });
 }
 
-// Of the j-th element along the second mode of thread 0's coordinates, which are static.
+// The coordinate of element j along the second mode, for thread 0, whose coordinates are static.
 template <class Coords0, int j>
 constexpr int kCoordinate = decltype(get<1>(std::declval<Coords0>()(_0{}, Int<j>{})))::value;
 
-// The distance of its pairs, see ElementBits.
+// The distance between a thread's pairs of elements, see ElementBits.
 template <class Coords0>
 constexpr int element_period() {
   constexpr int kSize = decltype(size<1>(std::declval<Coords0>()))::value;
@@ -157,12 +156,12 @@ constexpr int element_period() {
   return kPeriod;
 }
 
-// Sets the scores of one tile that a row does not see to -inf. `offset`: its first row less its first column; `columns`: how
-// many of its columns there are.
+// Sets the scores of one tile outside the band to -inf. `offset`: the tile's first row minus its first column;
+// `columns`: the tile's columns below len_k.
 template <class Scores, class Coords, class Coords0, class Params>
 CUTE_DEVICE void apply_mask(Scores& scores,             // (rows, columns)
                             Coords const& tScS,         // (rows, columns) -> (row, column)
-                            Coords0 const& /*tScS_0*/,  // the same of thread 0, static
+                            Coords0 const& /*tScS_0*/,  // the same for thread 0, static
                             Params const& params, int offset, int columns) {
   constexpr int kPeriod = element_period<Coords0>();
   int const thread_column = get<1>(tScS(_0{}, _0{}));
@@ -178,7 +177,7 @@ CUTE_DEVICE void apply_mask(Scores& scores,             // (rows, columns)
 template <class Scores, class Coords, class Coords0>
 CUTE_DEVICE void apply_mask_transposed(Scores& scores,         // (columns, rows)
                                        Coords const& tScS,     // (columns, rows) -> (column, row)
-                                       Coords0 const& /*tScS_0*/,  // the same of thread 0, static
+                                       Coords0 const& /*tScS_0*/,  // the same for thread 0, static
                                        BwdParams const& params, int tile_row, int tile_column) {
   constexpr int kPeriod = element_period<Coords0>();
   int const thread_row = tile_row + get<1>(tScS(_0{}, _0{}));

@@ -1,18 +1,18 @@
-// Values that the compiler recomputes at each use instead of keeping them, and what follows from them, in registers across
-// the main loop. The accumulators leave few registers: what was kept spilled.
+// Values that the compiler recomputes at each use, instead of keeping them and what is derived from them in registers
+// across the main loop. The accumulators leave few registers: values that were kept spilled.
 #pragma once
 
 #include <cute/config.hpp>
 
 namespace flash_cute {
 
-// x, without the compiler knowing where it came from.
+// Returns x, but hides its origin from the compiler, which then recomputes what depends on it.
 CUTE_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
-// threadIdx.x and blockIdx.x, read from the special registers each time.
+// threadIdx.x and blockIdx.x, read from the special registers at each call.
 CUTE_DEVICE int fresh_thread_index() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));

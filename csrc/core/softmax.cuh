@@ -1,16 +1,18 @@
-// Online softmax in base 2 over the rows a thread shares with its quad (Milakov and Gimelshein, arXiv 1805.02867; the
-// deferred rescale follows FlashAttention-4's idea). It is cut in two, so that a product may run while the maximum of a
-// tile is found; then the accumulator may be rescaled, and the numerators follow.
+// Online softmax in base 2 over rows that the four threads of a quad share (Milakov and Gimelshein, arXiv 1805.02867;
+// the lazy rescale follows an idea of FlashAttention-4). It has two steps: update_max, during which the P V GEMM of the
+// tile before may still run, and which rescales the accumulator if needed; then numerators.
 //
-// With two rows a thread the maximum in use may lag the true one by kLag in the exponent: only a row that has grown
-// past that takes a new one, and only where a row of the warp does is the accumulator rescaled. Numerators then reach
-// 2^kLag, far from overflow in fp16; the result is the same quotient in another scaling. Whether a row has grown, its
-// threads see from their own columns; they share a maximum only where a new one is taken.
+// With two rows per thread, the maximum in use may lag the true one by up to kLag in the exponent. A row takes a new
+// maximum only when it exceeds that, and a warp rescales its accumulator only if one of its rows takes a new maximum.
+// Numerators then reach 2^kLag, far from overflow in fp16; numerator and denominator carry the same scale, so that the
+// result does not change. Each thread checks its own columns only; the quad reduces the maximum only when a new one is
+// taken.
 //
-// The product with V takes the numerators rounded to 16 bits, and is divided by the sum of the unrounded ones: the
-// rounding of the largest so becomes an error of whatever all values have in common, which the backward's
-// rowsum(dO * O) carries to every key. With the exact maximum the largest is 1 and rounding leaves it so. With one that
-// lags, the divisor gets the rounding error of each thread's largest numerator; the LSE does not.
+// P V uses numerators rounded to 16 bits, but is divided by the sum of the unrounded ones. The rounding error of the
+// largest numerator thus multiplies whatever all values have in common, and the backward's rowsum(dO * O) carries that
+// to every key. With the exact maximum the largest numerator is 1, which rounding leaves unchanged. With a lagging
+// maximum, the rounding error of each thread's largest numerator is added to the divisor (`error`); the LSE does not
+// use it.
 #pragma once
 
 #include <cfloat>
@@ -42,17 +44,17 @@ CUTE_DEVICE float quad_reduce(float x, Op op) {
   return op(x, __shfl_xor_sync(0xffffffff, x, 1));
 }
 
-template <int kRows>  // of a thread
+template <int kRows>  // per thread
 struct OnlineSoftmax {
-  static constexpr bool kLazy = kRows == 2;  // four rows leave too few registers for it
+  static constexpr bool kLazy = kRows == 2;  // four rows per thread leave too few registers for it
   static constexpr float kLag = 8.f;
 
   float scale_log2;
-  float offset[kRows];   // the maximum in use times scale_log2; before there is one, less than any finite score's
-  float sum[kRows];      // of the numerators, this thread's columns only until finish()
-  float own_max[kRows];  // kLazy: of the raw scores so far, this thread's columns only; otherwise of the tile
-  float limit[kRows];    // kLazy: of the raw scores, past which the row takes a new maximum
-  float error[kRows];    // from finish() on: what rounding has added to the largest numerators
+  float offset[kRows];   // the maximum in use times scale_log2; at first lower than that of any finite score
+  float sum[kRows];      // of the numerators; over this thread's columns only until finish()
+  float own_max[kRows];  // kLazy: of the raw scores so far, over this thread's columns only; else of the tile's row
+  float limit[kRows];    // kLazy: the row takes a new maximum when a raw score exceeds this
+  float error[kRows];    // after finish(): the rounding errors of the largest numerators
 
   CUTE_DEVICE explicit OnlineSoftmax(float scale_log2_) : scale_log2(scale_log2_) {
     CUTE_UNROLL
@@ -67,9 +69,9 @@ struct OnlineSoftmax {
     CUTE_DEVICE void operator()() const {}
   };
 
-  // Takes a new maximum for the rows that need one, and brings the accumulator and the sums to it.
-  // `wait_product` waits until the accumulator is there, `release` follows: before the vote, or, kLateWait, after it.
-  // (Where the compiler has the choice, it waits halfway through the maximum.)
+  // Updates the maximum of the rows that need it, and rescales their accumulator and sums. `wait_product` waits for the
+  // GEMM in flight into acc, and `release` then frees its operand: both before the warp's vote, or, with kLateWait,
+  // after it. (If the compiler may choose, it waits halfway through the maximum.)
   template <bool kLateWait = false, class Scores, class Accumulator, class WaitProduct = Nothing,
             class Release = Nothing>
   CUTE_DEVICE void update_max(Scores const& scores,  // (rows, columns)
@@ -80,7 +82,7 @@ struct OnlineSoftmax {
     bool grown = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      float even = scores(i, _0{}), odd = scores(i, _1{});  // of two rows four chains: the latency of two would show
+      float even = scores(i, _0{}), odd = scores(i, _1{});  // two rows: four chains, since two would expose the latency
       if constexpr (kLazy) even = fmaxf(even, own_max[i]);
       CUTE_UNROLL
       for (int j = 2; j < size<1>(scores); ++j) {
@@ -131,7 +133,7 @@ struct OnlineSoftmax {
     }
   }
 
-  // Makes the sums, and the errors of the largest numerators as Elements, those of whole rows.
+  // Reduces the sums, and the errors of rounding the largest numerators to Element, over whole rows.
   template <class Element>
   CUTE_DEVICE void finish() {
     auto const add = [](float a, float b) { return a + b; };
@@ -147,8 +149,8 @@ struct OnlineSoftmax {
     }
   }
 
-  // After finish() of both: takes in row i's state over other keys. Returns what brings the two accumulators, its own
-  // and the other's, to the new maximum.
+  // Merges the state of row i over other keys into this one, both after finish(). Returns the factors that rescale this
+  // accumulator and the other one to the new maximum.
   CUTE_DEVICE float2 merge(int i, float other_offset, float other_sum, float other_error) {
     float const new_offset = fmaxf(offset[i], other_offset);
     float2 const factors{exp2_approx(offset[i] - new_offset), exp2_approx(other_offset - new_offset)};
@@ -158,7 +160,7 @@ struct OnlineSoftmax {
     return factors;
   }
 
-  // After finish(): what the accumulator is to be multiplied by (infinite where all scores are -inf), and the row's
+  // After finish(): the factor that normalizes the accumulator (infinite where all scores are -inf), and the row's
   // log-sum-exp (-inf there).
   CUTE_DEVICE float inverse(int i) const { return reciprocal(sum[i] + error[i]); }
   CUTE_DEVICE float lse(int i) const {
@@ -167,7 +169,7 @@ struct OnlineSoftmax {
   }
 
  private:
-  // exp2(scale_log2 * (score - max)). As long as a row has no maximum its scores are -inf: 0, not NaN.
+  // exp2(scale_log2 * (score - max)). Before a row has a maximum all its scores are -inf, which gives 0, not NaN.
   CUTE_DEVICE float numerator(int i, float score) const { return exp2_approx(score * scale_log2 - offset[i]); }
 };
 

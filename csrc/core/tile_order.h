@@ -8,20 +8,20 @@ namespace flash_cute {
 
 struct RowTileCoord {
   int m_block;
-  int head;  // of q
+  int head;  // query head
   int batch;
 };
 
-// Heads are taken in groups whose keys and values stay in L2 together. Inside a group the last row tile of every head comes
-// first: with a causal mask the longest work starts first, and the shortest fills the gaps at the end. Without
-// `longest_first` all row tiles of a head come before the next head's.
+// Heads are processed in groups whose K and V fit in L2 together. Within a group the last row tile of every head comes
+// first: with a causal mask the longest tiles start first, and the shortest fill the tail. Without `longest_first`, all
+// row tiles of a head come before those of the next head.
 struct TileOrder {
   int m_blocks;      // row tiles per head
   int heads_q;
   int heads_per_kv;
   int num_heads;     // batch * heads_q
   int group;         // heads per group
-  int last_group;    // its number; it has the heads that remain
+  int last_group;    // its index; it has all the heads that remain
   bool longest_first;
 
   constexpr int64_t num_tiles() const { return int64_t{m_blocks} * num_heads; }
@@ -40,7 +40,7 @@ struct TileOrder {
   }
 };
 
-// Heads per group so that the keys and values of a group take at most `bytes` in L2.
+// Query heads per group so that K and V of a group take at most `bytes` of L2; at least those of one KV head.
 constexpr int heads_in_l2(int64_t bytes, int len_k, int head_dim, int heads_per_kv, int num_heads) {
   int64_t const kv_bytes = std::max<int64_t>(1, int64_t{4} * len_k * head_dim);
   int64_t const heads = std::max<int64_t>(1, bytes / kv_bytes) * heads_per_kv;

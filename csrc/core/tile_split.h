@@ -1,4 +1,4 @@
-// Tiles that several CTAs share. Plain constants and data: no torch, no CuTe.
+// Stream-K: tiles that several CTAs share. Plain constants and data: no torch, no CuTe.
 #pragma once
 
 #include <climits>
@@ -6,20 +6,20 @@
 
 namespace flash_cute {
 
-// Tiles that fill no whole wave of CTAs (stream-K: Osama et al., arXiv 2301.03598): row tiles of a forward, split by
-// keys, or key tiles of a backward, split by rows. Their steps, one tile's after the other's, are dealt in ranges, one a
-// CTA. What a range has of a tile that an earlier one begins is a part: it goes through memory to the CTA that began
-// the tile.
+// The tiles of the last, partial wave, split as in stream-K (Osama et al., arXiv 2301.03598): row tiles of a forward
+// along the keys, or key tiles of a backward along the rows. Their mainloop steps, tile after tile, are divided into
+// contiguous ranges, one per CTA. A range that begins inside a tile computes a part of it: a partial result in global
+// memory, which the CTA with the tile's first step merges (the fix-up).
 struct TileSplit {
-  int tiles = 0;   // 0: none is split
-  int steps = 0;   // of each
-  int ranges = 0;
-  int length = 0;  // steps of a range,
-  int longer = 0;  // and one more in so many of them, the first
+  int tiles = 0;   // number of split tiles; 0: none
+  int steps = 0;   // mainloop steps per tile
+  int ranges = 0;  // CTAs that share them
+  int length = 0;  // steps per range
+  int longer = 0;  // the first `longer` ranges have one more step
 
   constexpr int range_begin(int range) const { return range * length + (range < longer ? range : longer); }
 
-  // The ranges that have some of a tile, besides the one that begins it.
+  // The number of parts of a tile that `range` begins: the ranges after it that have steps of the tile.
   constexpr int parts(int tile, int range) const {
     int next = range + 1;
     while (range_begin(next) < (tile + 1) * steps) ++next;
@@ -27,11 +27,12 @@ struct TileSplit {
   }
 };
 
-// What a part costs besides its steps, in steps: its way through memory, and one more beginning and end.
+// The overhead of a part in units of steps: its store and load, and one more prologue and epilogue.
 constexpr int kPartCost = 6;
 
-// The tiles of the last wave, split over the SMs; none where it would not be worth it. With `equal`, there is a range for
-// each SM, so that all have as much to do; else no more than pay, since one CTA takes the parts in, one after the other.
+// Splits the tiles of the last wave over the SMs, or none where that does not pay. With `equal` there is one range per
+// SM, so that all have the same work; else at most about sqrt(steps) ranges per tile, since the CTA that began a tile
+// merges its parts one after the other.
 constexpr TileSplit split_last_wave(int64_t tiles, int64_t steps, int num_sms, bool equal) {
   int64_t const rest = tiles % num_sms;
   if (rest == 0 || 2 * rest * steps > INT_MAX) return {};

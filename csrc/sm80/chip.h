@@ -1,9 +1,9 @@
-// Which of the sm80 tile tables a GPU uses. Plain constants, for host and device.
+// Selects the sm80 tile table of a GPU. Plain constants, for host and device.
 #pragma once
 
 namespace flash_cute::sm80 {
 
-// Chips that need tables of their own.
+// The classes of chips that have tables of their own.
 enum Chip : int {
   kA100 = 0,     // sm_80, sm_87 and newer data-centre parts forced onto this path: 163 KB per CTA
   kSmem99K = 1,  // sm_86, sm_89, sm_120: 99 KB per CTA
@@ -14,7 +14,7 @@ enum Chip : int {
 constexpr char const* kChipNames[kNumChips] = {"a100", "99kb", "h100"};
 constexpr int kMaxSmemBytes[kNumChips] = {163 * 1024, 99 * 1024, 227 * 1024};
 
-// A chip that is not known gets the table that asks for the least shared memory.
+// An unknown chip gets the table that needs the least shared memory.
 constexpr Chip chip_of(int capability) {
   if (capability == 90) return kH100;
   if (capability == 80 || capability == 87 || capability / 10 == 10) return kA100;

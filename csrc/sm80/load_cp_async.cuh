@@ -1,4 +1,4 @@
-// Tiles of a (length, head dim) matrix between global and shared memory, in 16-byte chunks.
+// Copies of tiles of a (length, head dim) matrix between global and shared memory, in 16-byte chunks.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -9,16 +9,16 @@ namespace flash_cute::sm80 {
 
 using namespace cute;
 
-// One head of q, k, v or out: (length, head dim). Rows and columns outside it are never touched.
+// One head of a tensor: (length, head dim). The copies below touch no row or column outside it.
 template <class Element, class Params>
 CUTE_DEVICE auto make_head_tensor(Element* base, Params const& strides, int batch, int head, int length, int head_dim) {
   int64_t const offset = batch * strides.batch + head * strides.head;
   return make_tensor(make_gmem_ptr(base + offset), make_shape(length, head_dim), make_stride(strides.row, _1{}));
 }
 
-// Starts the copy of one tile, a row of chunks at a time. What lies past `rows` or `columns` is filled with
-// zeros, so that whatever follows the tensor in memory, NaN included, has no influence. kAllRows: the caller
-// knows that no row is past.
+// Starts the copy of one tile by cp.async. Elements past `rows` or `columns` are not read but filled with zeros, so
+// that memory after the tensor, NaN included, has no influence. kAllRows: the caller knows that no row of the tile is
+// past `rows`.
 template <bool kAllRows, class TiledCopy, class Element, class Smem>
 CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy,
                            Element const* gmem,  // the tile's first element
@@ -44,7 +44,7 @@ CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy,
                   *reinterpret_cast<uint128_t*>(&tXsX(_0{}, r, c)), row_inside && column < columns);
     }
     gmem += row_step * row_stride;
-    asm volatile("" : "+l"(gmem));  // or the compiler keeps a 64-bit offset for each r
+    asm volatile("" : "+l"(gmem));  // else the compiler keeps a 64-bit offset for each r
   }
 }
 

@@ -7,7 +7,7 @@
 
 namespace flash_cute::sm90 {
 
-// Of the boxes that the kernels load; those that they store have 64 rows.
+// The boxes of TMA loads. Boxes of TMA stores have 64 rows.
 struct MapBoxes {
   int query_rows;
   int key_rows;

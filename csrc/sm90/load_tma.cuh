@@ -1,4 +1,4 @@
-// One tile of a tensor to shared memory by TMA.
+// Loads one tile of a tensor into shared memory by TMA.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -8,8 +8,8 @@ namespace flash_cute::sm90 {
 
 using namespace cute;
 
-// One TMA box is kChunk columns of a tile; the map is (column, row, head, batch). What lies outside the
-// tensor arrives as zeros and still counts as bytes.
+// A TMA box is kChunk columns of a tile; the map is (column, row, head, batch). Elements outside the tensor arrive as
+// zeros, and count towards the barrier's bytes all the same.
 template <class Traits>
 CUTE_DEVICE void load_tile(CUtensorMap const& map, uint64_t* full, TMA::CacheHintSm90 hint,
                            typename Traits::Element* smem, int rows, int row, int head, int batch) {

@@ -1,7 +1,7 @@
-// How the producer and the consumers hand buffers to each other, and warpgroups take turns.
+// Synchronisation between producer and consumers (ring buffers) and between warpgroups (turns).
 //
-// A Pipeline is a ring of kStages shared-memory buffers with two mbarriers each: Full (a TMA load has
-// landed; one arrival by the producer plus the bytes) and Empty (all consumer warps are done reading). A
+// A Pipeline is the barriers of a ring buffer of kStages stages in shared memory, two mbarriers per stage: Full (a TMA
+// load has landed; one arrival by the producer plus the bytes) and Empty (all consumer warps have finished reading). A
 // PipelineState is one side's position in the ring; a barrier's phase flips each time the ring wraps.
 #pragma once
 
@@ -12,7 +12,8 @@ namespace flash_cute::sm90 {
 
 using namespace cute;
 
-// The race test's build is late, by up to a microsecond at random, wherever a buffer or a turn changes hands.
+// In the race test's build, delays the caller by a random time of up to a microsecond. Called wherever a buffer or a
+// turn changes hands, so that a missing wait shows as a wrong result.
 CUTE_DEVICE void jitter() {
 #ifdef FLASH_CUTE_RACE_TEST
   uint32_t clock;
@@ -37,7 +38,7 @@ struct PipelineState {
   }
 };
 
-// A ring of two at its i-th use.
+// The state of a ring of two stages at its use number i.
 CUTE_DEVICE PipelineState<2> at_step(int i) { return {i & 1, (i >> 1) & 1}; }
 
 template <int kStages>
@@ -52,7 +53,8 @@ struct Pipeline {
     }
   }
 
-  // Producer. A ring starts empty: the first wait, on the phase before 0, falls through.
+  // Producer: waits until all consumers have released the stage. A ring starts empty: the first wait on each stage, for
+  // the phase before phase 0, falls through.
   CUTE_DEVICE void wait_empty(PipelineState<kStages> state) {
     wait_barrier(empty[state.stage], state.phase ^ 1);
     jitter();
@@ -62,7 +64,8 @@ struct Pipeline {
     return &full[state.stage];
   }
 
-  // Consumers: every thread waits, one lane a warp releases. All lanes have waited by then: something has synced them.
+  // Consumers: every thread waits; one lane per warp releases. All its lanes must have passed their wait by then, so
+  // that a warp-wide instruction (WGMMA, a shuffle, __syncwarp) must come between.
   CUTE_DEVICE void wait_full(PipelineState<kStages> state) {
     wait_barrier(full[state.stage], state.phase);
     jitter();
@@ -72,17 +75,18 @@ struct Pipeline {
     if (elect_lane()) arrive_barrier(empty[state.stage]);
   }
 
-  // Where warps produce and one thread consumes.
+  // Warps as producers without TMA: one arrival per warp, for the writes of all its lanes.
   CUTE_DEVICE void arrive_full(PipelineState<kStages> state) {
     jitter();
     __syncwarp();
     if (elect_lane()) arrive_barrier(full[state.stage]);
   }
-  // One thread produces without TMA.
+  // One thread as producer without TMA.
   CUTE_DEVICE void publish(PipelineState<kStages> state) {
     jitter();
     arrive_barrier(full[state.stage]);
   }
+  // One thread as consumer.
   CUTE_DEVICE void arrive_empty(PipelineState<kStages> state) {
     jitter();
     arrive_barrier(empty[state.stage]);
@@ -92,12 +96,12 @@ struct Pipeline {
   CUTE_DEVICE static bool elect_lane() { return threadIdx.x % 32 == 0; }
 };
 
-// Hardware barriers (bar.sync) by name; 0 is __syncthreads.
+// Named barriers (bar.sync); 0 is __syncthreads. The kernels of a direction use only their own.
 enum NamedBarrier : int {
-  kTurn = 1,      // + warpgroup: it is this warpgroup's turn at the tensor cores
-  kMerge = 5,     // + warpgroup, forward: a share of a part has been taken in
+  kTurn = 1,      // + warpgroup, forward: it is this warpgroup's turn to issue WGMMAs
+  kMerge = 5,     // + warpgroup, forward: all its threads have reached the same point of a merge
   kHalfStep = 1,  // backward: warpgroup 0 is half a step ahead
-  kResults = 2,   // + warpgroup, backward: dK and dV are complete in shared memory, or have left it
+  kResults = 2,   // + warpgroup, backward: dK and dV are complete in shared memory, or have been read from it
 };
 
 CUTE_DEVICE void named_sync(int barrier, int threads) {
@@ -110,8 +114,9 @@ CUTE_DEVICE void named_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// The ring of turns: a warpgroup issues its two products of a step together, then hands on. The tensor
-// cores so run one warpgroup's products while the others are in their softmax.
+// Ping-pong: the warpgroups take turns to issue the two GEMMs of a step, so that the tensor cores run one warpgroup's
+// GEMMs while the others compute softmax. Each barrier has 256 threads: the warpgroup that waits for its turn (sync)
+// and the one that hands it on (arrive).
 template <int kWarpgroups, bool kEnabled>
 struct TurnRing {
   CUTE_DEVICE static void start(int warpgroup) {

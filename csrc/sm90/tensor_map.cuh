@@ -15,8 +15,8 @@ namespace flash_cute::sm90 {
 
 using TensorMapEncoder = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's encoder, found through the runtime so that nothing links to libcuda. A failed look-up is tried again in the
-// next call: the driver may not have been initialised.
+// The driver's encoder, looked up through the runtime so that nothing links to libcuda. A failed look-up is repeated by
+// the next call: the driver may not have been initialised.
 inline cudaError_t tensor_map_encoder(TensorMapEncoder& encoder) {
   static std::atomic<void*> found{nullptr};
   void* symbol = found.load(std::memory_order_acquire);
@@ -37,13 +37,13 @@ struct Box {
   int columns;
 };
 
-// The map (column, row, head, batch) of a tensor of such sizes.
+// Encodes the 4-D map (column, row, head, batch) of a tensor; `sizes` has that order.
 template <class Element>
 cudaError_t encode_map(CUtensorMap* map, void const* data, Strides strides, std::array<int, 4> const& sizes, Box box) {
   TensorMapEncoder encode = nullptr;
   cudaError_t const error = tensor_map_encoder(encode);
   if (error != cudaSuccess) return error;
-  // A dim of size 1 is never stepped along, and its stride may be anything: give it a legal one.
+  // The stride of a dim of size 1 is never used and may be anything: replace it by a legal one.
   auto const bytes = [&](int dim, int64_t stride) {
     return cuuint64_t(sizes[dim] == 1 ? 16 : stride * int64_t{sizeof(Element)});
   };

@@ -1,4 +1,4 @@
-// What a warpgroup does as one: products on the tensor cores, and its share of the registers.
+// Warpgroup-wide operations: WGMMA, and the reallocation of registers.
 #pragma once
 
 #include <cute/atom/mma_atom.hpp>
@@ -8,11 +8,12 @@ namespace flash_cute::sm90 {
 
 using namespace cute;
 
-// A value that all lanes have, and now are known to have. What a warp reads from shared memory is not: the compiler
-// would take the loops that depend on it for divergent, and move every descriptor to the uniform registers before its
-// WGMMA: 3 to 9 % slower.
+// Makes a value that is equal in all lanes known as warp-uniform to the compiler. A value read from shared memory is
+// not: the compiler takes loops that depend on it for divergent, and moves every descriptor to uniform registers before
+// its WGMMA, which is 3 to 9 % slower.
 CUTE_DEVICE int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
+// kMore: raises the registers per thread to kRegisters, else lowers them. By all warps of a warpgroup.
 template <int kRegisters, bool kMore>
 CUTE_DEVICE void set_max_registers() {
   if constexpr (kMore) {
@@ -22,15 +23,15 @@ CUTE_DEVICE void set_max_registers() {
   }
 }
 
-// Descriptors of operands in shared memory, made anew at each use from one register: the compiler would keep every one
-// in registers of its own for the whole loop, and where the accumulators leave none, spill.
+// Descriptors of operands in shared memory, recomputed at each use from one register: the compiler would keep each of
+// them in its own registers for the whole loop, and spill where the accumulators leave none.
 template <class SharedStorage>
 class Operands {
  public:
   CUTE_DEVICE explicit Operands(SharedStorage const& smem)
       : smem_(reinterpret_cast<char const*>(&smem)), base_((cast_smem_ptr_to_uint(&smem) & 0x3ffff) >> 4) {}
 
-  // The fragment's descriptors, as if its tensor began `bytes`, a multiple of 16, after `place`.
+  // The fragment's descriptors for a tensor that begins `bytes`, a multiple of 16, after the address `place`.
   template <class Fragment>
   CUTE_DEVICE auto at(Fragment const& fragment, void const* place, uint32_t bytes = 0) const {
     uint32_t base;
@@ -46,7 +47,7 @@ class Operands {
   uint32_t base_;
 };
 
-// Issues acc (+)= A B as one batch, over the kPart-th of kParts equal shares of the k steps. The caller waits.
+// Issues acc (+)= A B as one WGMMA group, over share kPart of kParts equal shares of the k steps. The caller waits.
 template <bool kZeroInit, int kPart = 0, int kParts = 1, class Mma, class FragA, class FragB, class Acc>
 CUTE_DEVICE void issue_gemm(Mma& mma,
                             FragA& tCrA,        // (MMA, MMA_M, MMA_K): registers or descriptors
@@ -70,7 +71,7 @@ CUTE_DEVICE void issue_gemm(Mma& mma,
   if constexpr (kAInRegs) warpgroup_fence_operand(tCrA);
 }
 
-// The same from zero, with the first kRegSteps k steps of A in registers and the others in shared memory.
+// Issues acc = A B with A's first kRegSteps k steps in registers (RS) and the others in shared memory (SS).
 template <int kRegSteps, class MmaRs, class Mma, class FragARegs, class FragA, class FragB, class Acc>
 CUTE_DEVICE void issue_gemm_rs_ss(MmaRs& mma_rs, FragARegs& tCrA_regs,  // (MMA, MMA_M, MMA_K): registers
                                   Mma& mma, FragA const& tCrA,          // (MMA, MMA_M, MMA_K): descriptors

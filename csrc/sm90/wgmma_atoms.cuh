@@ -1,5 +1,5 @@
-// WGMMA m64nNk16, both operands in shared memory and K-major, for the N that CuTe offers only with a
-// macro that quadruples the time its headers take to compile (7 to 29 s).
+// WGMMA m64nNk16, both operands in shared memory and K-major, for the values of N that CuTe has only with a macro that
+// quadruples the compile time of its headers (7 to 29 s).
 #pragma once
 
 #include <cute/arch/mma_sm90.hpp>
@@ -18,7 +18,7 @@ struct WgmmaSS {
   CUTE_DEVICE static void fma(uint64_t a, uint64_t b, float* d, int accumulate);
 };
 
-// Eight accumulator registers: by number in the text, by address in the operand list.
+// Eight accumulator registers each: FC_D* as operand numbers in the PTX text, FC_8 as operands of the asm statement.
 #define FC_D0 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define FC_D1 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define FC_D2 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -43,7 +43,7 @@ struct WgmmaSS {
 #define FC_OPERANDS80 FC_OPERANDS72, FC_8(72)
 #define FC_OPERANDS88 FC_OPERANDS80, FC_8(80)
 
-// REGS = N / 2 accumulators; A, B, P: the numbers of the operands after them.
+// REGS = N / 2 accumulator registers; A, B, P: the operand numbers of the two descriptors and of `accumulate`.
 #define FC_WGMMA_SS(N, REGS, A, B, P, ELEMENT, TYPE)                                                                   \
   template <>                                                                                                          \
   CUTE_DEVICE void WgmmaSS<ELEMENT, N>::fma(uint64_t a, uint64_t b, float* d, int accumulate) {                        \
@@ -66,7 +66,7 @@ FC_WGMMA_SS_BOTH(176, 88, "%88", "%89", "%90")
 #undef FC_WGMMA_SS
 #undef FC_WGMMA_SS_BOTH
 
-// CuTe's atom where it has one.
+// The atom for N: CuTe's where it has one.
 template <class Element, int N>
 constexpr auto wgmma_ss_atom() {
   if constexpr (N == 80 || N == 112 || N == 144 || N == 160 || N == 176) {

@@ -1,10 +1,10 @@
-// dQ is summed over the key tiles in float32, in memory: each CTA adds its part of a row tile by reductions that
-// return nothing. The sums lie in the order of the MMA fragments, register by register of all threads: a warp's
-// reductions are whole lines, and nobody has to put them in rows before the convert kernel does.
+// dQ is accumulated over the key tiles in float32, in global memory: each CTA adds its share of a row tile by atomic
+// reductions without a return value. The sums are stored in MMA fragment order, register by register over all threads:
+// a warp's reduction covers a whole cache line, and only the convert kernel needs to reorder them into rows.
 //
-// In the deterministic mode the key tiles of a row tile add in launch order, so that the sum has the same bits each
-// time. A CTA waits only for CTAs launched before it. All CTAs of a head walk over its row tiles the same way, so that
-// they queue for their turn at most once, and not at each.
+// In the deterministic mode the key tiles of a row tile add in a fixed order, so that dQ is bitwise reproducible. A CTA
+// waits only for CTAs that drew lower tickets, which already run or have ended. All CTAs of a head visit its row tiles
+// in the same order, so that a CTA stays behind its predecessor after one wait, instead of waiting at every row tile.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -16,19 +16,20 @@
 
 namespace flash_cute::sm80::bwd {
 
-// The semaphore counts the key tiles that have added.
+// The semaphore of a row tile counts the key tiles that have added to it.
 CUTE_DEVICE int turns_ended(int const* semaphore) {
   int ended;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(ended) : "l"(semaphore) : "memory");
   return ended;
 }
 
-// By one thread, after a barrier by which all have added. It waits until the sums have reached memory.
+// Called by one thread, after a barrier that follows the adds of all threads. The release makes them visible before the
+// count; it waits until they have reached memory.
 CUTE_DEVICE void end_turn(int* semaphore) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(semaphore) : "memory");
 }
 
-// Adds one of several parts of a thread's registers to a row tile's sums, where register i of thread t is at offset
+// Adds part `part` of kParts of a thread's registers to a row tile's sums: register i of thread t is at offset
 // i * kThreads + t.
 template <class Traits, int kParts, class Accumulator>
 CUTE_DEVICE void add_dq(float* sums, Accumulator const& tdQrdQ, int part) {  // (MMA, MMA_M, MMA_D)
@@ -38,7 +39,7 @@ CUTE_DEVICE void add_dq(float* sums, Accumulator const& tdQrdQ, int part) {  // 
   for (int i = part * kSize; i < (part + 1) * kSize; ++i) atomicAdd(sums + i * Traits::kThreads, tdQrdQ(i));
 }
 
-// dQ of one row tile: sums to 16-bit rows.
+// Converts dQ of one row tile from float32 sums in fragment order to 16-bit rows. One CTA per row tile.
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads) bwd_convert_kernel(__grid_constant__ BwdParams const params) {
   using Element = typename Traits::Element;
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(Traits::kThreads) bwd_convert_kernel(__grid_co
   typename Traits::SmemStoreAtom const store_atom;
   auto const copy_dq = make_tiled_copy_C(store_atom, mma).get_slice(thread);
   copy(store_atom, copy_dq.retile_S(rdQ), copy_dq.partition_D(sdQ));
-  __syncthreads();
+  __syncthreads();  // all threads have written sdQ, which is read by rows
 
   auto mdQ = make_head_tensor(static_cast<Element*>(params.dq), params.dq_strides, batch, head, params.len_q,
                               params.head_dim);

@@ -1,4 +1,4 @@
-// dK and dV to memory: through shared memory, in K's and V's place, in 16-byte rows.
+// Stores dK and dV in 16-byte vectors, through the shared memory of K and V.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -41,10 +41,10 @@ CUTE_DEVICE void epilogue(BwdParams const& params, typename Traits::SharedStorag
   };
   CUTE_UNROLL
   for (int i = 0; i < size(tdKrdK); ++i) tdKrdK(i) *= params.scale;
-  __syncthreads();  // everybody is done with K and V
+  __syncthreads();  // all threads have finished reading K and V, which are overwritten
   to_smem(tdVrdV, sdV);
   to_smem(tdKrdK, sdK);
-  __syncthreads();
+  __syncthreads();  // all threads have written dK and dV to shared memory
   to_memory(sdV, params.dv, params.dv_strides);
   to_memory(sdK, params.dk, params.dk_strides);
 }

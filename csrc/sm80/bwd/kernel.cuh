@@ -1,5 +1,5 @@
-// The portable backward: a CTA owns a tile of keys and their dK and dV, and passes over the row tiles of all query
-// heads that read them. All warps load and all compute; mma.sync, cp.async, ldmatrix.
+// The portable backward: a CTA owns a key tile with its dK and dV, and loops over the row tiles of all query heads that
+// read it. All warps load and all compute; mma.sync, cp.async, ldmatrix.
 #pragma once
 
 #include "../../plan.h"

@@ -1,5 +1,4 @@
-// Launches what the plan says: the preprocess, the backward and dQ's conversion. Included only by the generated instance
-// files.
+// Launches a plan: the preprocess, the backward and dQ's conversion. Included only by the generated instance files.
 #pragma once
 
 #include "../../core/bwd_preprocess.cuh"

@@ -1,4 +1,4 @@
-// The loads of the backward's mainloop: a tile of rows of Q or dO with the row statistics that are used with it.
+// The loads of the backward's mainloop: a row tile of Q or dO with its row statistics (LSE or delta).
 #pragma once
 
 #include <cute/arch/copy_sm80.hpp>
@@ -10,7 +10,7 @@
 
 namespace flash_cute::sm80::bwd {
 
-// Starts the copy of a row tile. sX has it in parts, one tile a part.
+// Starts the copy of a row tile. sX holds it in parts, one shared-memory tile per part.
 template <class Traits, class Smem>
 CUTE_DEVICE void load_row_tile(BwdParams const& params, int batch, RowTile const& row_tile, void const* base,
                                Strides const& strides,
@@ -26,7 +26,7 @@ CUTE_DEVICE void load_row_tile(BwdParams const& params, int batch, RowTile const
     load_tile<false>(typename Traits::GmemLoad{}, gX + row * strides.row, strides.row, sX(_, _, part),
                      params.len_q - first_row - row, params.head_dim);
   }
-  int const four = 4 * fresh_thread_index();  // the workspace holds whole row tiles
+  int const four = 4 * fresh_thread_index();  // no check of len_q: the workspace is padded to whole row tiles
   if (four < Traits::kBlockM) {
     SM80_CP_ASYNC_CACHEALWAYS<uint128_t>::copy(
         *reinterpret_cast<uint128_t const*>(stats + row_tile.index(params, batch) * Traits::kBlockM + four),

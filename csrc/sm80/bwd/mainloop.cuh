@@ -1,10 +1,10 @@
 // The loop over row tiles: S^T = K Q^T, P^T, dP^T = V dO^T, dS^T, dV += P^T dO, dK += dS^T Q, dQ = dS K.
 //
-// Scores are computed transposed, keys first, so that what a thread holds of P^T and dS^T is what it needs as the A
-// operand of dV and dK. Two schedules follow from where P stays:
-//   registers: a warp owns 32 keys and all rows. Part by part of 32 rows it makes scores, dV and dK with no barrier;
-//              only dS goes through shared memory, for dQ.
-//   shared memory: P and dS of the whole step are written, then each warp takes a share of dV, dK and dQ.
+// Scores are computed transposed, (keys, rows), so that a thread's C fragments of P^T and dS^T are its A fragments for
+// dV and dK. There are two schedules, by where P is kept:
+//   registers: a warp owns 32 keys and all rows. For each part of 32 rows it computes scores, dV and dK without a
+//              barrier; only dS goes through shared memory, for dQ.
+//   shared memory: P and dS of the whole step are stored, then each warp computes its share of dV, dK and dQ.
 #pragma once
 
 #include <type_traits>
@@ -23,7 +23,7 @@
 
 namespace flash_cute::sm80::bwd {
 
-// acc += A B. fetch(k) brings both operands of step k to registers, one step ahead.
+// acc += A B. fetch(k) loads both operands of k step k into registers, one step ahead of its MMA.
 template <class Mma, class Acc, class FragA, class FragB, class Fetch>
 CUTE_DEVICE void fetched_gemm(Mma const& mma,
                               Acc& acc,           // (MMA, MMA_M, MMA_N)
@@ -39,12 +39,12 @@ CUTE_DEVICE void fetched_gemm(Mma const& mma,
   }
 }
 
-// The end of a basic block, which the compiler's scheduler does not pass. Where it may put loads ahead, most kernels
+// Ends a basic block, across which the compiler does not move instructions. If it may hoist loads here, most kernels
 // spill 4 to 56 bytes, or are 1 to 7 % slower.
 template <bool kDeterministic, bool kHere>
 CUTE_DEVICE void end_basic_block(BwdParams const& params) {
   if constexpr (kHere) {
-    if (params.deterministic != kDeterministic) __trap();  // never: each mode has its kernel
+    if (params.deterministic != kDeterministic) __trap();  // never taken: each mode has its own kernel
   }
 }
 
@@ -58,19 +58,19 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   constexpr int kScoreRows = Traits::kScoreRows, kParts = Traits::kParts;
   constexpr bool kTwoQ = Traits::kQStages == 2, kTwoDout = Traits::kDoutStages == 2;
   constexpr bool kPInRegs = Traits::kPInRegs;
-  // Of head dim 128 the deterministic kernels have no register to spare. Found by trying: with these no kernel spills, for
-  // sm_80, sm_90 and sm_120.
+  // The deterministic kernels of head dim 128 have no register to spare. Chosen by experiment: with these settings no
+  // kernel spills on sm_80, sm_90 or sm_120.
   constexpr bool kScarce = kDeterministic && kHeadDim == 128, kTight = kScarce && !kTwoQ;
   constexpr bool kEndsAfterAdding = !kScarce;
   constexpr bool kRangeInRegs = kPInRegs && (kDeterministic || kHeadDim != 64 || !std::is_same_v<Element, cutlass::half_t>);
   bool const last_first = kDeterministic && kHeadDim > 64 && params.launch_order.last_first;
   KeyTile const tile(params, draw_task<kDeterministic>(params, reinterpret_cast<int*>(smem.ds)));
 
-  // The row tiles [begin, end); the end, seldom used, is computed once more at each use.
+  // The row tiles [begin, end). The end is used seldom, and recomputed at each use to save its register.
   TileRange const range = row_range<kBlockM, kBlockN>(params, tile.n_block);
   if (range.begin == range.end) return;
 
-  // Shared memory. A tile of Q and dO is one part of a stage.
+  // Shared memory. A tile of Q or dO is one part of a stage.
   auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});             // (BLK_M / parts, D, tile)
   auto sQt = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQt{});           // (D, BLK_M / parts, tile)
   auto sdO = make_tensor(make_smem_ptr(smem.dout), typename Traits::SmemLayoutDout{});      // (BLK_M / parts, D, tile)
@@ -82,7 +82,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   auto sdSt = make_tensor(make_smem_ptr(smem.ds), typename Traits::SmemLayoutSt{});           // (BLK_N, BLK_M)
   auto sdS = make_tensor(make_smem_ptr(smem.ds), typename Traits::SmemLayoutS{});             // (BLK_M, BLK_N)
 
-  // Products, and shared memory to registers.
+  // The MMAs, and the copies from shared memory to registers.
   typename Traits::MmaScores mma_scores;
   typename Traits::MmaKeys mma_keys;
   typename Traits::MmaQueries mma_queries;
@@ -96,7 +96,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   auto const keys_b = make_tiled_copy_B(across, mma_keys);
   auto const queries_a = make_tiled_copy_A(across, mma_queries);
   auto const queries_b = make_tiled_copy_B(across, mma_queries);
-  // Fragments are made from plain shapes.
+  // Only the shape counts for a fragment: no swizzle, no data.
   auto fragment_a = [&](auto const& mma, auto shape) {
     return mma.get_slice(0).partition_fragment_A(make_tensor(static_cast<Element*>(nullptr), make_layout(shape)));
   };
@@ -127,7 +127,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
                           smem.delta[stage]);
   };
 
-  // (keys, rows) -> (key, row), of thread 0.
+  // (keys, rows) -> (key, row), for thread 0: static.
   auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kScoreRows>>{});
   auto tScS_0 = rowcol_view(mma_scores.get_slice(_0{}).partition_C(cS));
 
@@ -149,7 +149,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
     });
   };
 
-  // A statistic of the rows of a part's scores that begin at this thread's first. Each pair of its rows lies together.
+  // Points to the statistic of this thread's first row in a part. The thread's rows come in pairs of neighbours.
   auto thread_stats = [&](float const* stat, int part) {
     auto tScS = mma_scores.get_slice(fresh_thread_index()).partition_C(cS);  // (MMA, MMA_N, MMA_M) -> (key, row)
     return stat + part * kScoreRows + get<1>(tScS(_0{}, _0{}, _0{}));
@@ -157,8 +157,8 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   auto two_rows = [&](float const* stats, int pair) {
     return *reinterpret_cast<float2 const*>(stats + get<1>(tScS_0(_0{}, 2 * pair)));
   };
-  // pair of rows -> statistic. With P in shared memory, a CTA that is alone on its SM reads all at once, ahead of a
-  // product whose time covers the way from shared memory.
+  // Maps a pair of rows to their statistic. With P in shared memory and one CTA per SM, all pairs are read at once,
+  // before a GEMM that hides the latency of shared memory.
   constexpr bool kStatsAhead = !kPInRegs && Traits::kTile.ctas_per_sm == 1;
   auto read_stats = [&](float const* stat, int part) {
     float const* const stats = thread_stats(stat, part);
@@ -174,14 +174,15 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
 
   auto n_block = [&] { return opaque(tile.n_block); };
   auto semaphore = [&](RowTile const& row_tile) { return params.semaphores + row_tile.index(params, opaque(tile.batch)); };
-  // The deterministic mode's turns, each business of one thread, of two warps. The turn of the step before ends after a
-  // barrier by which all have added, and when their sums have reached memory.
+  // Deterministic mode: thread 0 ends a turn at a row tile, and thread 32, in another warp, waits for the next turn.
+  // The turn of the step before is ended after a barrier that follows the adds of all threads.
   auto end_turn_before = [&](RowTile row_tile) {
     row_tile.step(!last_first, last_tile, first_tile, -1);
     if (row_tile.head >= opaque(tile.head_kv) * params.group) end_turn(semaphore(row_tile));
   };
-  // The next one is waited for before the barrier after which all add. A look at it when the step begins has come back
-  // by then; to head dim 64 it does not pay, and at 128 there is no register for it.
+  // The turn is awaited before the barrier after which all threads add: it arrives when the key tiles that come earlier
+  // in the order have added to this row tile. The semaphore is first read at the beginning of the step (`ended`), which
+  // hides the latency; up to head dim 64 that does not pay, and at 128 there is no register for it.
   constexpr bool kLooksAhead = kHeadDim > 64 && !kScarce;
   auto wait_turn = [&](int ended) {
     KeyTiles const visiting = visiting_key_tiles<kBlockM, kBlockN>(params, now.m_block);
@@ -227,7 +228,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
     }
   };
 
-  // Writes a part of P^T or dS^T.
+  // Stores a part of P^T or dS^T to shared memory.
   auto store_scores = [&](auto const& rX, auto const& sX, int part) {
     auto const thread_copy = scores_c.get_slice(fresh_thread_index());
     auto tXrX = thread_copy.retile_S(rX);     // (CPY, CPY_N, CPY_M / parts)
@@ -236,7 +237,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
     for (int j = 0; j < size<2>(tXrX); ++j) copy(store_atom, tXrX(_, _, j), tXsX(_, _, part * size<2>(tXrX) + j));
   };
 
-  // acc += A B of dV or dK for one part of a row tile: A in registers, or fetched.
+  // acc += A B for dV or dK, for one part of a row tile; A is in registers, or loaded by fetch_a(k).
   auto keys_product = [&](auto& acc, auto& tCrA, auto const& sB, auto&& fetch_a) {
     auto tCrB = fragment_b(mma_keys, Shape<Int<kHeadDim>, Int<kScoreRows>>{});  // (MMA, MMA_D, MMA_M)
     auto const copy_b = keys_b.get_slice(fresh_thread_index());
@@ -276,7 +277,8 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
     });
     return tdQrdQ;
   };
-  // Adds dQ to memory. `add_parts` calls add(i) for each i below its count of parts.
+  // Adds dQ to global memory. `add_parts` calls add(i) for each part i < count, so that the adds can be interleaved
+  // with the k steps of a GEMM.
   auto add_to_memory = [&](RowTile const& row_tile, auto const& tdQrdQ, auto count, auto&& add_parts) {
     int64_t const index = row_tile.index(params, opaque(tile.batch));
     float* const sums = params.dq_acc + index * (kBlockM * kHeadDim) + fresh_thread_index();
@@ -285,7 +287,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
     end_basic_block<kDeterministic, kEndsAfterAdding>(params);
   };
 
-  // The first loads.
+  // Prologue: K, V, and the first row tile of Q and dO.
   auto load_keys = [&](void const* base, Strides const& strides, auto& sX) {
     load_tile<false>(typename Traits::GmemLoad{},
                      static_cast<Element const*>(base) + tile.batch * strides.batch + tile.head_kv * strides.head +
@@ -302,8 +304,8 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
     int const q_stage = kTwoQ ? stage : 0, dout_stage = kTwoDout ? stage : 0;
     RowTile const next = tile_after(now);
     bool const more = next.head < end_head;
-    cp_async_wait<0>();  // this thread's part of Q and dO has arrived
-    __syncthreads();     // everybody's has; and everybody is done with the step before
+    cp_async_wait<0>();  // this thread's copies of Q and dO have landed
+    __syncthreads();     // those of all threads have; and all have finished the step before, so its buffers are free
     int ended = 0;
     if constexpr (kDeterministic) {
       if (fresh_thread_index() == 0) end_turn_before(now);
@@ -333,7 +335,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
         keys_product(tdKrdK, tdKrdS, sQt(_, _, q_stage * kParts + part), [](int) {});
       }
       if (kDeterministic && fresh_thread_index() == 32) wait_turn(ended);
-      __syncthreads();  // dS is complete, and everybody is done with Q and dO
+      __syncthreads();  // all threads have stored dS, and have finished reading Q and dO
       if (!kTwoQ && more) load_q(next, 0);
       if (!kTwoDout && more) load_dout(next, 0);
       cp_async_fence();
@@ -357,12 +359,12 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
       }
       if (kDeterministic && fresh_thread_index() == 32) wait_turn(ended);
       end_basic_block<kDeterministic, !kDeterministic || kTight>(params);
-      __syncthreads();  // P and dS are complete
+      __syncthreads();  // all threads have stored P and dS
       auto const nothing = [](int) {};
       keys_product_smem(tdVrdV, sPt, sdOt(_, _, dout_stage), nothing);
       if constexpr (kTwoQ) {
         if constexpr (!kTwoDout) {
-          __syncthreads();  // everybody is done with dO
+          __syncthreads();  // all threads have finished reading dO: its only buffer is free
           if (more) load_dout(next, 0);
         }
         cp_async_fence();
@@ -371,8 +373,8 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
                       [&](auto&& add) { keys_product_smem(tdKrdK, sdSt, sQt(_, _, q_stage), add); });
       } else {
         keys_product_smem(tdKrdK, sdSt, sQt(_, _, q_stage), nothing);
-        __syncthreads();  // everybody is done with Q and dO
-        // Computed once more: held through the products, it spilled.
+        __syncthreads();  // all threads have finished reading Q and dO: their only buffers are free
+        // Recomputed: kept across the GEMMs, it spilled.
         RowTile const next_again = tile_after({opaque(now.head), opaque(now.m_block)});
         if (more) load_q(next_again, 0);
         if (more) load_dout(next_again, 0);
@@ -384,7 +386,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   }
   cp_async_wait<0>();
   if constexpr (kDeterministic) {
-    __syncthreads();  // everybody has added
+    __syncthreads();  // all threads have added dQ of the last step
     if (fresh_thread_index() == 0) end_turn_before(now);
   }
 }

@@ -1,4 +1,4 @@
-// What a CTA of the portable backward works on: a key tile, and the row tiles that it visits.
+// The work of a CTA of the portable backward: a key tile, and the row tiles that it visits.
 #pragma once
 
 #include <cute/config.hpp>
@@ -8,8 +8,8 @@
 
 namespace flash_cute::sm80::bwd {
 
-// The number of a CTA's key tile in launch order. In the deterministic mode CTAs wait for those of lower numbers, so that
-// they draw their numbers when they begin to run: CUDA does not promise the order in which it starts them.
+// The index of a CTA's key tile in launch order. In the deterministic mode CTAs wait for those of lower index, so each
+// draws its index as a ticket when it begins to run: CUDA does not promise the order in which it starts CTAs.
 template <bool kDeterministic>
 CUTE_DEVICE int draw_task(BwdParams const& params, int* smem) {
   if constexpr (!kDeterministic) {
@@ -20,14 +20,14 @@ CUTE_DEVICE int draw_task(BwdParams const& params, int* smem) {
       params.drawn[blockIdx.x] = task;
       *smem = task;
     }
-    __syncthreads();
+    __syncthreads();  // thread 0 has stored the ticket
     int const task = *smem;
-    __syncthreads();  // the place in shared memory is free again
+    __syncthreads();  // all threads have read it: the shared memory may be reused
     return task;
   }
 }
 
-// The same once more: a read is cheaper than a register kept through the main loop.
+// Reads the index again, for the epilogue: cheaper than a register kept across the main loop.
 template <bool kDeterministic>
 CUTE_DEVICE int reread_task(BwdParams const& params) {
   int block;
@@ -35,9 +35,9 @@ CUTE_DEVICE int reread_task(BwdParams const& params) {
   return kDeterministic ? *const_cast<int volatile const*>(params.drawn + block) : block;
 }
 
-// The key tile of a number. First come the first tiles of a group of KV heads, then their second ones, ...: CTAs that read
-// the same Q and dO run at about the same time. From tile 0 on, which with a causal mask is the longest; or from the last
-// one, see LaunchOrder::last_first.
+// The key tile of an index in launch order: tile 0 of every KV head of a group, then their tile 1, ..., so that CTAs
+// that read the same Q and dO run at about the same time. It begins with tile 0, the longest with a causal mask, or
+// with the last tile, see LaunchOrder::last_first.
 struct KeyTile {
   int n_block;
   int head_kv;
@@ -56,12 +56,12 @@ struct KeyTile {
   }
 };
 
-// A row tile among those that a key tile visits, head after head.
+// A row tile among those that a key tile visits; all row tiles of a query head come before those of the next.
 struct RowTile {
-  int head;  // of q
+  int head;  // query head
   int m_block;
 
-  // To the next one from first to last, up or down; after the last one to the first one of another head.
+  // Moves one tile up or down, from first() to last(); after last() to first() of the head `heads` further.
   template <class First, class Last>
   CUTE_DEVICE void step(bool up, First first, Last last, int heads) {
     if (m_block == last()) {
@@ -72,7 +72,7 @@ struct RowTile {
     }
   }
 
-  // Its number among all row tiles: that of its sums and statistics in the workspace.
+  // Its index among all row tiles, which locates its sums and statistics in the workspace.
   CUTE_DEVICE int64_t index(BwdParams const& params, int batch) const {
     return (int64_t{batch} * params.heads_q + head) * params.m_blocks + m_block;
   }

@@ -7,11 +7,11 @@
 
 namespace flash_cute::sm80::bwd {
 
-// One kernel's tuning. Each of the three kinds of product has its own split over the warps: `..._warps` of them along
-// its first dimension, the others along its second.
+// One kernel's tuning. Each of the three kinds of GEMM has its own split over the warps: `..._warps` of them along its
+// first mode, warps / `..._warps` along its second.
 struct TileConfig {
-  int block_m;       // query rows a mainloop step
-  int block_n;       // keys a CTA owns
+  int block_m;       // query rows per mainloop step
+  int block_n;       // keys per CTA
   int warps;
   int score_warps;   // S^T and dP^T (keys, rows): warps along the keys
   int key_warps;     // dK and dV (keys, head dim): warps along the keys
@@ -20,7 +20,7 @@ struct TileConfig {
   int dout_stages;   // dO buffers
   int ctas_per_sm;   // register budget: 65536 / (32 * warps * ctas_per_sm)
 
-  // A warp that has the same keys in all of S^T, dP^T, dK and dV, and all their rows, keeps P and dS in registers.
+  // If a warp has the same keys in S^T, dP^T, dK and dV, and all rows of the step, P and dS stay in its registers.
   constexpr bool p_in_regs() const { return score_warps == warps && key_warps == warps; }
 };
 
@@ -30,7 +30,7 @@ constexpr TileConfig tile_config(int head_dim, int chip) {
     return {.block_m = 64, .block_n = 128, .warps = 4, .score_warps = 4, .key_warps = 4, .row_warps = 2,
             .q_stages = 1, .dout_stages = 1, .ctas_per_sm = 2};
   }
-  if (chip == kSmem99K) {  // one CTA an SM
+  if (chip == kSmem99K) {  // one CTA per SM
     if (head_dim <= 96) {
       return {.block_m = 64, .block_n = 64, .warps = 8, .score_warps = 4, .key_warps = 4, .row_warps = 4,
               .q_stages = 2, .dout_stages = 1, .ctas_per_sm = 1};
@@ -53,7 +53,7 @@ constexpr TileConfig tile_config(int head_dim, int chip) {
           .row_warps = 2, .q_stages = stages, .dout_stages = stages, .ctas_per_sm = 1};
 }
 
-// K and V, the buffers of Q and dO with their row statistics, dS, and P unless it stays in registers.
+// K and V, the stages of Q and dO with their row statistics, dS, and P unless it stays in registers.
 constexpr int smem_bytes(TileConfig tile, int head_dim) {
   int const row_stages = tile.q_stages + tile.dout_stages;
   int const score_tiles = tile.p_in_regs() ? 1 : 2;

@@ -1,4 +1,4 @@
-// Types of one sm80 backward kernel: tile, products, shared-memory layouts and copies.
+// Types of one sm80 backward kernel: tile, MMAs, shared-memory layouts and copies.
 #pragma once
 
 #include <cute/algorithm/copy.hpp>
@@ -28,7 +28,7 @@ struct Traits {
 
   using MmaAtom = std::conditional_t<std::is_same_v<Element, cutlass::half_t>, SM80_16x8x16_F32F16F16F32_TN,
                                      SM80_16x8x16_F32BF16BF16F32_TN>;
-  // A step of 16 rows and 16 columns a warp: one ldmatrix brings each operand's share.
+  // 16 x 16 per warp and k step: one ldmatrix.x4 loads a warp's share of either operand.
   template <int kFirst>
   using Mma = TiledMMA<MMA_Atom<MmaAtom>, Layout<Shape<Int<kFirst>, Int<kWarps / kFirst>, _1>>,
                        Tile<Int<16 * kFirst>, Int<16 * (kWarps / kFirst)>, _16>>;
@@ -36,19 +36,19 @@ struct Traits {
   using MmaKeys = Mma<kTile.key_warps>;      // dV += P^T dO and dK += dS^T Q: (keys, head dim)
   using MmaQueries = Mma<kTile.row_warps>;   // dQ = dS K: (rows, head dim)
 
-  // Scores are made for all rows of a step at once, or, where they stay in registers, for 32 rows.
+  // Rows per scores GEMM: all rows of a step, or 32 where P stays in registers.
   static constexpr int kScoreRows = kPInRegs ? 32 : kBlockM;
   static constexpr int kParts = kBlockM / kScoreRows;
 
-  // Rows of 64 (or 32) elements, whose eight (four) 16-byte chunks are permuted by the row number: the eight
-  // rows that an ldmatrix reads lie in different banks.
+  // Rows of 64 (or 32) elements, whose eight (four) 16-byte chunks are permuted by the row index, so that the eight
+  // rows of an 8x8 matrix that ldmatrix reads lie in different banks.
   template <int kColumns>
   using Atom = decltype(composition(Swizzle<kColumns == 64 ? 3 : 2, 3, 3>{},
                                     Layout<Shape<_8, Int<kColumns>>, Stride<Int<kColumns>, _1>>{}));
   static constexpr int kAtomColumns = kHeadDim % 64 == 0 ? 64 : 32;
   template <int kRows, int kTiles>
   using Rows = decltype(tile_to_shape(Atom<kAtomColumns>{}, Shape<Int<kRows>, Int<kHeadDim>, Int<kTiles>>{}));
-  // The same memory as (head dim, row, tile).
+  // The same memory, transposed: (head dim, row, tile).
   template <int kRows, int kTiles>
   using Columns = decltype(composition(Rows<kRows, kTiles>{}, Layout<Shape<Int<kHeadDim>, Int<kRows>, Int<kTiles>>,
                                                                      Stride<Int<kRows>, _1, Int<kRows * kHeadDim>>>{}));
@@ -56,19 +56,19 @@ struct Traits {
   using SmemLayoutQt = Columns<kScoreRows, kParts * kQStages>;
   using SmemLayoutDout = Rows<kScoreRows, kParts * kDoutStages>;
   using SmemLayoutDoutT = Columns<kScoreRows, kParts * kDoutStages>;
-  using SmemLayoutK = Rows<kBlockN, 1>;  // V alike, and dK and dV at the end
+  using SmemLayoutK = Rows<kBlockN, 1>;  // also of V, and of dK and dV in the epilogue
   using SmemLayoutKt = Columns<kBlockN, 1>;
-  // P^T and dS^T, and dS as the A operand of dQ: (row, key).
+  // P^T and dS^T as (key, row), and dS as the A operand of dQ: (row, key).
   using ScoreAtom = Atom<kBlockM % 64 == 0 ? 64 : 32>;
   using SmemLayoutSt = decltype(tile_to_shape(ScoreAtom{}, Shape<Int<kBlockN>, Int<kBlockM>>{}));
   using SmemLayoutS = decltype(composition(
       SmemLayoutSt{}, Layout<Shape<Int<kBlockM>, Int<kBlockN>>, Stride<Int<kBlockN>, _1>>{}));
 
   using SmemCopyAtom = Copy_Atom<SM75_U32x4_LDSM_N, Element>;            // four 8x8 matrices
-  using SmemCopyAtomTransposed = Copy_Atom<SM75_U16x8_LDSM_T, Element>;  // where the sum runs along memory's rows
+  using SmemCopyAtomTransposed = Copy_Atom<SM75_U16x8_LDSM_T, Element>;  // operands not contiguous along k
   using SmemStoreAtom = Copy_Atom<UniversalCopy<uint32_t>, Element>;
 
-  // Global memory in 16-byte chunks, neighbouring threads along a row.
+  // Global memory is accessed in 16-byte chunks, neighbouring threads along a row.
   static constexpr int kChunk = 16 / sizeof(Element);
   static constexpr int kThreadsPerRow = kAtomColumns / kChunk;
   static constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
@@ -82,8 +82,8 @@ struct Traits {
   static constexpr int kDqPerThread = kBlockM * kHeadDim / kThreads;
 
   struct SharedStorage {
-    alignas(128) Element k[kBlockN * kHeadDim];  // dK at the end
-    alignas(128) Element v[kBlockN * kHeadDim];  // dV at the end
+    alignas(128) Element k[kBlockN * kHeadDim];  // dK in the epilogue
+    alignas(128) Element v[kBlockN * kHeadDim];  // dV in the epilogue
     alignas(128) Element q[kQStages * kBlockM * kHeadDim];
     alignas(128) Element dout[kDoutStages * kBlockM * kHeadDim];
     alignas(128) Element ds[kBlockM * kBlockN];

@@ -1,4 +1,4 @@
-// Accumulator to memory: O through shared memory in 16-byte rows, the LSE straight from registers.
+// Stores O, through shared memory in 16-byte vectors, and the LSE, from registers.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -28,13 +28,13 @@ CUTE_DEVICE void epilogue(FwdParams const& params, RowTileCoord const tile, type
   float* const lse = params.lse + (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
   normalize(params, lse, first_row, softmax, acc, tOcO);
 
-  // A warp writes only rows of Q that it alone has read: no barrier is needed before.
+  // O overwrites Q. A warp writes only rows that it alone has read, so that no barrier is needed before.
   auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)
   convert(tOrO, rO);
   auto sO = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});  // (BLK_M, D)
   auto const copy_o = make_tiled_copy_C(Copy_Atom<UniversalCopy<uint32_t>, Element>{}, mma).get_slice(thread);
   copy(Copy_Atom<UniversalCopy<uint32_t>, Element>{}, copy_o.retile_S(rO), copy_o.partition_D(sO));
-  __syncthreads();
+  __syncthreads();  // all threads have written sO
 
   auto mO = make_head_tensor(static_cast<Element*>(params.out), params.out_strides, tile.batch, tile.head,
                              params.len_q, params.head_dim);

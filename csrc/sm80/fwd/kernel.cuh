@@ -1,4 +1,4 @@
-// The portable forward: one CTA a tile of query rows of one head; mma.sync, cp.async, ldmatrix.
+// The portable forward: one CTA per row tile of a query head; mma.sync, cp.async, ldmatrix.
 #pragma once
 
 #include "../../plan.h"

@@ -1,4 +1,4 @@
-// Launches what the plan says. Included only by the generated instance files.
+// Launches a plan. Included only by the generated instance files.
 #pragma once
 
 #include "kernel.cuh"

@@ -1,9 +1,9 @@
 // The loop over key tiles: S = Q K^T, mask, online softmax, O += P V, from the last tile to the first.
 //
-// All warps load (cp.async) and all compute; a warp owns whole rows of Q, S, P and O, so that a step needs
-// barriers only where a shared K/V buffer changes hands:
-//   two stages: K and V of tile n-1 travel during the whole step of tile n; one barrier a step.
-//   one stage:  V(n) travels during S = Q K(n), K(n-1) during softmax and O += P V(n); two barriers a step.
+// All warps load (cp.async) and all compute. A warp owns whole rows of Q, S, P and O, so that a step needs barriers
+// only where a K or V buffer is refilled:
+//   two stages: K and V of tile n-1 are in flight during the whole step of tile n; one barrier per step.
+//   one stage:  V(n) is in flight during S = Q K(n), K(n-1) during softmax and O += P V(n); two barriers per step.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -18,8 +18,8 @@
 
 namespace flash_cute::sm80::fwd {
 
-// acc += A B over all k steps. B's fragments of step k+1, and A's where fetch_a brings them, are on their way
-// from shared memory during step k.
+// acc += A B over all k steps. B's fragments of k step k+1, and A's if fetch_a loads them, are read from shared memory
+// during k step k.
 template <class Mma, class Acc, class FragA, class FragB, class SmemB, class CopyB, class FetchA>
 CUTE_DEVICE void gemm(Mma const& mma,
                       Acc& acc,           // (MMA, MMA_M, MMA_N)
@@ -42,7 +42,7 @@ CUTE_DEVICE void gemm(Mma const& mma,
   }
 }
 
-// Leaves the numerators' products in tOrO and the row statistics in softmax.
+// Leaves the unnormalized O in tOrO and the row statistics in softmax.
 template <class Traits, class Softmax, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile,
                               typename Traits::SharedStorage& smem, Softmax& softmax,
@@ -61,10 +61,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile,
   auto sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});   // (BLK_N, D, stage)
   auto sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});   // (BLK_N, D, stage)
   auto sVt = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutVt{});  // (D, BLK_N, stage)
-  // The same without the swizzle, from which CuTe can tell the shape of a register fragment.
+  // The same without the swizzle, since CuTe derives a fragment's shape from a plain layout.
   auto sVt_plain = make_tensor(make_smem_ptr(smem.v), get_nonswizzle_portion(typename Traits::SmemLayoutVt{}));
 
-  // Global memory: where the tile of Q, and the next tiles of K and V to load, begin.
+  // Global memory: pointers to the tile of Q, and to the next tiles of K and V to load.
   typename Traits::GmemLoad gmem_load;
   auto tile_begin = [&](void const* base, Strides const& strides, int head, int row) {
     return static_cast<Element const*>(base) + tile.batch * strides.batch + head * strides.head + row * strides.row;
@@ -73,7 +73,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile,
   Element const* gK = tile_begin(params.k, params.k_strides, head_kv, (range.end - 1) * kBlockN);
   Element const* gV = tile_begin(params.v, params.v_strides, head_kv, (range.end - 1) * kBlockN);
 
-  // Shared memory to registers, and the two products.
+  // The MMAs, and the copies from shared memory to registers.
   typename Traits::Mma mma;
   auto const mma_thread = mma.get_slice(thread);
   auto tSrQ = mma_thread.partition_fragment_A(sQ);                      // (MMA, MMA_M, MMA_D)
@@ -86,7 +86,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile,
   auto tSrQ_copy = copy_q.get_slice(thread).retile_D(tSrQ);  // (CPY, CPY_M, CPY_D)
   auto tOsV = copy_v.get_slice(thread).partition_S(sVt);     // (CPY, CPY_D, CPY_N, stage)
 
-  // Loads come from the last tile to the first, too. Only the last can reach past len_k: it has `keys` rows.
+  // Loads, too, run from the last tile to the first. Only the last tile can reach past len_k: it has `keys` rows.
   auto load_k = [&](int keys, int stage, auto all_rows) {
     load_tile<decltype(all_rows)::value>(gmem_load, gK, params.k_strides.row, sK(_, _, stage), keys, params.head_dim);
     gK -= kBlockN * params.k_strides.row;
@@ -96,8 +96,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile,
     gV -= kBlockN * params.v_strides.row;
   };
 
-  // The band's lower edge, computed once more at each use: held in registers, it spilled.
-  // Eight warps have no register for the computation either: they branch, which costs 1 %.
+  // The tiles at the band's lower edge, recomputed at each use: kept in registers, they spilled.
+  // With eight warps the recomputation spilled too: they branch, which costs 1 %.
   constexpr bool kBranches = Traits::kWarps == 8;
   auto begin = [&] {
     if (kBranches && !params.band.has_lower()) return 0;
@@ -108,8 +108,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile,
     return ceil_div(first_column(params, opaque(tile.m_block) * kBlockM + (kBlockM - 1)), kBlockN);
   };
   auto step = [&](int n, int stage, auto masked, auto whole_keys) __attribute__((always_inline)) {
-    cp_async_wait<0>();  // this thread's part of K(n), and with two stages of V(n), has arrived
-    __syncthreads();     // everybody's has; and everybody is done with tile n+1's buffers
+    cp_async_wait<0>();  // this thread's copies of K(n), and with two stages of V(n), have landed
+    __syncthreads();     // those of all threads have; and all have finished reading tile n+1: its buffers are free
     if constexpr (kTwoStages) {
       if (n > begin()) {
         load_k(kBlockN, stage ^ 1, true_type{});
@@ -128,8 +128,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile,
     });
 
     if constexpr (!kTwoStages) {
-      cp_async_wait<0>();  // V(n) has arrived
-      __syncthreads();     // for everybody; and everybody is done with K(n)
+      cp_async_wait<0>();  // this thread's copies of V(n) have landed
+      __syncthreads();     // those of all threads have; and all have finished reading K(n): its buffer is free
       if (n > begin()) load_k(kBlockN, 0, true_type{});
       cp_async_fence();
     }
@@ -138,7 +138,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile,
     if constexpr (decltype(masked)::value) {
       auto cS = make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{});
       auto tScS = rowcol_view(mma.get_slice(fresh_thread_index()).partition_C(cS));  // (rows, columns) -> (row, column)
-      auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));                // the same of thread 0
+      auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));                // the same for thread 0
       apply_mask(scores, tScS, tScS_0, params, tile.m_block * kBlockM - n * kBlockN, params.len_k - n * kBlockN);
     }
     auto acc = rowcol_view(tOrO);  // (rows, head dim)
@@ -158,13 +158,13 @@ CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile,
   if constexpr (kTwoStages) load_v(last_keys, 0, false_type{});
   cp_async_fence();
   if constexpr (kQInRegs) {
-    cp_async_wait<1>();
-    __syncthreads();
+    cp_async_wait<1>();  // this thread's copies of Q have landed; those of K may still be in flight
+    __syncthreads();     // those of all threads have
     copy(copy_q, tSsQ, tSrQ_copy);
   }
 
-  // The tiles at the band's upper edge, the whole ones, and those at its lower edge. A mask in the loop of the whole ones,
-  // behind a branch, costs 10 to 20 %.
+  // The tiles at the band's upper edge, the whole ones, and those at its lower edge. A mask in the loop of the whole
+  // ones, even behind a branch, costs 10 to 20 %.
   int n = range.end - 1, stage = 0;
   for (; n >= range.whole_end; --n, stage ^= int(kTwoStages)) step(n, stage, true_type{}, false_type{});
   for (; n >= whole_begin(); --n, stage ^= int(kTwoStages)) step(n, stage, false_type{}, true_type{});

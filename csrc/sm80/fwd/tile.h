@@ -13,13 +13,13 @@ struct TileConfig {
   int block_m;
   int block_n;
   int warps;
-  int stages;       // K and V buffers; 1: K and V take turns, a load always one product ahead
-  bool q_in_regs;   // hold Q's fragments for the whole loop instead of reading shared memory each step
+  int stages;       // K and V buffers; 1: the loads of K and V alternate, each one GEMM ahead
+  bool q_in_regs;   // keep Q's fragments for the whole loop instead of reading shared memory at each step
   int ctas_per_sm;  // register budget: 65536 / (32 * warps * ctas_per_sm)
 };
 
-// Every kernel wants 8 warps an SM with 255 registers each; where a tile's shared memory lets only one CTA of
-// four warps stay, ctas_per_sm is 1. docs/sm80_forward.md has the measurements behind each row.
+// The aim is 8 warps per SM with up to 255 registers per thread; ctas_per_sm is 1 where the tile's shared memory leaves
+// room for only one CTA of four warps. docs/sm80_forward.md has the measurements behind each row.
 constexpr TileConfig tile_config(int head_dim, int chip) {
   if (head_dim <= 32) {
     return {.block_m = 128, .block_n = 64, .warps = 4, .stages = 2, .q_in_regs = true, .ctas_per_sm = 2};
@@ -30,11 +30,11 @@ constexpr TileConfig tile_config(int head_dim, int chip) {
   if (head_dim <= 96) {
     return {.block_m = 128, .block_n = 64, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
   }
-  if (head_dim <= 128) {  // 64 keys a step spill
+  if (head_dim <= 128) {  // 64 keys per step spill
     int const block_n = chip == kSmem99K ? 32 : 48;
     return {.block_m = 128, .block_n = block_n, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
   }
-  if (head_dim <= 192) {  // from here on a warp has 16 rows: 32 x 192 accumulators would take all registers
+  if (head_dim <= 192) {  // from here on 16 rows per warp: a 32 x 192 accumulator would take all registers
     return chip == kH100
                ? TileConfig{.block_m = 64, .block_n = 48, .warps = 4, .stages = 2, .q_in_regs = true, .ctas_per_sm = 2}
                : TileConfig{.block_m = 64, .block_n = 32, .warps = 4, .stages = 1, .q_in_regs = true, .ctas_per_sm = 2};
@@ -46,7 +46,7 @@ constexpr TileConfig tile_config(int head_dim, int chip) {
   }
 }
 
-// Q, then `stages` buffers of K and of V, 16-bit; the output tile reuses Q's.
+// Q, then `stages` buffers each of K and V, 16-bit; the output tile reuses Q's memory.
 constexpr int smem_bytes(TileConfig tile, int head_dim) {
   return 2 * head_dim * (tile.block_m + 2 * tile.stages * tile.block_n);
 }
@@ -61,7 +61,7 @@ constexpr KernelShape kernel_shape(int head_dim, int chip) {
           .ctas_per_sm = tile.ctas_per_sm};
 }
 
-// Rows of different lengths, as a mask makes them: groups of heads whose K and V share L2 with the Q and O streams.
+// With a mask row tiles differ in length: heads are grouped so that their K and V share L2 with the Q and O streams.
 constexpr TileOrder tile_order(KernelShape const& shape, bool masked, int batch, int heads_q, int heads_kv, int len_q,
                                int len_k, int head_dim) {
   int const num_heads = batch * heads_q, heads_per_kv = heads_q / heads_kv;

@@ -26,20 +26,20 @@ struct Traits {
   static_assert(kHeadDim % 32 == 0 && kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
   static_assert(kStages == 1 || kStages == 2);
 
-  // Split-Q: warps are stacked along M only, so that softmax never leaves a quad of threads.
+  // Split-Q: the warps are tiled along M only, so that softmax reduces within a quad of threads.
   using MmaAtom = std::conditional_t<std::is_same_v<Element, cutlass::half_t>, SM80_16x8x16_F32F16F16F32_TN,
                                      SM80_16x8x16_F32BF16BF16F32_TN>;
   using Mma = TiledMMA<MMA_Atom<MmaAtom>, Layout<Shape<Int<kWarps>, _1, _1>>, Tile<Int<16 * kWarps>, _16, _16>>;
 
-  // Rows of 64 (or 32) elements, whose eight (four) 16-byte chunks are permuted by the row number: the eight
-  // rows that an ldmatrix reads lie in different banks.
+  // Rows of 64 (or 32) elements, whose eight (four) 16-byte chunks are permuted by the row index, so that the eight
+  // rows of an 8x8 matrix that ldmatrix reads lie in different banks.
   static constexpr int kAtomColumns = kHeadDim % 64 == 0 ? 64 : 32;
   using SmemLayoutAtom = decltype(composition(Swizzle<kAtomColumns == 64 ? 3 : 2, 3, 3>{},
                                               Layout<Shape<_8, Int<kAtomColumns>>, Stride<Int<kAtomColumns>, _1>>{}));
   using SmemLayoutQ = decltype(tile_to_shape(SmemLayoutAtom{}, Shape<Int<kBlockM>, Int<kHeadDim>>{}));
   using SmemLayoutKV =
       decltype(tile_to_shape(SmemLayoutAtom{}, Shape<Int<kBlockN>, Int<kHeadDim>, Int<kStages>>{}));
-  // V as the second product's B operand: (head dim, key, stage) over the same memory.
+  // V as the second GEMM's B operand: the same memory as (head dim, key, stage).
   using SmemLayoutVt = decltype(composition(
       SmemLayoutKV{}, Layout<Shape<Int<kHeadDim>, Int<kBlockN>, Int<kStages>>,
                              Stride<Int<kBlockN>, _1, Int<kBlockN * kHeadDim>>>{}));
@@ -47,7 +47,7 @@ struct Traits {
   using SmemCopyAtom = Copy_Atom<SM75_U32x4_LDSM_N, Element>;            // Q, K: four 8x8 matrices
   using SmemCopyAtomTransposed = Copy_Atom<SM75_U16x8_LDSM_T, Element>;  // V
 
-  // Global memory in 16-byte chunks, neighbouring threads along a row.
+  // Global memory is accessed in 16-byte chunks, neighbouring threads along a row.
   static constexpr int kChunk = 16 / sizeof(Element);
   static constexpr int kThreadsPerRow = kAtomColumns / kChunk;
   using GmemThreads =
@@ -59,7 +59,7 @@ struct Traits {
   static_assert(kBlockM % (kThreads / kThreadsPerRow) == 0 && kBlockN % (kThreads / kThreadsPerRow) == 0);
 
   struct SharedStorage {
-    alignas(128) Element q[kBlockM * kHeadDim];  // the output tile at the end
+    alignas(128) Element q[kBlockM * kHeadDim];  // O in the epilogue
     alignas(128) Element k[kStages * kBlockN * kHeadDim];
     alignas(128) Element v[kStages * kBlockN * kHeadDim];
   };

@@ -1,4 +1,4 @@
-// What one launch of a Hopper backward is given, built on the host.
+// The kernel arguments of a Hopper backward, built on the host.
 #pragma once
 
 #include <cuda.h>

@@ -1,12 +1,13 @@
-// dQ is summed over the key tiles in float32, in memory. A consumer warpgroup leaves a row tile, or its part of one, in
-// shared memory and goes on; a thread of the producer warpgroup adds it there by bulk reductions. The sums lie in the
-// order of the WGMMA fragments, four of a thread together. Once all key tiles of a head have added, consumers turn the
-// sums into 16-bit rows, while dK and dV of a later key tile leave: most are still in L2, and no kernel has to follow.
+// dQ is accumulated over the key tiles in float32, in global memory. A consumer warpgroup stores dQ of a row tile, or
+// its half of one, in shared memory and goes on; a thread of the producer warpgroup adds it to global memory by bulk
+// reductions. The sums are stored in WGMMA fragment order, four registers of a thread together. Once all key tiles of a
+// head have added, consumers convert the sums to 16-bit rows, as shares of later tasks, while dK and dV of a later key
+// tile are being stored: most sums are then still in L2, and no further kernel is needed.
 //
-// The first key tile that visits a row tile stores and the others wait for it: nobody has to clear the sums first. In the
-// deterministic mode every key tile waits for the one before it, so that the sum has the same bits each time. A CTA waits only for tasks
-// drawn before its own. (That a share of dQ has become rows is counted as its CTA loads for the task after the next one:
-// loads wait for no other CTA.)
+// The first key tile that visits a row tile stores, and the others wait for it, so that no kernel has to clear the
+// sums. In the deterministic mode every key tile waits for the one before it, so that dQ is bitwise reproducible. A CTA
+// waits only for tasks with lower tickets. (A share is counted as converted by the producer thread, when it draws the
+// second task after it: loads wait for no other CTA.)
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -21,65 +22,69 @@
 
 namespace flash_cute::sm90::bwd {
 
-// A warpgroup's buffers of dQ are its own again once what its epilogue left there has gone.
+// Waits until the TMA stores of the last epilogue have read dK and dV from the warpgroup's dQ buffers, which may then
+// be overwritten. One thread has issued them and waits for them; the barrier tells the other threads of the warpgroup.
 CUTE_DEVICE void wait_results_read() {
   int const thread = consumer_thread();
   if (thread % 128 == 0) tma_store_wait<0>();
   named_sync(kResults + thread / 128, 128);
 }
 
-// The turns of the key tiles at a row tile: the semaphore counts those that have added.
+// Spins until a counter in global memory has reached `turn`; end_turn increments it. The semaphore of a row tile counts
+// the key tiles that have added, or, without the deterministic mode, only the first one, which has stored.
 CUTE_DEVICE void wait_turn(int const* semaphore, int turn) {
   int arrived;
   do {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(arrived) : "l"(semaphore) : "memory");
   } while (arrived < turn);
-  asm volatile("fence.proxy.async;" ::: "memory");  // what the acquire saw comes before bulk copies
+  asm volatile("fence.proxy.async;" ::: "memory");  // orders the bulk copies that follow after the acquire
 }
 
 CUTE_DEVICE void bulk_wait_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
+// By the thread that has issued the bulk copies: waits until they have been written, then releases the next turn.
 CUTE_DEVICE void end_turn(int* semaphore) {
   bulk_wait_written();
   asm volatile("fence.proxy.async;" ::: "memory");
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(semaphore) : "memory");
 }
 
-// Of a key head, of all batches: how often the adding threads have been done with a key tile, twice each, and then how
-// many shares of its dQ are rows.
+// The progress of a KV head (over all batches): each of the two adding threads counts each of its key tiles, so that
+// the sums are complete at 2 * n_blocks; after that, each share of dQ that has been converted counts 1.
 CUTE_DEVICE int* head_counter(KernelArgs const& args, int head) { return args.params.counters + 1 + head; }
 
-// Of a split key tile: 1 once key tile 0 has stored there, and kPartArrivals for each part that is in memory, its dQ
-// added; see bwd_split.cuh.
+// The counter of a split key tile: 1 once key tile 0 has stored to the row tile whose semaphore this is, and
+// kPartArrivals more for each part that is in global memory with its dQ added; see split.cuh.
 CUTE_DEVICE int* part_counter(KernelArgs const& args, int split) { return args.params.semaphores + split; }
 template <class Traits>
 constexpr int kPartArrivals = Traits::kConsumerThreads / 32 + 2;
 
-// For the parts that the task takes in; or, where it is one, until there is a place for it.
+// Waits for all parts that the task merges. If the task is itself a part, waits for the 1 that key tile 0 leaves in the
+// counter.
 template <class Traits>
 CUTE_DEVICE void wait_parts(KernelArgs const& args, Task const volatile& task) {
   wait_turn(part_counter(args, task.split), 1 + max(0, task.parts) * kPartArrivals<Traits>);
 }
 
-// Does the warpgroup compute dQ, or its share of dQ, of the step?
+// Whether the warpgroup computes dQ, or its half of dQ, of the step.
 template <class Traits>
 CUTE_DEVICE bool computes_dq(int step, int warpgroup) {
   return !Traits::kTurns || step % 2 == warpgroup;
 }
 
-// The first such step from `step` on.
+// The first such step at or after `step`.
 template <class Traits>
 CUTE_DEVICE int next_dq_step(int step, int warpgroup) {
   return computes_dq<Traits>(step, warpgroup) ? step : step + 1;
 }
 
-// Where the ring of the warpgroup's buffers stands in such a step.
+// The state of the warpgroup's ring of dQ buffers in such a step.
 template <class Traits>
 CUTE_DEVICE PipelineState<Traits::kDqBuffers> dq_state(int step) {
   return {step % Traits::kDqBuffers, (step >> 1) & 1};
 }
 
-// What a warpgroup has of dQ of a step to shared memory, in fragment order: the sums' offset i + 4 * 128 * j is
+// Stores a warpgroup's dQ of a step in shared memory, in fragment order: offset i + 4 * 128 * j (i < 512) holds
 // register 4 * j + i % 4 of thread i / 4.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void store_dq(typename Traits::SharedStorage& smem, int warpgroup, int step,
@@ -88,28 +93,28 @@ CUTE_DEVICE void store_dq(typename Traits::SharedStorage& smem, int warpgroup, i
   static_assert(decltype(size(tdQrdQ))::value == kPerThread);
   auto const state = dq_state<Traits>(step);
   auto* const place = reinterpret_cast<float4*>(smem.dq[warpgroup][state.stage]) + consumer_thread() % 128;
-  smem.dq_pipeline[warpgroup].wait_empty(state);  // the sums of two steps before have been read
+  smem.dq_pipeline[warpgroup].wait_empty(state);  // the adding thread has read dQ of two steps before
   CUTE_UNROLL
   for (int i = 0; i < kPerThread; i += 4) {
     place[i * 32] = make_float4(tdQrdQ(i), tdQrdQ(i + 1), tdQrdQ(i + 2), tdQrdQ(i + 3));
   }
 }
 
-// Makes it known, after a fence for the async proxy.
+// Hands the stored dQ to the adding thread. After a fence for the async proxy, which reads it.
 template <class Traits>
 CUTE_DEVICE void publish_dq(typename Traits::SharedStorage& smem, int warpgroup, int step) {
   smem.dq_pipeline[warpgroup].arrive_full(dq_state<Traits>(step));
 }
 
-// Adds what store_dq leaves to memory: of two threads one the even steps, the other the odd ones, so that an ordered
-// sum's way to memory and the wait for the turn at the next row tile overlap.
+// Adds dQ from shared memory to the sums in global memory. One thread handles the even steps, another the odd ones, so
+// that the latency of an ordered add overlaps with the wait for the turn at the next row tile.
 template <class Traits, int kParity>
 CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& smem) {
   constexpr int kBytes = Traits::kDqElements * sizeof(float);
   BwdParams const& params = args.params;
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
-    smem.task_pipeline.wait_full(at_step(draws));
+    smem.task_pipeline.wait_full(at_step(draws));  // the producer has written the task
     auto task = [&]() -> Task const volatile& { return smem.task[opaque(draws) & 1]; };
     if (task().dq_begin < 0) break;
     RowTile row_tile{task().first.m_block, task().first.head};
@@ -118,7 +123,8 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
       if (count % 2 != kParity) continue;
       int const head = task().batch * params.heads_q + task().head_kv * params.group + row_tile.head;
       int const index = head * params.m_blocks + row_tile.m_block;
-      // Of this key tile among those that visit the row tile. Computed at each use: these threads have 24 registers.
+      // Whether this key tile is the first that visits the row tile, and its rank among those that do. Recomputed at
+      // each use: these threads have 24 registers.
       auto is_first = [&] {
         return first_column(params, row_tile.m_block * Traits::kBlockM) >= task().n_block * Traits::kBlockN;
       };
@@ -129,7 +135,7 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
 #pragma unroll 1
       for (int warpgroup = 0; warpgroup < Traits::kWarpgroups; ++warpgroup) {
         if (!computes_dq<Traits>(kParity, warpgroup)) continue;
-        smem.dq_pipeline[warpgroup].wait_full(state);
+        smem.dq_pipeline[warpgroup].wait_full(state);  // the warpgroup's four warps have stored dQ of this step
         int64_t const offset = Traits::kTurns ? 0 : warpgroup * Traits::kDqElements;
         float* const sums = params.dq_acc + int64_t{index} * Traits::kQElements + offset;
         uint32_t const source = cast_smem_ptr_to_uint(smem.dq[warpgroup][state.stage]);
@@ -146,7 +152,7 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
                        : "memory");
         }
         tma_store_arrive();
-        tma_store_wait<0>();  // shared memory has been read
+        tma_store_wait<0>();  // the bulk copy has read shared memory, which the warpgroup may overwrite
         smem.dq_pipeline[warpgroup].arrive_empty(state);
       }
       if (params.deterministic || is_first()) end_turn(params.semaphores + index);
@@ -161,17 +167,18 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
   }
 }
 
-// Tells the consumers that a task's sums are complete, and that they may store its part or take its parts in.
+// Waits for other CTAs on behalf of the consumers, and tells them through sums_pipeline that the sums of a task's dQ
+// share are complete, and that they may store its part or merge its parts.
 template <class Traits>
 CUTE_DEVICE void watch_sums(KernelArgs const& args, typename Traits::SharedStorage& smem) {
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
-    smem.task_pipeline.wait_full(at_step(draws));
+    smem.task_pipeline.wait_full(at_step(draws));  // the producer has written the task
     Task const volatile& task = smem.task[draws & 1];
     if (task.dq_begin < 0) break;
     if (task.dq_begin < task.dq_end) wait_turn(head_counter(args, task.dq_head), 2 * args.params.n_blocks);
     if (task.parts != 0) wait_parts<Traits>(args, task);
-    if (task.parts < 0) {  // the heads whose sums the part overwrites
+    if (task.parts < 0) {  // all shares of the heads whose sums the part overwrites have been converted
       int const row_tiles = args.params.m_blocks * args.params.group;
       int const begin = task.range * Traits::kPartRowTiles, end = begin + Traits::kPartRowTiles;
       int const shares = ceil_div(row_tiles, args.params.task_order.dq_share);
@@ -184,15 +191,15 @@ CUTE_DEVICE void watch_sums(KernelArgs const& args, typename Traits::SharedStora
   }
 }
 
-// The sums of row tiles to 16-bit rows, by the consumers' threads, in two halves: between load and store passes the
-// time that the sums need to come.
+// Converts the sums of row tiles to 16-bit rows, by all consumer threads, in two steps: the work between load and store
+// hides the latency of the loads.
 template <class Traits>
 class DqRows {
  public:
-  // In flight together: what a task has of dQ where each key head has one query head.
+  // Row tiles in flight together: a task's share of dQ where each KV head has one query head.
   static constexpr int kRowTiles = Traits::kBlockM == 64 ? 2 : 1;
 
-  // The row tiles [begin, end), at most kRowTiles.
+  // Loads the first kRowTiles of the row tiles [begin, end).
   CUTE_DEVICE void load(KernelArgs const& args, int begin, int end) {
     CUTE_UNROLL
     for (int t = 0; t < kRowTiles; ++t) {
@@ -201,7 +208,7 @@ class DqRows {
       if (begin + t >= end) continue;
       int const m_block = (begin + t) % args.params.m_blocks;
       KeyTiles const visiting = visiting_key_tiles<Traits::kBlockM, Traits::kBlockN>(args.params, m_block);
-      if (visiting.begin == visiting.end) continue;  // there are no sums
+      if (visiting.begin == visiting.end) continue;  // no key tile has stored sums: dQ is 0
       float const* const sums = args.params.dq_acc + int64_t{begin + t} * Traits::kQElements + 4 * consumer_thread();
       CUTE_UNROLL
       for (int i = 0; i < kFours; ++i) {
@@ -235,8 +242,8 @@ class DqRows {
   CUTE_DEVICE static void store_row_tile(BwdParams const& params, float4 const (&fours)[kFours], int head,
                                          int m_block) {
     using Element = typename Traits::Element;
-    // Register 4 * j + r of thread t in store_dq is of row 64 * (j / (D / 8)) + 16 * (t / 32) + t % 32 / 4 +
-    // 8 * (r / 2) and column 8 * (j % (D / 8)) + 2 * (t % 4) + r % 2; a warpgroup has every other j here.
+    // Register 4 * j + r of thread t in store_dq has row 64 * (j / (D / 8)) + 16 * (t / 32) + t % 32 / 4 + 8 * (r / 2)
+    // and column 8 * (j % (D / 8)) + 2 * (t % 4) + r % 2. Here each of the two warpgroups has every other j.
     int const thread = consumer_thread();
     int const row = m_block * Traits::kBlockM + thread % 128 / 32 * 16 + thread % 32 / 4;
     int const column = thread / 128 * 8 + thread % 4 * 2;

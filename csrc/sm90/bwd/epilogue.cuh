@@ -1,5 +1,5 @@
-// dK and dV to memory, each warpgroup its own 64 rows: through its buffer of dQ, and one TMA store each, which clips
-// what lies outside the tensor. The next key tile begins while they leave.
+// Stores dK and dV. Each warpgroup writes its own 64 rows to its dQ buffer in shared memory, and one thread issues TMA
+// stores, which clip what is outside the tensor. The next key tile begins while the stores are in flight.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -37,11 +37,11 @@ CUTE_DEVICE void epilogue(KernelArgs const& args, KeyTile const& tile,
   auto const state = dq_state<Traits>(next_dq_step<Traits>(tile.end, warpgroup));
   auto* const dv = reinterpret_cast<Element*>(smem.dq[warpgroup][state.stage]);
   auto* const dk = dv + kElements;
-  smem.dq_pipeline[warpgroup].wait_empty(state);
+  smem.dq_pipeline[warpgroup].wait_empty(state);  // the adding thread has read the dQ that this buffer held last
   to_smem(dv, tdVrdV, 1.f);
   to_smem(dk, tdKrdK, args.params.scale);
   tma_store_fence();
-  named_sync(kResults + warpgroup, 128);  // the warpgroup's rows are complete
+  named_sync(kResults + warpgroup, 128);  // all threads of the warpgroup have written their share of dK and dV
   if (thread % 128 == 0) {
     int const row = tile.n_block * Traits::kBlockN + warpgroup * Traits::kKeys;
     int const head = tile.head_kv, batch = tile.batch;

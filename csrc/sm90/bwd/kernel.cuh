@@ -1,6 +1,7 @@
-// The Hopper backward: a CTA takes a tile of keys, passes over the row tiles of all query heads that read them, writes
-// their dK and dV and some rows of an earlier head's dQ, and takes another. Two consumer warpgroups, each with 64 of
-// the keys; in a third warpgroup one thread issues all loads, two add dQ to memory, and one watches for complete sums.
+// The Hopper backward, persistent: a CTA takes a key tile, loops over the row tiles of all query heads that read it,
+// stores its dK and dV, converts a share of an earlier head's dQ, and takes the next task. Two consumer warpgroups have
+// 64 keys each. In a third warpgroup one thread issues all loads, two add dQ to global memory, and one waits for other
+// CTAs' sums and parts.
 #pragma once
 
 #include "task.cuh"
@@ -13,14 +14,15 @@
 
 namespace flash_cute::sm90::bwd {
 
-// The producer's thread draws tasks from a counter in memory, which every role then reads: so CTAs begin them in their
-// order, whenever they come to run.
+// The producer thread draws tasks from a ticket counter in global memory, and passes them to all other roles through
+// shared memory. Tickets make CTAs begin tasks in order, whenever the CTAs themselves start.
 template <class Traits>
 CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage& smem) {
   int draws = 0;
-  // The task of two draws before has ended in all warps: its share of dQ is rows.
+  // Waits for the end of the task drawn two draws before, and counts its share of dQ as converted.
   auto end_task = [&](int draw) {
     Task const volatile& task = smem.task[draw & 1];
+    // All consumer warps, the two adding threads and the watcher have finished that task: its slot may be overwritten.
     smem.task_pipeline.wait_empty(at_step(draw));
     if (draw < 2 || task.dq_begin >= task.dq_end) return;
     asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(head_counter(args, task.dq_head)) : "memory");
@@ -69,7 +71,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
   auto tdVrdV = partition_fragment_C(mma, Tile{});  // (MMA, MMA_N, MMA_D)
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
-    smem.task_pipeline.wait_full(at_step(draws));
+    smem.task_pipeline.wait_full(at_step(draws));  // the producer has written the task
     Task const volatile& task = smem.task[draws & 1];
     if (uniform(task.dq_begin) < 0) break;
     KeyTile const tile = read_uniform(task);
@@ -82,7 +84,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
         wait_results_read();
       }
     }
-    smem.sums_pipeline.wait_full(at_step(draws));
+    smem.sums_pipeline.wait_full(at_step(draws));  // the watcher: other CTAs' sums and parts for this task are complete
     int const parts = uniform(task.parts);
     if (parts < 0) store_part<Traits>(args, uniform(task.range), uniform(task.split), tdKrdK, tdVrdV);
     if (parts > 0) merge_parts<Traits>(args, uniform(task.range), parts, tdKrdK, tdVrdV);
@@ -95,10 +97,10 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
       row_tile += dq_rows.kRowTiles;
       dq_rows.load(args, row_tile, dq_end);
     }
-    __syncwarp();  // where there was no key tile: all lanes have passed their waits
+    __syncwarp();  // all lanes have passed their waits, also where there was no key tile
     smem.task_pipeline.release(at_step(draws));
   }
-  if (threadIdx.x % 128 == 0) tma_store_wait<0>();  // shared memory must stay until then
+  if (threadIdx.x % 128 == 0) tma_store_wait<0>();  // shared memory must live until the last TMA stores have read it
 }
 
 template <class Traits>
@@ -120,9 +122,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
     smem.ds_pipeline.init(Traits::kTurns ? 4 : 4 * Traits::kWarpgroups, 4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.dq_pipeline) pipeline.init(1, 4);
     smem.sums_pipeline.init(1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // TMA sees the barriers
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
-  __syncthreads();
+  __syncthreads();  // thread 0 has initialised the barriers
 
   if (warpgroup == 0) {
     set_max_registers<Traits::kProducerRegs, false>();

@@ -1,4 +1,4 @@
-// Launches what the plan says: the preprocess and the backward. Included only by the generated instance files.
+// Launches a plan: the preprocess and the backward. Included only by the generated instance files.
 #pragma once
 
 #include "../../core/bwd_preprocess.cuh"

@@ -1,5 +1,5 @@
-// The backward's loads: one thread brings a key tile's K and V once, and Q, dO and their row statistics of every row
-// tile of every query head, as far ahead of the consumers as there are buffers.
+// The backward's loads: one thread loads K and V of a key tile once, and Q, dO and their row statistics for every row
+// tile of every query head, as far ahead of the consumers as there are stages.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -20,7 +20,7 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, KeyT
   BwdParams const& params = args.params;
   auto load_keys = [&](CUtensorMap const& map, Pipeline<1>& pipeline, Element* place) {
     PipelineState<1> const keys{0, tile.keys_phase};
-    pipeline.wait_empty(keys);  // the last key tile's products with it are done in all warps
+    pipeline.wait_empty(keys);  // all consumer warps have finished their GEMMs with the last key tile's K or V
     load_tile<Traits>(map, pipeline.expect(keys, kKBytes), TMA::CacheHintSm90::EVICT_FIRST, place, kBlockN,
                       tile.n_block * kBlockN, tile.head_kv, tile.batch);
   };
@@ -31,7 +31,7 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, KeyT
     auto load_rows = [&](CUtensorMap const& map, Pipeline<Traits::kStages>& pipeline, Element* place,
                          float const* stat, float* stat_place) {
       PipelineState<2> const state = at_step(count);
-      pipeline.wait_empty(state);  // dK += dS^T Q, or dV += P^T dO, of two steps ago is done in all warps
+      pipeline.wait_empty(state);  // all consumer warps have finished dK += dS^T Q, or dV += P^T dO, of two steps ago
       uint64_t* const full = pipeline.expect(state, kQBytes);
       int const head = tile.head_kv * args.params.group + row_tile.head;
       load_tile<Traits>(map, full, TMA::CacheHintSm90::EVICT_LAST, place + state.stage * Traits::kQElements, kBlockM,

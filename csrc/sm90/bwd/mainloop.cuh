@@ -1,15 +1,17 @@
 // The consumer's loop over row tiles: S^T = K Q^T, P^T, dP^T = V dO^T, dV += P^T dO, dS^T, dK += dS^T Q, dQ = dS K.
 //
-// A warpgroup's step m, the tensor cores' work above what it does itself:
+// A warpgroup's step m, with the tensor cores' work above its own:
 //
 //     S^T(m)         | dP^T(m), dV += P^T dO        | dK += dS^T Q | dQ(m-1) = dS K
 //     waits   P^T(m) | waits dS^T(m), dS(m) to smem | waits        | waits, dQ(m-1) to smem
 //
-// (Without `late_dp`, dP^T begins with S^T. In turns, a warpgroup has the last column in every other step; of 128 rows,
-// its half of dQ begins with dK.) dS is the one thing that the warpgroups exchange, and dQ of a step is computed in the
-// next one: so each waits for what the other did long ago, and they stay half a step apart, one at the tensor cores
-// while the other computes P and dS. In step with each other the kernel is 8 % (head dim 128) to 18 % (64) slower. No
-// product is in flight across the loop's end: it would have all of them serialised.
+// Without `late_dp`, dP^T is issued together with S^T. With 64 rows per step the warpgroups take turns at dQ, so that a
+// warpgroup has the last column in every other step; with 128 rows its half of dQ is issued together with dK.
+//
+// The warpgroups exchange dS only, and dQ of a step is computed in the next one, so that each waits for something that
+// the other did long ago. They stay half a step apart: one uses the tensor cores while the other computes P and dS.
+// With both at the same point of the step the kernel is 8 % (head dim 128) to 18 % (64) slower. No WGMMA is in flight
+// across the end of an iteration: ptxas would serialise all of them.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -25,7 +27,7 @@
 
 namespace flash_cute::sm90::bwd {
 
-// Adds P^T dO to tdVrdV and dS^T Q to tdKrdK.
+// Accumulates P^T dO in tdVrdV and dS^T Q in tdKrdK.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
                               typename Traits::SharedStorage& smem,
@@ -50,7 +52,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
   auto sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutK{});           // (BLK_N, D)
   auto sdS = make_tensor(make_smem_ptr(smem.ds[0]), typename Traits::SmemLayoutS{});      // (BLK_M, BLK_N, stage)
 
-  // Products.
+  // The MMAs and their operands.
   typename Traits::MmaScores mma_scores;
   typename Traits::MmaScoresRs mma_scores_rs;
   typename Traits::MmaKeys mma_keys;
@@ -71,7 +73,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
   auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});
   auto tScS_0 = rowcol_view(mma_scores.get_slice(_0{}).partition_C(cS));  // (keys, rows) -> (key, row) of thread 0
 
-  // Where a warpgroup's share of an operand begins.
+  // Byte offsets of a warpgroup's share of an operand (its keys of K and V, its rows of dS), and of a chunk of dS^T.
   constexpr uint32_t kKeysBytes = sizeof(Element) * typename Traits::SmemLayoutK{}.layout_b()(64, 0);
   constexpr uint32_t kRowsBytes =
       kTurns ? 0 : sizeof(Element) * typename Traits::SmemLayoutS{}.layout_b()(kBlockM / 2, 0, 0);
@@ -80,7 +82,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
   Operands const operands(smem);
   uint32_t const thread_ds = ds_place<typename Traits::SmemLayoutSt>(smem.ds[0]);
 
-  // dS in parts: the tensor cores have dK of one while the other is made.
+  // dS is computed in two parts where a step has 64 rows: dK of the first runs while the second is computed.
   constexpr int kParts = kBlockM == 64 ? 2 : 1;
   constexpr int kPartColumns = kBlockM / 4 / kParts;
   auto convert_part = [](auto const& from, auto& to, auto part) {
@@ -92,10 +94,10 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
 
   static_assert(Traits::kStages == 2 && Traits::kScoreStages == 2);
   int count = tile.begin;
-  bool dq_pending = false;  // one waits in shared memory to be made known
+  bool dq_pending = false;  // dQ of the step before is in shared memory, not yet published
 
   auto issue_dq = [&](int step, auto& tdQrdQ) __attribute__((always_inline)) {
-    smem.ds_pipeline.wait_full(at_step(step));
+    smem.ds_pipeline.wait_full(at_step(step));  // all consumer warps have stored dS of the step
     auto tdQrdS_all = operands.at(tdQrdS, smem.ds[0], warpgroup * kRowsBytes);  // (MMA, MMA_M, MMA_N, stage)
     auto tdQrdS_now = tdQrdS_all(_, _, _, step & 1);
     issue_gemm<true>(mma_queries, tdQrdS_now, operands.at(tdQrK, smem.k), tdQrdQ);
@@ -103,19 +105,19 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
   auto finish_dq = [&](int step, auto& tdQrdQ) __attribute__((always_inline)) {
     warpgroup_wait<0>();
     warpgroup_fence_operand(tdQrdQ);
-    smem.ds_pipeline.release(at_step(step));
+    smem.ds_pipeline.release(at_step(step));  // dQ has read dS, whose stage may be overwritten
     store_dq<Traits>(smem, warpgroup, step, tdQrdQ);
   };
-  // Makes dS of the step known, and dQ of the one before it if that is pending.
+  // Publishes dS of the step, and dQ of the step before it if that is pending.
   auto publish = [&](int step) __attribute__((always_inline)) {
-    tma_store_fence();  // dS is read by WGMMA, dQ by TMA: by the async proxy
+    tma_store_fence();  // the async proxy reads them: dS through WGMMA, dQ through bulk copies
     smem.ds_pipeline.arrive_full(at_step(step));
     if (dq_pending) publish_dq<Traits>(smem, warpgroup, step - 1);
     dq_pending = false;
   };
   auto step = [&](int m, auto first, auto computes_dq_before) __attribute__((always_inline)) {
     constexpr bool kFirst = decltype(first)::value;
-    constexpr bool kDq = decltype(computes_dq_before)::value;  // of the step before
+    constexpr bool kDq = decltype(computes_dq_before)::value;  // computes dQ of the step before
     PipelineState<2> const rows = at_step(count);
     auto tSrS = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kBlockM>>{});         // (MMA, MMA_N, MMA_M)
     auto tSrdP = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kBlockM>>{});        // (MMA, MMA_N, MMA_M)
@@ -128,7 +130,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
     auto dscores = rowcol_view(tSrdP);                                                         // (keys, rows)
 
     auto issue_dp = [&]() __attribute__((always_inline)) {
-      smem.dout_pipeline.wait_full(rows);
+      smem.dout_pipeline.wait_full(rows);  // TMA: dO and delta have landed
       auto tSrV_now = operands.at(tSrV, smem.v, warpgroup * kKeysBytes);
       auto tSrdO_now = operands.at(tSrdO, smem.dout[0])(_, _, _, rows.stage);
       if constexpr (kVSteps == 0) {
@@ -138,12 +140,12 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
       }
     };
 
-    if (kFirst && warpgroup == 1) named_sync(kHalfStep, Traits::kConsumerThreads);
-    smem.q_pipeline.wait_full(rows);
+    if (kFirst && warpgroup == 1) named_sync(kHalfStep, Traits::kConsumerThreads);  // warpgroup 0 has issued its dV
+    smem.q_pipeline.wait_full(rows);  // TMA: Q and lse_log2 have landed
     auto tSrK_now = operands.at(tSrK, smem.k, warpgroup * kKeysBytes);
     issue_gemm<true>(mma_scores, tSrK_now, operands.at(tSrQ, smem.q[0])(_, _, _, rows.stage), tSrS);
     if (!kLateDp) issue_dp();
-    if (!kFirst) publish(count - 1);  // here the fence has nothing to wait for
+    if (!kFirst) publish(count - 1);  // here, where the fence has no store in flight to wait for
     RowStats<kBlockM> const lse_log2(smem.lse_log2[rows.stage]);
     warpgroup_wait<kLateDp ? 0 : 1>();  // S^T
     warpgroup_fence_operand(tSrS);
@@ -165,7 +167,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
     for_each(make_int_sequence<kParts>{}, [&](auto part) __attribute__((always_inline)) {
       differentiate(rP, dscores, delta, part * kPartColumns, (part + 1) * kPartColumns);
       convert_part(tSrdP, rdS, part);
-      if (part == 0) smem.ds_pipeline.wait_empty(rows);
+      if (part == 0) smem.ds_pipeline.wait_empty(rows);  // dQ of two steps before has read this stage of dS
       uint32_t place;
       asm volatile("mov.b32 %0, %1;" : "=r"(place) : "r"(thread_ds));  // else four addresses stay in registers
       store_ds<kChunkBytes, part, kParts>(place + rows.stage * sizeof(smem.ds[0]), rdS);
@@ -175,7 +177,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
     warpgroup_wait<kParts + (kDq && !kTurns)>();  // dV
     warpgroup_fence_operand(tdVrdV);
     smem.dout_pipeline.release(rows);
-    warpgroup_wait<0>();  // dK, and dQ if it began
+    warpgroup_wait<0>();  // dK, and dQ if issued
     warpgroup_fence_operand(tdKrdK);
     smem.q_pipeline.release(rows);
     if (kFirst) wait_results_read();
@@ -187,7 +189,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
     ++count;
   };
 
-  smem.k_pipeline.wait_full({0, tile.keys_phase});
+  smem.k_pipeline.wait_full({0, tile.keys_phase});  // TMA: K and V of the key tile have landed
   smem.v_pipeline.wait_full({0, tile.keys_phase});
   CUTE_UNROLL
   for (int k = 0; k < kVSteps; ++k) {

@@ -1,4 +1,4 @@
-// P^T and dS^T of a backward step, elementwise, in the fragments of the transposed scores: (keys, rows).
+// The elementwise part of a backward step: P^T and dS^T in the fragments of the transposed scores, (keys, rows).
 #pragma once
 
 #include <type_traits>
@@ -13,8 +13,9 @@ namespace flash_cute::sm90::bwd {
 
 using namespace cute;
 
-// In S^T a thread has columns 2q, 2q + 1, 8 + 2q and 9 + 2q of every 16, q its place in its quad: here they stand
-// side by side, and it reads the statistics of four rows at once.
+// The order of row statistics in the workspace. In S^T thread q of a quad has columns 2q, 2q + 1, 8 + 2q and 9 + 2q of
+// every 16 (columns of S^T are rows): this order stores them side by side, so that a thread reads four statistics as
+// one float4.
 struct StatOrder {
   CUTE_HOST_DEVICE static constexpr int position(int row) {
     int const quad = row % 8 / 2, eight = row % 16 / 8, odd = row % 2;
@@ -22,14 +23,15 @@ struct StatOrder {
   }
 };
 
-// Read anew at each use: nothing that is computed from it stays in registers, which the accumulators leave few of.
+// The index among the consumers' threads, reread at each use: nothing derived from it stays in registers, of which the
+// accumulators leave few.
 CUTE_DEVICE int consumer_thread() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread - 128;
 }
 
-// A statistic of this thread's rows, of kRows in all: read ahead of a product's wait, which takes longer.
+// A statistic of this thread's rows, of kRows per tile. Read before the wait for a GEMM, which hides the latency.
 template <int kRows>
 struct RowStats {
   float4 fours[kRows / 16];
@@ -64,8 +66,8 @@ template <class Probabilities, class Scores, int kRows>
 CUTE_DEVICE void differentiate(Probabilities const& p, Scores& dscores, RowStats<kRows> const& stats, int begin,
                                int end) {
   using Element = typename Probabilities::value_type;
-  // As words, the fragment having row 0, row 1, then the next 8 columns: read as single elements, the compiler would
-  // keep P^T as such, twice the registers.
+  // P^T is read as 32-bit words, in the order (row 0, row 1) of each 8 columns. Read as single elements, the compiler
+  // would keep it unpacked, in twice the registers.
   auto const pairs = recast<uint32_t>(p);
   CUTE_UNROLL
   for (int j = begin; j < end; j += 4) {
@@ -81,8 +83,8 @@ CUTE_DEVICE void differentiate(Probabilities const& p, Scores& dscores, RowStats
   }
 }
 
-// Where this thread's 16 bytes of dS^T's first 16 columns go by STSM: a key's of one of four 8 x 8 blocks. CuTe's copy
-// would compute the same anew in each step, in 45 instructions.
+// The shared-memory address that this thread passes to STSM for the first 16 columns of dS^T: 16 bytes, one key's row
+// of one of four 8 x 8 matrices. CuTe's copy would recompute it in each step, in 45 instructions.
 template <class SmemLayoutSt, class Element>
 CUTE_DEVICE uint32_t ds_place(Element const* ds) {
   int const thread = consumer_thread();
@@ -91,8 +93,8 @@ CUTE_DEVICE uint32_t ds_place(Element const* ds) {
   return cast_smem_ptr_to_uint(ds) + Swizzle<3, 4, 3>{}(offset);
 }
 
-// The kPart-th of kParts equal shares of dS^T's columns to shared memory. 16 columns on is 32 bytes on, by the swizzle
-// an exclusive or; 64 columns on is kChunkBytes.
+// Stores share kPart of kParts equal shares of dS^T's columns in shared memory. The next 16 columns are 32 bytes
+// further, which under the swizzle is an exclusive or; the next 64 columns are kChunkBytes further.
 template <uint32_t kChunkBytes, int kPart, int kParts, class Fragment>
 CUTE_DEVICE void store_ds(uint32_t place, Fragment const& rdS) {  // (MMA, MMA_N, MMA_M)
   auto const words = recast<uint32_t>(rdS);

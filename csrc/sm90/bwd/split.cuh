@@ -1,11 +1,11 @@
-// Key tiles that several CTAs share, see TileSplit: each passes over some of the rows. What a CTA has of a tile that
-// another began, dK and dV in float32, it leaves in memory, and the one that began it takes that in, part by part. A
-// thread hands over to the thread of its number, which has the same keys and columns.
+// The fix-up of split key tiles, see TileSplit: each CTA loops over some of the rows. A CTA that did not begin the tile
+// stores its part, dK and dV in float32, in global memory; the one that began it adds the parts, one after the other. A
+// thread's values are read by the thread of the same index, which has the same keys and columns.
 //
-// No memory is set aside for it. The ranges of split tiles come last, when dQ of the first heads has long been turned
-// into rows: a part takes the place of their sums, and the semaphores there, left at 1 by key tile 0, count who is done
-// with a part of a tile. So the watcher waits for those rows, and for the 1, before a part is stored, and for the parts
-// before they are read.
+// Parts need no memory of their own. The ranges of split tiles come last, when dQ of the first heads has long been
+// converted: a part overwrites the sums of those heads, and the semaphores of their row tiles, left at 1 by key tile 0,
+// count the arrivals of a tile's parts. So the watcher waits for the conversion, and for that 1, before a part is
+// stored, and for all parts before they are read.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -17,13 +17,14 @@
 
 namespace flash_cute::sm90::bwd {
 
-// A thread's share of a part in memory: every kConsumerThreads-th float4, first dK's registers, then dV's.
+// A thread's share of a part in global memory: every kConsumerThreads-th float4; dK's registers, then dV's.
 template <class Traits>
 CUTE_DEVICE float4* part_place(KernelArgs const& args, int range) {
   int64_t const floats = int64_t{Traits::kPartRowTiles} * Traits::kQElements;
   return reinterpret_cast<float4*>(args.params.dq_acc + range * floats) + consumer_thread();
 }
 
+// Stores this CTA's part and counts one arrival per consumer warp.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void store_part(KernelArgs const& args, int range, int split,
                             Accumulator const& tdKrdK,    // (MMA, MMA_N, MMA_D)
@@ -40,13 +41,13 @@ CUTE_DEVICE void store_part(KernelArgs const& args, int range, int split,
   put(place, tdKrdK);
   put(place + kFours * Traits::kConsumerThreads, tdVrdV);
   jitter();
-  __syncwarp();
+  __syncwarp();  // all lanes have stored: lane 0 releases for the warp
   if (consumer_thread() % 32 == 0) {
     asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(part_counter(args, split)) : "memory");
   }
 }
 
-// In the order of the ranges: the sums have the same bits each time.
+// Adds the parts in the order of the ranges, so that dK and dV are bitwise reproducible.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void merge_parts(KernelArgs const& args, int range, int parts,
                              Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)

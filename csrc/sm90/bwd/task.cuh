@@ -1,4 +1,4 @@
-// What a CTA of the Hopper backward works on.
+// The work items of the Hopper backward.
 #pragma once
 
 #include <climits>
@@ -8,9 +8,9 @@
 
 namespace flash_cute::sm90::bwd {
 
-// A row tile among those that a key tile visits: the last one of each of the group's query heads comes first, then the one
-// before it. So with a causal mask all key tiles of a head begin with the same rows and go on together, and none waits for
-// another to store dQ of rows that itself has no key for.
+// A row tile among those that a key tile visits: first the last row tile of each query head of the group, then the one
+// before it, and so on. With a causal mask all key tiles of a head thus begin with the same rows and advance together,
+// and none waits while another works on row tiles that only the other visits.
 struct RowTile {
   int m_block;
   int head = 0;  // of the group
@@ -23,17 +23,19 @@ struct RowTile {
   }
 };
 
-// A key tile, or one CTA's share of a split tile. Kept in shared memory; warps short of registers reload it at each use.
+// A key tile, or one CTA's share of a split tile. Kept in shared memory; warps short of registers reload it at each
+// use.
 struct KeyTile {
-  int n_block;     // -1: none
+  int n_block;     // -1: no key tile
   int head_kv;
   int batch;
-  RowTile first;   // of its row tiles
-  int begin;       // they are the steps [begin, end) of this CTA: the step number selects the pipeline stage
+  RowTile first;   // its first row tile
+  int begin;       // its row tiles are the steps [begin, end) of this CTA; the step number selects the pipeline stage
   int end;
-  int keys_phase;  // of the buffers of K and V
+  int keys_phase;  // of the barriers of K and V
 
-  // All row tiles that visit the key tile; `begin` is set. `head`: of the KV heads of all batches.
+  // The whole key tile, with all row tiles that visit it. `begin` must be set. `head`: among the KV heads of all
+  // batches.
   template <class Traits>
   CUTE_DEVICE static void make(KernelArgs const& args, int head, int n_block, KeyTile volatile& tile) {
     TileRange const range = row_range<Traits::kBlockM, Traits::kBlockN>(args.params, n_block);
@@ -46,21 +48,21 @@ struct KeyTile {
   }
 };
 
-// What a CTA draws at once: a key tile, and dQ of some row tiles of a head whose sums are complete by then.
+// A unit of work: a key tile, and a share of dQ's conversion: row tiles of a head whose sums are complete by then.
 struct Task : KeyTile {
-  int parts;     // of the key tile that other CTAs have, and this one merges; -1: this is such a part
-  int range;     // of the split tiles
-  int split;     // number of the key tile among these
-  bool more;     // the range begins another, which comes next
-  int dq_head;   // of the key heads of all batches
-  int dq_begin;  // [dq_begin, dq_end) of all row tiles; -1: there are no more tasks
+  int parts;     // parts of the key tile by other CTAs, which this one merges; -1: this task is a part
+  int range;     // of the split tiles, if the key tile is split
+  int split;     // index of the key tile among the split ones
+  bool more;     // the range begins the next split tile too: that is the next task
+  int dq_head;   // among the KV heads of all batches
+  int dq_begin;  // the share is [dq_begin, dq_end) of all row tiles; -1: there are no more tasks
   int dq_end;
 
-  // The order of key tiles: first tile 0 of all heads of a group, then their tile 1, ...: CTAs that read the same Q and dO
-  // run at about the same time, and with a causal mask the longest come first. CTAs that wait for each other's sums of dQ
-  // are far enough apart to hide the latency from one to the next. After whole tiles come the ranges of the split ones, the
-  // last range first, since one waits for parts of those after it. The shares of dQ have the order of the tiles, `dq_lag`
-  // tasks behind. `begin` is set.
+  // The task of ticket `index`. The order of key tiles: tile 0 of all heads of a group, then their tile 1, ..., so that
+  // CTAs that read the same Q and dO run at about the same time, and with a causal mask the longest come first. CTAs
+  // that wait for each other's dQ adds are far enough apart to hide the latency from one to the next. The whole tiles
+  // are followed by the ranges of the split ones, the last range first, since a range waits for parts of the ranges
+  // after it. The shares of dQ have the order of the tiles, `dq_lag` tasks later. `begin` must be set.
   template <class Traits>
   CUTE_DEVICE static void make(KernelArgs const& args, int index, Task volatile& task) {
     TileSplit const& split = args.params.split;
@@ -82,7 +84,7 @@ struct Task : KeyTile {
     task.dq_end = share.head * row_tiles + min(row_tiles, (share.number + 1) * args.params.task_order.dq_share);
   }
 
-  // The tile that the range of the task before begins. No dQ: that task had it.
+  // The next split tile of the same range. The task before has the ticket's share of dQ.
   template <class Traits>
   CUTE_DEVICE static void make_second(KernelArgs const& args, Task const volatile& before, Task volatile& task) {
     task.dq_begin = 0;
@@ -91,7 +93,7 @@ struct Task : KeyTile {
   }
 
  private:
-  // What a range has of the tile-th split key tile.
+  // The steps that a range has of split key tile number `tile`.
   template <class Traits>
   CUTE_DEVICE static void make_part(KernelArgs const& args, int range, int tile, Task volatile& task) {
     TileSplit const& split = args.params.split;
@@ -108,9 +110,9 @@ struct Task : KeyTile {
     task.more = end > split.steps;
   }
 
-  // The KV head and the tile (or share) in it that a task has.
+  // The KV head of an index in the order, and the number of the tile (or share) in that head.
   struct Place {
-    static constexpr int kNone = 1 << 27;  // more than a head has of tiles or shares
+    static constexpr int kNone = 1 << 27;  // more than the tiles or shares of any head
     static_assert((int64_t{kNone} + 1) * kMaxDqShare <= INT_MAX);
 
     int head = 0;

@@ -6,25 +6,25 @@
 
 namespace flash_cute::sm90::bwd {
 
-constexpr int kMaxHeadDim = 128;  // above it: see sm90/bwd_wide
+constexpr int kMaxHeadDim = 128;  // above it, see sm90/bwd_wide
 
 // One kernel's tuning. A consumer warpgroup owns 64 keys: their dK and dV stay in its registers.
 struct TileConfig {
   int block_m;   // query rows per mainloop step
   int block_n;   // keys per CTA
   int stages;    // Q and dO buffers
-  bool late_dp;  // dP^T begins after P^T, so that the two share registers
-  int v_steps;   // of 16 columns of V that stay in registers
+  bool late_dp;  // dP^T is issued after P^T is done, so that S^T and dP^T share registers
+  int v_steps;   // k steps (16 columns) of V that stay in registers
 };
 
 constexpr TileConfig tile_config(int head_dim) {
   if (head_dim > 64) return {.block_m = 64, .block_n = 128, .stages = 2, .late_dp = true, .v_steps = 4};
-  // 64 rows: 15 to 30 % slower.
+  // With 64 rows per step: 15 to 30 % slower.
   return {.block_m = 128, .block_n = 128, .stages = 2, .late_dp = head_dim == 64, .v_steps = 0};
 }
 
-// K and V, `stages` buffers of Q and of dO with their row statistics, two of dS and two row tiles of dQ, 1 KB for the
-// barriers.
+// K and V, `stages` buffers each of Q and dO with their row statistics, two of dS, two row tiles of dQ, and 1 KB for
+// barriers and tasks.
 constexpr int smem_bytes(TileConfig tile, int head_dim) {
   int const operands = 2 * head_dim * 2 * (tile.block_n + tile.stages * tile.block_m);
   int const results = 2 * 2 * tile.block_m * tile.block_n + 2 * 4 * tile.block_m * head_dim;

@@ -1,4 +1,4 @@
-// Types of one sm90 backward kernel: tile, products, shared memory.
+// Types of one sm90 backward kernel: tile, MMAs, shared memory.
 #pragma once
 
 #include <cute/atom/copy_atom.hpp>
@@ -23,16 +23,16 @@ struct Traits {
   static constexpr int kBlockM = kTile.block_m;
   static constexpr int kBlockN = kTile.block_n;
   static constexpr int kStages = kTile.stages;
-  static constexpr int kKeys = 64;  // keys a consumer warpgroup owns: one WGMMA
+  static constexpr int kKeys = 64;  // keys per consumer warpgroup: the M of one WGMMA
   static constexpr int kWarpgroups = kBlockN / kKeys;
   static constexpr int kConsumerThreads = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumerThreads;
   static constexpr int kProducerRegs = 24;
-  static constexpr int kConsumerRegs = 240;  // 24 + 2 * 240 are the 3 * 168 that the launch has
+  static constexpr int kConsumerRegs = 240;  // 24 + 2 * 240 = 3 * 168, the registers per thread at launch
   static_assert(kWarpgroups == 2 && kHeadDim % 32 == 0 && (kBlockM == 64 || kBlockM == 128));
 
-  // Everything but dQ is computed transposed, a warpgroup its 64 keys: S^T = K Q^T and dP^T = V dO^T from shared
-  // memory, or with the first columns of V in registers; dV += P^T dO and dK += dS^T Q with P^T and dS^T there.
+  // Everything but dQ is computed transposed, each warpgroup for its 64 keys: S^T = K Q^T and dP^T = V dO^T from shared
+  // memory, or with the first columns of V in registers; dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers.
   using ByKeys = Layout<Shape<Int<kWarpgroups>, _1, _1>>;
   using MmaScores = decltype(make_tiled_mma(wgmma_ss_atom<Element, kBlockM>(), ByKeys{}));
   using MmaScoresRs = decltype(make_tiled_mma(
@@ -43,33 +43,33 @@ struct Traits {
       SM90::GMMA::rs_op_selector<Element, Element, float, Shape<_64, Int<kHeadDim>, Int<kBlockM>>,
                                  SM90::GMMA::Major::K, SM90::GMMA::Major::MN>(),
       ByKeys{}));
-  // dQ = dS K over all keys of the CTA: with 64 rows the warpgroups take turns at it, a step each, which reads dS and
-  // K once; of 128 each has half.
+  // dQ = dS K over all keys of the CTA. With 64 rows per step the warpgroups take turns, one step each, so that dS and
+  // K are read once; with 128 rows each warpgroup has half of the rows.
   static constexpr bool kTurns = kBlockM == 64;
   using MmaQueries = decltype(make_tiled_mma(wgmma_ss_atom_mn<Element, kHeadDim>(),
                                              std::conditional_t<kTurns, Layout<Shape<_1, _1, _1>>, ByKeys>{}));
 
-  // A tile is stored in chunks of kChunk columns, as in the forward. Each is read in two ways: K-major where the
-  // product sums over the head dim, MN-major where it sums over the rows.
+  // A tile is stored in chunks of kChunk columns, as in the forward. Each is read through two layouts: K-major where a
+  // GEMM sums over the head dim, MN-major where it sums over the tile's rows.
   static constexpr int kChunk = kHeadDim % 64 == 0 ? 64 : 32;
   static constexpr int kChunks = kHeadDim / kChunk;
   template <class SW128, class SW64>
   using Atom = std::conditional_t<kChunk == 64, SW128, SW64>;
   using AtomK = Atom<SM90::GMMA::Layout_K_SW128_Atom<Element>, SM90::GMMA::Layout_K_SW64_Atom<Element>>;
   using AtomMN = Atom<SM90::GMMA::Layout_MN_SW128_Atom<Element>, SM90::GMMA::Layout_MN_SW64_Atom<Element>>;
-  using SmemLayoutQ = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockM>, Int<kHeadDim>, Int<kStages>>{}));  // dO alike
+  using SmemLayoutQ = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockM>, Int<kHeadDim>, Int<kStages>>{}));  // and dO
   using SmemLayoutQt = decltype(tile_to_shape(AtomMN{}, Shape<Int<kHeadDim>, Int<kBlockM>, Int<kStages>>{},
                                               Step<_2, _1, _3>{}));
-  using SmemLayoutK = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockN>, Int<kHeadDim>>{}));  // V alike
+  using SmemLayoutK = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockN>, Int<kHeadDim>>{}));  // and V
   using SmemLayoutKt = decltype(tile_to_shape(AtomMN{}, Shape<Int<kHeadDim>, Int<kBlockN>>{}, Step<_2, _1>{}));
-  // dS, rows along: as the A operand of dQ (BLK_M, BLK_N), and transposed, as the warpgroups write it.
+  // dS, contiguous along the rows: as the A operand of dQ (BLK_M, BLK_N), and transposed, as the warpgroups write it.
   static constexpr int kScoreStages = 2;
   using SmemLayoutS = decltype(tile_to_shape(SM90::GMMA::Layout_MN_SW128_Atom<Element>{},
                                              Shape<Int<kBlockM>, Int<kBlockN>, Int<kScoreStages>>{}));
   using SmemLayoutSt = decltype(tile_to_shape(SM90::GMMA::Layout_K_SW128_Atom<Element>{},
                                               Shape<Int<kBlockN>, Int<kBlockM>, Int<kScoreStages>>{},
                                               Step<_2, _1, _3>{}));
-  // What leaves by TMA: a warpgroup's 64 rows of dK or dV.
+  // A warpgroup's 64 rows of dK or dV, stored by TMA.
   using MmaOut = decltype(make_tiled_mma(
       SM90::GMMA::rs_op_selector<Element, Element, float, Shape<_64, Int<kHeadDim>, Int<kBlockM>>,
                                  SM90::GMMA::Major::K, SM90::GMMA::Major::MN>()));
@@ -77,7 +77,7 @@ struct Traits {
 
   static constexpr int kQElements = kBlockM * kHeadDim;
   static constexpr int kKElements = kBlockN * kHeadDim;
-  static constexpr int kDqElements = kTurns ? kQElements : kQElements / kWarpgroups;  // of a warpgroup at a time
+  static constexpr int kDqElements = kTurns ? kQElements : kQElements / kWarpgroups;  // per warpgroup and step
   static constexpr int kDqBuffers = kTurns ? 1 : 2;
   static constexpr int kPartRowTiles = part_row_tiles(kBlockM, kBlockN);
 
@@ -87,7 +87,7 @@ struct Traits {
     Element q[kStages][kQElements];
     Element dout[kStages][kQElements];
     Element ds[kScoreStages][kBlockM * kBlockN];
-    float dq[kWarpgroups][kDqBuffers][kDqElements];  // a warpgroup's dK and dV at the end of a key tile
+    float dq[kWarpgroups][kDqBuffers][kDqElements];  // the warpgroup's dK and dV in the epilogue
     alignas(128) float lse_log2[kStages][kBlockM];
     alignas(128) float delta[kStages][kBlockM];
     Task task[2];
@@ -96,9 +96,9 @@ struct Traits {
     Pipeline<1> v_pipeline;
     Pipeline<kStages> q_pipeline;     // Q and lse_log2
     Pipeline<kStages> dout_pipeline;  // dO and delta
-    Pipeline<kScoreStages> ds_pipeline;  // all consumer warps fill, those that compute dQ empty
+    Pipeline<kScoreStages> ds_pipeline;  // all consumer warps fill a stage; those that compute dQ release it
     Pipeline<kDqBuffers> dq_pipeline[kWarpgroups];
-    Pipeline<2> sums_pipeline;  // the task's sums of dQ are complete
+    Pipeline<2> sums_pipeline;  // the watcher: other CTAs' sums and parts for the task are complete
   };
   static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
 };

@@ -1,10 +1,11 @@
-// dK and dV for head dims above 128. A CTA owns 64 keys and passes over the row tiles of all query heads that read
-// them. The registers of a warpgroup hold one of the two sums, so one makes P^T and dV, the other dS^T and dK:
+// dK and dV for head dims above 128. A CTA owns 64 keys and loops over the row tiles of all query heads that read them.
+// A warpgroup's registers hold only one of the two accumulators, so that one computes P^T and dV, the other dS^T and
+// dK:
 //
 //     warpgroup 0 | P^T(m)   to smem | dV += P^T(m) dO , S^T(m+1) = K Q^T
-//     warpgroup 1 | dS^T(m) from it  | dK += dS^T(m) Q , dP^T(m+1) = V dO^T
+//     warpgroup 1 | dS^T(m) from P^T | dK += dS^T(m) Q , dP^T(m+1) = V dO^T
 //
-// The two are half a step apart, since dS^T waits for P^T. A third warpgroup's thread issues all loads.
+// The two are half a step apart, since dS^T needs P^T. One thread of a third warpgroup issues all loads.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -25,7 +26,8 @@ using bwd::differentiate;
 using bwd::exponentiate;
 using bwd::load_key_tile;
 
-// A warpgroup's 64 x D sums times `factor` to memory, by way of `place` in shared memory; TMA clips what lies outside.
+// Stores a warpgroup's 64 x D sums times `factor`, through `place` in shared memory, by TMA, which clips what is
+// outside the tensor. The warpgroup must be the only reader of `place`, and have finished reading it.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void store_sums(CUtensorMap const& map, typename Traits::Element* place, int warpgroup,
                             Accumulator const& sums,  // (MMA, MMA_M, MMA_D)
@@ -42,18 +44,18 @@ CUTE_DEVICE void store_sums(CUtensorMap const& map, typename Traits::Element* pl
   convert(scaled, rX);
   copy(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, copy_out.retile_S(rX), copy_out.partition_D(sX));
   tma_store_fence();
-  named_sync(kResults + warpgroup, 128);  // the warpgroup's rows are complete
+  named_sync(kResults + warpgroup, 128);  // all threads of the warpgroup have written their share
   if (thread == 0) {
     CUTE_UNROLL
     for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
       SM90_TMA_STORE_4D::copy(&map, place + chunk * 64 * Traits::kChunk, chunk * Traits::kChunk, row, head, batch);
     }
     tma_store_arrive();
-    tma_store_wait<0>();
+    tma_store_wait<0>();  // shared memory must live until the TMA store has read it
   }
 }
 
-// What the two roles share: the fragments' types, and a loop over row tiles, the last one known as such.
+// What the two roles have in common: the fragments' types, and the loop over row tiles.
 template <class Traits>
 struct KeysRole {
   using Element = typename Traits::Element;
@@ -77,7 +79,7 @@ struct KeysRole {
   CUTE_DEVICE auto scores() const { return partition_fragment_C(mma_scores, Shape<_64, _64>{}); }  // (MMA, 1, 1)
   CUTE_DEVICE auto sums() const { return partition_fragment_C(mma_sums, Shape<_64, Int<Traits::kHeadDim>>{}); }
 
-  // step(m, i, last) for the i-th row tile, m.
+  // Calls step(m, i, last) for the i-th row tile, m.
   template <class Step>
   CUTE_DEVICE void for_each_row_tile(TileRange range, Step&& step) const {
     int const steps = args.params.group * (range.end - range.begin);
@@ -102,7 +104,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
   auto tSrK = role.a_operand(smem.k);                  // (MMA, MMA_N, MMA_D)
   auto tSrQ = role.b_operand(smem.q[0]);               // (MMA, MMA_M, MMA_D)
   auto tdVrdO = role.b_operand_of_sums(smem.dout[0]);  // (MMA, MMA_D, MMA_M)
-  RowStats<64> lse_log2;                               // of the row tile whose scores are on their way
+  RowStats<64> lse_log2;                               // of the row tile whose scores are in flight
   auto tSrS = role.scores();                           // (MMA, MMA_N, MMA_M)
   auto scores = rowcol_view(tSrS);                     // (keys, rows)
   auto rP = make_tensor_like<Element>(tSrS);           // (MMA, MMA_N, MMA_M)
@@ -117,8 +119,8 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
   };
   clear(tdVrdV);
   if (range.begin != range.end) {
-    smem.k_pipeline.wait_full({});
-    smem.q_pipeline.wait_full({});
+    smem.k_pipeline.wait_full({});  // TMA: K has landed
+    smem.q_pipeline.wait_full({});  // TMA: Q and lse_log2 have landed
     lse_log2 = RowStats<64>(smem.lse_log2[0]);
     issue_scores(0);
     warpgroup_wait<0>();
@@ -132,21 +134,21 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     }
     exponentiate(scores, lse_log2, params.scale_log2, 0, size<1>(scores));
     __syncwarp();  // all lanes have read the statistics
-    smem.q_pipeline.release(state);
+    smem.q_pipeline.release(state);  // the other release of this stage comes from the dK warpgroup
     convert(tSrS, rP);
     auto rP4 = recast<uint4>(rP);
-    smem.p_pipeline.wait_empty(state);
+    smem.p_pipeline.wait_empty(state);  // the dK warpgroup's four warps have read P^T of two steps before
     CUTE_UNROLL
     for (int j = 0; j < size(rP4); ++j) smem.p[state.stage][j * 128 + threadIdx.x % 128] = rP4(j);
     smem.p_pipeline.arrive_full(state);
 
-    smem.dout_pipeline.wait_full(state);
+    smem.dout_pipeline.wait_full(state);  // TMA: dO has landed
     issue_gemm<false>(role.mma_sums, tdVrP, operands.at(tdVrdO, smem.dout[state.stage]), tdVrdV);
     if (!last) {
       smem.q_pipeline.wait_full(at_step(i + 1));
       lse_log2 = RowStats<64>(smem.lse_log2[(i + 1) & 1]);
     }
-    issue_scores(i + 1);  // after the last tile: of whatever is there, for nobody
+    issue_scores(i + 1);  // after the last tile on stale data: the result is not used
     warpgroup_wait<1>();  // dV
     warpgroup_fence_operand(tdVrdV);
     smem.dout_pipeline.release(state);
@@ -167,7 +169,7 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
   auto tSrV = role.a_operand(smem.v);               // (MMA, MMA_N, MMA_D)
   auto tSrdO = role.b_operand(smem.dout[0]);        // (MMA, MMA_M, MMA_D)
   auto tdKrQ = role.b_operand_of_sums(smem.q[0]);   // (MMA, MMA_D, MMA_M)
-  RowStats<64> delta;                               // of the row tile whose scores are on their way
+  RowStats<64> delta;                               // of the row tile whose dP^T is in flight
   auto tSrdP = role.scores();                       // (MMA, MMA_N, MMA_M)
   auto dscores = rowcol_view(tSrdP);                // (keys, rows)
   auto rP = make_tensor_like<Element>(tSrdP);       // (MMA, MMA_N, MMA_M)
@@ -181,8 +183,8 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
   };
   clear(tdKrdK);
   if (range.begin != range.end) {
-    smem.v_pipeline.wait_full({});
-    smem.dout_pipeline.wait_full({});
+    smem.v_pipeline.wait_full({});     // TMA: V has landed
+    smem.dout_pipeline.wait_full({});  // TMA: dO and delta have landed
     delta = RowStats<64>(smem.delta[0]);
     issue_dscores(0);
     warpgroup_wait<0>();
@@ -191,7 +193,7 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
   role.for_each_row_tile(range, [&](int /*m*/, int i, bool last) __attribute__((always_inline)) {
     PipelineState<2> const state = at_step(i);
     auto rP4 = recast<uint4>(rP);
-    smem.p_pipeline.wait_full(state);
+    smem.p_pipeline.wait_full(state);  // the dV warpgroup's four warps have stored P^T
     CUTE_UNROLL
     for (int j = 0; j < size(rP4); ++j) rP4(j) = smem.p[state.stage][j * 128 + threadIdx.x % 128];
     differentiate(rP, dscores, delta, 0, size<1>(dscores));
@@ -200,13 +202,13 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
     smem.dout_pipeline.release(state);
     convert(tSrdP, rdS);
 
-    smem.q_pipeline.wait_full(state);
+    smem.q_pipeline.wait_full(state);  // TMA: Q has landed
     issue_gemm<false>(role.mma_sums, tdKrdS, operands.at(tdKrQ, smem.q[state.stage]), tdKrdK);
     if (!last) {
       smem.dout_pipeline.wait_full(at_step(i + 1));
       delta = RowStats<64>(smem.delta[(i + 1) & 1]);
     }
-    issue_dscores(i + 1);  // after the last tile: of whatever is there, for nobody
+    issue_dscores(i + 1);  // after the last tile on stale data: the result is not used
     warpgroup_wait<1>();   // dK
     warpgroup_fence_operand(tdKrdK);
     smem.q_pipeline.release(state);
@@ -236,9 +238,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_co
     smem.q_pipeline.init(8);
     smem.dout_pipeline.init(8);
     smem.p_pipeline.init(4, 4);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // TMA sees the barriers
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
-  __syncthreads();
+  __syncthreads();  // thread 0 has written the tile and initialised the barriers
 
   if (warpgroup == 0) {
     set_max_registers<Traits::kProducerRegs, false>();

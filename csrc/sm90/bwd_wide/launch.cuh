@@ -1,4 +1,4 @@
-// Launches what the plan says: the preprocess, dK and dV, dQ. Included only by the generated instance files.
+// Launches a plan: the preprocess, dK and dV, dQ. Included only by the generated instance files.
 #pragma once
 
 #include "../../core/bwd_preprocess.cuh"

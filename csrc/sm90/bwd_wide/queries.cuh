@@ -1,12 +1,12 @@
-// dQ for head dims above 128. A CTA owns 128 query rows, 64 a warpgroup, and passes over the key tiles that they see:
-// S = Q K^T and dP = dO V^T once more, dS, dQ += dS K with dQ in registers. That is 7 products where a sum of dQ in
-// memory needs 5, but such a sum moves 4 bytes for every 40 operations here, which takes longer (see docs). Nothing is
-// added in memory, so the order is always the same.
+// dQ for head dims above 128. A CTA owns 128 query rows, 64 per warpgroup, and loops over the key tiles that they see:
+// it recomputes S = Q K^T and dP = dO V^T, and accumulates dQ += dS K in registers. The backward thus has 7 GEMMs
+// instead of the 5 of one that accumulates dQ in global memory; but that would move 4 bytes per 40 operations here,
+// which takes longer (see docs). Without adds in global memory the order of summation is fixed.
 //
-// A warpgroup's step n; the two are half a step apart. A third warpgroup's thread issues all loads.
+// A warpgroup's step n; the two are half a step apart. One thread of a third warpgroup issues all loads.
 //
-//     tensor cores |               | dQ += dS(n) K(n), S(n-1), dP(n-1)
-//     the others   | P(n), dS(n)   |
+//     tensor cores |             | dQ += dS(n) K(n), S(n-1), dP(n-1)
+//     warpgroup    | P(n), dS(n) | waits
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -27,7 +27,7 @@ namespace flash_cute::sm90::bwd_wide {
 using bwd::RowStats;
 using bwd::StatOrder;
 
-// The query rows that a CTA owns; with a causal mask the longest come first.
+// The query rows that a CTA owns. The last ones come first: with a causal mask they are the longest.
 struct QueryTile {
   static constexpr int kRows = kQueryTileRows;
   int m_block;
@@ -35,7 +35,7 @@ struct QueryTile {
   int batch;
 
   CUTE_DEVICE explicit QueryTile(KernelArgs const& args) {
-    int block;  // read anew at each use: nothing of the tile stays in registers through the main loop
+    int block;  // reread at each use, so that nothing of the tile stays in registers across the main loop
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
     int const tiles = ceil_div(args.params.len_q, int{kRows});
     m_block = tiles - 1 - block % tiles;
@@ -63,11 +63,11 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
   PipelineState<1> v_state;
 #pragma unroll 1
   for (int n = range.end - 1; n >= range.begin; --n) {
-    smem.k_pipeline.wait_empty(k_state);  // dQ += dS K of two steps ago is done in all warps
+    smem.k_pipeline.wait_empty(k_state);  // all consumer warps have finished dQ += dS K of two steps ago
     load_tile<Traits>(args.k, smem.k_pipeline.expect(k_state, kBytes), TMA::CacheHintSm90::EVICT_LAST,
                       smem.k[k_state.stage], 64, n * 64, head_kv, tile.batch);
     k_state.advance();
-    smem.v_pipeline.wait_empty(v_state);  // dP = dO V^T of the step before is done in all warps
+    smem.v_pipeline.wait_empty(v_state);  // all consumer warps have finished dP = dO V^T of the step before
     load_tile<Traits>(args.v, smem.v_pipeline.expect(v_state, kBytes), TMA::CacheHintSm90::EVICT_LAST, smem.v, 64,
                       n * 64, head_kv, tile.batch);
     v_state.advance();
@@ -116,17 +116,17 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   }
 
   auto issue_scores = [&](int i, bool wait) __attribute__((always_inline)) {
-    if (wait) smem.k_pipeline.wait_full(at_step(i));
+    if (wait) smem.k_pipeline.wait_full(at_step(i));  // TMA: K has landed
     auto tSrQ_now = operands.at(tSrQ, smem.q[warpgroup]);
     issue_gemm<true>(mma_scores, tSrQ_now, operands.at(tSrK, smem.k[i & 1]), tSrS);
-    if (wait) smem.v_pipeline.wait_full({0, i & 1});
+    if (wait) smem.v_pipeline.wait_full({0, i & 1});  // TMA: V has landed
     auto tSrdO_now = operands.at(tSrdO, smem.dout[warpgroup]);
     issue_gemm<true>(mma_scores, tSrdO_now, operands.at(tSrV, smem.v), tSrdP);
   };
   clear(tdQrdQ);
   if (range.begin < range.end) {
-    smem.rows_pipeline[warpgroup].wait_full({});
-    if (warpgroup == 1) named_sync(kHalfStep, Traits::kConsumerThreads);
+    smem.rows_pipeline[warpgroup].wait_full({});  // TMA: the warpgroup's rows of Q and dO have landed
+    if (warpgroup == 1) named_sync(kHalfStep, Traits::kConsumerThreads);  // warpgroup 0 has issued its first dQ
     issue_scores(0, true);
     warpgroup_wait<0>();
     warpgroup_fence_operand(tSrS);
@@ -151,11 +151,11 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
     convert(tSrdP, rdS);
     issue_gemm<false>(mma_sums, tdQrdS, operands.at(tdQrK, smem.k[i & 1]), tdQrdQ);
     if (i == 0 && warpgroup == 0) named_arrive(kHalfStep, Traits::kConsumerThreads);
-    issue_scores(i + 1, i + 1 < range.end - range.begin);  // after the last tile: of whatever is there, for nobody
-    warpgroup_wait<2>();                     // dQ
+    issue_scores(i + 1, i + 1 < range.end - range.begin);  // after the last tile on stale data: the result is not used
+    warpgroup_wait<2>();                                   // dQ
     warpgroup_fence_operand(tdQrdQ);
     smem.k_pipeline.release(at_step(i));
-    warpgroup_wait<0>();
+    warpgroup_wait<0>();  // S and dP
     warpgroup_fence_operand(tSrS);
     warpgroup_fence_operand(tSrdP);
   }
@@ -178,9 +178,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_queries_kernel(__grid
     for (auto& pipeline : smem.rows_pipeline) pipeline.init(4);
     smem.k_pipeline.init(8);
     smem.v_pipeline.init(8);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // TMA sees the barriers
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
-  __syncthreads();
+  __syncthreads();  // thread 0 has initialised the barriers
 
   if (warpgroup == 0) {
     set_max_registers<Traits::kProducerRegs, false>();

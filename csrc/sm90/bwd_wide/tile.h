@@ -1,4 +1,4 @@
-// The tiles of the sm90 backward above head dim 128: a kernel for dK and dV, one for dQ. Plain constants.
+// The tiles of the sm90 backward above head dim 128: one kernel for dK and dV, one for dQ. Plain constants.
 #pragma once
 
 #include "../../core/kernel_shape.h"
@@ -10,7 +10,8 @@ constexpr int kKeys = 64;            // per CTA of dK and dV, and per step of dQ
 constexpr int kQueryTileRows = 128;  // per CTA of dQ
 constexpr int kStages = 2;
 
-// Seven tiles of 64 rows and the barriers for dQ; dK and dV have six and P^T, which is less.
+// The dQ kernel has seven tiles of 64 rows, and 1 KB for the barriers; that of dK and dV has six and P^T, which is
+// less.
 constexpr int smem_bytes(int head_dim) { return 7 * 2 * 64 * head_dim + 1024; }
 
 constexpr KernelShape kernel_shape(int head_dim) {

@@ -1,4 +1,4 @@
-// Types of the sm90 backward for head dims above 128: tile, products, shared memory of its two kernels.
+// Types of the sm90 backward for head dims above 128: tile, MMAs, and the shared memory of its two kernels.
 #pragma once
 
 #include <cute/atom/copy_atom.hpp>
@@ -29,18 +29,18 @@ struct Traits {
   static constexpr int kConsumerThreads = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumerThreads;
   static constexpr int kProducerRegs = 24;
-  static constexpr int kConsumerRegs = 240;  // 24 + 2 * 240 are the 3 * 168 that the launch has
+  static constexpr int kConsumerRegs = 240;  // 24 + 2 * 240 = 3 * 168, the registers per thread at launch
   static_assert(kBlockM == 64 && kBlockN == 64 && kStages == 2 && kHeadDim % 64 == 0);
 
-  // Every product is one warpgroup's: 64 x 64 scores, transposed or not, from shared memory, and sums of 64 rows
-  // with P or dS in registers.
+  // Each GEMM is by one warpgroup: 64 x 64 scores, transposed or not, from shared memory, and sums of 64 rows with P^T
+  // or dS in registers.
   using MmaScores = decltype(make_tiled_mma(wgmma_ss_atom<Element, 64>()));
   using MmaSums = decltype(make_tiled_mma(
       SM90::GMMA::rs_op_selector<Element, Element, float, Shape<_64, Int<kHeadDim>, _64>, SM90::GMMA::Major::K,
                                  SM90::GMMA::Major::MN>()));
 
-  // Each tile is 64 rows of Q, K, V or dO, in chunks of kChunk columns, read in two ways: K-major where a product
-  // sums over the head dim, MN-major where it sums over the rows.
+  // A tile is 64 rows of Q, K, V or dO, stored in chunks of kChunk columns, and read through two layouts: K-major where
+  // a GEMM sums over the head dim, MN-major where it sums over the tile's rows.
   static constexpr int kChunk = 64;
   static constexpr int kChunks = kHeadDim / kChunk;
   using SmemLayout = decltype(tile_to_shape(SM90::GMMA::Layout_K_SW128_Atom<Element>{}, Shape<_64, Int<kHeadDim>>{}));
@@ -51,11 +51,11 @@ struct Traits {
 
   // dK and dV.
   struct alignas(1024) KeysStorage {
-    Element k[kKElements];  // dV at the end
-    Element v[kKElements];  // dK at the end
+    Element k[kKElements];  // dV in the epilogue
+    Element v[kKElements];  // dK in the epilogue
     Element q[kStages][kQElements];
     Element dout[kStages][kQElements];
-    uint4 p[kStages][64 * 64 / 8];  // P^T, as its threads hold it
+    uint4 p[kStages][64 * 64 / 8];  // P^T in fragment order: read by the threads of the same index in the warpgroup
     alignas(128) float lse_log2[kStages][kBlockM];
     alignas(128) float delta[kStages][kBlockM];
     KeyTile tile;
@@ -63,12 +63,12 @@ struct Traits {
     Pipeline<1> v_pipeline;
     Pipeline<kStages> q_pipeline;     // Q and lse_log2
     Pipeline<kStages> dout_pipeline;  // dO and delta
-    Pipeline<kStages> p_pipeline;     // one warpgroup fills, the other empties
+    Pipeline<kStages> p_pipeline;     // P^T, from the dV warpgroup to the dK warpgroup
   };
 
-  // dQ. A CTA has 64 rows a warpgroup.
+  // dQ. A CTA has 64 rows per warpgroup.
   struct alignas(1024) QueriesStorage {
-    Element q[kWarpgroups][kQElements];  // dQ at the end
+    Element q[kWarpgroups][kQElements];  // dQ in the epilogue
     Element dout[kWarpgroups][kQElements];
     Element k[kStages][kKElements];
     Element v[kKElements];

@@ -1,4 +1,4 @@
-// What one launch of the Hopper forward is given, built on the host.
+// The kernel arguments of the Hopper forward, built on the host.
 #pragma once
 
 #include <cuda.h>

@@ -1,5 +1,5 @@
-// Accumulator to memory, each warpgroup its own 64 rows, straight from the registers: shared memory would have to wait
-// for the last tile's O, or Q of the next tile for this one's.
+// Stores O and the LSE, each warpgroup its own 64 rows, from registers. Through shared memory, O would have to wait for
+// the last tile's store, or the load of the next tile's Q for this tile's O.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -12,7 +12,7 @@
 
 namespace flash_cute::sm90::fwd {
 
-// Word t of four blocks, in thread t of a quad, to the four words of block t.
+// A 4 x 4 transpose within a quad: thread t has word t of four blocks, and gets the four words of block t.
 CUTE_DEVICE uint4 quad_transpose(uint4 word, int thread) {
   bool const odd = thread & 1, upper = thread & 2;
   auto exchange = [](uint32_t& low, uint32_t& high, bool keep_high, int distance) {
@@ -32,8 +32,8 @@ CUTE_DEVICE void epilogue(FwdParams const& params, TileCoord const& tile, int wa
                               Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   constexpr int kRows = Traits::kRows;
-  // Read anew for each tile: the compiler would else keep the epilogue's addresses through the mainloop, and
-  // spill at head dim 256.
+  // Reread for each tile: else the compiler keeps the epilogue's addresses across the mainloop, and spills at head
+  // dim 256.
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   thread %= 128;
@@ -48,7 +48,8 @@ CUTE_DEVICE void epilogue(FwdParams const& params, TileCoord const& tile, int wa
   auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)
   convert(tOrO, rO);
 
-  // A thread's words of a row, one in every 8 columns, go round its quad until each thread has 8 whole columns.
+  // A thread has one word of every 8 columns of a row. Exchanged within its quad, they become 8 whole columns per
+  // thread, for 16-byte stores.
   auto const words = rowcol_view(recast<uint32_t>(rO));  // (rows, blocks of 8 columns)
   CUTE_UNROLL
   for (int i = 0; i < size<0>(words); ++i) {

@@ -1,6 +1,6 @@
-// The Hopper forward: a persistent CTA of one producer warpgroup, of which one thread issues all TMA loads,
-// and one to four consumer warpgroups, each with 64 query rows of a tile. Registers move from the first to
-// the others by setmaxnreg.
+// The Hopper forward: persistent CTAs of one producer warpgroup, of which one thread issues all TMA loads, and one to
+// four consumer warpgroups with 64 query rows of a tile each. The producer gives registers to the consumers
+// (setmaxnreg).
 #pragma once
 
 #include "../../core/registers.cuh"
@@ -21,7 +21,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
   typename Traits::MmaPV mma;
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
-    smem.tile_pipeline.wait_full(at_step(draws));
+    smem.tile_pipeline.wait_full(at_step(draws));  // the producer has written the tile
     if (uniform(smem.tile[draws & 1].m_block) < 0) break;
     OnlineSoftmax<2> softmax(args.params.scale_log2);
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
@@ -30,12 +30,12 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
     if (parts < 0) store_part<Traits>(args.params, smem.range, warpgroup, softmax, tOrO);
     if (parts > 0) merge_parts<Traits>(args.params, smem.range, parts, warpgroup, softmax, tOrO);
     if (parts >= 0) {
-      TileCoord const volatile& tile = smem.tile[opaque(draws) & 1];  // held through the merge, its address spilled
+      TileCoord const volatile& tile = smem.tile[opaque(draws) & 1];  // recomputed: kept across the merge, it spilled
       TileCoord const place{
           .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
       epilogue<Traits>(args.params, place, warpgroup, softmax, tOrO);
     }
-    smem.tile_pipeline.release(at_step(draws));
+    smem.tile_pipeline.release(at_step(draws));  // the producer may overwrite the tile
   }
 }
 
@@ -53,9 +53,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.q_pipeline) pipeline.init(4);
     smem.tile_pipeline.init(4 * Traits::kWarpgroups);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // TMA sees the barriers
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
-  __syncthreads();
+  __syncthreads();  // thread 0 has initialised the barriers
 
   if (warpgroup == 0) {
     set_max_registers<Traits::kProducerRegs, false>();

@@ -1,4 +1,4 @@
-// Launches what the plan says. Included only by the generated instance files.
+// Launches a plan. Included only by the generated instance files.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,7 +16,7 @@ cudaError_t encode_maps(KernelArgs& args) {
     return encode_map<typename Traits::Element>(map, data, strides, {params.head_dim, rows, heads, params.batch},
                                                 {.rows = box_rows, .columns = Traits::kChunk});
   };
-  // Without keys nothing is loaded through K's and V's maps; they only have to be valid.
+  // Without keys nothing is loaded through the maps of K and V, but they must be valid.
   bool const keys = params.len_k > 0;
   void const* const k = keys ? params.k : params.q;
   void const* const v = keys ? params.v : params.q;

@@ -1,12 +1,12 @@
 // The consumer's loop over key tiles, from the last to the first: S = Q K^T, mask, softmax, O += P V.
 //
-// A step issues S(n) and then O += P V of the step before, so that the tensor cores have a product to do while the
-// maximum of S(n) is found, and those of the other warpgroups, if there are others, during the rest:
+// A step issues S(n) and then O += P V of the step before, so that the tensor cores run that GEMM while the maximum of
+// S(n) is computed, and during the rest of the step the GEMMs of the other warpgroups, if there are any:
 //
-//     tensor cores | S(n) | O += P(n+1) V(n+1) |           the others' products          |  S(n-1) | ...
+//     tensor cores | S(n) | O += P(n+1) V(n+1) |         other warpgroups' GEMMs         |  S(n-1) | ...
 //     warpgroup    |      |     max S(n)       | rescale O?, exp2, sums, convert to P(n) | ...
 //
-// With ping-pong a warpgroup waits for its turn before S(n) and hands on after issuing both products.
+// With ping-pong a warpgroup waits for its turn before S(n), and hands it on after issuing both GEMMs.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -22,15 +22,15 @@
 
 namespace flash_cute::sm90::fwd {
 
-// The key tiles [begin, end) that a warpgroup computes, out of those that its CTA loads.
+// The key tiles [begin, end) that a warpgroup computes, among those that its CTA loads.
 template <class Traits>
 struct WarpgroupTiles {
   int first_row;
   int begin;
-  int whole_end;  // from here on tiles cross the band's upper edge, or the end of the keys
+  int whole_end;  // tiles from here on cross the band's upper edge or the end of the keys
   int end;
-  int before;  // key tiles that only other warpgroups of the CTA compute: below `begin`,
-  int after;   // and from `end` on
+  int before;  // the CTA's key tiles below `begin`, which only its other warpgroups compute
+  int after;   // the same from `end` on
 
   CUTE_DEVICE WarpgroupTiles(FwdParams const& params, TileCoord const volatile& tile, int warpgroup) {
     int const m_block = uniform(tile.m_block) * Traits::kWarpgroups + warpgroup;
@@ -46,8 +46,8 @@ struct WarpgroupTiles {
   }
 };
 
-// One warpgroup's rows of the CTA's tile number `draws`. Leaves the numerators' products in tOrO and the row statistics in
-// softmax, and frees Q.
+// Computes one warpgroup's rows of the CTA's tile number `draws`. Leaves the unnormalized O in tOrO and the row
+// statistics in softmax, and releases Q.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
                           typename Traits::SharedStorage& smem, OnlineSoftmax<2>& softmax,
@@ -74,7 +74,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   auto acc = rowcol_view(tOrO);                                                  // (rows, head dim)
 
   auto cS = make_identity_tensor(Shape<Int<kRows>, Int<kBlockN>>{});
-  auto tScS_0 = rowcol_view(mma_qk.get_slice(_0{}).partition_C(cS));        // the same of thread 0
+  auto tScS_0 = rowcol_view(mma_qk.get_slice(_0{}).partition_C(cS));  // (rows, columns) -> (row, column) of thread 0
 
   static_assert(Traits::kStages == 2);
   auto tile = [&]() -> TileCoord const volatile& { return smem.tile[opaque(draws) & 1]; };
@@ -90,21 +90,21 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
     smem.v_pipeline.release(v_state);
     v_state.advance();
   };
-  // S(n) to P(n), and the accumulator to their maximum.
+  // Turns S(n) into P(n), and rescales the accumulator if the maximum changes.
   auto finish_scores = [&](auto&& mask, auto wait_product, auto release) {
     mask();
     softmax.update_max<Traits::kTile.late_wait>(scores, acc, wait_product, release);
     softmax.numerators(scores);
-    convert(tSrS, rP);  // no branch between: the conversions run while the exponentials come
+    convert(tSrS, rP);  // no branch in between, so that conversions overlap with the exponentials
   };
   auto step = [&](auto&& mask) __attribute__((always_inline)) {
-    smem.k_pipeline.wait_full(k_state);
-    Turn::take(warpgroup);
+    smem.k_pipeline.wait_full(k_state);  // TMA: K(n) has landed
+    Turn::take(warpgroup);               // the warpgroup before has issued its GEMMs
     issue_qk();
-    smem.v_pipeline.wait_full(v_state);
-    issue_pv();  // of the key tile before
+    smem.v_pipeline.wait_full(v_state);  // TMA: V(n+1) has landed
+    issue_pv();                          // of the key tile before
     Turn::hand_on(warpgroup);
-    warpgroup_wait<1>();
+    warpgroup_wait<1>();  // S(n)
     warpgroup_fence_operand(tSrS);
     release_k();
     auto const wait_product = [&] {
@@ -114,8 +114,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
     finish_scores(mask, wait_product, release_v);
   };
 
-  // The CTA's key tiles are those that any of its rows sees. A warpgroup only passes on those that none of its own rows
-  // sees.
+  // A CTA's key tiles are those that any of its rows sees. A warpgroup releases those that none of its own rows sees
+  // without using them, and hands on its turns.
   auto pass_on = [&](int count, int turns) {
 #pragma unroll 1
     for (; count > 0; --count) {
@@ -131,20 +131,21 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
 
   clear(tOrO);
   WarpgroupTiles<Traits> const tiles(params, tile(), warpgroup);
-  smem.q_pipeline[warpgroup].wait_full(q_state());
+  smem.q_pipeline[warpgroup].wait_full(q_state());  // TMA: the warpgroup's rows of Q have landed
   if (tiles.begin == tiles.end) {
     int const count = tiles.before + tiles.after;
-    pass_on(count, count - 1);  // one turn fewer than key tiles, as every warpgroup: its first product is issued out of turn
-    __syncwarp();  // all lanes have waited for Q
+    pass_on(count, count - 1);  // one turn fewer than key tiles, as in every warpgroup: the first S needs no turn
+    __syncwarp();               // all lanes have waited for Q
     smem.q_pipeline[warpgroup].release(q_state());
     return;
   }
   pass_on(tiles.after, tiles.after);
 
-  int left = tiles.end - tiles.begin - 1;                      // key tiles after this one
-  int offset = tiles.first_row - (tiles.end - 1) * kBlockN;  // its first row less its first column
+  int left = tiles.end - tiles.begin - 1;                    // key tiles after this one
+  int offset = tiles.first_row - (tiles.end - 1) * kBlockN;  // the tile's first row minus its first column
   auto mask = [&](int columns) __attribute__((always_inline)) {
-    auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));  // (rows, columns) -> (row, column)
+    // (rows, columns) -> (row, column)
+    auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
     apply_mask(scores, tScS, tScS_0, params, offset, columns);
   };
   auto mask_at_edge = [&](int columns) __attribute__((always_inline)) {
@@ -156,8 +157,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   warpgroup_fence_operand(tSrS);
   release_k();
   finish_scores([&] { mask_at_edge(params.len_k - (tiles.end - 1) * kBlockN); }, [] {}, [] {});
-  // Without a lower edge, the tiles at the upper edge and the whole ones have loops of their own: a test per step costs 2 %
-  // at head dims 64 and 128, and nothing above.
+  // Without a lower edge there is one loop for the tiles at the upper edge and one for the whole tiles: a test per step
+  // costs 2 % at head dims 64 and 128, and nothing above.
   if (kHeadDim <= 128 && !params.band.has_lower()) {
     for (int const whole = tiles.whole_end - tiles.begin; left > whole; --left) {
       offset += kBlockN;
@@ -170,8 +171,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
     step([&] { mask_at_edge(kBlockN); });
   }
 
-  smem.q_pipeline[warpgroup].release(q_state());
-  smem.v_pipeline.wait_full(v_state);
+  smem.q_pipeline[warpgroup].release(q_state());  // the last S has been computed: the next tile's Q may be loaded
+  smem.v_pipeline.wait_full(v_state);             // TMA: V of the last key tile has landed
   issue_pv();
   softmax.template finish<Element>();
   warpgroup_wait<0>();

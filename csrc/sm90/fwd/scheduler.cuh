@@ -1,7 +1,8 @@
-// Which row tiles a CTA of the persistent grid works on, see TileOrder.
+// The tile scheduler of the persistent forward; TileOrder has the order of row tiles.
 //
-// Where a mask makes some rows longer than others, CTAs draw tiles from a ticket counter, longest first. Tiles of equal
-// length, and those of which a CTA has at most one, are dealt in turn, after those split by keys.
+// Where a mask makes row tiles differ in length, the schedule is dynamic: CTAs draw tiles from a ticket counter,
+// longest first. If all tiles are of equal length, or no CTA has more than one, it is static: a CTA has its range of
+// the split tiles, and then every gridDim.x-th whole tile.
 #pragma once
 
 #include <climits>
@@ -12,8 +13,8 @@
 
 namespace flash_cute::sm90::fwd {
 
-// Key tiles [begin, end) of a row tile. `count`: of the key tiles that this CTA has passed before; it selects the pipeline
-// stage.
+// Key tiles [begin, end) of a row tile. `count`: the number of key tiles that this CTA has loaded before; it selects
+// the pipeline stage.
 struct KeySpan {
   int begin;
   int end;
@@ -21,15 +22,15 @@ struct KeySpan {
 };
 
 struct TileCoord {
-  int m_block;  // -1: there are no more
-  int head;     // of q
+  int m_block;  // -1: there are no more tiles
+  int head;     // query head
   int head_kv;
   int batch;
   KeySpan keys;
-  int parts;  // of the tile that other CTAs have, and this one merges; -1: this is such a part
+  int parts;  // parts of the tile by other CTAs, which this one merges; -1: this CTA's share is a part
 };
 
-// The index-th tile of the order, whole.
+// The tile of an index in the order, with all its keys.
 CUTE_HOST_DEVICE void place_tile(TileOrder const& order, int index, TileCoord volatile& tile) {
   bool const exists = unsigned(index) < unsigned(order.num_tiles());
   RowTileCoord const coord = order.coord(exists ? index : 0);
@@ -42,11 +43,11 @@ CUTE_HOST_DEVICE void place_tile(TileOrder const& order, int index, TileCoord vo
   tile.parts = 0;
 }
 
-// The range of split tiles that the number-th CTA has; negative: none. One waits for parts of the ranges after its own,
-// which CTAs of lower numbers have.
+// The range of split tiles of CTA `number`; negative: none. A CTA waits for parts of the ranges after its own, which
+// CTAs of lower number have.
 CUTE_HOST_DEVICE int split_range(TileSplit const& split, int number) { return split.ranges - 1 - number; }
 
-// The turn-th tile of the number-th of `ctas` CTAs: first those of its range of the split ones, then whole ones.
+// Tile number `turn` of CTA `number` of `ctas`: first the tiles of its range, then whole ones.
 CUTE_HOST_DEVICE void deal_tile(TileOrder const& order, TileSplit const& split, int number, int ctas, int turn,
                                 TileCoord volatile& tile) {
   int const range = split_range(split, number);

@@ -1,6 +1,7 @@
-// Row tiles that several CTAs share, see TileSplit: each has some of the keys. What a CTA has of a tile that another
-// began it leaves in memory, and the one that began it takes that in, part by part, in the order of the keys. A thread
-// hands over to the thread of its number, which has the same rows and columns; the flags are those of warps.
+// The fix-up of split row tiles, see TileSplit: each CTA has some of the keys. A CTA that did not begin the tile stores
+// its part in global memory; the one that began it merges the parts in the order of the ranges, so that the result is
+// bitwise reproducible. A thread's values are read by the thread of the same index, which has the same rows and
+// columns; there is one flag per warp.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -16,11 +17,11 @@ namespace flash_cute::sm90::fwd {
 
 using namespace cute;
 
-// One thread's share of a part in memory. Its place is computed anew for each tile, as the epilogue's is.
+// One thread's share of a part in global memory. Its address is recomputed for each tile, like the epilogue's.
 template <class Traits>
 struct PartSlot {
-  float4* words;  // every 128th: the accumulator, two columns of both rows in each; in the last two the row statistics
-  int* flag;      // of the warp: the part is there
+  float4* words;  // every 128th: the accumulator, two columns of both rows per word; the last two hold row statistics
+  int* flag;      // of the warp: 1 when its share of the part is in memory
 
   CUTE_DEVICE PartSlot(FwdParams const& params, int warpgroup, int range) {
     int const thread = fresh_thread_index();
@@ -30,6 +31,7 @@ struct PartSlot {
   }
 };
 
+// Stores this CTA's part and sets the warp's flag.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void store_part(FwdParams const& params, int volatile const& range, int warpgroup, OnlineSoftmax<2> const& softmax,
                             Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
@@ -43,12 +45,12 @@ CUTE_DEVICE void store_part(FwdParams const& params, int volatile const& range, 
   __stcg(slot.words + kPairs * 128, float4{softmax.offset[0], softmax.offset[1], softmax.sum[0], softmax.sum[1]});
   __stcg(slot.words + (kPairs + 1) * 128, float4{softmax.error[0], softmax.error[1], 0.f, 0.f});
   jitter();
-  __syncwarp();
+  __syncwarp();  // all lanes have stored: lane 0 releases for the warp
   if (threadIdx.x % 32 == 0) asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(slot.flag) : "memory");
 }
 
-// The parts of the ranges after this CTA's. Their CTAs were launched before it, and wait for nothing before they have
-// left them.
+// Merges the parts of the ranges after this CTA's. Their CTAs drew lower tickets, so that they run already, and store
+// their parts before they wait for any other CTA.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void merge_parts(FwdParams const& params, int volatile const& range, int parts, int warpgroup,
                              OnlineSoftmax<2>& softmax,
@@ -63,14 +65,14 @@ CUTE_DEVICE void merge_parts(FwdParams const& params, int volatile const& range,
     int arrived;
     do {
       asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(arrived) : "l"(slot.flag) : "memory");
-    } while (uniform(arrived) == 0);  // all lanes leave together, and the compiler knows
+    } while (uniform(arrived) == 0);  // all lanes leave the loop together, which the compiler must know
     named_sync(barrier(), 128);  // makes every lane's acquire visible to the warpgroup
     float4 const stats = __ldcg(slot.words + kPairs * 128), errors = __ldcg(slot.words + (kPairs + 1) * 128);
     float2 const factors_0 = softmax.merge(0, stats.x, stats.z, errors.x);
     float2 const factors_1 = softmax.merge(1, stats.y, stats.w, errors.y);
     CUTE_UNROLL
     for (int j = 0; j < kPairs; ++j) {
-      if (j > 0 && j % kAtOnce == 0) named_sync(barrier(), 128);  // more at once would not fit in registers
+      if (j > 0 && j % kAtOnce == 0) named_sync(barrier(), 128);  // limits hoisted loads to what the registers hold
       float4 const other = __ldcg(slot.words + j * 128);
       acc(0, 2 * j) = acc(0, 2 * j) * factors_0.x + other.x * factors_0.y;
       acc(0, 2 * j + 1) = acc(0, 2 * j + 1) * factors_0.x + other.y * factors_0.y;

@@ -1,5 +1,5 @@
-// The tile table of the sm90 forward. Plain constants: the kernel traits, the plan and the build's resource test all read
-// them here. docs/sm90_forward.md has the measurements behind it.
+// The tile table of the sm90 forward. Plain constants: the kernel traits, the plan and the build's resource test all
+// read them here. docs/sm90_forward.md has the measurements behind it.
 #pragma once
 
 #include <algorithm>
@@ -12,21 +12,21 @@
 
 namespace flash_cute::sm90::fwd {
 
-// One kernel's tuning. A consumer warpgroup owns 64 whole query rows.
+// One kernel's tuning. A consumer warpgroup owns 64 query rows.
 struct TileConfig {
   int block_m;     // 64 * consumer warpgroups
   int block_n;     // keys per mainloop step
   int stages;      // K/V buffers
-  bool ping_pong;  // warpgroups take turns at the tensor cores: one's softmax under the other's products
-  bool late_wait;  // for the product in flight: after the vote on a new maximum, else before
+  bool ping_pong;  // warpgroups take turns at the tensor cores: the softmax of one overlaps with GEMMs of the others
+  bool late_wait;  // waits for the GEMM in flight after the vote on a new maximum, else before
 };
 
-// The tiles by name. A head dim has some of them, see has_entry.
+// The tiles by name. Each head dim has some of them, see has_entry.
 enum Entry : int {
   kTall = 0,      // 256 rows, four warpgroups
   kWide = 1,      // 192 rows (above head dim 128: 128): the fastest step, for problems with many row tiles
   kWideLate = 2,  // with the late wait
-  kPair = 3,      // 128 x 128: where the wide tile's last wave or last rows leave too much idle
+  kPair = 3,      // 128 x 128: where the wide tile's last wave or last row tile leaves too much idle
   kPairLate = 4,
   kNarrow = 5,    // 64 rows, one warpgroup: few row tiles, many keys
   kNumEntries = 6,
@@ -60,13 +60,14 @@ constexpr TileConfig tile_config(int head_dim, int entry) {
   }
   if (head_dim > 192) return {.block_m = 128, .block_n = 80, .stages = 2, .ping_pong = true, .late_wait = false};
   if (head_dim > 128) return {.block_m = 128, .block_n = 112, .stages = 2, .ping_pong = true, .late_wait = false};
-  // Three warpgroups of 160 registers: as many keys as the accumulators and P leave room for. The late wait gives 1 to
-  // 3 % without a mask from 4096 keys on, and costs as much with one, as in tiles of four warpgroups.
+  // Three warpgroups with 160 registers per thread: as many keys as the accumulators and P leave room for. The late
+  // wait gains 1 to 3 % without a mask from 4096 keys on, and loses as much with a mask, as it does in tiles of four
+  // warpgroups.
   int const block_n = head_dim <= 64 ? 128 : head_dim <= 96 ? 112 : 80;
   return {.block_m = 192, .block_n = block_n, .stages = 2, .ping_pong = true, .late_wait = late_wait};
 }
 
-// Q's rows, `stages` buffers of K and of V, 1 KB for the barriers.
+// Q, `stages` buffers each of K and V, and 1 KB for barriers and tile coordinates.
 constexpr int smem_bytes(TileConfig tile, int head_dim) {
   int const rows = tile.block_m + 2 * tile.stages * tile.block_n;
   return 2 * head_dim * rows + 1024;
@@ -82,15 +83,14 @@ constexpr KernelShape kernel_shape(int head_dim, int entry) {
           .ctas_per_sm = 1};
 }
 
-// A part in memory: of each thread the accumulator's registers, and for its two rows maximum, sum and error, padded.
+// Floats of a part per thread: the accumulator, and maximum, sum and error of the thread's two rows, padded to float4.
 constexpr int part_floats(int head_dim) { return head_dim / 2 + 8; }
 constexpr int64_t parts_bytes(KernelShape const& shape, int head_dim, TileSplit const& split) {
   return int64_t{4} * split.ranges * 2 * shape.block_m * part_floats(head_dim);
 }
 constexpr int part_flags(KernelShape const& shape, TileSplit const& split) { return split.ranges * shape.block_m / 16; }
 
-// A tile that may serve a problem, and how fast it computes once the GPU is full, in per cent of the fastest (measured on
-// an H100).
+// A tile that may serve a problem, and its speed on a full GPU in per cent of the fastest one's (measured on an H100).
 struct Candidate {
   Entry entry;
   int speed;
@@ -100,17 +100,17 @@ constexpr Candidate candidate(int head_dim, bool masked, int index) {
   if (index == 0) return {head_dim > 128 ? kWide : !masked ? kWideLate : head_dim == 64 ? kTall : kWide, 100};
   if (index == 2 || head_dim > 128) return {kNarrow, head_dim <= 128 ? 60 : 55};
   if (head_dim > 64) return {masked ? kPair : kPairLate, 93};
-  // Causal, head dim 64, the tall tile against 192 x 128: 1.17 at 1024 keys, 1.0 from 4096 on. Full: 1.06, then 0.93 and
-  // less.
+  // Head dim 64, speed of the tall tile over that of 192 x 128: causal 1.17 at 1024 keys and 1.0 from 4096 on; without
+  // a mask 1.06, then 0.93 and less.
   return masked && head_dim == 64 ? Candidate{kPair, 80} : Candidate{kTall, 92};
 }
 
-// What the choice of a tile depends on.
+// The properties of a problem on which the choice of a tile depends.
 struct Work {
   int len_q;
-  int keys;        // of the longest row tile
+  int keys;        // that the longest row tile visits
   bool masked;     // some row does not see some key
-  bool triangle;   // rows are of very different lengths: their mean is about half of the longest
+  bool triangle;   // row tiles differ much in length: the mean is about half of the longest
   bool can_split;  // row tiles may be split by keys: all of them begin with key 0
   int64_t heads_q;   // of all batches
   int64_t heads_kv;
@@ -121,13 +121,16 @@ struct Choice {
   TileSplit split;
 };
 
-// The tile whose waves take the least time, and whether its last wave is split. Row tiles without a mask are all alike,
-// so whole waves. The tiles of a causal triangle even out over the waves, but the longest, of twice the mean, has to be
-// done by one CTA. Where memory takes longer to bring K and V than the waves take, nothing is gained by a split, and it
-// reads memory a little slower. `forced`: the one tile that may be chosen, if the head dim has it.
+// Chooses the tile with the least estimated time, and whether its last wave is split. Without a mask all row tiles are
+// equal, so that the time is that of whole waves. The tiles of a causal triangle even out over the waves, but the
+// longest, twice the mean, is computed by one CTA. Where loading K and V from memory takes longer than the waves, a
+// split gains nothing, and reads memory a little slower. `forced`: the only tile that may be chosen, if the head dim
+// has it.
 constexpr Choice choose(int head_dim, Work const& work, int num_sms, int forced) {
-  constexpr int64_t kTimePerRow = 10;       // what a full GPU takes for a row per SM is 10 units
-  constexpr int64_t kRowsWhileAKeyArrives = 240;  // of each key head, per SM: what memory's rate costs
+  constexpr int64_t kTimePerRow = 10;  // the unit of time: a full GPU takes 10 for one row per SM
+  // The cost of memory bandwidth, per key: while one row of K and V of one KV head is loaded, the GPU computes 240 rows
+  // against one key.
+  constexpr int64_t kRowsWhileAKeyArrives = 240;
   int64_t const memory_time = kTimePerRow * kRowsWhileAKeyArrives * work.heads_kv / num_sms;
   Choice best{.entry = kNarrow, .split = {}};
   int64_t best_time = INT64_MAX;
@@ -160,9 +163,10 @@ constexpr Choice choose(int head_dim, Work const& work, int num_sms, int forced)
   return best;
 }
 
-// Tiles of different lengths come in groups of heads. Few bytes of K and V per group keep them in L2 more surely; but where
-// a head has many keys, a group of few heads has too few tiles to hide its longest behind. The last group has a tile for
-// every SM at least, or its longest would start when others have no more to do.
+// With a mask, row tiles differ in length and heads are grouped, longest tiles first. The fewer bytes of K and V per
+// group, the surer they stay in L2; but where a head has many keys, a group of few heads has too few tiles to overlap
+// with its longest ones. The last group has at least one tile per SM, or its longest tile would start when other SMs
+// run out of work.
 constexpr TileOrder tile_order(KernelShape const& shape, bool masked, int batch, int heads_q, int heads_kv, int len_q,
                                int len_k, int head_dim, int num_sms) {
   int const m_blocks = (len_q + shape.block_m - 1) / shape.block_m;

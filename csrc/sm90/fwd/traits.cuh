@@ -1,4 +1,4 @@
-// Types of one sm90 forward kernel: tile, products, shared memory.
+// Types of one sm90 forward kernel: tile, MMAs, shared memory.
 #pragma once
 
 #include <cute/atom/copy_atom.hpp>
@@ -23,16 +23,16 @@ struct Traits {
   static constexpr int kBlockM = kTile.block_m;
   static constexpr int kBlockN = kTile.block_n;
   static constexpr int kStages = kTile.stages;
-  static constexpr int kRows = 64;  // query rows a consumer warpgroup owns: one WGMMA
+  static constexpr int kRows = 64;  // query rows per consumer warpgroup: the M of one WGMMA
   static constexpr int kWarpgroups = kBlockM / kRows;
   static constexpr int kConsumerThreads = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumerThreads;
   static_assert(kBlockM % kRows == 0 && kWarpgroups <= 4 && kBlockN % 16 == 0 && kHeadDim % 32 == 0);
   static_assert(!kTile.ping_pong || kWarpgroups > 1);
 
-  // setmaxnreg, in steps of 8: the CTA starts with the same number for every thread (65536 / kThreads, rounded
-  // down to 8), and what the producer gives up is all that the consumers can get; asking for more hangs.
-  // Two warpgroups need 240 above head dim 128 only; the producer of the others spills with 24.
+  // Registers per thread, by setmaxnreg in steps of 8. A CTA starts with the same number for every thread (65536 /
+  // kThreads, rounded down to a multiple of 8), and the consumers can get only what the producer gives up: asking for
+  // more hangs. Two warpgroups need 240 only above head dim 128; with 24, the producer of the other kernels spills.
   static constexpr bool kLargeAcc = kHeadDim > 128;
   static constexpr int kProducerRegs = kWarpgroups == 1 ? 56 : kWarpgroups > 2 ? 32 : kLargeAcc ? 24 : 40;
   static constexpr int kConsumerRegs =
@@ -44,8 +44,8 @@ struct Traits {
       SM90::GMMA::rs_op_selector<Element, Element, float, Shape<Int<kRows>, Int<kHeadDim>, Int<kBlockN>>,
                                  SM90::GMMA::Major::K, SM90::GMMA::Major::MN>()));
 
-  // A tile is stored in chunks of kChunk columns, all rows of one chunk after another: what one TMA box
-  // writes, what WGMMA reads as K-major (Q, K), and through the other atom as MN-major (V).
+  // A tile is stored in chunks of kChunk columns, one chunk after the other: a chunk is what one TMA box writes, and
+  // what WGMMA reads as K-major (Q, K) or, through the other atom, as MN-major (V).
   static constexpr int kChunk = kHeadDim % 64 == 0 ? 64 : 32;
   static constexpr int kChunks = kHeadDim / kChunk;
   template <class SW128, class SW64>
@@ -69,7 +69,7 @@ struct Traits {
     Pipeline<1> q_pipeline[kWarpgroups];
     TileCoord tile[2];
     Pipeline<2> tile_pipeline;
-    int range;  // of split tiles, that this CTA has
+    int range;  // this CTA's range of the split tiles; negative: none
   };
   static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
 };
