@@ -20,8 +20,8 @@ from flash_cute import reference
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGEST_RATIO = 1.35
-# Where dS = P * (dP - delta) takes P as it was rounded to bfloat16 and nearly all weight is on few keys: for dk 1.44 was
-# measured on sm90.
+# On sm90 dS = P * (dP - delta) takes P as it was rounded to bfloat16: with nearly all
+# weight on few keys, dk was at 1.44.
 EXCEPTIONS = {(64, torch.bfloat16, False, "rising scores"): 1.6}
 # As `bench/accuracy.py` makes them.
 KINDS = ("randn", "peaky scores", "common part", "outliers", "rising scores")

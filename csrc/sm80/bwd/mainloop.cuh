@@ -62,7 +62,8 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   // kernel spills on sm_80, sm_90 or sm_120.
   constexpr bool kScarce = kDeterministic && kHeadDim == 128, kTight = kScarce && !kTwoQ;
   constexpr bool kEndsAfterAdding = !kScarce;
-  constexpr bool kRangeInRegs = kPInRegs && (kDeterministic || kHeadDim != 64 || !std::is_same_v<Element, cutlass::half_t>);
+  constexpr bool kHalf64 = kHeadDim == 64 && std::is_same_v<Element, cutlass::half_t> && !kDeterministic;
+  constexpr bool kRangeInRegs = !kTight && !kHalf64 && (kHeadDim != 96 || kTwoQ);
   bool const last_first = kDeterministic && kHeadDim > 64 && params.launch_order.last_first;
   KeyTile const tile(params, draw_task<kDeterministic>(params, reinterpret_cast<int*>(smem.ds)));
 
