@@ -170,7 +170,7 @@ def backward_plan(
 
 def backward_head_dims(arch: str) -> tuple[int, ...]:
     """The head dims of this build's backward kernels for the architecture."""
-    found = (re.match(rf"{arch}_bwd_d(\d+)_", entry["file"]) for entry in load()["files"])
+    found = (re.match(rf"{arch}_bwd_d(\d+)\.", entry["file"]) for entry in load()["files"])
     return tuple(sorted({int(match[1]) for match in found if match}))
 
 

@@ -61,7 +61,7 @@ def test_report_has_every_file_with_both_dtypes() -> None:
 
 
 def _built_head_dims(arch: str, direction: str) -> list[int]:
-    found = (re.match(rf"{arch}_{direction[:3]}_d(\d+)_", entry["file"]) for entry in REPORT["files"])
+    found = (re.match(rf"{arch}_{direction[:3]}_d(\d+)\.", entry["file"]) for entry in REPORT["files"])
     return sorted({int(match[1]) for match in found if match})
 
 

@@ -103,7 +103,7 @@ def default_csrc() -> Path:
 def default_head_dims() -> tuple[int, ...]:
     """Those of the kernels in this library."""
     names = [entry["file"] for entry in report.load()["kernels"]]
-    found = {int(match[1]) for name in names if (match := re.search(r"_d(\d+)_", name))}
+    found = {int(match[1]) for name in names if (match := re.search(r"_d(\d+)\.", name))}
     return tuple(sorted(found)) or HEAD_DIMS
 
 
