@@ -394,7 +394,7 @@ def test_parts_of_the_keys_add_up(device: str, backend: str | None, rng: torch.G
 @pytest.mark.parametrize("head_dim", [*INSTANCE_HEAD_DIMS, 40, 100])
 def test_workspace(capability: int, head_dim: int) -> None:
     """At most fp32 dq in whole tiles of rows and of the kernel's head dim, two floats a row, and the semaphores: one a
-    row tile and one a head."""
+    row tile and one a head. The deterministic mode of sm80 adds the ticket of each key tile."""
     q = torch.empty(2, 8, 1000, head_dim, dtype=torch.float16)
     k = torch.empty(2, 2, 3000, head_dim, dtype=torch.float16)
     default = backward_plan(q, k, k, True, capability=capability)
@@ -403,7 +403,9 @@ def test_workspace(capability: int, head_dim: int) -> None:
     rows = tiles * default["block_m"]
     assert default["workspace_bytes"] <= 4 * rows * (default["kernel_head_dim"] + 2) + 4 * (tiles + heads) + 4 * 128
     strict = backward_plan(q, k, k, True, deterministic=True, capability=capability)
-    assert strict["workspace_bytes"] == default["workspace_bytes"]
+    assert strict["block_n"] == default["block_n"]
+    tickets = 2 * 2 * -(-3000 // default["block_n"]) if capability == 80 else 0
+    assert 0 <= strict["workspace_bytes"] - default["workspace_bytes"] - 4 * tickets < 128
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
