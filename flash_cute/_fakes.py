@@ -19,40 +19,74 @@ def fwd(
     causal: str,
     window_left: int | None,
     window_right: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
     scale: float | None,
     backend: str,
     deterministic: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    _check(torch.ops.flash_cute.check_fwd.default, (q, k, v), (causal, window_left, window_right, scale, backend))
+    options = (causal, window_left, window_right, softcap, sinks, alibi_slopes, scale, backend)
+    _check(torch.ops.flash_cute.check_fwd.default, q, k, v, *options)
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=lse_dtype)
+    return empty_out(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
 
 
 def bwd(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None, *options: object
-) -> tuple[Tensor, Tensor, Tensor]:
-    _check(torch.ops.flash_cute.check_bwd.default, (dout, q, k, v, out, lse, dlse), options)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    causal: str,
+    window_left: int | None,
+    window_right: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    *options: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    mask = (causal, window_left, window_right)
+    _check(torch.ops.flash_cute.check_bwd.default, dout, q, k, v, out, lse, dlse, *mask, softcap, sinks, *options)
+    dsinks = q.new_empty(0, dtype=torch.float32) if sinks is None else torch.empty_like(sinks)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsinks
 
 
-def _check(check: Any, tensors: tuple[Tensor | None, ...], options: tuple[object, ...]) -> None:
+def empty_out(q: Tensor, head_dim_v: Any) -> Tensor:
+    """An uninitialised out, `(B, Hq, Nq, head_dim_v)`, laid out like `empty_like(q)`.
+
+    With a head dim of its own it is packed, its dims in that order in memory: `out_strides` in csrc/api/tensor.h.
+    """
+    if head_dim_v == q.shape[3]:
+        return torch.empty_like(q)
+    like = torch.empty_like(q, device="meta")
+    order = sorted(range(4), key=like.stride, reverse=True)
+    return torch.empty_permuted((*q.shape[:3], head_dim_v), order, dtype=q.dtype, device=q.device)
+
+
+def _check(check: Any, *arguments: Any) -> None:
     if without_modes is None:
         return
-    sizes = [None if x is None else [_hint(size) for size in x.shape] for x in tensors]
+    tensors = [x for x in arguments if isinstance(x, Tensor)]
+    # A tensor of one dim has a number per head, which is dim 1 of the others.
+    sizes = [[1] * (2 - x.dim()) + [_hint(size) for size in x.shape] for x in tensors]
     # A size without a hint comes from data. What it is compared with stands at the same dim of another tensor: neither
     # is checked, the call itself does it.
     for dim in range(4):
-        if any(x is not None and len(x) > dim and x[dim] is None for x in sizes):
+        if any(len(x) > dim and x[dim] is None for x in sizes):
             for x in sizes:
-                if x is not None and len(x) > dim:
+                if len(x) > dim:
                     x[dim] = 1
-    devices = " ".join("none" if x is None else str(x.device) for x in tensors)
+    devices = " ".join(str(x.device) for x in tensors)
     with without_modes():
-        stand_ins = [
-            None if x is None else torch.empty(size, dtype=x.dtype, layout=x.layout, device="meta")
-            for x, size in zip(tensors, sizes, strict=True)
-        ]
-        check(*stand_ins, *(_hint(x) for x in options), devices)
+        stand_ins = iter(
+            [
+                torch.empty(size[len(size) - x.dim() :], dtype=x.dtype, layout=x.layout, device="meta")
+                for x, size in zip(tensors, sizes, strict=True)
+            ]
+        )
+        check(*(next(stand_ins) if isinstance(x, Tensor) else _hint(x) for x in arguments), devices)
 
 
 def _hint(value: Any) -> Any:

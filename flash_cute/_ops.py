@@ -32,15 +32,20 @@ def refuse_vmap(*args: object) -> NoReturn:
     )
 
 
-def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inside `torch.autocast` the tensors in its dtype, float64 apart, as `scaled_dot_product_attention` has them."""
+def autocast(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Inside `torch.autocast` the tensors in its dtype, float64 apart, as `scaled_dot_product_attention` has them.
+
+    Sinks of 16 bits follow; float32 ones stay, since they need not have q's dtype.
+    """
     device = q.device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
-        return q, k, v
+        return q, k, v, sinks
     dtype = torch.get_autocast_dtype(device)
     narrow = (torch.float32, torch.float16, torch.bfloat16)
     q, k, v = (x.to(dtype) if x.dtype in narrow else x for x in (q, k, v))
-    return q, k, v
+    if sinks is not None and sinks.dtype in narrow[1:]:
+        sinks = sinks.to(dtype)
+    return q, k, v, sinks
 
 
 _load_library()

@@ -9,9 +9,9 @@ from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import _ops
-from ._refusals import check_deterministic, mask_name, raise_refusal
+from ._refusals import Window, check_deterministic, mask_name, raise_refusal, window_sides
 from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_is_tracing
-from .autograd import Backward, TransformedAttention, differentiable, refuse_tangents
+from .autograd import Backward, TransformedAttention, differentiable, refuse_slope_gradient, refuse_tangents
 from .report import built_architectures
 
 _fwd = _ops.fwd
@@ -25,6 +25,10 @@ def attention(
     causal: bool | str = False,
     *,
     scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     return_lse: bool = False,
     deterministic: bool | None = None,
     backend: str | None = None,
@@ -72,7 +76,9 @@ def attention(
         >>> q.grad.shape
         torch.Size([2, 8, 128, 64])
     """
-    result: Tensor | tuple[Tensor, Tensor] = _attend(q, k, v, causal, scale, return_lse, deterministic, backend)
+    result: Tensor | tuple[Tensor, Tensor] = _attend(
+        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, return_lse, deterministic, backend
+    )
     return result
 
 
@@ -83,6 +89,10 @@ def fwd(
     causal: bool | str = False,
     *,
     scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool | None = None,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -102,7 +112,9 @@ def fwd(
         >>> out.shape, lse.shape
         (torch.Size([2, 8, 128, 64]), torch.Size([2, 8, 128]))
     """
-    result: tuple[Tensor, Tensor] = _attend(q, k, v, causal, scale, True, deterministic, backend)
+    result: tuple[Tensor, Tensor] = _attend(
+        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, True, deterministic, backend
+    )
     return result
 
 
@@ -112,13 +124,19 @@ def _attend(
     v: Tensor,
     causal: bool | str,
     scale: float | None,
+    window: Window | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
     return_lse: bool,
     deterministic: bool | None,
     backend: str | None,
 ) -> Any:
     """`attention`: resolve the defaults, and take the cheapest way that the call allows."""
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
+        options: dict[str, Any]
         options = {"scale": scale, "return_lse": return_lse, "deterministic": deterministic, "backend": backend}
+        options |= {"window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
         return handle_torch_function(attention, (q, k, v), q, k, v, causal, **options)
     try:
         if causal is False:
@@ -127,36 +145,45 @@ def _attend(
             causal = "bottom_right"
         elif not isinstance(causal, str):
             causal = mask_name(causal)
+        left = right = None
+        if window is not None:
+            left, right = window_sides(window)
         if backend is None:
             backend = "auto"
         if autocast_is_enabled():
-            q, k, v = _ops.autocast(q, k, v)
+            q, k, v, sinks = _ops.autocast(q, k, v, sinks)
+        if alibi_slopes is not None:
+            refuse_slope_gradient(alibi_slopes)
         if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
-            refuse_tangents(q, k, v)
-        if not (is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+            refuse_tangents(q, k, v, sinks, alibi_slopes)
+        leaf = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
+        if not (leaf and is_grad_enabled()):
             if deterministic is not None and jit_is_tracing():  # the graph may be given what requires grad
-                both = _fwd(q, k, v, causal, None, None, scale, backend, deterministic)
+                call = (q, k, v, causal, left, right, softcap, sinks, alibi_slopes, scale, backend)
+                both = _fwd(*call, deterministic)
             else:
-                both = _fwd_without_autograd(q, k, v, causal, None, None, scale, backend)
+                both = _fwd_without_autograd(q, k, v, causal, left, right, softcap, sinks, alibi_slopes, scale, backend)
             return both if return_lse else both[0]
         asked = deterministic
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         elif deterministic is not True and deterministic is not False:
             asked = deterministic = check_deterministic(deterministic)
+        call = (q, k, v, causal, left, right, softcap, sinks, alibi_slopes, scale, backend)
         if is_compiling():
-            both = _fwd(q, k, v, causal, None, None, scale, backend, deterministic)
+            both = _fwd(*call, deterministic)
         elif functorch_is_active():
-            both = TransformedAttention.apply(q, k, v, causal, None, None, scale, backend, deterministic)
+            both = TransformedAttention.apply(*call, deterministic)
         elif dispatch_modes():  # selective checkpointing, for one, looks for the operator that users know
-            both = _fwd(q, k, v, causal, None, None, scale, backend, deterministic)
+            both = _fwd(*call, deterministic)
         elif jit_is_tracing():
-            both = _fwd(q, k, v, causal, None, None, scale, backend, asked)
+            both = _fwd(*call, asked)
         else:
-            return differentiable(q, k, v, causal, None, None, scale, backend, deterministic, return_lse)
+            return differentiable(*call, deterministic, return_lse)
         return both if return_lse else both[0]
     except Exception as error:
-        raise_refusal(error, {"q": q, "k": k, "v": v}, scale, backend)
+        given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
+        raise_refusal(error, given, scale, softcap, backend)
         raise
 
 
@@ -171,9 +198,13 @@ def bwd(
     *,
     dlse: Tensor | None = None,
     scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool | None = None,
     backend: str | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """The gradients of `attention`, for who keeps `out` and `lse` himself; autograd calls the same operator.
 
     The method is FlashAttention-2's backward (arXiv 2307.08691, algorithm 2): P is recomputed a tile at a time from
@@ -206,26 +237,33 @@ def bwd(
     """
     tensors = (dout, q, k, v, out, lse, dlse)
     if not isinstance(q, Tensor) and has_torch_function(tensors):  # torch.fx.symbolic_trace's proxies
+        options: dict[str, Any]
         options = {"dlse": dlse, "scale": scale, "deterministic": deterministic, "backend": backend}
-        gradients: tuple[Tensor, Tensor, Tensor]
-        gradients = handle_torch_function(bwd, tensors, *tensors[:6], causal, **options)
-        return gradients
+        options |= {"window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
+        traced: tuple[Tensor, ...] = handle_torch_function(bwd, tensors, *tensors[:6], causal, **options)
+        return traced
     try:
         causal = mask_name(causal)
+        left = right = None
+        if window is not None:
+            left, right = window_sides(window)
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         elif deterministic is not True and deterministic is not False:
             deterministic = check_deterministic(deterministic)
         if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
-            refuse_tangents(*tensors)
-        needs_autograd = is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-        if not needs_autograd:
-            return _ops.bwd_without_autograd(*tensors, causal, None, None, scale, deterministic, backend or "auto")
-        operator = _ops.bwd if is_compiling() else Backward.apply
-        return operator(*tensors, causal, None, None, scale, deterministic, backend or "auto")
+            refuse_tangents(*tensors, sinks, alibi_slopes)
+        operator = _ops.bwd_without_autograd
+        if is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, sinks, alibi_slopes)):
+            operator = _ops.bwd if is_compiling() else Backward.apply
+        score = (softcap, sinks, alibi_slopes, scale)
+        gradients: tuple[Tensor, ...]
+        gradients = operator(*tensors, causal, left, right, *score, deterministic, backend or "auto")
+        return gradients if sinks is not None else gradients[:3]
     except Exception as error:
-        names = ("dout", "q", "k", "v", "out", "lse", "dlse")
-        raise_refusal(error, dict(zip(names, tensors, strict=True)), scale, backend)
+        names = ("dout", "q", "k", "v", "out", "lse", "dlse", "sinks", "alibi_slopes")
+        given = dict(zip(names, (*tensors, sinks, alibi_slopes), strict=True))
+        raise_refusal(error, given, scale, softcap, backend)
         raise
 
 

@@ -20,9 +20,7 @@ NO_DOUBLE_BACKWARD = (
     "needed, torch.nn.functional.scaled_dot_product_attention under sdpa_kernel(SDPBackend.MATH) has them."
 )
 
-
-# The gradients of an attention's arguments after q, k and v, up to `deterministic`.
-_NOT_TENSORS = (None,) * 6
+NO_SLOPE_GRADIENT = "flash_cute: alibi_slopes: expected a tensor that does not require grad, got one that does"
 
 
 class Attention(torch.autograd.Function):
@@ -37,15 +35,19 @@ class Attention(torch.autograd.Function):
         causal: str,
         window_left: int | None,
         window_right: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+        alibi_slopes: Tensor | None,
         scale: float | None,
         backend: str,
         deterministic: bool,
         return_lse: bool,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        out, lse = _ops.fwd_without_autograd(q, k, v, causal, window_left, window_right, scale, backend)
-        ctx.save_for_backward(q, k, v, out, lse)
+        mask = causal, window_left, window_right, softcap
+        out, lse = _ops.fwd_without_autograd(q, k, v, *mask, sinks, alibi_slopes, scale, backend)
+        ctx.save_for_backward(q, k, v, out, lse, sinks, alibi_slopes)
         ctx.set_materialize_grads(False)
-        ctx.options = causal, window_left, window_right, scale, deterministic, backend
+        ctx.options = mask, (scale, deterministic, backend)
         return (out, lse) if return_lse else out
 
     @staticmethod
@@ -62,7 +64,7 @@ class TransformedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        output: tuple[Tensor, Tensor] = _ops.fwd_without_autograd(*inputs[:8])
+        output: tuple[Tensor, Tensor] = _ops.fwd_without_autograd(*inputs[:11])
         return output
 
     @staticmethod
@@ -82,8 +84,8 @@ class Backward(torch.autograd.Function):
     """`Backward.apply` of what `flash_cute::bwd` takes, for a graph that would differentiate its results."""
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        gradients: tuple[Tensor, Tensor, Tensor] = _ops.bwd_without_autograd(*inputs)
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        gradients: tuple[Tensor, Tensor, Tensor, Tensor] = _ops.bwd_without_autograd(*inputs)
         return gradients
 
     @staticmethod
@@ -100,24 +102,34 @@ class Backward(torch.autograd.Function):
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, causal, window_left, window_right, scale, backend, deterministic = inputs
+    q, k, v, causal, window_left, window_right, softcap, sinks, alibi_slopes, scale, backend, deterministic = inputs
+    if ctx.needs_input_grad[8]:
+        raise ValueError(NO_SLOPE_GRADIENT)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    ctx.save_for_backward(q, k, v, *output)
+    ctx.save_for_backward(q, k, v, *output, sinks, alibi_slopes)
     ctx.set_materialize_grads(False)
-    ctx.options = causal, window_left, window_right, scale, deterministic, backend
+    ctx.options = (causal, window_left, window_right, softcap), (scale, deterministic, backend)
 
 
 def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Tensor | None, ...]:
     """The gradients of what flows into out and into the LSE; each is None where nothing does."""
     if dout is None and dlse is None:
-        return (None,) * 9
-    q, k, v, out, lse = ctx.saved_tensors
+        return (None,) * 12
+    q, k, v, out, lse, sinks, alibi_slopes = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
     # With create_graph=True the backward is recorded too, so that differentiating it raises.
     bwd = Backward.apply if torch.is_grad_enabled() else _ops.bwd_without_autograd
-    return *bwd(dout, q, k, v, out, lse, dlse, *ctx.options), *_NOT_TENSORS
+    mask, rest = ctx.options
+    dq, dk, dv, dsinks = bwd(dout, q, k, v, out, lse, dlse, *mask, sinks, alibi_slopes, *rest)
+    return dq, dk, dv, None, None, None, None, None if sinks is None else dsinks, None, None, None, None
+
+
+def refuse_slope_gradient(alibi_slopes: Tensor) -> None:
+    """Raise where a gradient of the slopes is asked for, of which there is none."""
+    if torch.is_grad_enabled() and alibi_slopes.requires_grad:
+        raise ValueError(NO_SLOPE_GRADIENT)
 
 
 def refuse_tangents(*tensors: Tensor | None) -> None:

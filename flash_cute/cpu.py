@@ -24,6 +24,9 @@ def fwd(
     causal: str,
     window_left: int | None,
     window_right: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
     scale: float | None,
     backend: str,
     deterministic: bool | None = None,
@@ -32,7 +35,9 @@ def fwd(
 
     `deterministic` is for the backward: a forward always is.
     """
-    factor: float = torch.ops.flash_cute.check_fwd(q, k, v, causal, window_left, window_right, scale, backend)
+    factor: float = torch.ops.flash_cute.check_fwd(
+        q, k, v, causal, window_left, window_right, softcap, sinks, alibi_slopes, scale, backend
+    )
     with torch.no_grad():
         return _fwd(q, k, v, make_band(causal, window_left, window_right, q.shape[2], k.shape[2]), factor)
 

@@ -39,19 +39,22 @@ def bwd(
     causal: str,
     window_left: int | None,
     window_right: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
     scale: float | None,
     deterministic: bool,
     backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The kernel of `flash_cute::bwd` and `flash_cute::_bwd` for CPU tensors; the library checks the arguments.
 
     It is deterministic whatever `deterministic` says.
     """
-    options = (causal, window_left, window_right, scale, deterministic, backend)
+    options = (causal, window_left, window_right, softcap, sinks, alibi_slopes, scale, deterministic, backend)
     factor: float = torch.ops.flash_cute.check_bwd(dout, q, k, v, out, lse, dlse, *options)
     with torch.no_grad():
         band = make_band(causal, window_left, window_right, q.shape[2], k.shape[2])
-        return _bwd(dout, q, k, v, out, lse, dlse, band, factor)
+        return *_bwd(dout, q, k, v, out, lse, dlse, band, factor), torch.empty(0)
 
 
 def copies(q: Tensor) -> dict[str, str | None]:

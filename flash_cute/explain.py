@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, are_deterministic_algorithms_enabled
 
 from . import _ops, cpu, cpu_bwd, report
-from ._refusals import mask_name, raise_refusal
+from ._refusals import Window, mask_name, raise_refusal, window_sides
 
 __all__ = ["Explanation", "explain", "kernel_matches"]
 
@@ -59,6 +59,10 @@ def explain(
     causal: bool | str = False,
     *,
     scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     backend: str | None = None,
     capability: int | None = None,
     backward: bool = False,
@@ -86,7 +90,9 @@ def explain(
     """
     try:
         causal = mask_name(causal)
-        call = (*_ops.autocast(q, k, v), causal, None, None, scale, backend or "auto")
+        left, right = (None, None) if window is None else window_sides(window)
+        *tensors, sinks = _ops.autocast(q, k, v, sinks)
+        call = (*tensors, causal, left, right, softcap, sinks, alibi_slopes, scale, backend or "auto")
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         if backward:
@@ -94,7 +100,8 @@ def explain(
         else:
             plan = json.loads(_ops.fwd_plan(*call, capability or 0))
     except Exception as error:
-        raise_refusal(error, {"q": q, "k": k, "v": v}, scale, backend)
+        given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
+        raise_refusal(error, given, scale, softcap, backend)
         raise
     if plan["backend"] == "cpu":
         plan["copies"] |= cpu_bwd.copies(q) if backward else cpu.copies(q, k, v)

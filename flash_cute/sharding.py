@@ -4,7 +4,7 @@ A rank then attends its own batches or heads, and nothing is communicated. The l
 row needs all the keys that it sees.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,35 +20,66 @@ def register() -> None:
 
 def fwd(q: Any, k: Any, v: Any, *options: Any) -> list[tuple[list[Any], list[Any]]]:
     """(placements of out and lse, placements of the arguments), one for each way to shard a dim of the mesh."""
-    rest = [None] * len(options)
-    return [([query, query], [query, key, key, *rest]) for query, key, _ in _ways(q, k)]
+    return [([way.query, way.query], [way.query, way.key, way.key, *_of_options(options, way)]) for way in _ways(q, k)]
 
 
 def bwd(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, *options: Any
 ) -> list[tuple[list[Any], list[Any]]]:
-    """(placements of dq, dk and dv, placements of the arguments)."""
-    rest = [None] * len(options)
+    """(placements of dq, dk, dv and dsinks, placements of the arguments)."""
+    sinks_given = options[SINKS] is not None
     return [
         (
-            [query, gradient, gradient],
-            [query, query, key, key, query, query, None if dlse is None else query, *rest],
+            [query, way.key_gradient, way.key_gradient, way.sinks_gradient if sinks_given else way.nothing],
+            [query, query, key, key, query, query, None if dlse is None else query, *_of_options(options, way)],
         )
-        for query, key, gradient in _ways(q, k)
+        for way in _ways(q, k)
+        for query, key in [(way.query, way.key)]
     ]
 
 
-def _ways(q: Any, k: Any) -> list[tuple[Any, Any, Any]]:
-    """Placements of what has query heads, of what has key heads, and of the gradients of the latter."""
+# Where `sinks` and `alibi_slopes` stand after the last tensor of either operator's.
+SINKS, ALIBI_SLOPES = 4, 5
+
+
+class _Way(NamedTuple):
+    """One way to shard a dim of the mesh: the placements of what has ..."""
+
+    query: Any  # query heads
+    key: Any  # key heads
+    key_gradient: Any
+    sinks: Any  # (Hq,), a number per query head
+    sinks_gradient: Any
+    slopes: Any  # (B, Hq)
+    nothing: Any  # no elements
+
+
+def _of_options(options: tuple[Any, ...], way: _Way) -> list[Any]:
+    """The placements of the arguments after the last tensor: None for what is no tensor."""
+    placements: list[Any] = [None] * len(options)
+    if options[SINKS] is not None:
+        placements[SINKS] = way.sinks
+    slopes = options[ALIBI_SLOPES]
+    if slopes is not None:
+        placements[ALIBI_SLOPES] = way.slopes if len(slopes.shape) == 2 else way.sinks
+    return placements
+
+
+def _ways(q: Any, k: Any) -> list[_Way]:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    ways: list[tuple[Any, Any, Any]] = [(Replicate(), Replicate(), Replicate()), (Shard(0), Shard(0), Shard(0))]
+    whole, per_batch, per_head = Replicate(), Shard(0), Shard(1)
+    ways = [
+        _Way(whole, whole, whole, whole, whole, whole, whole),
+        _Way(per_batch, per_batch, per_batch, whole, Partial(), per_batch, whole),
+    ]
     heads_q, heads_kv = q.shape[1], k.shape[1]
+    of_heads = Shard(0)  # of (Hq,)
     if heads_kv == 1 and heads_q > 1:
         # Every query head reads the one key head, whose gradient is the sum of the ranks'.
-        ways.append((Shard(1), Replicate(), Partial()))
+        ways.append(_Way(per_head, whole, Partial(), of_heads, of_heads, per_head, whole))
     elif _divisible(heads_kv, q.mesh):
-        ways.append((Shard(1), Shard(1), Shard(1)))
+        ways.append(_Way(per_head, per_head, per_head, of_heads, of_heads, per_head, whole))
     return ways
 
 

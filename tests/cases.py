@@ -64,6 +64,19 @@ def mask_name(causal: Causal) -> str:
     return "bottom_right" if causal else "none"
 
 
+def score(
+    causal: Causal = False,
+    window: Window = (None, None),
+    *,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """The operators' arguments of mask and score, in the schema's order."""
+    return (mask_name(causal), *window, softcap, sinks, alibi_slopes, scale)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -164,7 +177,7 @@ def backward_plan(
     """As `plan`, of the backward."""
     if capability and not backward_head_dims("sm80"):
         pytest.skip("this build has no sm80 backward to plan for")
-    call = (q, k, v, mask_name(causal), *window, None, backend or "auto")
+    call = (q, k, v, *score(causal, window), backend or "auto")
     return json.loads(torch.ops.flash_cute.bwd_plan(*call, deterministic, capability))
 
 
@@ -188,5 +201,5 @@ def plan(
     """What the launch would do, from the same function that it asks. capability 80: as if on sm_80."""
     if capability and "sm80" not in built_architectures():
         pytest.skip("this build has no sm80 kernels to plan for")
-    call = (q, k, v, mask_name(causal), *window, scale, backend or "auto")
+    call = (q, k, v, *score(causal, window, scale=scale), backend or "auto")
     return json.loads(torch.ops.flash_cute.fwd_plan(*call, capability))

@@ -23,7 +23,7 @@ os.environ["FLASH_CUTE_TEST_TILES"] = "1"  # before flash_cute is loaded: tests 
 import numerics
 import pytest
 import torch
-from cases import Backward, Causal, Forward, Gradients, Window, mask_name
+from cases import Backward, Causal, Forward, Gradients, Window
 
 import flash_cute
 
@@ -121,10 +121,7 @@ def fwd(backend: str | None) -> Forward:
         window: Window | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with numerics.nan_in_new_memory(q):
-            if window is not None:  # the operators alone take it
-                options = (mask_name(causal), *window, scale, backend or "auto")
-                return torch.ops.flash_cute.fwd(q, k, v, *options)
-            return flash_cute.fwd(q, k, v, causal, scale=scale, backend=backend)
+            return flash_cute.fwd(q, k, v, causal, scale=scale, window=window, backend=backend)
 
     return call
 
@@ -146,13 +143,10 @@ def bwd(backend: str | None) -> Backward:
         window: Window | None = None,
     ) -> Gradients:
         with torch.no_grad(), numerics.nan_in_new_memory(q):
-            if window is not None:  # the operators alone take it
-                mask, operators = (mask_name(causal), *window), torch.ops.flash_cute
-                out, lse = operators.fwd(q, k, v, *mask, scale, backend or "auto")
-                return operators.bwd(dout, q, k, v, out, lse, dlse, *mask, scale, deterministic, backend or "auto")
-            out, lse = flash_cute.fwd(q, k, v, causal, scale=scale, backend=backend)
-            options = {"dlse": dlse, "scale": scale, "deterministic": deterministic, "backend": backend}
-            return flash_cute.bwd(dout, q, k, v, out, lse, causal, **options)
+            options = {"scale": scale, "window": window, "backend": backend}
+            out, lse = flash_cute.fwd(q, k, v, causal, **options)
+            given = flash_cute.bwd(dout, q, k, v, out, lse, causal, dlse=dlse, deterministic=deterministic, **options)
+            return given[0], given[1], given[2]
 
     return call
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import Case, Inputs
+from cases import Case, Inputs, score
 from numerics import same_bits
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
@@ -28,7 +28,7 @@ def leaves(inputs: Inputs) -> Inputs:
 
 
 def _operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-    return torch.ops.flash_cute.fwd(q, k, v, "bottom_right", None, None, None, "auto")
+    return torch.ops.flash_cute.fwd(q, k, v, *score("bottom_right"), "auto")
 
 
 def _function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
@@ -187,7 +187,7 @@ def test_derivative_of_bwd_raises(inputs: Inputs, which: int, operator: bool) ->
     tensors[which].requires_grad_()
     *six, dlse = tensors
     if operator:
-        gradients = torch.ops.flash_cute.bwd(*tensors, "none", None, None, None, False, "auto")
+        gradients = torch.ops.flash_cute.bwd(*tensors, *score("none"), False, "auto")
     else:
         gradients = flash_cute.bwd(*six, dlse=dlse)
     with pytest.raises(NotImplementedError, match="double backward"):
@@ -284,7 +284,7 @@ def test_deterministic_is_what_torch_says_when_called(
     right = _ops.bwd_without_autograd
 
     def watch(*args: Any) -> Any:
-        given.append(args[11])
+        given.append(args[-2])
         return right(*args)
 
     monkeypatch.setattr(_ops, "bwd_without_autograd", watch)
@@ -294,7 +294,7 @@ def test_deterministic_is_what_torch_says_when_called(
             with torch.no_grad():
                 flash_cute.bwd(leaves[0], *leaves, *flash_cute.fwd(*leaves), deterministic=asked)
         elif way == "operator":
-            out, _ = torch.ops.flash_cute.fwd(*leaves, "none", None, None, None, "auto", asked)
+            out, _ = torch.ops.flash_cute.fwd(*leaves, *score("none"), "auto", asked)
         else:
             out = flash_cute.attention(*leaves, deterministic=asked)
     finally:

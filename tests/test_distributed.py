@@ -49,7 +49,7 @@ def run(rank, store):
             with torch.no_grad():
                 alone = flash_cute.attention(*inputs, True)
             torch.testing.assert_close(alone.full_tensor(), expected[0], rtol=1e-4, atol=1e-5)
-            direct = torch.ops.flash_cute.fwd(*inputs, "bottom_right", None, None, None, "auto")
+            direct = torch.ops.flash_cute.fwd(*inputs, "bottom_right", *[None] * 6, "auto")
             torch.testing.assert_close(direct[1].full_tensor(), expected[1], rtol=1e-4, atol=1e-5)
             if rank == 0:
                 print(heads, heads_kv, name, str(out.placements[0]), forward, backward)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import Case, plan
+from cases import Case, plan, score
 
 import flash_cute
 
@@ -17,13 +17,14 @@ import flash_cute
 RAW_ERRORS = (ValueError, RuntimeError)
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 Call = dict[str, Any]
-NO_WINDOW = {"window_left": None, "window_right": None}
+# The arguments of an operator that stand between its tensors and `backend`.
+PLAIN = dict.fromkeys(("window_left", "window_right", "softcap", "sinks", "alibi_slopes", "scale"))
 
 
 def _call(device: str) -> Call:
     """A good call: q (2, 4, 5, 16), k and v (2, 2, 7, 16), float16."""
     q, k, v = Case(16, 5, 7, heads_q=4).inputs(device, torch.Generator().manual_seed(0))
-    return {"q": q, "k": k, "v": v, "causal": "none", **NO_WINDOW, "scale": None, "backend": "auto"}
+    return {"q": q, "k": k, "v": v, "causal": "none", **PLAIN, "backend": "auto"}
 
 
 def _resized(name: str, *shape: int) -> Callable[[Call], Any]:
@@ -58,7 +59,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "k_batch": ({"k": _resized("k", 3, 2, 7, 16)}, (r"\bk\b", "batch", "2", "3")),
     "v_batch": ({"v": _resized("v", 1, 2, 7, 16)}, (r"\bv\b", "batch", "2", "1")),
     "k_head_dim": ({"k": _resized("k", 2, 2, 7, 24)}, (r"\bk\b", "head dim", "16", "24")),
-    "v_head_dim": ({"v": _resized("v", 2, 2, 7, 24)}, (r"\bv\b", "head dim", "16", "24")),
+    "v_head_dim_0": ({"v": _resized("v", 2, 2, 7, 0)}, (r"\bv\b", "head dim", "at least 1", r"\(2, 2, 7, 0\)")),
     "v_length": ({"v": _resized("v", 2, 2, 8, 16)}, (r"\bv\b", "length", "7", "8")),
     "v_heads": ({"v": _resized("v", 2, 4, 7, 16)}, (r"\bv\b", "heads", "2", "4")),
     "head_ratio": (
@@ -114,7 +115,7 @@ def _backward_call(device: str) -> Call:
     rows = torch.zeros(2, 4, 5, device=device)
     like_q = torch.zeros_like(call["q"])
     tensors = {"dout": like_q, "q": call["q"], "k": call["k"], "v": call["v"], "out": like_q, "lse": rows, "dlse": rows}
-    return {**tensors, "causal": "none", **NO_WINDOW, "scale": None, "deterministic": False, "backend": "auto"}
+    return {**tensors, "causal": "none", **PLAIN, "deterministic": False, "backend": "auto"}
 
 
 def _python_backward(call: Call) -> Any:
@@ -274,7 +275,7 @@ def test_too_many_rows_for_a_gpu(which: str) -> None:
     few, many = (torch.empty(1, 1, rows, 8, dtype=torch.half, device="meta") for rows in (4, 2**30 + 1))
     q, k = (many, few) if which == "q" else (few, many)
     with pytest.raises(RAW_ERRORS, match=rf"^flash_cute: {which}: expected at most 10\^9 rows on CUDA, got 1073741825"):
-        torch.ops.flash_cute.fwd_plan(q, k, k, "none", None, None, None, "auto", 80)
+        torch.ops.flash_cute.fwd_plan(q, k, k, *score("none"), "auto", 80)
 
 
 @pytest.mark.parametrize("scale", [3e38, 2.4e38, 1e39, 1e-39])
@@ -282,7 +283,7 @@ def test_scale_that_float32_does_not_hold_for_a_gpu(scale: float) -> None:
     """The kernels take scale * log2(e)."""
     q = torch.zeros(1, 1, 4, 64, dtype=torch.float16)
     with pytest.raises(RAW_ERRORS, match=r"^flash_cute: scale: expected a number that float32 holds"):
-        torch.ops.flash_cute.fwd_plan(q, q, q, "none", None, None, scale, "auto", 80)
+        torch.ops.flash_cute.fwd_plan(q, q, q, *score("none", scale=scale), "auto", 80)
 
 
 def test_head_dim_above_256_for_a_gpu() -> None:
@@ -295,7 +296,7 @@ def test_head_dim_above_256_for_a_gpu() -> None:
 def test_backward_of_a_head_dim_above_256_for_a_gpu() -> None:
     q = torch.zeros(1, 1, 4, 264, dtype=torch.float16)
     with pytest.raises(RAW_ERRORS) as caught:
-        torch.ops.flash_cute.bwd_plan(q, q, q, "none", None, None, None, "auto", False, 80)
+        torch.ops.flash_cute.bwd_plan(q, q, q, *score("none"), "auto", False, 80)
     _assert_says(caught.value, ("q", "head dim", "256", "264"))
 
 

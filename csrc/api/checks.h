@@ -25,18 +25,21 @@ enum class Backend { kAuto, kCpu, kSm80, kSm90 };
 struct FwdArgs {
   TensorInfo q;  // (batch, heads_q,  len_q, head_dim)
   TensorInfo k;  // (batch, heads_kv, len_k, head_dim)
-  TensorInfo v;  // (batch, heads_kv, len_k, head_dim)
+  TensorInfo v;  // (batch, heads_kv, len_k, head_dim_v)
   std::string_view causal;
   std::optional<int64_t> window_left;   // none: no limit
   std::optional<int64_t> window_right;
+  std::optional<double> softcap;            // none: scores are not capped
+  std::optional<TensorInfo> sinks;          // (heads_q,), float32 or q's dtype
+  std::optional<TensorInfo> alibi_slopes;   // (heads_q,) or (batch, heads_q), float32
   std::optional<double> scale;
   std::string_view backend;
 };
 
 struct BwdArgs {
   FwdArgs call;     // the forward's
-  TensorInfo dout;  // (batch, heads_q, len_q, head_dim)
-  TensorInfo out;   // (batch, heads_q, len_q, head_dim), the forward's
+  TensorInfo dout;  // (batch, heads_q, len_q, head_dim_v)
+  TensorInfo out;   // (batch, heads_q, len_q, head_dim_v), the forward's
   TensorInfo lse;   // (batch, heads_q, len_q), the forward's
   std::optional<TensorInfo> dlse;  // (batch, heads_q, len_q); none: no gradient reaches the LSE
   bool deterministic;
@@ -50,7 +53,12 @@ struct Problem {
   int len_q;
   int len_k;
   int head_dim;
+  int head_dim_v;  // of v and out
   double scale;
+  double softcap;        // 0: none
+  bool has_sinks;
+  bool has_alibi;
+  bool alibi_per_batch;  // slopes of (batch, heads_q), else (heads_q,)
   Causal causal;
   Band band;        // causal and the window; exact for lengths up to kMaxLength
   Backend backend;  // as requested; kAuto is resolved by the plan
@@ -96,7 +104,7 @@ inline std::string shape_text(TensorInfo const& tensor) {
   for (int64_t dim = 0; dim < tensor.rank; ++dim) {
     text += (dim ? ", " : "") + std::to_string(tensor.sizes[dim]);
   }
-  return text + ")";
+  return text + (tensor.rank == 1 ? ",)" : ")");
 }
 
 inline Causal parse_causal(std::string_view causal) {
@@ -168,8 +176,7 @@ inline void check_shapes(FwdArgs const& args) {
   }
   FLASH_CUTE_CHECK(q.sizes[3] > 0, "q: expected a head dim of at least 1, got ", shape_text(q));
   FLASH_CUTE_CHECK(k.sizes[3] == q.sizes[3], "k: expected q's head dim ", q.sizes[3], ", got ", k.sizes[3]);
-  FLASH_CUTE_CHECK(v.sizes[3] == q.sizes[3], "v: expected q's head dim ", q.sizes[3],
-                   " (a head dim of v's own is not supported yet), got ", v.sizes[3]);
+  FLASH_CUTE_CHECK(v.sizes[3] > 0, "v: expected a head dim of at least 1, got ", shape_text(v));
   FLASH_CUTE_CHECK(k.sizes[0] == q.sizes[0], "k: expected q's batch size ", q.sizes[0], ", got ", k.sizes[0]);
   FLASH_CUTE_CHECK(v.sizes[0] == q.sizes[0], "v: expected q's batch size ", q.sizes[0], ", got ", v.sizes[0]);
   FLASH_CUTE_CHECK(v.sizes[1] == k.sizes[1], "v: expected as many heads as k, ", k.sizes[1], ", got ", v.sizes[1]);
@@ -184,8 +191,33 @@ inline double check_scale(std::optional<double> scale, int head_dim) {
   return *scale;
 }
 
+inline double check_softcap(std::optional<double> softcap) {
+  if (!softcap) return 0;
+  FLASH_CUTE_CHECK(std::isfinite(*softcap) && *softcap > 0, "softcap: expected None or a finite number above 0, got ",
+                   *softcap);
+  return *softcap;
+}
+
+inline void check_sinks(TensorInfo const& q, TensorInfo const& sinks) {
+  check_same_device(q, sinks);
+  FLASH_CUTE_CHECK(sinks.dtype == q.dtype || sinks.dtype == aoti_torch_dtype_float32(),
+                   "sinks: expected float32 or q's dtype ", dtype_name(q.dtype), ", got ", dtype_name(sinks.dtype));
+  FLASH_CUTE_CHECK(sinks.rank == 1 && sinks.sizes[0] == q.sizes[1], "sinks: expected the shape (", q.sizes[1],
+                   ",), a number per query head, got ", shape_text(sinks));
+}
+
+inline void check_alibi_slopes(TensorInfo const& q, TensorInfo const& slopes) {
+  check_same_device(q, slopes);
+  FLASH_CUTE_CHECK(slopes.dtype == aoti_torch_dtype_float32(), "alibi_slopes: expected float32, got ",
+                   dtype_name(slopes.dtype));
+  bool const per_head = slopes.rank == 1 && slopes.sizes[0] == q.sizes[1];
+  bool const per_batch = slopes.rank == 2 && slopes.sizes[0] == q.sizes[0] && slopes.sizes[1] == q.sizes[1];
+  FLASH_CUTE_CHECK(per_head || per_batch, "alibi_slopes: expected the shape (", q.sizes[1], ",) or (", q.sizes[0], ", ",
+                   q.sizes[1], "), a slope per query head, got ", shape_text(slopes));
+}
+
 inline void check_window(char const* name, std::optional<int64_t> limit) {
-  FLASH_CUTE_CHECK(!limit || *limit >= 0, name, ": expected a number of at least 0 or None, got ", *limit);
+  FLASH_CUTE_CHECK(!limit || *limit >= 0, name, ": expected None (no limit) or a number of at least 0, got ", *limit);
 }
 
 // The mask as a band: row i has position i + offset, and sees the columns from position - left to position + right.
@@ -216,6 +248,11 @@ inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
                        std::isfinite(static_cast<float>(problem.scale * kLog2E)),
                    "scale: expected a number that float32 holds, also times log2(e), got ", problem.scale);
   FLASH_CUTE_CHECK(problem.head_dim <= 256, "q: expected a head dim of at most 256 on CUDA, got ", problem.head_dim);
+  FLASH_CUTE_CHECK(problem.head_dim_v <= 256, "v: expected a head dim of at most 256 on CUDA, got ",
+                   problem.head_dim_v);
+  FLASH_CUTE_CHECK(problem.softcap == 0 || (std::isnormal(static_cast<float>(problem.softcap)) &&
+                                            std::isfinite(static_cast<float>(problem.softcap * kLog2E))),
+                   "softcap: expected a number that float32 holds, also times log2(e), got ", problem.softcap);
   FLASH_CUTE_CHECK(problem.backend != Backend::kCpu, "backend: expected 'auto', 'sm80' or 'sm90' for CUDA tensors, got '",
                    args.backend, "'");
 }
@@ -225,6 +262,8 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
   for (TensorInfo const* other : {&args.k, &args.v}) check_same_device(args.q, *other);
   check_dtype(args, on_cuda);
   check_shapes(args);
+  if (args.sinks) check_sinks(args.q, *args.sinks);
+  if (args.alibi_slopes) check_alibi_slopes(args.q, *args.alibi_slopes);
   Causal const causal = parse_causal(args.causal);
   Problem problem{.batch = static_cast<int>(args.q.sizes[0]),
                   .heads_q = static_cast<int>(args.q.sizes[1]),
@@ -232,7 +271,12 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
                   .len_q = static_cast<int>(args.q.sizes[2]),
                   .len_k = static_cast<int>(args.k.sizes[2]),
                   .head_dim = static_cast<int>(args.q.sizes[3]),
+                  .head_dim_v = static_cast<int>(args.v.sizes[3]),
                   .scale = check_scale(args.scale, static_cast<int>(args.q.sizes[3])),
+                  .softcap = check_softcap(args.softcap),
+                  .has_sinks = args.sinks.has_value(),
+                  .has_alibi = args.alibi_slopes.has_value(),
+                  .alibi_per_batch = args.alibi_slopes && args.alibi_slopes->rank == 2,
                   .causal = causal,
                   .band = make_band(args, causal),
                   .backend = Backend::kAuto};
@@ -244,11 +288,11 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
   return problem;
 }
 
-// `other` must have `rank` dims, the sizes of q's first `rank`.
-inline void check_shape_of_q(TensorInfo const& q, TensorInfo const& other, int rank) {
-  TensorInfo expected = q;
-  expected.rank = rank;
-  FLASH_CUTE_CHECK(other.rank == rank && std::equal(q.sizes, q.sizes + rank, other.sizes), other.name,
+// `other` must have `rank` dims, the first 3 of them q's.
+inline void check_shape_of_rows(TensorInfo const& q, TensorInfo const& other, int rank, int64_t head_dim = 0) {
+  int64_t const sizes[] = {q.sizes[0], q.sizes[1], q.sizes[2], head_dim};
+  TensorInfo const expected{.name = other.name, .handle = nullptr, .sizes = sizes, .rank = rank};
+  FLASH_CUTE_CHECK(other.rank == rank && std::equal(sizes, sizes + rank, other.sizes), other.name,
                    ": expected the shape ", shape_text(expected), ", got ", shape_text(other));
 }
 
@@ -258,7 +302,7 @@ inline void check_lse(TensorInfo const& q, TensorInfo const& lse) {
   check_same_device(q, lse);
   FLASH_CUTE_CHECK(lse.dtype == dtype, lse.name, ": expected ", dtype_name(dtype), " for ", dtype_name(q.dtype),
                    " inputs, got ", dtype_name(lse.dtype));
-  check_shape_of_q(q, lse, 3);
+  check_shape_of_rows(q, lse, 3);
 }
 
 inline Problem check_bwd(BwdArgs const& args, bool on_cuda) {
@@ -266,7 +310,7 @@ inline Problem check_bwd(BwdArgs const& args, bool on_cuda) {
   for (TensorInfo const* other : {&args.dout, &args.out}) {
     check_same_device(args.call.q, *other);
     check_same_dtype(args.call.q, *other);
-    check_shape_of_q(args.call.q, *other, 4);
+    check_shape_of_rows(args.call.q, *other, 4, problem.head_dim_v);
   }
   check_lse(args.call.q, args.lse);
   if (args.dlse) check_lse(args.call.q, *args.dlse);

@@ -4,11 +4,15 @@
 //   _fwd       the same kernel without autograd, whose bookkeeping costs more than the launch
 //   fwd_plan   the plan of fwd as JSON; capability 0 is the tensors' own device, 90 plans as for an H100
 //   check_fwd  raises what fwd would raise, and returns the scale that it would use. `devices` names, in the schema's
-//              order, the devices that the tensors stand for, as in "cuda:0 cuda:0 cpu"; empty: their own
+//              order, the devices that the given tensors stand for, as in "cuda:0 cuda:0 cpu"; empty: their own
 //   bwd, _bwd, bwd_plan, check_bwd   the same for the backward, which has no derivative itself
 //
 // The mask: row i has position p = i + len_k - len_q, or p = i if `causal` is "top_left", and sees the columns
 // p - window_left <= j <= p + window_right; None is no limit. A `causal` other than "none" sets window_right to 0.
+//
+// The score: scale * q.k, then softcap * tanh(score / softcap) if `softcap` is given, then, with `alibi_slopes`,
+// - slope * |p - j|. `sinks` add exp(sink) to the denominator of out, and nothing to the LSE. Without sinks, bwd's
+// dsinks is an empty float32 tensor of shape (0,).
 //
 // CPU kernels of fwd, _fwd, bwd and _bwd are registered from Python.
 #include <torch/csrc/stable/library.h>
@@ -42,35 +46,55 @@ class StackReader {
   StableIValue const* next_;
 };
 
-// A forward's arguments on the stack. The members are declared, and so read, in the schema's order.
-class FwdStack {
+std::optional<TensorInfo> optional_info(char const* name, Tensor const& tensor) {
+  return tensor ? std::optional(tensor_info(name, tensor.get())) : std::nullopt;
+}
+
+// FLASH_CUTE_MASK and FLASH_CUTE_SCORE on the stack. The members of this and the next two classes are declared, and so
+// read, in the schema's order.
+class ScoreStack {
  public:
-  explicit FwdStack(StackReader& stack)
-      : q_(stack.tensor()),
-        k_(stack.tensor()),
-        v_(stack.tensor()),
-        causal_(stack.string()),
+  explicit ScoreStack(StackReader& stack)
+      : causal_(stack.string()),
         window_left_(stack.value<std::optional<int64_t>>()),
         window_right_(stack.value<std::optional<int64_t>>()),
-        scale_(stack.value<std::optional<double>>()),
-        backend_(stack.string()) {}
+        softcap_(stack.value<std::optional<double>>()),
+        sinks_(stack.optional_tensor()),
+        alibi_slopes_(stack.optional_tensor()),
+        scale_(stack.value<std::optional<double>>()) {}
 
-  FwdArgs args() const {
-    return {.q = tensor_info("q", q_.get()),
-            .k = tensor_info("k", k_.get()),
-            .v = tensor_info("v", v_.get()),
+  FwdArgs args(Tensor const& q, Tensor const& k, Tensor const& v, String const& backend) const {
+    return {.q = tensor_info("q", q.get()),
+            .k = tensor_info("k", k.get()),
+            .v = tensor_info("v", v.get()),
             .causal = view(causal_),
             .window_left = window_left_,
             .window_right = window_right_,
+            .softcap = softcap_,
+            .sinks = optional_info("sinks", sinks_),
+            .alibi_slopes = optional_info("alibi_slopes", alibi_slopes_),
             .scale = scale_,
-            .backend = view(backend_)};
+            .backend = view(backend)};
   }
 
  private:
-  Tensor q_, k_, v_;
   String causal_;
   std::optional<int64_t> window_left_, window_right_;
+  std::optional<double> softcap_;
+  Tensor sinks_, alibi_slopes_;  // null: none was given
   std::optional<double> scale_;
+};
+
+class FwdStack {
+ public:
+  explicit FwdStack(StackReader& stack)
+      : q_(stack.tensor()), k_(stack.tensor()), v_(stack.tensor()), score_(stack), backend_(stack.string()) {}
+
+  FwdArgs args() const { return score_.args(q_, k_, v_, backend_); }
+
+ private:
+  Tensor q_, k_, v_;
+  ScoreStack score_;
   String backend_;
 };
 
@@ -84,45 +108,35 @@ class BwdStack {
         out_(stack.tensor()),
         lse_(stack.tensor()),
         dlse_(stack.optional_tensor()),
-        causal_(stack.string()),
-        window_left_(stack.value<std::optional<int64_t>>()),
-        window_right_(stack.value<std::optional<int64_t>>()),
-        scale_(stack.value<std::optional<double>>()),
+        score_(stack),
         deterministic_(stack.value<bool>()),
         backend_(stack.string()) {}
 
   BwdArgs args() const {
-    BwdArgs args{.call = {.q = tensor_info("q", q_.get()),
-                          .k = tensor_info("k", k_.get()),
-                          .v = tensor_info("v", v_.get()),
-                          .causal = view(causal_),
-                          .window_left = window_left_,
-                          .window_right = window_right_,
-                          .scale = scale_,
-                          .backend = view(backend_)},
-                 .dout = tensor_info("dout", dout_.get()),
-                 .out = tensor_info("out", out_.get()),
-                 .lse = tensor_info("lse", lse_.get()),
-                 .dlse = std::nullopt,
-                 .deterministic = deterministic_};
-    if (dlse_) args.dlse = tensor_info("dlse", dlse_.get());
-    return args;
+    return {.call = score_.args(q_, k_, v_, backend_),
+            .dout = tensor_info("dout", dout_.get()),
+            .out = tensor_info("out", out_.get()),
+            .lse = tensor_info("lse", lse_.get()),
+            .dlse = optional_info("dlse", dlse_),
+            .deterministic = deterministic_};
   }
 
  private:
   Tensor dout_, q_, k_, v_, out_, lse_;
   Tensor dlse_;  // null: none was given
-  String causal_;
-  std::optional<int64_t> window_left_, window_right_;
-  std::optional<double> scale_;
+  ScoreStack score_;
   bool deterministic_;
   String backend_;
 };
 
+TensorInfo* if_given(std::optional<TensorInfo>& tensor) { return tensor ? &*tensor : nullptr; }
+
 // A fake tensor is checked through a stand-in on the meta device: sets each tensor's device to the next of `names`.
+// A null pointer stands for a tensor that was not given, which has no name.
 void set_devices(std::string_view names, std::initializer_list<TensorInfo*> tensors) {
   for (TensorInfo* tensor : tensors) {
     if (names.empty()) return;
+    if (tensor == nullptr) continue;
     size_t const end = std::min(names.find(' '), names.size());
     std::string_view const name = names.substr(0, end);
     names.remove_prefix(std::min(end + 1, names.size()));
@@ -165,7 +179,7 @@ void boxed_check_fwd(StableIValue* stack, uint64_t, uint64_t) {
   FwdStack const owned(reader);
   String const devices = reader.string();
   FwdArgs args = owned.args();
-  set_devices(view(devices), {&args.q, &args.k, &args.v});
+  set_devices(view(devices), {&args.q, &args.k, &args.v, if_given(args.sinks), if_given(args.alibi_slopes)});
   stack[0] = stable::from(check_fwd(args, is_cuda(args.q)).scale);
 }
 
@@ -176,6 +190,7 @@ void boxed_bwd(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = stable::from(result.dq.release());
   stack[1] = stable::from(result.dk.release());
   stack[2] = stable::from(result.dv.release());
+  stack[3] = stable::from(result.dsinks.release());
 }
 
 void boxed_bwd_plan(StableIValue* stack, uint64_t, uint64_t) {
@@ -190,10 +205,9 @@ void boxed_check_bwd(StableIValue* stack, uint64_t, uint64_t) {
   BwdStack const owned(reader);
   String const devices = reader.string();
   BwdArgs args = owned.args();
-  TensorInfo none{.name = "dlse", .handle = nullptr};
   FwdArgs& call = args.call;
-  TensorInfo& dlse = args.dlse ? *args.dlse : none;
-  set_devices(view(devices), {&args.dout, &call.q, &call.k, &call.v, &args.out, &args.lse, &dlse});
+  set_devices(view(devices), {&args.dout, &call.q, &call.k, &call.v, &args.out, &args.lse, if_given(args.dlse),
+                              if_given(call.sinks), if_given(call.alibi_slopes)});
   stack[0] = stable::from(check_bwd(args, is_cuda(call.q)).scale);
 }
 
@@ -202,18 +216,19 @@ void boxed_check_bwd(StableIValue* stack, uint64_t, uint64_t) {
 
 // The arguments of a forward and of a backward.
 #define FLASH_CUTE_MASK "str causal, int? window_left, int? window_right"
-#define FLASH_CUTE_FWD "Tensor q, Tensor k, Tensor v, " FLASH_CUTE_MASK ", float? scale, str backend"
-#define FLASH_CUTE_BWD                                                                                            \
-  "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, " FLASH_CUTE_MASK ", float? " \
-  "scale, bool deterministic, str backend"
+#define FLASH_CUTE_SCORE "float? softcap, Tensor? sinks, Tensor? alibi_slopes, float? scale"
+#define FLASH_CUTE_FWD "Tensor q, Tensor k, Tensor v, " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE ", str backend"
+#define FLASH_CUTE_BWD                                                                                      \
+  "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, " FLASH_CUTE_MASK ", " \
+  FLASH_CUTE_SCORE ", bool deterministic, str backend"
 
 STABLE_TORCH_LIBRARY(flash_cute, m) {
   m.def("fwd(" FLASH_CUTE_FWD ", bool? deterministic=None) -> (Tensor out, Tensor lse)");
   m.def("_fwd(" FLASH_CUTE_FWD ") -> (Tensor out, Tensor lse)");
   m.def("fwd_plan(" FLASH_CUTE_FWD ", int capability) -> str");
   m.def("check_fwd(" FLASH_CUTE_FWD ", str devices=\"\") -> float");
-  m.def("bwd(" FLASH_CUTE_BWD ") -> (Tensor dq, Tensor dk, Tensor dv)");
-  m.def("_bwd(" FLASH_CUTE_BWD ") -> (Tensor dq, Tensor dk, Tensor dv)");
+  m.def("bwd(" FLASH_CUTE_BWD ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
+  m.def("_bwd(" FLASH_CUTE_BWD ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
   m.def("bwd_plan(" FLASH_CUTE_FWD ", bool deterministic, int capability) -> str");
   m.def("check_bwd(" FLASH_CUTE_BWD ", str devices=\"\") -> float");
 }

@@ -132,6 +132,12 @@ void add_tensor_reasons(std::vector<std::string>& sentences, Problem const& prob
   }
 }
 
+inline std::string window_json(FwdArgs const& args) {
+  if (!args.window_left && !args.window_right) return "null";
+  auto const side = [](std::optional<int64_t> limit) { return limit ? std::to_string(*limit) : "null"; };
+  return "[" + side(args.window_left) + ", " + side(args.window_right) + "]";
+}
+
 inline JsonObject call_json(std::string_view backend, FwdArgs const& args, Problem const& problem) {
   JsonObject json;
   json.string("backend", backend)
@@ -142,10 +148,17 @@ inline JsonObject call_json(std::string_view backend, FwdArgs const& args, Probl
       .number("len_q", int64_t{problem.len_q})
       .number("len_k", int64_t{problem.len_k})
       .number("head_dim", int64_t{problem.head_dim})
+      .number("head_dim_v", int64_t{problem.head_dim_v})
       .string("causal", causal_name(problem.causal))
+      .raw("window", window_json(args))
       .string("mask", mask_name(problem))
       .number("scale", problem.scale);
-  return json;
+  if (problem.softcap > 0) {
+    json.number("softcap", problem.softcap);
+  } else {
+    json.raw("softcap", "null");
+  }
+  return json.boolean("sinks", problem.has_sinks).boolean("alibi", problem.has_alibi);
 }
 
 template <class DecisionType>
