@@ -23,7 +23,7 @@ os.environ["FLASH_CUTE_TEST_TILES"] = "1"  # before flash_cute is loaded: tests 
 import numerics
 import pytest
 import torch
-from cases import Backward, Causal, Forward, Gradients, Window
+from cases import Backward, Causal, Forward
 
 import flash_cute
 
@@ -112,16 +112,10 @@ def fwd(backend: str | None) -> Forward:
     """`flash_cute.fwd` on the backend under test, its outputs full of NaN before it runs."""
 
     def call(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        causal: Causal = False,
-        *,
-        scale: float | None = None,
-        window: Window | None = None,
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: Causal = False, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with numerics.nan_in_new_memory(q):
-            return flash_cute.fwd(q, k, v, causal, scale=scale, window=window, backend=backend)
+            return flash_cute.fwd(q, k, v, causal, backend=backend, **options)
 
     return call
 
@@ -138,15 +132,13 @@ def bwd(backend: str | None) -> Backward:
         causal: Causal = False,
         *,
         dlse: torch.Tensor | None = None,
-        scale: float | None = None,
         deterministic: bool = False,
-        window: Window | None = None,
-    ) -> Gradients:
+        **options: Any,
+    ) -> tuple[torch.Tensor, ...]:
+        options["backend"] = backend
         with torch.no_grad(), numerics.nan_in_new_memory(q):
-            options = {"scale": scale, "window": window, "backend": backend}
             out, lse = flash_cute.fwd(q, k, v, causal, **options)
-            given = flash_cute.bwd(dout, q, k, v, out, lse, causal, dlse=dlse, deterministic=deterministic, **options)
-            return given[0], given[1], given[2]
+            return flash_cute.bwd(dout, q, k, v, out, lse, causal, dlse=dlse, deterministic=deterministic, **options)
 
     return call
 
