@@ -228,7 +228,7 @@ def _head(
     scores = (q @ k.mT) * call.scale  # (Nq, Nk)
     if call.softcap is not None:
         scores = call.softcap * (scores / call.softcap).tanh()
-    distance = _distance(*scores.shape, call.causal, q.device)
+    distance = _distance(q.shape[0], k.shape[0], call.causal, q.device)
     if slope is not None:
         scores = scores - (slope * distance.abs()).to(scores.dtype)
     seen = _seen(distance, call)
