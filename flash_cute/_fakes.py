@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._layout import empty_out
 from ._torch import without_modes
 
 
@@ -51,18 +52,6 @@ def bwd(
     _check(torch.ops.flash_cute.check_bwd.default, dout, q, k, v, out, lse, dlse, *mask, softcap, sinks, *options)
     dsinks = q.new_empty(0, dtype=torch.float32) if sinks is None else torch.empty_like(sinks)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsinks
-
-
-def empty_out(q: Tensor, head_dim_v: Any) -> Tensor:
-    """An uninitialised out, `(B, Hq, Nq, head_dim_v)`, laid out like `empty_like(q)`.
-
-    With a head dim of its own it is packed, its dims in that order in memory: `out_strides` in csrc/api/tensor.h.
-    """
-    if head_dim_v == q.shape[3]:
-        return torch.empty_like(q)
-    like = torch.empty_like(q, device="meta")
-    order = sorted(range(4), key=like.stride, reverse=True)
-    return torch.empty_permuted((*q.shape[:3], head_dim_v), order, dtype=q.dtype, device=q.device)
 
 
 def _check(check: Any, *arguments: Any) -> None:

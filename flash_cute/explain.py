@@ -10,6 +10,8 @@ from torch import Tensor, are_deterministic_algorithms_enabled
 
 from . import _ops, cpu, cpu_bwd, report
 from ._refusals import Window, mask_name, raise_refusal, window_sides
+from .band import make_band
+from .score import make_score
 
 __all__ = ["Explanation", "explain", "kernel_matches"]
 
@@ -104,8 +106,11 @@ def explain(
         raise_refusal(error, given, scale, softcap, backend)
         raise
     if plan["backend"] == "cpu":
-        plan["copies"] |= cpu_bwd.copies(q) if backward else cpu.copies(q, k, v)
-        plan["reasons"] += cpu_bwd.reasons(q, k, causal) if backward else cpu.reasons(q, k, causal)
+        module = cpu_bwd if backward else cpu
+        plan["copies"] |= module.copies(q, k, v)
+        band = make_band(causal, left, right, q.shape[2], k.shape[2])
+        score = make_score(q, k, causal, plan["scale"], softcap, alibi_slopes)
+        plan["reasons"] += module.reasons(q, k, v, band, score, sinks)
     else:
         plan["compiled"] = _compiled(plan)
     return Explanation(plan)
