@@ -22,13 +22,14 @@ WIDTH = 110  # columns of the text
 class Explanation:
     """What will run. `str()` is the text, `data` the same as plain JSON types.
 
-    Keys of `data`: the call (`dtype`, `batch`, `heads_q`, `heads_kv`, `len_q`, `len_k`, `head_dim`, `causal`,
-    `mask`, `scale`), `backend`, `reasons` (sentences), `copies` ("q", "k", "v" and "out" to the reason why it is
-    copied, or None); and of the kernel (None on the CPU) `kernel`, `kernel_head_dim`, `entry` (of the
-    tile table), `block_m` (query rows per CTA), `block_n` (keys per step), `threads` (per CTA), `stages`, `smem_bytes`
-    (per CTA), `ctas_per_sm`, `tiles`, `capability` and `workspace_bytes`. `compiled` is the compiler's report on that
-    very kernel (`arch`, `registers`, `spill_stores` and `spill_loads` in bytes, ...), or None where the driver compiles
-    it from PTX.
+    Keys of `data`: the call (`dtype`, `batch`, `heads_q`, `heads_kv`, `len_q`, `len_k`, `head_dim`, `head_dim_v`,
+    `causal`, `window` ([left, right] or None), `mask` (the kind that has an effect in this call), `scale`, `softcap`
+    (or None), `sinks` and `alibi` (whether there are any)), `backend`, `reasons` (sentences), `copies` ("q", "k", "v"
+    and "out" to the reason why it is copied, or None); and of the kernel (None on the CPU) `kernel`,
+    `kernel_head_dim`, `entry` (of the tile table), `block_m` (query rows per CTA), `block_n` (keys per step), `threads`
+    (per CTA), `stages`, `smem_bytes` (per CTA), `ctas_per_sm`, `tiles`, `capability` and `workspace_bytes`. `compiled`
+    is the compiler's report on that very kernel (`arch`, `registers`, `spill_stores` and `spill_loads` in bytes, ...),
+    or None where the driver compiles it from PTX.
 
     `split_tiles`: how many tiles have their keys, in a backward their rows, split over CTAs; `split_ctas`: over how
     many.
@@ -75,8 +76,8 @@ def explain(
     The answer is that of the plan function that the launch itself asks, so it is what runs.
 
     Args:
-        q, k, v, causal, scale, backend: as in `flash_cute.attention`; for a `capability` other than the tensors'
-            own device, tensors on the CPU or the meta device will do.
+        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, backend: as in `flash_cute.attention`; for a
+            `capability` other than the tensors' own device, tensors on the CPU or the meta device will do.
         capability: `None`: the tensors' own device. Else plan for a GPU of that compute capability, ten
             times major plus minor: 80 (A100), 86, 89, 90 (H100), 120.
         backward: explain the backward's kernel instead of the forward's, for a dout laid out like out.
@@ -223,10 +224,30 @@ def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
         ]
         if data["split_tiles"] or "deterministic" in data:
             rows.append(("workspace", f"{data['workspace_bytes'] / 2**20:.1f} MiB"))
+    options = _options(data)
+    if options:
+        rows.append(("options", ", ".join(options)))
     copied = [f"{name}: {why}" for name, why in data["copies"].items() if why]
     rows += _block("copied", copied or ["nothing"])
     rows += _block("why", data["reasons"])
     return rows
+
+
+def _options(data: dict[str, Any]) -> list[str]:
+    """What is asked for beside causal, in words."""
+    options = []
+    if data["window"] is not None:
+        left, right = ("any" if side is None else side for side in data["window"])
+        options.append(f"window of {left} keys before and {right} after")
+    if data["softcap"] is not None:
+        options.append(f"softcap {data['softcap']:g}")
+    if data["alibi"]:
+        options.append("ALiBi")
+    if data["sinks"]:
+        options.append("sinks")
+    if data["head_dim_v"] != data["head_dim"]:
+        options.append(f"head dim {data['head_dim_v']} of v")
+    return options
 
 
 def _tile(data: dict[str, Any]) -> str:
