@@ -267,10 +267,12 @@ def bwd(
             deterministic = are_deterministic_algorithms_enabled()
         elif deterministic is not True and deterministic is not False:
             deterministic = check_deterministic(deterministic)
+        if alibi_slopes is not None:
+            refuse_slope_gradient(alibi_slopes)
         if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
             refuse_tangents(*tensors, sinks, alibi_slopes)
         operator = _ops.bwd_without_autograd
-        if is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, sinks, alibi_slopes)):
+        if is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, sinks)):
             operator = _ops.bwd if is_compiling() else Backward.apply
         score = (softcap, sinks, alibi_slopes, scale)
         gradients: tuple[Tensor, ...]

@@ -230,7 +230,7 @@ def _head(
         scores = call.softcap * (scores / call.softcap).tanh()
     distance = _distance(q.shape[0], k.shape[0], call.causal, q.device)
     if slope is not None:
-        scores = scores - (slope * distance.abs()).to(scores.dtype)
+        scores = scores - (slope.double() * distance.abs()).to(scores.dtype)
     seen = _seen(distance, call)
     blind = ~seen.any(-1, keepdim=True)  # (Nq, 1)
     scores = scores.masked_fill(~seen, -torch.inf)

@@ -86,7 +86,7 @@ def unfused(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if alibi_slopes is not None:
-        slopes = alibi_slopes.expand(q.shape[:2])[..., None, None]
+        slopes = alibi_slopes.double().expand(q.shape[:2])[..., None, None]
         scores = scores + (-slopes * distances(q.shape[2], k.shape[2], causal, q.device)).to(q.dtype)
     seen = visible(q.shape[2], k.shape[2], causal, q.device, window)
     scores = scores.masked_fill(~seen, -math.inf)

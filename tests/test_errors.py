@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cases import Case, plan, score
+from checks import NOT_SERVED
 
 import flash_cute
 
@@ -33,6 +34,11 @@ def _resized(name: str, *shape: int) -> Callable[[Call], Any]:
 
 def _as(name: str, dtype: torch.dtype) -> Callable[[Call], Any]:
     return lambda call: call[name].to(dtype)
+
+
+def _new(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[Call], Any]:
+    """A tensor on q's device."""
+    return lambda call: torch.zeros(shape, dtype=dtype, device=call["q"].device)
 
 
 # Name: what to replace in the good call, and what the sentence must hold.
@@ -77,6 +83,28 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "scale_minus_inf": ({"scale": float("-inf")}, ("scale", "finite", "-inf")),
     "scale_negative": ({"scale": -0.5}, ("scale", "-0.5")),
     "scale_zero": ({"scale": 0.0}, ("scale", "0")),
+    "softcap_nan": ({"softcap": float("nan")}, ("softcap", "None or a finite number above 0", "nan")),
+    "softcap_inf": ({"softcap": float("inf")}, ("softcap", "finite", "inf")),
+    "softcap_negative": ({"softcap": -50.0}, ("softcap", "above 0", "-50")),
+    "softcap_zero": ({"softcap": 0.0}, ("softcap", "above 0", "got 0")),
+    "window_left_negative": (
+        {"window_left": -1},
+        ("window_left", r"None \(no limit\) or a number of at least 0", "-1"),
+    ),
+    "window_right_negative": ({"window_right": -1}, ("window_right", r"None \(no limit\)", "-1")),
+    "sinks_dtype": ({"sinks": _new(4, dtype=torch.bfloat16)}, ("sinks", "float32 or q's dtype float16", "bfloat16")),
+    "sinks_double": ({"sinks": _new(4, dtype=torch.float64)}, ("sinks", "float32 or q's dtype float16", "float64")),
+    "sinks_length": ({"sinks": _new(2)}, ("sinks", r"\(4,\), a number per query head", r"got \(2,\)")),
+    "sinks_rank": ({"sinks": _new(2, 4)}, ("sinks", r"\(4,\)", r"got \(2, 4\)")),
+    "sinks_scalar": ({"sinks": _new()}, ("sinks", r"\(4,\)", r"got \(\)")),
+    "slopes_dtype": ({"alibi_slopes": _new(4, dtype=torch.float16)}, ("alibi_slopes", "float32", "float16")),
+    "slopes_length": (
+        {"alibi_slopes": _new(2)},
+        ("alibi_slopes", r"\(4,\) or \(2, 4\), a slope per query head", r"got \(2,\)"),
+    ),
+    "slopes_batch": ({"alibi_slopes": _new(1, 4)}, ("alibi_slopes", r"\(2, 4\)", r"got \(1, 4\)")),
+    "slopes_heads": ({"alibi_slopes": _new(2, 2)}, ("alibi_slopes", r"\(2, 4\)", r"got \(2, 2\)")),
+    "slopes_rank": ({"alibi_slopes": _new(2, 4, 1)}, ("alibi_slopes", r"\(2, 4\)", r"got \(2, 4, 1\)")),
     "causal": ({"causal": "diagonal"}, ("causal", "top_left", "bottom_right", "diagonal")),
     "causal_empty": ({"causal": ""}, ("causal", "top_left", "bottom_right")),
     "backend": ({"backend": "fast"}, ("backend", "sm80", "cpu", "fast")),
@@ -104,9 +132,16 @@ def _apply(call: Call, changes: dict[str, Any]) -> Call:
     return {**call, **made}
 
 
+def _options(call: Call) -> dict[str, Any]:
+    """The options of a call as the public functions take them."""
+    sides = (call["window_left"], call["window_right"])
+    names = ("softcap", "sinks", "alibi_slopes", "scale", "backend")
+    return {"window": None if sides == (None, None) else sides, **{x: call[x] for x in names}}
+
+
 def _python(call: Call) -> Any:
     causal = False if call["causal"] == "none" else call["causal"]
-    return flash_cute.fwd(call["q"], call["k"], call["v"], causal, scale=call["scale"], backend=call["backend"])
+    return flash_cute.fwd(call["q"], call["k"], call["v"], causal, **_options(call))
 
 
 def _backward_call(device: str) -> Call:
@@ -121,8 +156,8 @@ def _backward_call(device: str) -> Call:
 def _python_backward(call: Call) -> Any:
     causal = False if call["causal"] == "none" else call["causal"]
     tensors = [call[x] for x in ("dout", "q", "k", "v", "out", "lse")]
-    options = {x: call[x] for x in ("dlse", "scale", "deterministic", "backend")}
-    return flash_cute.bwd(*tensors, causal, **options)
+    given = {x: call[x] for x in ("dlse", "deterministic")}
+    return flash_cute.bwd(*tensors, causal, **given, **_options(call))
 
 
 def _operator(name: str, call: Call) -> Any:
@@ -181,12 +216,86 @@ def test_backward(device: str, name: str, capfd: pytest.CaptureFixture[str]) -> 
     assert all(x.isfinite().all() for x in _python_backward(_backward_call(device)))
 
 
-@pytest.mark.parametrize("name", ["q_rank", "all_int32", "scale_nan", "head_ratio", "causal", "backend"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("q_rank", "all_int32", "scale_nan", "head_ratio", "causal", "backend"),
+        *(x for x in BAD if x.startswith(("softcap", "window", "sinks", "slopes"))),
+    ],
+)
 def test_backward_checks_what_the_forward_does(device: str, name: str) -> None:
     changes, words = BAD[name]
     with pytest.raises(ValueError) as caught:
         _python_backward(_apply(_backward_call(device), changes))
     _assert_says(caught.value, words)
+
+
+def test_out_and_dout_have_the_head_dim_of_v() -> None:
+    call = _backward_call("cpu")
+    call["v"] = call["v"].new_zeros(2, 2, 7, 24)
+    like_out = call["q"].new_zeros(2, 4, 5, 24)
+    for which in ("dout", "out"):
+        sentence = rf"^flash_cute: {which}: expected the shape \(2, 4, 5, 24\), got \(2, 4, 5, 16\)"
+        with pytest.raises(ValueError, match=sentence):
+            _python_backward({**call, "dout": like_out, "out": like_out, which: call["q"]})
+    assert _python_backward({**call, "dout": like_out, "out": like_out})[2].shape == (2, 2, 7, 24)
+
+
+@pytest.mark.parametrize("which", ["sinks", "alibi_slopes"])
+@pytest.mark.parametrize("device", [CUDA])
+def test_options_on_another_device(device: str, which: str) -> None:
+    call = _call(device)
+    call[which] = torch.zeros(4)
+    with pytest.raises(ValueError) as caught:
+        _python(call)
+    _assert_says(caught.value, (which, "q's device cuda:0", "got cpu"))
+
+
+@pytest.mark.parametrize("which", ["sinks", "alibi_slopes"])
+def test_options_on_the_meta_device(which: str) -> None:
+    call = {**_call("cpu"), which: torch.zeros(4, device="meta")}
+    with pytest.raises(RAW_ERRORS, match=rf"^flash_cute: {which}: expected q's device cpu, got meta"):
+        torch.ops.flash_cute.check_fwd(*call.values())
+
+
+SERVED_LATER: dict[str, tuple[dict[str, Any], str]] = {
+    "softcap": ({"softcap": 2.0}, "softcap: expected None on CUDA, which has no kernel for it yet, got 2"),
+    "sinks": ({"sinks": _new(4)}, "sinks: expected None on CUDA, which has no kernel for them yet, got a tensor"),
+    "alibi_slopes": (
+        {"alibi_slopes": _new(4)},
+        "alibi_slopes: expected None on CUDA, which has no kernel for them yet, got a tensor",
+    ),
+    "head_dim_v": (
+        {"v": _resized("v", 2, 2, 7, 24)},
+        "v: expected q's head dim 16 on CUDA, which has no kernel for a head dim of v's own yet, got 24",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SERVED_LATER)
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_the_gpu_does_not_serve_yet(name: str, backward: bool) -> None:
+    """csrc/api/served.h; the tests of the options know its sentences."""
+    changes, sentence = SERVED_LATER[name]
+    call = _apply(_call("cpu"), changes)
+    options = {**_options(call), "backend": None, "capability": 90, "backward": backward}
+    with pytest.raises(ValueError) as caught:
+        flash_cute.explain(call["q"], call["k"], call["v"], **options)
+    assert str(caught.value) == f"flash_cute: {sentence}"
+    assert NOT_SERVED.match(str(caught.value))
+
+
+@pytest.mark.parametrize("softcap", [3e38, 1e39, 1e-39])
+def test_softcap_that_float32_does_not_hold_for_a_gpu(softcap: float) -> None:
+    q = torch.zeros(1, 1, 4, 64, dtype=torch.float16)
+    with pytest.raises(RAW_ERRORS, match=r"^flash_cute: softcap: expected a number that float32 holds"):
+        torch.ops.flash_cute.fwd_plan(q, q, q, *score(softcap=softcap), "auto", 80)
+
+
+def test_head_dim_of_v_above_256_for_a_gpu() -> None:
+    q, v = (torch.zeros(1, 1, 4, head_dim, dtype=torch.float16) for head_dim in (64, 264))
+    with pytest.raises(RAW_ERRORS, match=r"^flash_cute: v: expected a head dim of at most 256 on CUDA, got 264"):
+        torch.ops.flash_cute.fwd_plan(q, q, v, *score(), "auto", 80)
 
 
 def test_float64_wants_a_float64_lse() -> None:
@@ -207,14 +316,14 @@ def test_backward_devices_mixed(device: str, which: str) -> None:
     _assert_says(caught.value, (rf"\b{which}\b", "cuda:0", "cpu"))
 
 
-@pytest.mark.parametrize("name", ["q_rank", "all_int32", "scale_nan", "head_ratio", "causal"])
+@pytest.mark.parametrize("name", BAD)
 def test_explain(device: str, name: str) -> None:
     changes, words = BAD[name]
     call = _apply(_call(device), changes)
     causal = False if call["causal"] == "none" else call["causal"]
     for backward in (False, True):
         with pytest.raises(ValueError) as caught:
-            flash_cute.explain(call["q"], call["k"], call["v"], causal, scale=call["scale"], backward=backward)
+            flash_cute.explain(call["q"], call["k"], call["v"], causal, backward=backward, **_options(call))
         _assert_says(caught.value, words)
 
 

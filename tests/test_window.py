@@ -1,4 +1,4 @@
-"""Windows: each row sees so many keys before its position and so many after it. The operators alone take them yet."""
+"""Windows: each row sees so many keys before its position and so many after it."""
 
 from __future__ import annotations
 
@@ -118,6 +118,33 @@ def test_autograd_of_the_operator(device: str, rng: torch.Generator) -> None:
     given = torch.autograd.grad((out, lse), leaves, (out.detach(), lse.detach()))
     tensors = [x.detach() for x in (out, *leaves, out, lse, lse)]
     assert same_bits(given, torch.ops.flash_cute.bwd(*tensors, *options, True, "auto")[:3])
+
+
+def test_every_public_function_takes_it(device: str, rng: torch.Generator) -> None:
+    """As a tuple or a list; what they return is the operators' to the bit. No window is no limit on either side."""
+    leaves = [x.requires_grad_() for x in Case(64, 65, 129).inputs(device, rng)]
+    expected = torch.ops.flash_cute.fwd(*leaves, *score("none", (9, 3)), "auto", True)
+    flow = expected[0].detach()
+    gradients = torch.autograd.grad(expected[0], leaves, flow)
+    for window in ((9, 3), [9, 3]):
+        out = flash_cute.attention(*leaves, window=window, deterministic=True)
+        assert same_bits((out,), expected[:1])
+        assert same_bits(torch.autograd.grad(out, leaves, flow), gradients)
+        assert same_bits(flash_cute.fwd(*leaves, window=window), expected)
+        tensors = [x.detach() for x in (flow, *leaves, *expected)]
+        assert same_bits(flash_cute.bwd(*tensors, window=window, deterministic=True), gradients)
+        explained = flash_cute.explain(*leaves, window=window).data
+        assert (explained["window"], explained["mask"]) == ([9, 3], "window")
+    plain = flash_cute.fwd(*leaves, True)
+    assert same_bits(flash_cute.fwd(*leaves, True, window=None), plain)
+    assert same_bits(flash_cute.fwd(*leaves, True, window=(None, None)), plain)
+
+
+def test_numpy_ints(rng: torch.Generator) -> None:
+    np = pytest.importorskip("numpy")
+    q, k, v = Case(16, 9, 11).inputs("cpu", rng)
+    window = (np.int64(3), np.int32(2))
+    assert same_bits(flash_cute.fwd(q, k, v, window=window), flash_cute.fwd(q, k, v, window=(3, 2)))
 
 
 def test_band_is_the_mask() -> None:
