@@ -169,11 +169,13 @@ def _attend(
             refuse_slope_gradient(alibi_slopes)
         if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
             refuse_tangents(q, k, v, sinks, alibi_slopes)
-        leaf = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
-        if not (leaf and is_grad_enabled()):
+        if not (
+            is_grad_enabled()
+            and (q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad))
+        ):
             if deterministic is not None and jit_is_tracing():  # the graph may be given what requires grad
-                call = (q, k, v, causal, left, right, softcap, sinks, alibi_slopes, scale, backend)
-                both = _fwd(*call, deterministic)
+                score = (softcap, sinks, alibi_slopes, scale)
+                both = _fwd(q, k, v, causal, left, right, *score, backend, deterministic)
             else:
                 both = _fwd_without_autograd(q, k, v, causal, left, right, softcap, sinks, alibi_slopes, scale, backend)
             return both if return_lse else both[0]
@@ -182,6 +184,10 @@ def _attend(
             deterministic = are_deterministic_algorithms_enabled()
         elif deterministic is not True and deterministic is not False:
             asked = deterministic = check_deterministic(deterministic)
+        if not (is_compiling() or functorch_is_active() or dispatch_modes() or jit_is_tracing()):
+            return differentiable(
+                q, k, v, causal, left, right, softcap, sinks, alibi_slopes, scale, backend, deterministic, return_lse
+            )
         call = (q, k, v, causal, left, right, softcap, sinks, alibi_slopes, scale, backend)
         if is_compiling():
             both = _fwd(*call, deterministic)
@@ -189,10 +195,8 @@ def _attend(
             both = TransformedAttention.apply(*call, deterministic)
         elif dispatch_modes():  # selective checkpointing, for one, looks for the operator that users know
             both = _fwd(*call, deterministic)
-        elif jit_is_tracing():
-            both = _fwd(*call, asked)
         else:
-            return differentiable(*call, deterministic, return_lse)
+            both = _fwd(*call, asked)
         return both if return_lse else both[0]
     except Exception as error:
         given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}

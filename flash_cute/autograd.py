@@ -43,11 +43,12 @@ class Attention(torch.autograd.Function):
         deterministic: bool,
         return_lse: bool,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        mask = causal, window_left, window_right, softcap
-        out, lse = _ops.fwd_without_autograd(q, k, v, *mask, sinks, alibi_slopes, scale, backend)
+        out, lse = _ops.fwd_without_autograd(
+            q, k, v, causal, window_left, window_right, softcap, sinks, alibi_slopes, scale, backend
+        )
         ctx.save_for_backward(q, k, v, out, lse, sinks, alibi_slopes)
         ctx.set_materialize_grads(False)
-        ctx.options = mask, (scale, deterministic, backend)
+        ctx.options = (causal, window_left, window_right, softcap), (scale, deterministic, backend)
         return (out, lse) if return_lse else out
 
     @staticmethod
