@@ -27,11 +27,11 @@ struct FwdArgs {
   TensorInfo k;  // (batch, heads_kv, len_k, head_dim)
   TensorInfo v;  // (batch, heads_kv, len_k, head_dim_v)
   std::string_view causal;
-  std::optional<int64_t> window_left;   // none: no limit
+  std::optional<int64_t> window_left;  // none: no limit
   std::optional<int64_t> window_right;
-  std::optional<double> softcap;            // none: scores are not capped
-  std::optional<TensorInfo> sinks;          // (heads_q,), float32 or q's dtype
-  std::optional<TensorInfo> alibi_slopes;   // (heads_q,) or (batch, heads_q), float32
+  std::optional<double> softcap;           // none: scores are not capped
+  std::optional<TensorInfo> sinks;         // (heads_q,), float32 or q's dtype
+  std::optional<TensorInfo> alibi_slopes;  // (heads_q,) or (batch, heads_q), float32
   std::optional<double> scale;
   std::string_view backend;
 };
