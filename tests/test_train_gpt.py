@@ -27,13 +27,13 @@ def example() -> ModuleType:
     spec.loader.exec_module(module)
     train, kept = module.train, {}
 
-    def train_once(config, attention: str, seed: int, text: Tensor, *rest: bool):
+    def train_once(config, attention: str, seed: int, text: Tensor, *rest: bool, form: str = "windows"):
         """SDPA's runs, to which several tests compare, once each: the seed is the run."""
         if attention != "sdpa":
-            return train(config, attention, seed, text, *rest)
-        key = config, seed, text.device
+            return train(config, attention, seed, text, *rest, form=form)
+        key = config, seed, text.device, form
         if key not in kept:
-            kept[key] = train(config, attention, seed, text, *rest)
+            kept[key] = train(config, attention, seed, text, *rest, form=form)
         return kept[key]
 
     module.train = train_once
