@@ -14,7 +14,7 @@ from torch import Tensor
 # How the sentence of a check begins; those of CUDA's failures do not.
 _REFUSAL = re.compile(r"flash_cute: \w+: ")
 # Tensors that need not be given.
-_OPTIONAL = ("dlse", "sinks", "alibi_slopes")
+_OPTIONAL = ("dlse", "sinks", "alibi_slopes", "seqused_q", "seqused_k")
 
 # (left, right): how many keys before its position and how many after it a row sees; None: no limit.
 Window = tuple[int | None, int | None]
@@ -49,14 +49,19 @@ def check_deterministic(deterministic: Any) -> bool:
     raise ValueError(f"flash_cute: deterministic: expected None, False or True, got {_shown(deterministic)}")
 
 
-def raise_refusal(error: Exception, tensors: Mapping[str, Any], scale: Any, softcap: Any, backend: Any) -> None:
+def raise_refusal(error: Exception, given: Mapping[str, Any], scale: Any, softcap: Any, backend: Any) -> None:
     """Raise our own sentence where `error` is a check's, or comes of an argument's type; else do nothing.
 
+    `given`: the arguments that must be tensors, and the `max_seqlen`s.
     Up to torch 2.13 a check's error is a ValueError already; torch 2.15 lost the type.
     """
     if isinstance(error, RuntimeError) and _REFUSAL.match(str(error)):
         raise ValueError(str(error)) from None
-    for name, x in tensors.items():
+    for name, x in given.items():
+        if name.startswith("max_seqlen"):
+            if x is not None and not _is_int(x):
+                raise ValueError(f"flash_cute: {name}: expected None or a number of rows, got {_shown(x)}") from None
+            continue
         if not isinstance(x, Tensor) and not (x is None and name in _OPTIONAL):
             raise ValueError(f"flash_cute: {name}: expected a torch.Tensor, got {_type_name(x)}") from None
         if isinstance(x, Tensor) and (x.is_nested or x.layout != torch.strided):

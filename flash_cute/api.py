@@ -3,19 +3,13 @@
 from typing import Any
 
 import torch
-from torch import Tensor, are_deterministic_algorithms_enabled, is_grad_enabled
-from torch.autograd import forward_ad
-from torch.compiler import is_compiling
+from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from . import _ops
-from ._refusals import Window, check_deterministic, mask_name, raise_refusal, window_sides
-from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_is_tracing
-from .autograd import Backward, TransformedAttention, differentiable, refuse_slope_gradient, refuse_tangents
+from ._call import attend, differentiate
+from ._refusals import Window
+from .autograd import DENSE
 from .report import built_architectures
-
-_fwd = _ops.fwd
-_fwd_without_autograd = _ops.fwd_without_autograd
 
 
 def attention(
@@ -89,10 +83,12 @@ def attention(
         >>> q.grad.shape, sinks.grad.shape
         (torch.Size([2, 8, 128, 64]), torch.Size([8]))
     """
-    result: Tensor | tuple[Tensor, Tensor] = _attend(
-        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, return_lse, deterministic, backend
+    if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
+        options = _options(scale, window, softcap, sinks, alibi_slopes, deterministic, backend)
+        return handle_torch_function(attention, (q, k, v), q, k, v, causal, return_lse=return_lse, **options)
+    return attend(
+        DENSE, q, k, v, (), causal, scale, window, softcap, sinks, alibi_slopes, return_lse, deterministic, backend
     )
-    return result
 
 
 def fwd(
@@ -125,83 +121,12 @@ def fwd(
         >>> out.shape, lse.shape
         (torch.Size([2, 8, 128, 64]), torch.Size([2, 8, 128]))
     """
-    result: tuple[Tensor, Tensor] = _attend(
-        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, True, deterministic, backend
-    )
-    return result
-
-
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool | str,
-    scale: float | None,
-    window: Window | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    alibi_slopes: Tensor | None,
-    return_lse: bool,
-    deterministic: bool | None,
-    backend: str | None,
-) -> Any:
-    """`attention`: resolve the defaults, and take the cheapest way that the call allows."""
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
-        options: dict[str, Any]
-        options = {"scale": scale, "return_lse": return_lse, "deterministic": deterministic, "backend": backend}
-        options |= {"window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
-        return handle_torch_function(attention, (q, k, v), q, k, v, causal, **options)
-    try:
-        if causal is False:
-            causal = "none"
-        elif causal is True:
-            causal = "bottom_right"
-        elif not isinstance(causal, str):
-            causal = mask_name(causal)
-        left = right = None
-        if window is not None:
-            left, right = window_sides(window)
-        if backend is None:
-            backend = "auto"
-        if autocast_is_enabled():
-            q, k, v, sinks = _ops.autocast(q, k, v, sinks)
-        if alibi_slopes is not None:
-            refuse_slope_gradient(alibi_slopes)
-        if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
-            refuse_tangents(q, k, v, sinks, alibi_slopes)
-        if not (
-            is_grad_enabled()
-            and (q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad))
-        ):
-            if deterministic is not None and jit_is_tracing():  # the graph may be given what requires grad
-                score = (softcap, sinks, alibi_slopes, scale)
-                both = _fwd(q, k, v, causal, left, right, *score, backend, deterministic)
-            else:
-                both = _fwd_without_autograd(q, k, v, causal, left, right, softcap, sinks, alibi_slopes, scale, backend)
-            return both if return_lse else both[0]
-        asked = deterministic
-        if deterministic is None:
-            deterministic = are_deterministic_algorithms_enabled()
-        elif deterministic is not True and deterministic is not False:
-            asked = deterministic = check_deterministic(deterministic)
-        if not (is_compiling() or functorch_is_active() or dispatch_modes() or jit_is_tracing()):
-            return differentiable(
-                q, k, v, causal, left, right, softcap, sinks, alibi_slopes, scale, backend, deterministic, return_lse
-            )
-        call = (q, k, v, causal, left, right, softcap, sinks, alibi_slopes, scale, backend)
-        if is_compiling():
-            both = _fwd(*call, deterministic)
-        elif functorch_is_active():
-            both = TransformedAttention.apply(*call, deterministic)
-        elif dispatch_modes():  # selective checkpointing, for one, looks for the operator that users know
-            both = _fwd(*call, deterministic)
-        else:
-            both = _fwd(*call, asked)
-        return both if return_lse else both[0]
-    except Exception as error:
-        given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
-        raise_refusal(error, given, scale, softcap, backend)
-        raise
+        options = _options(scale, window, softcap, sinks, alibi_slopes, deterministic, backend)
+        return handle_torch_function(fwd, (q, k, v), q, k, v, causal, **options)
+    return attend(
+        DENSE, q, k, v, (), causal, scale, window, softcap, sinks, alibi_slopes, True, deterministic, backend
+    )
 
 
 def bwd(
@@ -257,36 +182,19 @@ def bwd(
     """
     tensors = (dout, q, k, v, out, lse, dlse)
     if not isinstance(q, Tensor) and has_torch_function(tensors):  # torch.fx.symbolic_trace's proxies
-        options: dict[str, Any]
-        options = {"dlse": dlse, "scale": scale, "deterministic": deterministic, "backend": backend}
-        options |= {"window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
-        traced: tuple[Tensor, ...] = handle_torch_function(bwd, tensors, *tensors[:6], causal, **options)
-        return traced
-    try:
-        causal = mask_name(causal)
-        left = right = None
-        if window is not None:
-            left, right = window_sides(window)
-        if deterministic is None:
-            deterministic = are_deterministic_algorithms_enabled()
-        elif deterministic is not True and deterministic is not False:
-            deterministic = check_deterministic(deterministic)
-        if alibi_slopes is not None:
-            refuse_slope_gradient(alibi_slopes)
-        if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
-            refuse_tangents(*tensors, sinks, alibi_slopes)
-        operator = _ops.bwd_without_autograd
-        if is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, sinks)):
-            operator = _ops.bwd if is_compiling() else Backward.apply
-        score = (softcap, sinks, alibi_slopes, scale)
-        gradients: tuple[Tensor, ...]
-        gradients = operator(*tensors, causal, left, right, *score, deterministic, backend or "auto")
-        return gradients if sinks is not None else gradients[:3]
-    except Exception as error:
-        names = ("dout", "q", "k", "v", "out", "lse", "dlse", "sinks", "alibi_slopes")
-        given = dict(zip(names, (*tensors, sinks, alibi_slopes), strict=True))
-        raise_refusal(error, given, scale, softcap, backend)
-        raise
+        options = _options(scale, window, softcap, sinks, alibi_slopes, deterministic, backend)
+        return handle_torch_function(bwd, tensors, *tensors[:6], causal, dlse=dlse, **options)
+    return differentiate(
+        DENSE, tensors, (), causal, scale, window, softcap, sinks, alibi_slopes, deterministic, backend
+    )
+
+
+def _options(
+    scale: Any, window: Any, softcap: Any, sinks: Any, alibi_slopes: Any, deterministic: Any, backend: Any
+) -> dict[str, Any]:
+    """The arguments by keyword of a call that torch.fx records."""
+    score = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
+    return {**score, "deterministic": deterministic, "backend": backend}
 
 
 def backends() -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""Autograd of the operators.
+"""Autograd of the operators: of dense calls and of packed ones, which differ in the arguments of their lengths alone.
 
 In eager mode `attention` runs in an `autograd.Function` round the operators without autograd, which costs less than
 `register_autograd` on `flash_cute::fwd`. The latter serves whoever calls that operator itself, torch.compile above all.
@@ -6,6 +6,8 @@ torch.func's transforms want a Function of another form. All share one backward,
 differentiating it raises.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -23,108 +25,149 @@ NO_DOUBLE_BACKWARD = (
 NO_SLOPE_GRADIENT = "flash_cute: alibi_slopes: expected a tensor that does not require grad, got one that does"
 
 
-class Attention(torch.autograd.Function):
-    """Differentiable `out`, or `(out, lse)`. An output less is 1 us less."""
+@dataclass
+class Calls:
+    """One kind of call: its operators, and the ways to call them with autograd.
 
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        causal: str,
-        window_left: int | None,
-        window_right: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-        alibi_slopes: Tensor | None,
-        scale: float | None,
-        backend: str,
-        deterministic: bool,
-        return_lse: bool,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        out, lse = _ops.fwd_without_autograd(
-            q, k, v, causal, window_left, window_right, softcap, sinks, alibi_slopes, scale, backend
-        )
-        ctx.save_for_backward(q, k, v, out, lse, sinks, alibi_slopes)
-        ctx.set_materialize_grads(False)
-        ctx.options = (causal, window_left, window_right, softcap), (scale, deterministic, backend)
-        return (out, lse) if return_lse else out
+    A forward takes q, k and v, the lengths (none where the call is dense), the seven arguments of mask and score
+    (causal, window_left, window_right, softcap, sinks, alibi_slopes, scale), backend and deterministic. A backward
+    takes dout, q, k, v, out, lse, dlse, the lengths, mask and score, deterministic and backend.
+    """
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return *_backward(ctx, *grads), None
+    name: str  # what the operators' names begin with
+    length_names: tuple[str, ...]
+    fwd: Callable[..., Any]
+    fwd_without_autograd: Callable[..., Any]  # takes no `deterministic`
+    bwd: Callable[..., Any]
+    bwd_without_autograd: Callable[..., Any]
+    differentiable: Callable[..., Any]  # fwd's arguments, return_lse -> out, or (out, lse); an output less is 1 us less
+    transformed: Callable[..., Any]  # fwd's arguments -> (out, lse), under torch.func's transforms; slower
+    differentiable_bwd: Callable[..., Any]  # bwd's, for a graph that would differentiate its results
 
 
-# Takes what `forward` takes after ctx.
-differentiable = direct_apply(Attention)
+def _make_calls(name: str, length_names: tuple[str, ...]) -> Calls:
+    """The calls of the operators `{name}fwd` and `{name}bwd`, whose autograd is registered here."""
+    arguments = _Arguments(
+        tensors=tuple(3 + i for i, x in enumerate(length_names) if not x.startswith("max_")),
+        sinks=3 + len(length_names) + 4,
+    )
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Tensor | tuple[Tensor, Tensor]:  # type: ignore[override]
+            out, lse = calls.fwd_without_autograd(*inputs[:-2])
+            _save(arguments, ctx, inputs[:-1], out, lse)
+            return (out, lse) if inputs[-1] else out
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            return *_backward(arguments, calls, ctx, *grads), None
+
+    class TransformedAttention(torch.autograd.Function):
+        @staticmethod
+        def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+            output: tuple[Tensor, Tensor] = calls.fwd_without_autograd(*inputs[:-1])
+            return output
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+            _setup_context(arguments, ctx, inputs, output)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            return _backward(arguments, calls, ctx, *grads)
+
+        @staticmethod
+        def vmap(*args: Any) -> NoReturn:
+            _ops.refuse_vmap()
+
+    class Backward(torch.autograd.Function):
+        @staticmethod
+        def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            gradients: tuple[Tensor, Tensor, Tensor, Tensor] = calls.bwd_without_autograd(*inputs)
+            return gradients
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
+            raise NotImplementedError(NO_DOUBLE_BACKWARD)
+
+        @staticmethod
+        def vmap(*args: Any) -> NoReturn:
+            _ops.refuse_vmap()
+
+    setup_context, backward = TransformedAttention.setup_context, TransformedAttention.backward
+    torch.library.register_autograd(f"flash_cute::{name}fwd", backward, setup_context=setup_context, lib=_ops.library)
+    torch.library.register_autograd(f"flash_cute::{name}bwd", Backward.backward, lib=_ops.library)
+    for twin in (f"_{name}fwd", f"_{name}bwd"):
+        # Without a kernel of its own, PyTorch's fallback would let backward() pass with a warning and no gradients.
+        _ops.library.impl(twin, torch.library.fallthrough_kernel, "Autograd")
+    calls = Calls(
+        name,
+        length_names,
+        fwd=getattr(_ops, f"{name}fwd"),
+        fwd_without_autograd=getattr(_ops, f"{name}fwd_without_autograd"),
+        bwd=getattr(_ops, f"{name}bwd"),
+        bwd_without_autograd=getattr(_ops, f"{name}bwd_without_autograd"),
+        differentiable=direct_apply(Attention),
+        transformed=TransformedAttention.apply,
+        differentiable_bwd=Backward.apply,
+    )
+    return calls
 
 
-class TransformedAttention(torch.autograd.Function):
-    """Differentiable `(out, lse)` in the form that torch.func.grad and its like can use; an eager call is slower."""
+@dataclass(frozen=True)
+class _Arguments:
+    """Where a forward of one kind has ..."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        output: tuple[Tensor, Tensor] = _ops.fwd_without_autograd(*inputs[:11])
-        return output
+    tensors: tuple[int, ...]  # lengths that are tensors, or None
+    sinks: int  # followed by alibi_slopes
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _setup_context(ctx, inputs, output)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, *grads)
-
-    @staticmethod
-    def vmap(*args: Any) -> NoReturn:
-        _ops.refuse_vmap()
+    @property
+    def saved(self) -> tuple[int, ...]:
+        return (*self.tensors, self.sinks, self.sinks + 1)
 
 
-class Backward(torch.autograd.Function):
-    """`Backward.apply` of what `flash_cute::bwd` takes, for a graph that would differentiate its results."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        gradients: tuple[Tensor, Tensor, Tensor, Tensor] = _ops.bwd_without_autograd(*inputs)
-        return gradients
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
-        raise NotImplementedError(NO_DOUBLE_BACKWARD)
-
-    @staticmethod
-    def vmap(*args: Any) -> NoReturn:
-        _ops.refuse_vmap()
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, causal, window_left, window_right, softcap, sinks, alibi_slopes, scale, backend, deterministic = inputs
-    if ctx.needs_input_grad[8]:
-        raise ValueError(NO_SLOPE_GRADIENT)
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-    ctx.save_for_backward(q, k, v, *output, sinks, alibi_slopes)
+def _save(arguments: _Arguments, ctx: Any, inputs: tuple[Any, ...], out: Tensor, lse: Tensor) -> None:
+    saved, rest = arguments.saved, list(inputs)
+    ctx.save_for_backward(*inputs[:3], out, lse, *[inputs[i] for i in saved])
+    for i in (0, 1, 2, *saved):
+        rest[i] = None
     ctx.set_materialize_grads(False)
-    ctx.options = (causal, window_left, window_right, softcap), (scale, deterministic, backend)
+    ctx.rest = rest
 
 
-def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Tensor | None, ...]:
+def _setup_context(arguments: _Arguments, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    if ctx.needs_input_grad[arguments.sinks + 1]:
+        raise ValueError(NO_SLOPE_GRADIENT)
+    if inputs[-1] is None:
+        inputs = (*inputs[:-1], torch.are_deterministic_algorithms_enabled())
+    _save(arguments, ctx, inputs, *output)
+
+
+def _backward(
+    arguments: _Arguments, calls: Calls, ctx: Any, dout: Tensor | None, dlse: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
     """The gradients of what flows into out and into the LSE; each is None where nothing does."""
+    inputs = list(ctx.rest)
+    gradients: list[Tensor | None] = [None] * len(inputs)
     if dout is None and dlse is None:
-        return (None,) * 12
-    q, k, v, out, lse, sinks, alibi_slopes = ctx.saved_tensors
+        return tuple(gradients)
+    q, k, v, out, lse, *given = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
+    for i, x in zip(arguments.saved, given, strict=True):
+        inputs[i] = x
+    *call, backend, deterministic = inputs[3:]
     # With create_graph=True the backward is recorded too, so that differentiating it raises.
-    bwd = Backward.apply if torch.is_grad_enabled() else _ops.bwd_without_autograd
-    mask, rest = ctx.options
-    dq, dk, dv, dsinks = bwd(dout, q, k, v, out, lse, dlse, *mask, sinks, alibi_slopes, *rest)
-    return dq, dk, dv, None, None, None, None, None if sinks is None else dsinks, None, None, None, None
+    bwd = calls.differentiable_bwd if torch.is_grad_enabled() else calls.bwd_without_autograd
+    *gradients[:3], dsinks = bwd(dout, q, k, v, out, lse, dlse, *call, deterministic, backend)
+    if inputs[arguments.sinks] is not None:
+        gradients[arguments.sinks] = dsinks
+    return tuple(gradients)
 
 
 def refuse_slope_gradient(alibi_slopes: Tensor) -> None:
@@ -139,8 +182,7 @@ def refuse_tangents(*tensors: Tensor | None) -> None:
         raise NotImplementedError("flash_cute has no forward-mode derivative: it takes no dual tensors.")
 
 
-torch.library.register_autograd("flash_cute::fwd", _backward, setup_context=_setup_context, lib=_ops.library)
-torch.library.register_autograd("flash_cute::bwd", Backward.backward, lib=_ops.library)
-for _name in ("_fwd", "_bwd"):
-    # Without a kernel of its own, PyTorch's fallback would let backward() pass with a warning and no gradients.
-    _ops.library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+DENSE = _make_calls("", ())
+VARLEN = _make_calls(
+    "varlen_", ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "max_seqlen_q", "max_seqlen_k")
+)

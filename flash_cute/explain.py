@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor, are_deterministic_algorithms_enabled
 
-from . import _ops, cpu, cpu_bwd, report
+from . import _ops, cpu, cpu_bwd, cpu_varlen, report
 from ._refusals import Window, mask_name, raise_refusal, window_sides
+from .autograd import VARLEN
 from .band import make_band
 from .score import make_score
 
@@ -33,6 +34,10 @@ class Explanation:
 
     `split_tiles`: how many tiles have their keys, in a backward their rows, split over CTAs; `split_ctas`: over how
     many.
+
+    Of packed sequences `packed` is True, `batch` is their number, and `len_q` and `len_k` are the rows and keys of all
+    of them; there are `max_seqlen_q` and `max_seqlen_k` (the hints, or None), `seqused_q` and `seqused_k` (whether
+    given).
 
     Of a backward: `block_n` is the keys that a CTA owns, `block_m` the query rows of a step, `copies` has "dout",
     "dq", "dk" and "dv" too, and there is `deterministic`.
@@ -70,8 +75,17 @@ def explain(
     capability: int | None = None,
     backward: bool = False,
     deterministic: bool | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
 ) -> Explanation:
     """Say which kernel `attention` (or `fwd`) would run for these arguments, or its backward; nothing is launched.
+
+    With `cu_seqlens_q` and `cu_seqlens_k` the same of `varlen_attention`: what depends on the sequences' lengths is
+    decided where they are, on the device, and the explanation says what that is.
 
     The answer is that of the plan function that the launch itself asks, so it is what runs.
 
@@ -82,6 +96,8 @@ def explain(
             times major plus minor: 80 (A100), 86, 89, 90 (H100), 120.
         backward: explain the backward's kernel instead of the forward's, for a dout laid out like out.
         deterministic: as in `attention`; it matters for the backward alone.
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k: as in `varlen_attention`, for q, k
+            and v as there.
 
     Raises:
         ValueError: as `attention` raises for the same arguments.
@@ -91,22 +107,31 @@ def explain(
         >>> explain(x, x, x, causal=True, capability=80).data["backend"]
         'sm80'
     """
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    packed = any(x is not None for x in lengths)
     try:
         causal = mask_name(causal)
         left, right = (None, None) if window is None else window_sides(window)
         *tensors, sinks = _ops.autocast(q, k, v, sinks)
-        call = (*tensors, causal, left, right, softcap, sinks, alibi_slopes, scale, backend or "auto")
+        call = (*(lengths if packed else ()), causal, left, right, softcap, sinks, alibi_slopes, scale)
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         if backward:
-            plan = json.loads(_ops.bwd_plan(*call, deterministic, capability or 0))
+            operator = _ops.varlen_bwd_plan if packed else _ops.bwd_plan
+            plan = json.loads(operator(*tensors, *call, backend or "auto", deterministic, capability or 0))
         else:
-            plan = json.loads(_ops.fwd_plan(*call, capability or 0))
+            operator = _ops.varlen_fwd_plan if packed else _ops.fwd_plan
+            plan = json.loads(operator(*tensors, *call, backend or "auto", capability or 0))
     except Exception as error:
         given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
+        if packed:
+            given |= dict(zip(VARLEN.length_names, lengths, strict=True))
         raise_refusal(error, given, scale, softcap, backend)
         raise
-    if plan["backend"] == "cpu":
+    if plan["backend"] == "cpu" and packed:
+        plan["copies"] |= cpu_varlen.copies(q, k, v, backward)
+        plan["reasons"] += cpu_varlen.reasons(backward)
+    elif plan["backend"] == "cpu":
         module = cpu_bwd if backward else cpu
         plan["copies"] |= module.copies(q, k, v)
         band = make_band(causal, left, right, q.shape[2], k.shape[2])

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import flash_cute
-from flash_cute import _ops
+from flash_cute import autograd
 
 
 @pytest.fixture
@@ -103,13 +103,13 @@ def test_no_gradient_of_the_lse_is_made_up(
     leaves: Inputs, way: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[torch.Tensor | None] = []
-    right = _ops.bwd_without_autograd
+    right = autograd.DENSE.bwd_without_autograd
 
     def watch(*args: Any) -> Any:
         given.append(args[6])
         return right(*args)
 
-    monkeypatch.setattr(_ops, "bwd_without_autograd", watch)
+    monkeypatch.setattr(autograd.DENSE, "bwd_without_autograd", watch)
     way(*leaves)[0].sum().backward()
     assert given == [None]
 
@@ -281,13 +281,13 @@ def test_deterministic_is_what_torch_says_when_called(
     leaves: Inputs, asked: bool | None, mode: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[bool] = []
-    right = _ops.bwd_without_autograd
+    right = autograd.DENSE.bwd_without_autograd
 
     def watch(*args: Any) -> Any:
         given.append(args[-2])
         return right(*args)
 
-    monkeypatch.setattr(_ops, "bwd_without_autograd", watch)
+    monkeypatch.setattr(autograd.DENSE, "bwd_without_autograd", watch)
     torch.use_deterministic_algorithms(mode)
     try:
         if way == "bwd":

@@ -34,6 +34,7 @@ struct FwdArgs {
   std::optional<TensorInfo> alibi_slopes;  // (heads_q,) or (batch, heads_q), float32
   std::optional<double> scale;
   std::string_view backend;
+  std::optional<int64_t> sequences;  // in q, k and v, which are packed then, see varlen.h; none: they are dense
 };
 
 struct BwdArgs {
@@ -45,7 +46,8 @@ struct BwdArgs {
   bool deterministic;
 };
 
-// A call that has passed the checks: the input of the plan.
+// A call that has passed the checks: the input of the plan. Of a packed call batch is the number of sequences, len_q and
+// len_k are the rows and keys of all of them.
 struct Problem {
   int batch;
   int heads_q;
@@ -60,7 +62,7 @@ struct Problem {
   bool has_alibi;
   bool alibi_per_batch;  // slopes of (batch, heads_q), else (heads_q,)
   Causal causal;
-  Band band;        // causal and the window; exact for lengths up to kMaxLength
+  Band band;        // causal and the window; exact for lengths up to kMaxLength. Packed: see make_band
   Backend backend;  // as requested; kAuto is resolved by the plan
   int forced_chip = -1;   // tests: use the sm80 table of this chip, whatever the GPU
   int forced_entry = -1;  // tests: use this tile of the sm90 forward, if the head dim has it
@@ -99,12 +101,17 @@ inline std::string device_name(TensorInfo const& tensor) {
   return tensor.device_type == aoti_torch_device_type_meta() ? "meta" : "another device";
 }
 
-inline std::string shape_text(TensorInfo const& tensor) {
+inline std::string shape_text(int64_t const* sizes, int64_t rank) {
   std::string text = "(";
-  for (int64_t dim = 0; dim < tensor.rank; ++dim) {
-    text += (dim ? ", " : "") + std::to_string(tensor.sizes[dim]);
-  }
-  return text + (tensor.rank == 1 ? ",)" : ")");
+  for (int64_t dim = 0; dim < rank; ++dim) text += (dim ? ", " : "") + std::to_string(sizes[dim]);
+  return text + (rank == 1 ? ",)" : ")");
+}
+
+inline std::string shape_text(TensorInfo const& tensor) {
+  if (!tensor.packed) return shape_text(tensor.sizes, tensor.rank);
+  if (tensor.rank == 3) return shape_text(tensor.sizes + 1, 2);
+  int64_t const sizes[] = {tensor.sizes[2], tensor.sizes[1], tensor.sizes[3]};
+  return shape_text(sizes, 3);
 }
 
 inline Causal parse_causal(std::string_view causal) {
@@ -206,13 +213,13 @@ inline void check_sinks(TensorInfo const& q, TensorInfo const& sinks) {
                    ",), a number per query head, got ", shape_text(sinks));
 }
 
-inline void check_alibi_slopes(TensorInfo const& q, TensorInfo const& slopes) {
+inline void check_alibi_slopes(TensorInfo const& q, TensorInfo const& slopes, int64_t batch) {
   check_same_device(q, slopes);
   FLASH_CUTE_CHECK(slopes.dtype == aoti_torch_dtype_float32(), "alibi_slopes: expected float32, got ",
                    dtype_name(slopes.dtype));
   bool const per_head = slopes.rank == 1 && slopes.sizes[0] == q.sizes[1];
-  bool const per_batch = slopes.rank == 2 && slopes.sizes[0] == q.sizes[0] && slopes.sizes[1] == q.sizes[1];
-  FLASH_CUTE_CHECK(per_head || per_batch, "alibi_slopes: expected the shape (", q.sizes[1], ",) or (", q.sizes[0], ", ",
+  bool const per_batch = slopes.rank == 2 && slopes.sizes[0] == batch && slopes.sizes[1] == q.sizes[1];
+  FLASH_CUTE_CHECK(per_head || per_batch, "alibi_slopes: expected the shape (", q.sizes[1], ",) or (", batch, ", ",
                    q.sizes[1], "), a slope per query head, got ", shape_text(slopes));
 }
 
@@ -220,11 +227,13 @@ inline void check_window(char const* name, std::optional<int64_t> limit) {
   FLASH_CUTE_CHECK(!limit || *limit >= 0, name, ": expected None (no limit) or a number of at least 0, got ", *limit);
 }
 
-// The mask as a band: row i has position i + offset, and sees the columns from position - left to position + right.
+// The mask as a band: row i has position i + offset, and sees the columns from position - left to position + right. The
+// offset of a packed sequence depends on its lengths, which only the device knows: its band is relative to the position.
 inline Band make_band(FwdArgs const& args, Causal causal) {
   check_window("window_left", args.window_left);
   check_window("window_right", args.window_right);
-  int64_t const offset = causal == Causal::kTopLeft ? 0 : args.k.sizes[2] - args.q.sizes[2];
+  int64_t const len_q = args.q.sizes[2], len_k = args.k.sizes[2];
+  int64_t const offset = args.sequences || causal == Causal::kTopLeft ? 0 : len_k - len_q;
   // Clamped so that nothing overflows: a window wider than every length has no effect.
   constexpr int64_t kWidest = int64_t{1} << 32;
   int64_t const left = std::min(args.window_left.value_or(kWidest), kWidest);
@@ -233,8 +242,9 @@ inline Band make_band(FwdArgs const& args, Causal causal) {
     return static_cast<int>(std::clamp(limit, int64_t{-kNoLimit}, int64_t{kNoLimit}));
   };
   // A limit that affects no row of this call is dropped, so that a wide enough window runs like no window.
-  bool const has_lower = offset - left + args.q.sizes[2] - 1 > 0;
-  bool const has_upper = offset + right < args.k.sizes[2] - 1;
+  int64_t const longest = std::max(len_q, len_k);
+  bool const has_lower = args.sequences ? left < longest : offset - left + len_q - 1 > 0;
+  bool const has_upper = args.sequences ? right < longest : offset + right < len_k - 1;
   return {.lower = has_lower ? limited(offset - left) : -kNoLimit, .upper = has_upper ? limited(offset + right) : kNoLimit};
 }
 
@@ -263,9 +273,10 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
   check_dtype(args, on_cuda);
   check_shapes(args);
   if (args.sinks) check_sinks(args.q, *args.sinks);
-  if (args.alibi_slopes) check_alibi_slopes(args.q, *args.alibi_slopes);
+  int64_t const batch = args.sequences.value_or(args.q.sizes[0]);
+  if (args.alibi_slopes) check_alibi_slopes(args.q, *args.alibi_slopes, batch);
   Causal const causal = parse_causal(args.causal);
-  Problem problem{.batch = static_cast<int>(args.q.sizes[0]),
+  Problem problem{.batch = static_cast<int>(batch),
                   .heads_q = static_cast<int>(args.q.sizes[1]),
                   .heads_kv = static_cast<int>(args.k.sizes[1]),
                   .len_q = static_cast<int>(args.q.sizes[2]),
@@ -291,9 +302,9 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
 // `other` must have `rank` dims, the first 3 of them q's.
 inline void check_shape_of_rows(TensorInfo const& q, TensorInfo const& other, int rank, int64_t head_dim = 0) {
   int64_t const sizes[] = {q.sizes[0], q.sizes[1], q.sizes[2], head_dim};
-  TensorInfo const expected{.name = other.name, .handle = nullptr, .sizes = sizes, .rank = rank};
-  FLASH_CUTE_CHECK(other.rank == rank && std::equal(sizes, sizes + rank, other.sizes), other.name,
-                   ": expected the shape ", shape_text(expected), ", got ", shape_text(other));
+  TensorInfo const expected{.name = other.name, .handle = nullptr, .sizes = sizes, .rank = rank, .packed = q.packed};
+  bool const same = other.packed == q.packed && other.rank == rank && std::equal(sizes, sizes + rank, other.sizes);
+  FLASH_CUTE_CHECK(same, other.name, ": expected the shape ", shape_text(expected), ", got ", shape_text(other));
 }
 
 inline void check_lse(TensorInfo const& q, TensorInfo const& lse) {

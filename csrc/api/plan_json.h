@@ -195,15 +195,21 @@ struct PlannedCall {
   std::optional<Gpu> gpu;
 };
 
-inline PlannedCall check_planned(FwdArgs const& args, int64_t capability) {
+// `check(on_cuda)` checks the call and makes the problem.
+template <class Check>
+PlannedCall check_planned(FwdArgs const& args, int64_t capability, Check const& check) {
   FLASH_CUTE_CHECK(capability >= 0 && capability < 1000,
                    "capability: expected 0 (the tensors' own device) or a GPU's, like 90, got ", capability);
   bool const on_cuda = capability > 0 || is_cuda(args.q);
-  Problem const problem = check_fwd(args, on_cuda);
+  Problem const problem = check(on_cuda);
   if (!on_cuda && is_cpu(args.q)) return {.problem = problem, .gpu = std::nullopt};
   FLASH_CUTE_CHECK(on_cuda, "capability: expected that of a GPU, like 90, since q is on ", device_name(args.q),
                    "; got 0");
   return {.problem = problem, .gpu = planned_gpu(args.q, static_cast<int>(capability))};
+}
+
+inline PlannedCall check_planned(FwdArgs const& args, int64_t capability) {
+  return check_planned(args, capability, [&](bool on_cuda) { return check_fwd(args, on_cuda); });
 }
 
 }  // namespace flash_cute
