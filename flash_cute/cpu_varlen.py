@@ -239,7 +239,7 @@ def _alike(batch: Batch, lse: Tensor, dtype: torch.dtype) -> list[Batch]:
 
 def copies(q: Tensor, k: Tensor, v: Tensor, backward: bool) -> dict[str, str | None]:
     """Why each argument is copied; what `explain` says."""
-    dense = cpu_bwd.copies(q) if backward else cpu.copies(q, k, v)
+    dense = (cpu_bwd if backward else cpu).copies(q, k, v)
     return {name: why or "rows of several sequences of equal lengths are gathered" for name, why in dense.items()}
 
 
