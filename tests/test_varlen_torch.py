@@ -207,7 +207,7 @@ def test_one_graph_for_all_lengths(device: str, causal: Causal, with_used: bool,
 
     compiled, counter = _compiled_in_one_graph(attend)
     for lengths in (LENGTHS, ((33, 65), (2, 1), (7, 7)), ((1, 9),) * 6, ((40, 3), (3, 40))):
-        packed = pack(lengths, device, rng, head_dim=16, around=2)
+        packed = pack(lengths, device, rng, head_dim=16, around=2, heads_q=12)  # no number of sequences
         leaves = [x.requires_grad_() for x in packed.tensors]
         extra = list(packed.call[3:])
         if with_used:
@@ -334,13 +334,13 @@ def test_opcheck_backward(device: str, head_dim_v: int, operator: str, rng: torc
 @pytest.mark.parametrize("head_dim_v", [16, 24, 8])
 @pytest.mark.parametrize("form", ["contiguous", "qkv", "head_major", "expanded"])
 def test_fakes_have_the_layout_of_the_results(form: str, head_dim_v: int, rng: torch.Generator) -> None:
-    q, k, v = pack(LENGTHS, "cpu", rng, head_dim=16, head_dim_v=head_dim_v).tensors
+    q, k, v = pack(LENGTHS, "cpu", rng, dtype=torch.half, head_dim=16, head_dim_v=head_dim_v).tensors
     if form == "qkv":
-        q = torch.randn(29, 3, 4, 16)[:, 1]
+        q = torch.randn(29, 3, 4, 16).half()[:, 1]
     elif form == "head_major":
-        q = torch.randn(4, 29, 16).transpose(0, 1)
+        q = torch.randn(4, 29, 16).half().transpose(0, 1)
     elif form == "expanded":
-        q = torch.randn(29, 1, 16).expand(29, 4, 16)
+        q = torch.randn(29, 1, 16).half().expand(29, 4, 16)
     of_q, of_k = (offsets(side) for side in zip(*LENGTHS, strict=True))
     real = flash_cute.varlen_fwd(q, k, v, of_q, of_k)
     real += flash_cute.varlen_bwd(real[0], q, k, v, *real, of_q, of_k)
@@ -386,7 +386,8 @@ def test_explain(rng: torch.Generator, backward: bool) -> None:
     assert (data["max_seqlen_q"], data["max_seqlen_k"], data["seqused_q"]) == (None, 17, False)
     assert "lengths are read when the call runs" in str(explanation)
     assert set(data["copies"]) >= {"q", "k", "v"}
-    assert "packed" not in flash_cute.explain(*(x[None] for x in packed.tensors)).data
+    dense = (x.transpose(0, 1)[None] for x in packed.tensors)
+    assert "packed" not in flash_cute.explain(*dense, backward=backward).data
 
 
 @pytest.mark.parametrize("device", [CUDA])

@@ -181,8 +181,9 @@ void boxed_check_bwd(StableIValue* stack, uint64_t, uint64_t) {
 }  // namespace
 }  // namespace flash_cute
 
+// SymInt for the hints, so that torch.compile makes no graph per value.
 #define FLASH_CUTE_LENGTHS                                                                                     \
-  "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, int? max_seqlen_q, int? " \
+  "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, SymInt? max_seqlen_q, SymInt? " \
   "max_seqlen_k"
 #define FLASH_CUTE_VARLEN_FWD                                                                   \
   "Tensor q, Tensor k, Tensor v, " FLASH_CUTE_LENGTHS ", " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE \
