@@ -78,6 +78,25 @@ def run(rank, store):
             if rank == 0:
                 print("options", heads, heads_kv, name, str(gradients[3].placements[0]), forward,
                       traffic.get_total_counts())
+        packed = [x.transpose(1, 2).flatten(0, 1) for x in plain]
+        ends = [torch.arange(4, dtype=torch.int32) * n for n in (9, 13)]
+        of = [distribute_tensor(x, mesh, [Replicate()]) for x in ends]
+        for name, placement in {"heads": Shard(1), "whole": Replicate(), "rows": Shard(0)}.items():
+            inputs = placed(packed, *[placement] * 3)
+            with CommDebugMode() as traffic:
+                out, lse = flash_cute.varlen_fwd(*inputs, *of, True)
+            forward = traffic.get_total_counts()
+            flows = [torch.randn(x.shape) for x in (out, lse)]
+            gradients = torch.autograd.grad(
+                (out, lse), inputs, [distribute_tensor(x, mesh, y.placements) for x, y in zip(flows, (out, lse))]
+            )
+            leaves = [x.clone().requires_grad_() for x in packed]
+            results = flash_cute.varlen_fwd(*leaves, *ends, True)
+            expected = [*results, *torch.autograd.grad(results, leaves, flows)]
+            given = [x.full_tensor() for x in (out, lse, *gradients)]
+            torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
+            if rank == 0:
+                print(heads, heads_kv, "packed_" + name, str(out.placements[0]), forward)
         try:
             flash_cute.attention(*placed(plain, Shard(0), Shard(0), Shard(0)), "diagonal")
         except ValueError as error:
@@ -95,7 +114,7 @@ if __name__ == "__main__":
 def test_two_processes(tmp_path: Path, python: Callable[..., str]) -> None:
     printed = python(SCRIPT.replace("STORE", repr(str(tmp_path / "store"))), timeout=300)
     found = {tuple(line.split()[:3]): line.split()[3:] for line in printed.splitlines() if line[0].isdigit()}
-    assert len(found) == 15, printed
+    assert len(found) == 24, printed
     options = [line.split()[1:] for line in printed.splitlines() if line.startswith("options")]
     assert len(options) == 9, printed
     # The placement of the sinks' gradient: of a batch's rank a part of the sum.
@@ -108,6 +127,8 @@ def test_two_processes(tmp_path: Path, python: Callable[..., str]) -> None:
     assert found["4", "1", "batch"] == ["S(0)", "0", "0"]
     assert found["4", "1", "query_heads"] == ["S(1)", "0", "0"]
     assert found["3", "3", "heads"][0] == "R", "three heads cannot be dealt to two ranks"
+    assert found["4", "2", "packed_heads"] == ["S(1)", "0"]
+    assert all(found[heads, heads_kv, "packed_rows"][0] == "R" for heads, heads_kv in (("4", "2"), ("4", "1")))
     assert all(found[heads, heads_kv, "rows"][0] == "R" for heads, heads_kv in (("4", "2"), ("4", "1"), ("3", "3")))
 
 
