@@ -115,7 +115,7 @@ def served() -> Iterator[None]:
     """Skips a test of which a call on CUDA is refused for want of kernels, and for nothing else."""
     try:
         yield
-    except (ValueError, RuntimeError) as error:
+    except Exception as error:  # opcheck has one of its own round ours
         if NO_KERNELS not in str(error):
             raise
         pytest.skip(NO_KERNELS)

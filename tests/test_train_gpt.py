@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from packed import served
 from torch import Tensor
 
 pytest.importorskip("tqdm", reason="the extra flash_cute[examples] is not installed")
@@ -153,6 +154,12 @@ def test_a_few_steps(example, tmp_path, capsys):
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_learns_on_the_gpu(example, tmp_path, capsys, head_dim):
     assert small(example, tmp_path, head_dim, "--attention", "flash_cute", device="cuda") == 0
+
+
+@pytest.mark.cuda
+def test_packed_documents_on_the_gpu(example, tmp_path):
+    with served():
+        assert small(example, tmp_path, 64, "--packed", "--attention", "flash_cute", device="cuda") == 0
 
 
 def test_the_seed_is_the_run(example):

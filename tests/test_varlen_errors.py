@@ -265,7 +265,7 @@ def test_nothing_waits_for_the_device_in_a_check() -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         torch.ops.flash_cute.check_varlen_fwd(*call.values())
-        for changes, _ in BAD.values():
+        for changes, _ in (BAD[name] for name in BAD if name != "backend_sm90"):  # which is good there
             bad = call | {x: y.cuda() if torch.is_tensor(y) else y for x, y in changes.items()}
             with pytest.raises(RAW_ERRORS):
                 torch.ops.flash_cute.check_varlen_fwd(*bad.values())

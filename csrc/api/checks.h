@@ -46,8 +46,8 @@ struct BwdArgs {
   bool deterministic;
 };
 
-// A call that has passed the checks: the input of the plan. Of a packed call batch is the number of sequences, len_q and
-// len_k are the rows and keys of all of them.
+// A call that has passed the checks: the input of the plan. Of a packed call `batch` is the number of sequences, and
+// `len_q` and `len_k` are the rows and keys of all of them.
 struct Problem {
   int batch;
   int heads_q;
@@ -228,7 +228,8 @@ inline void check_window(char const* name, std::optional<int64_t> limit) {
 }
 
 // The mask as a band: row i has position i + offset, and sees the columns from position - left to position + right. The
-// offset of a packed sequence depends on its lengths, which only the device knows: its band is relative to the position.
+// offset of a packed sequence depends on its lengths, which only the device knows: there the band is relative to the
+// position.
 inline Band make_band(FwdArgs const& args, Causal causal) {
   check_window("window_left", args.window_left);
   check_window("window_right", args.window_right);

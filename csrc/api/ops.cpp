@@ -1,4 +1,4 @@
-// The operators and their schemas, which are defined only here.
+// The operators of dense calls and their schemas; those of packed sequences are in ops_varlen.cpp.
 //
 //   fwd        attention; autograd is attached to it from Python. `deterministic` is its backward's
 //   _fwd       the same kernel without autograd, whose bookkeeping costs more than the launch

@@ -1,4 +1,4 @@
-// The operators of packed sequences and their schemas; those of dense calls, and what they have in common, are in ops.cpp.
+// The operators of packed sequences and their schemas; those of dense calls are in ops.cpp.
 //
 //   varlen_fwd, _varlen_fwd, varlen_fwd_plan, check_varlen_fwd   as fwd, _fwd, fwd_plan and check_fwd
 //   varlen_bwd, _varlen_bwd, varlen_bwd_plan, check_varlen_bwd   as bwd, _bwd, bwd_plan and check_bwd
@@ -182,15 +182,15 @@ void boxed_check_bwd(StableIValue* stack, uint64_t, uint64_t) {
 }  // namespace flash_cute
 
 // SymInt for the hints, so that torch.compile makes no graph per value.
-#define FLASH_CUTE_LENGTHS                                                                                     \
-  "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, SymInt? max_seqlen_q, SymInt? " \
-  "max_seqlen_k"
-#define FLASH_CUTE_VARLEN_FWD                                                                   \
-  "Tensor q, Tensor k, Tensor v, " FLASH_CUTE_LENGTHS ", " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE \
-  ", str backend"
-#define FLASH_CUTE_VARLEN_BWD                                                                                    \
-  "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, " FLASH_CUTE_LENGTHS          \
-  ", " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE ", bool deterministic, str backend"
+#define FLASH_CUTE_LENGTHS                                                                   \
+  "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, SymInt? " \
+  "max_seqlen_q, SymInt? max_seqlen_k"
+#define FLASH_CUTE_VARLEN_FWD                                                                         \
+  "Tensor q, Tensor k, Tensor v, " FLASH_CUTE_LENGTHS ", " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE ", " \
+  "str backend"
+#define FLASH_CUTE_VARLEN_BWD                                                                                 \
+  "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, " FLASH_CUTE_LENGTHS ", " \
+  FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE ", bool deterministic, str backend"
 
 STABLE_TORCH_LIBRARY_FRAGMENT(flash_cute, m) {
   m.def("varlen_fwd(" FLASH_CUTE_VARLEN_FWD ", bool? deterministic=None) -> (Tensor out, Tensor lse)");

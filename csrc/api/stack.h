@@ -63,7 +63,8 @@ class ScoreStack {
             .sinks = optional_info("sinks", sinks_),
             .alibi_slopes = optional_info("alibi_slopes", alibi_slopes_),
             .scale = scale_,
-            .backend = view(backend)};
+            .backend = view(backend),
+            .sequences = std::nullopt};
   }
 
  private:
