@@ -47,19 +47,28 @@ def attend(
             refuse_slope_gradient(alibi_slopes)
         if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
             refuse_tangents(q, k, v, sinks, alibi_slopes)
-        call = (q, k, v, *lengths, causal, left, right, softcap, sinks, alibi_slopes, scale, backend)
-        leaf = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
-        if not (leaf and is_grad_enabled()):
+        if not (
+            is_grad_enabled()
+            and (q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad))
+        ):
             if deterministic is not None and jit_is_tracing():  # the graph may be given what requires grad
-                both = calls.fwd(*call, deterministic)
-            else:
-                both = calls.fwd_without_autograd(*call)
+                mask, score = (causal, left, right), (softcap, sinks, alibi_slopes, scale)
+                both = calls.fwd(q, k, v, *lengths, *mask, *score, backend, deterministic)
+            elif lengths:
+                both = calls.fwd_without_autograd(
+                    q, k, v, *lengths, causal, left, right, softcap, sinks, alibi_slopes, scale, backend
+                )
+            else:  # 0.1 us less
+                both = calls.fwd_without_autograd(
+                    q, k, v, causal, left, right, softcap, sinks, alibi_slopes, scale, backend
+                )
             return both if return_lse else both[0]
         asked = deterministic
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         elif deterministic is not True and deterministic is not False:
             asked = deterministic = check_deterministic(deterministic)
+        call = (q, k, v, *lengths, causal, left, right, softcap, sinks, alibi_slopes, scale, backend)
         if is_compiling():
             both = calls.fwd(*call, deterministic)
         elif functorch_is_active():
