@@ -11,5 +11,18 @@ __version__ = "0.1.0"
 from . import _numpy, reference  # noqa: F401 (_numpy is the first to import torch)
 from .api import attention, backends, bwd, fwd
 from .explain import Explanation, explain
+from .varlen import varlen_attention, varlen_bwd, varlen_fwd
 
-__all__ = ["Explanation", "__version__", "attention", "backends", "bwd", "explain", "fwd", "reference"]
+__all__ = [
+    "Explanation",
+    "__version__",
+    "attention",
+    "backends",
+    "bwd",
+    "explain",
+    "fwd",
+    "reference",
+    "varlen_attention",
+    "varlen_bwd",
+    "varlen_fwd",
+]

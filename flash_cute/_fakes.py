@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._layout import empty_out
 from ._torch import without_modes
 
 
@@ -19,40 +20,101 @@ def fwd(
     causal: str,
     window_left: int | None,
     window_right: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
     scale: float | None,
     backend: str,
     deterministic: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    _check(torch.ops.flash_cute.check_fwd.default, (q, k, v), (causal, window_left, window_right, scale, backend))
+    options = (causal, window_left, window_right, softcap, sinks, alibi_slopes, scale, backend)
+    _check(torch.ops.flash_cute.check_fwd.default, q, k, v, *options)
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=lse_dtype)
+    return empty_out(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
 
 
 def bwd(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None, *options: object
-) -> tuple[Tensor, Tensor, Tensor]:
-    _check(torch.ops.flash_cute.check_bwd.default, (dout, q, k, v, out, lse, dlse), options)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    causal: str,
+    window_left: int | None,
+    window_right: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    *options: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    mask = (causal, window_left, window_right)
+    _check(torch.ops.flash_cute.check_bwd.default, dout, q, k, v, out, lse, dlse, *mask, softcap, sinks, *options)
+    dsinks = q.new_empty(0, dtype=torch.float32) if sinks is None else torch.empty_like(sinks)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsinks
 
 
-def _check(check: Any, tensors: tuple[Tensor | None, ...], options: tuple[object, ...]) -> None:
+def varlen_fwd(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    dims = (_PACKED, _PACKED, _PACKED, *_LENGTHS, *_SCORE, ())
+    _check(torch.ops.flash_cute.check_varlen_fwd.default, q, k, v, *options[: len(dims) - 3], dims=dims)
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return empty_out(q, v.shape[2]), q.new_empty((q.shape[1], q.shape[0]), dtype=lse_dtype)
+
+
+def varlen_bwd(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None, *options: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dims = (*(_PACKED,) * 5, _PACKED_LSE, _PACKED_LSE, *_LENGTHS, *_SCORE, (), ())
+    _check(torch.ops.flash_cute.check_varlen_bwd.default, dout, q, k, v, out, lse, dlse, *options, dims=dims)
+    sinks = options[len(_LENGTHS) + 4]
+    dsinks = q.new_empty(0, dtype=torch.float32) if sinks is None else torch.empty_like(sinks)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsinks
+
+
+# What the sizes of an argument are, by dim: those with one number are equal in a good call, OFFSETS is BATCH + 1.
+BATCH, HEADS, ROWS, COLUMNS, OFFSETS = range(5)
+# Of the arguments of a packed call.
+_PACKED, _PACKED_LSE = (ROWS, HEADS, COLUMNS), (HEADS, ROWS)
+_LENGTHS = ((OFFSETS,), (OFFSETS,), (BATCH,), (BATCH,), (), ())
+_SCORE = ((), (), (), (), (HEADS,), (BATCH, HEADS), ())
+
+
+def _check(check: Any, *arguments: Any, dims: tuple[tuple[int, ...], ...] | None = None) -> None:
+    """Call `check` with stand-ins for the tensors. `dims`: of each argument; by default those of a dense call."""
     if without_modes is None:
         return
-    sizes = [None if x is None else [_hint(size) for size in x.shape] for x in tensors]
-    # A size without a hint comes from data. What it is compared with stands at the same dim of another tensor: neither
-    # is checked, the call itself does it.
-    for dim in range(4):
-        if any(x is not None and len(x) > dim and x[dim] is None for x in sizes):
-            for x in sizes:
-                if x is not None and len(x) > dim:
-                    x[dim] = 1
-    devices = " ".join("none" if x is None else str(x.device) for x in tensors)
+    places = range(len(arguments)) if dims is None else range(len(dims))
+    known = [(arguments[i], None if dims is None else dims[i]) for i in places if isinstance(arguments[i], Tensor)]
+    tensors = [x for x, _ in known]
+    sizes = [[_hint(size) for size in x.shape] for x in tensors]
+    names = [_dims_of(x, of_packed) for x, of_packed in known]
+    # A size without a hint comes from data: it is not checked, and neither are those that should equal it; the call
+    # itself does it.
+    unknown = {name for x, y in zip(sizes, names, strict=True) for i, name in enumerate(y[: len(x)]) if x[i] is None}
+    if unknown & {BATCH, OFFSETS}:
+        unknown |= {BATCH, OFFSETS}
+    for x, y in zip(sizes, names, strict=True):
+        for i, name in enumerate(y[: len(x)]):
+            if name in unknown:
+                x[i] = 2 if name == OFFSETS else 1
+    devices = " ".join(str(x.device) for x in tensors)
     with without_modes():
-        stand_ins = [
-            None if x is None else torch.empty(size, dtype=x.dtype, layout=x.layout, device="meta")
-            for x, size in zip(tensors, sizes, strict=True)
-        ]
-        check(*stand_ins, *(_hint(x) for x in options), devices)
+        stand_ins = iter([_stand_in(x, size) for x, size in zip(tensors, sizes, strict=True)])
+        check(*(next(stand_ins) if isinstance(x, Tensor) else _hint(x) for x in arguments), devices)
+
+
+def _dims_of(x: Tensor, of_packed: tuple[int, ...] | None) -> tuple[int, ...]:
+    if of_packed is None:
+        return (HEADS,) if x.dim() == 1 else (BATCH, HEADS, ROWS, COLUMNS)
+    return of_packed[-x.dim() :] if of_packed == (BATCH, HEADS) else of_packed
+
+
+def _stand_in(x: Tensor, sizes: list[Any]) -> Tensor:
+    sizes = [1 if size is None else size for size in sizes]
+    options: dict[str, Any] = {"dtype": x.dtype, "device": "meta"}
+    if len(sizes) == 1 and x.layout == torch.strided:  # offsets must be contiguous
+        return torch.empty_strided(sizes, [_hint(x.stride(0)) or 1], **options)
+    return torch.empty(sizes, layout=x.layout, **options)
 
 
 def _hint(value: Any) -> Any:

@@ -1,17 +1,17 @@
 """Loads the compiled library and attaches to its operators what Python holds.
 
-The schemas, the input checks and the CUDA kernels are in the library (csrc/api/ops.cpp). Here come the
+The schemas, the input checks and the CUDA kernels are in the library (csrc/api/ops.cpp, ops_varlen.cpp). Here come the
 fakes for torch.compile, the CPU kernels, vmap's refusal and, once they are imported, what DTensor and
 FlopCounterMode ask for; autograd.py adds autograd.
 An operator has a twin `_<name>` without autograd: the same kernel, 12 us a call cheaper (torch 2.11).
 """
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from . import _built, _fakes, cpu, cpu_bwd, flops, sharding
+from . import _built, _fakes, cpu, cpu_bwd, cpu_varlen, flops, sharding
 from ._when_imported import when_imported
 
 
@@ -28,19 +28,24 @@ def _load_library() -> None:
 def refuse_vmap(*args: object) -> NoReturn:
     raise NotImplementedError(
         "flash_cute's attention and its backward do not work under vmap: they take batches already; put the mapped dim "
-        "into the first dim of q, k and v (for example q.flatten(0, 1)) and call it once."
+        "into the first dim of q, k and v (for example q.flatten(0, 1)), or pack its sequences, and call it once."
     )
 
 
-def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inside `torch.autocast` the tensors in its dtype, float64 apart, as `scaled_dot_product_attention` has them."""
+def autocast(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Inside `torch.autocast` the tensors in its dtype, float64 apart, as `scaled_dot_product_attention` has them.
+
+    Sinks of 16 bits follow; float32 ones stay, since they need not have q's dtype.
+    """
     device = q.device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
-        return q, k, v
+        return q, k, v, sinks
     dtype = torch.get_autocast_dtype(device)
     narrow = (torch.float32, torch.float16, torch.bfloat16)
     q, k, v = (x.to(dtype) if x.dtype in narrow else x for x in (q, k, v))
-    return q, k, v
+    if sinks is not None and sinks.dtype in narrow[1:]:
+        sinks = sinks.to(dtype)
+    return q, k, v, sinks
 
 
 _load_library()
@@ -50,25 +55,32 @@ for _name, _fake, _cpu in (
     ("_fwd", _fakes.fwd, cpu.fwd),
     ("bwd", _fakes.bwd, cpu_bwd.bwd),
     ("_bwd", _fakes.bwd, cpu_bwd.bwd),
+    ("varlen_fwd", _fakes.varlen_fwd, cpu_varlen.fwd),
+    ("_varlen_fwd", _fakes.varlen_fwd, cpu_varlen.fwd),
+    ("varlen_bwd", _fakes.varlen_bwd, cpu_varlen.bwd),
+    ("_varlen_bwd", _fakes.varlen_bwd, cpu_varlen.bwd),
 ):
     torch.library.register_fake(f"flash_cute::{_name}", _fake, lib=library)
     torch.library.register_vmap(f"flash_cute::{_name}", refuse_vmap, lib=library)
     library.impl(_name, _cpu, "CPU")
 
-# Looked up once, since the first four are called in every forward or backward.
+# Looked up once, since the first four of each kind are called in every forward or backward.
 fwd = torch.ops.flash_cute.fwd.default
 fwd_without_autograd = torch.ops.flash_cute._fwd.default
 bwd = torch.ops.flash_cute.bwd.default
 bwd_without_autograd = torch.ops.flash_cute._bwd.default
 fwd_plan = torch.ops.flash_cute.fwd_plan.default
 bwd_plan = torch.ops.flash_cute.bwd_plan.default
+varlen_fwd = torch.ops.flash_cute.varlen_fwd.default
+varlen_fwd_without_autograd = torch.ops.flash_cute._varlen_fwd.default
+varlen_bwd = torch.ops.flash_cute.varlen_bwd.default
+varlen_bwd_without_autograd = torch.ops.flash_cute._varlen_bwd.default
+varlen_fwd_plan = torch.ops.flash_cute.varlen_fwd_plan.default
+varlen_bwd_plan = torch.ops.flash_cute.varlen_bwd_plan.default
 
 
-def _record_with_autograd(*args: Any) -> Any:
-    """What torch.jit.trace records of `_fwd`: a traced graph may be given inputs that require grad."""
-    return fwd(*args)
-
-
-library.impl("_fwd", _record_with_autograd, "Tracer")
+# What torch.jit.trace records of `_fwd`: a traced graph may be given inputs that require grad.
+library.impl("_fwd", lambda *args: fwd(*args), "Tracer")
+library.impl("_varlen_fwd", lambda *args: varlen_fwd(*args), "Tracer")
 when_imported("torch.utils.flop_counter", flops.register)
 when_imported("torch.distributed.tensor", sharding.register)

@@ -13,6 +13,11 @@ from torch import Tensor
 
 # How the sentence of a check begins; those of CUDA's failures do not.
 _REFUSAL = re.compile(r"flash_cute: \w+: ")
+# Tensors that need not be given.
+_OPTIONAL = ("dlse", "sinks", "alibi_slopes", "seqused_q", "seqused_k")
+
+# (left, right): how many keys before its position and how many after it a row sees; None: no limit.
+Window = tuple[int | None, int | None]
 
 
 def mask_name(causal: Any) -> str:
@@ -24,6 +29,19 @@ def mask_name(causal: Any) -> str:
     raise ValueError(f"flash_cute: causal: expected False, True, 'bottom_right' or 'top_left', got {_shown(causal)}")
 
 
+def window_sides(window: Any) -> Window:
+    """(left, right); what a side may be is the operators' to check, its type apart."""
+    if isinstance(window, tuple | list) and len(window) == 2:
+        left, right = window
+        if (left is None or _is_int(left)) and (right is None or _is_int(right)):
+            return left, right
+    shown = repr(window) if isinstance(window, tuple | list) else _shown(window)
+    raise ValueError(
+        "flash_cute: window: expected None or (left, right), each None (no limit) or a number of keys of at least 0, "
+        f"got {shown}"
+    )
+
+
 def check_deterministic(deterministic: Any) -> bool:
     """The backward takes it long after the call that gave it."""
     if isinstance(deterministic, bool) or _is_numpy_bool(deterministic):
@@ -31,22 +49,35 @@ def check_deterministic(deterministic: Any) -> bool:
     raise ValueError(f"flash_cute: deterministic: expected None, False or True, got {_shown(deterministic)}")
 
 
-def raise_refusal(error: Exception, tensors: Mapping[str, Any], scale: Any, backend: Any) -> None:
+def raise_refusal(error: Exception, given: Mapping[str, Any], scale: Any, softcap: Any, backend: Any) -> None:
     """Raise our own sentence where `error` is a check's, or comes of an argument's type; else do nothing.
 
+    `given`: the arguments that must be tensors, and the `max_seqlen`s.
     Up to torch 2.13 a check's error is a ValueError already; torch 2.15 lost the type.
     """
     if isinstance(error, RuntimeError) and _REFUSAL.match(str(error)):
         raise ValueError(str(error)) from None
-    for name, x in tensors.items():
-        if not isinstance(x, Tensor) and not (x is None and name == "dlse"):
+    for name, x in given.items():
+        if name.startswith("max_seqlen"):
+            if x is not None and not _is_int(x):
+                raise ValueError(f"flash_cute: {name}: expected None or a number of rows, got {_shown(x)}") from None
+            continue
+        if not isinstance(x, Tensor) and not (x is None and name in _OPTIONAL):
             raise ValueError(f"flash_cute: {name}: expected a torch.Tensor, got {_type_name(x)}") from None
         if isinstance(x, Tensor) and (x.is_nested or x.layout != torch.strided):
             raise ValueError(f"flash_cute: {name}: expected a strided tensor, got a sparse or nested one") from None
-    if scale is not None and not hasattr(scale, "__float__"):
-        raise ValueError(f"flash_cute: scale: expected None or a number, got {_shown(scale)}") from None
+    for name, number in (("scale", scale), ("softcap", softcap)):
+        if number is not None and not hasattr(number, "__float__"):
+            raise ValueError(f"flash_cute: {name}: expected None or a number, got {_shown(number)}") from None
     if backend is not None and not isinstance(backend, str):
         raise ValueError(f"flash_cute: backend: expected None or a backend's name, got {_shown(backend)}") from None
+
+
+def _is_int(value: Any) -> bool:
+    """An int, NumPy's or a symbolic one too, and no bool."""
+    if isinstance(value, int | torch.SymInt):
+        return not isinstance(value, bool)
+    return type(value).__module__ == "numpy" and hasattr(value, "__index__") and not _is_numpy_bool(value)
 
 
 def _is_numpy_bool(value: Any) -> bool:

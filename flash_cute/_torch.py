@@ -51,6 +51,11 @@ else:
     without_modes = _disable_current_modes
 
 
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether it is a tensor of torch.compile's or FakeTensorMode's, without data."""
+    return type(tensor).__name__ == "FakeTensor"
+
+
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """`function.apply` without what it does for torch.func, 1.6 us a call."""
     base = super(torch.autograd.Function, function)

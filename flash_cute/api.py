@@ -3,19 +3,13 @@
 from typing import Any
 
 import torch
-from torch import Tensor, are_deterministic_algorithms_enabled, is_grad_enabled
-from torch.autograd import forward_ad
-from torch.compiler import is_compiling
+from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from . import _ops
-from ._refusals import check_deterministic, mask_name, raise_refusal
-from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_is_tracing
-from .autograd import Backward, TransformedAttention, differentiable, refuse_tangents
+from ._call import attend, differentiate
+from ._refusals import Window
+from .autograd import DENSE
 from .report import built_architectures
-
-_fwd = _ops.fwd
-_fwd_without_autograd = _ops.fwd_without_autograd
 
 
 def attention(
@@ -25,15 +19,22 @@ def attention(
     causal: bool | str = False,
     *,
     scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     return_lse: bool = False,
     deterministic: bool | None = None,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Exact, differentiable attention: `softmax(scale * q @ k^T + mask) @ v`.
+    """Exact, differentiable attention: `softmax(score(q, k) + mask) @ v`, the score `scale * q @ k^T` unless modified.
 
     The method is FlashAttention-2 (arXiv 2307.08691) on the online softmax (arXiv 1805.02867): no (Nq, Nk) matrix is
     ever in memory, the backward recomputes its tiles from q, k and the logsumexp. `fwd` is the same with the
     logsumexp always returned, `bwd` the backward beneath.
+
+    A row i of q has the position p = i + Nk - Nq among the keys, or p = i if causal is `"top_left"`. Its score with key
+    j is `s = scale * q.k`, then `softcap * tanh(s / softcap)`, then less `slope * |p - j|`.
 
     Args:
         q: `(B, Hq, Nq, D)`, float16 or bfloat16, D at most 256; on the CPU also float32 or float64, and any D. Any
@@ -42,10 +43,19 @@ def attention(
             cast to its dtype first, as `scaled_dot_product_attention` does.
         k: `(B, Hkv, Nk, D)`, same dtype and device. Hkv divides Hq: query head h reads key head
             `h // (Hq // Hkv)` (GQA, MQA), and nothing is copied for it.
-        v: `(B, Hkv, Nk, D)`, same dtype and device.
+        v: `(B, Hkv, Nk, Dv)`, same dtype and device. Dv may differ from D; its limits are D's.
         causal: `False`; `True` or `"bottom_right"`: row i sees columns j <= i + Nk - Nq, as a KV cache needs
             it; `"top_left"`: j <= i, as `scaled_dot_product_attention(is_causal=True)` has it.
         scale: what multiplies q.k; finite and > 0. `None`: `1 / sqrt(D)`.
+        window: `(left, right)`, numbers of keys: a row sees p - left <= j <= p + right. `None` for a side is no limit.
+            With `causal` right is 0, whatever is given.
+        softcap: finite and > 0: scores are capped at +-softcap by tanh, as in Gemma 2 (arXiv 2408.00118).
+        sinks: `(Hq,)`, float32 or q's dtype, natural logs: `exp(sinks[h])` is added to the denominator of head h's
+            softmax, so that a row may give its weight to no key (attention sinks, arXiv 2309.17453, learned as in
+            gpt-oss). They have a gradient. -inf is no sink. The LSE never contains them: the results of parts of the
+            keys are merged by their LSE without sinks, and `out * sigmoid(lse - sink)` applies them once, at the end.
+        alibi_slopes: `(Hq,)` or `(B, Hq)`, float32: `slope * |p - j|` is subtracted from the score (ALiBi, arXiv
+            2108.12409). They have no gradient.
         return_lse: return the logsumexp of each row too. Gradients flow through it.
         deterministic: whether the backward must give the same bits in every run. `None`: what
             `torch.are_deterministic_algorithms_enabled()` says now. The forward always does.
@@ -53,27 +63,32 @@ def attention(
             `backward()` raises where that one has no kernel of the backward for D.
 
     Returns:
-        out: `(B, Hq, Nq, D)` in q's dtype, laid out like `torch.empty_like(q)`; or, with `return_lse`, `(out, lse)`:
-        lse `(B, Hq, Nq)` float32 (float64 for float64 inputs), the natural log of the sum of `exp(scale * q.k)` over
-        the keys that the row sees.
+        out: `(B, Hq, Nq, Dv)` in q's dtype, laid out like `torch.empty_like(q)` (its dims in that order in memory where
+        Dv is not D); or, with `return_lse`, `(out, lse)`: lse `(B, Hq, Nq)` float32 (float64 for float64 inputs), the
+        natural log of the sum of `exp(score)` over the keys that the row sees.
 
-        A row that sees no key has out 0, lse -inf and gradients 0; so has every row when Nk is 0.
+        A row that sees no key has out 0, lse -inf and gradients 0, with a sink too; so has every row when Nk is 0.
 
     Raises:
         ValueError: the call cannot be served; the sentence names the argument, what was expected and what
             was given. Nothing has been launched then. (`torch.ops.flash_cute.fwd`, and so a compiled graph,
-            says the same in a RuntimeError under torch 2.15.)
+            says the same in a RuntimeError under torch 2.15.) Also for slopes that require grad.
         NotImplementedError: for tensors with a forward-mode tangent, under `torch.vmap`, and from a double backward.
 
     Example:
         >>> q = torch.randn(2, 8, 128, 64, requires_grad=True)
         >>> k, v = torch.randn(2, 2, 128, 64), torch.randn(2, 2, 128, 64)
-        >>> attention(q, k, v, causal=True).sum().backward()
-        >>> q.grad.shape
-        torch.Size([2, 8, 128, 64])
+        >>> sinks = torch.zeros(8, requires_grad=True)
+        >>> attention(q, k, v, causal=True, window=(31, 0), sinks=sinks).sum().backward()
+        >>> q.grad.shape, sinks.grad.shape
+        (torch.Size([2, 8, 128, 64]), torch.Size([8]))
     """
-    result: Tensor | tuple[Tensor, Tensor] = _attend(q, k, v, causal, scale, return_lse, deterministic, backend)
-    return result
+    if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
+        options = _options(scale, window, softcap, sinks, alibi_slopes, deterministic, backend)
+        return handle_torch_function(attention, (q, k, v), q, k, v, causal, return_lse=return_lse, **options)
+    return attend(
+        DENSE, q, k, v, (), causal, scale, window, softcap, sinks, alibi_slopes, return_lse, deterministic, backend
+    )
 
 
 def fwd(
@@ -83,6 +98,10 @@ def fwd(
     causal: bool | str = False,
     *,
     scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool | None = None,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -91,9 +110,9 @@ def fwd(
     Args, errors: as in `attention`. The same inputs give the same bits.
 
     Returns:
-        out: `(B, Hq, Nq, D)` in q's dtype, laid out like `torch.empty_like(q)`.
+        out: `(B, Hq, Nq, Dv)` in q's dtype, laid out like `torch.empty_like(q)`.
         lse: `(B, Hq, Nq)` float32 (float64 for float64 inputs), the natural log of the sum of
-            `exp(scale * q.k)` over the keys that the row sees; -inf where it sees none.
+            `exp(score)` over the keys that the row sees; -inf where it sees none.
 
     Example:
         >>> q = torch.randn(2, 8, 128, 64)
@@ -102,62 +121,12 @@ def fwd(
         >>> out.shape, lse.shape
         (torch.Size([2, 8, 128, 64]), torch.Size([2, 8, 128]))
     """
-    result: tuple[Tensor, Tensor] = _attend(q, k, v, causal, scale, True, deterministic, backend)
-    return result
-
-
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool | str,
-    scale: float | None,
-    return_lse: bool,
-    deterministic: bool | None,
-    backend: str | None,
-) -> Any:
-    """`attention`: resolve the defaults, and take the cheapest way that the call allows."""
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
-        options = {"scale": scale, "return_lse": return_lse, "deterministic": deterministic, "backend": backend}
-        return handle_torch_function(attention, (q, k, v), q, k, v, causal, **options)
-    try:
-        if causal is False:
-            causal = "none"
-        elif causal is True:
-            causal = "bottom_right"
-        elif not isinstance(causal, str):
-            causal = mask_name(causal)
-        if backend is None:
-            backend = "auto"
-        if autocast_is_enabled():
-            q, k, v = _ops.autocast(q, k, v)
-        if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
-            refuse_tangents(q, k, v)
-        if not (is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-            if deterministic is not None and jit_is_tracing():  # the graph may be given what requires grad
-                both = _fwd(q, k, v, causal, None, None, scale, backend, deterministic)
-            else:
-                both = _fwd_without_autograd(q, k, v, causal, None, None, scale, backend)
-            return both if return_lse else both[0]
-        asked = deterministic
-        if deterministic is None:
-            deterministic = are_deterministic_algorithms_enabled()
-        elif deterministic is not True and deterministic is not False:
-            asked = deterministic = check_deterministic(deterministic)
-        if is_compiling():
-            both = _fwd(q, k, v, causal, None, None, scale, backend, deterministic)
-        elif functorch_is_active():
-            both = TransformedAttention.apply(q, k, v, causal, None, None, scale, backend, deterministic)
-        elif dispatch_modes():  # selective checkpointing, for one, looks for the operator that users know
-            both = _fwd(q, k, v, causal, None, None, scale, backend, deterministic)
-        elif jit_is_tracing():
-            both = _fwd(q, k, v, causal, None, None, scale, backend, asked)
-        else:
-            return differentiable(q, k, v, causal, None, None, scale, backend, deterministic, return_lse)
-        return both if return_lse else both[0]
-    except Exception as error:
-        raise_refusal(error, {"q": q, "k": k, "v": v}, scale, backend)
-        raise
+        options = _options(scale, window, softcap, sinks, alibi_slopes, deterministic, backend)
+        return handle_torch_function(fwd, (q, k, v), q, k, v, causal, **options)
+    return attend(
+        DENSE, q, k, v, (), causal, scale, window, softcap, sinks, alibi_slopes, True, deterministic, backend
+    )
 
 
 def bwd(
@@ -171,27 +140,34 @@ def bwd(
     *,
     dlse: Tensor | None = None,
     scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool | None = None,
     backend: str | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `attention`, for who keeps `out` and `lse` himself; autograd calls the same operator.
+) -> tuple[Tensor, ...]:
+    """The gradients of `attention`, for callers that keep `out` and `lse` themselves; autograd calls the same operator.
 
     The method is FlashAttention-2's backward (arXiv 2307.08691, algorithm 2): P is recomputed a tile at a time from
     the LSE, `dS = P * (dout @ v^T - delta)` with `delta = rowsum(dout * out) - dlse`. dk and dv are summed in
-    registers and always have the same bits; dq is summed in float32 in a workspace.
+    registers and always have the same bits; dq is summed in float32 in a workspace. With sinks P is divided by
+    `exp(L)` for L = log(exp(lse) + exp(sink)), dlse is multiplied by `exp(L - lse)`, and
+    `dsinks = -sum(exp(sink - L) * rowsum(dout * out))` over batches and rows. A softcap multiplies dS by 1 - tanh^2.
 
     Args:
-        dout: gradient of out: `(B, Hq, Nq, D)` in q's dtype, any strides.
-        q, k, v, causal, scale, backend: as given to the forward.
-        out, lse: what the forward returned, `(B, Hq, Nq, D)` in q's dtype and `(B, Hq, Nq)` float32 (float64 for
+        dout: gradient of out: `(B, Hq, Nq, Dv)` in q's dtype, any strides.
+        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, backend: as given to the forward.
+        out, lse: what the forward returned, `(B, Hq, Nq, Dv)` in q's dtype and `(B, Hq, Nq)` float32 (float64 for
             float64 inputs). Of parts of the keys: the out and lse of the whole give that part's share of the gradients.
         dlse: gradient of lse, like it in shape and dtype. `None`: 0.
         deterministic: whether dq must have the same bits in every run. `None`: what
             `torch.are_deterministic_algorithms_enabled()` says.
 
     Returns:
-        `(dq, dk, dv)`, of the shapes and dtypes of q, k and v, laid out like `torch.empty_like` of each. Rows that
-        see no key have dq 0; so have keys that no row sees dk and dv 0.
+        `(dq, dk, dv)`, of the shapes and dtypes of q, k and v, laid out like `torch.empty_like` of each; where sinks
+        are given `(dq, dk, dv, dsinks)`, dsinks like sinks. Rows that see no key have dq 0; keys that no row sees have
+        dk and dv 0.
 
     Raises:
         ValueError: as `attention`, also for dout, out, lse and dlse.
@@ -206,27 +182,19 @@ def bwd(
     """
     tensors = (dout, q, k, v, out, lse, dlse)
     if not isinstance(q, Tensor) and has_torch_function(tensors):  # torch.fx.symbolic_trace's proxies
-        options = {"dlse": dlse, "scale": scale, "deterministic": deterministic, "backend": backend}
-        gradients: tuple[Tensor, Tensor, Tensor]
-        gradients = handle_torch_function(bwd, tensors, *tensors[:6], causal, **options)
-        return gradients
-    try:
-        causal = mask_name(causal)
-        if deterministic is None:
-            deterministic = are_deterministic_algorithms_enabled()
-        elif deterministic is not True and deterministic is not False:
-            deterministic = check_deterministic(deterministic)
-        if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
-            refuse_tangents(*tensors)
-        needs_autograd = is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-        if not needs_autograd:
-            return _ops.bwd_without_autograd(*tensors, causal, None, None, scale, deterministic, backend or "auto")
-        operator = _ops.bwd if is_compiling() else Backward.apply
-        return operator(*tensors, causal, None, None, scale, deterministic, backend or "auto")
-    except Exception as error:
-        names = ("dout", "q", "k", "v", "out", "lse", "dlse")
-        raise_refusal(error, dict(zip(names, tensors, strict=True)), scale, backend)
-        raise
+        options = _options(scale, window, softcap, sinks, alibi_slopes, deterministic, backend)
+        return handle_torch_function(bwd, tensors, *tensors[:6], causal, dlse=dlse, **options)
+    return differentiate(
+        DENSE, tensors, (), causal, scale, window, softcap, sinks, alibi_slopes, deterministic, backend
+    )
+
+
+def _options(
+    scale: Any, window: Any, softcap: Any, sinks: Any, alibi_slopes: Any, deterministic: Any, backend: Any
+) -> dict[str, Any]:
+    """The arguments by keyword of a call that torch.fx records."""
+    score = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
+    return {**score, "deterministic": deterministic, "backend": backend}
 
 
 def backends() -> dict[str, bool]:

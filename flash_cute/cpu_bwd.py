@@ -4,9 +4,13 @@
     dS = P * (dO V^T - delta)            dQ = scale * dS K
     delta = rowsum(dO * O) - dLSE        dK = scale * dS^T Q
 
-PyTorch's kernel knows no gradient of the LSE, no left limit of a window and no row without a key in view, and takes
-P as the formula has it, which is not enough where scores are large (see `STEEP`). The bottom-right mask is, as in the
-forward, a rectangle that every row sees and a square under the diagonal.
+With a sink the keys have a share of the weights, w = sigmoid(lse - sink): P becomes w P, dLSE becomes dLSE / w (the
+LSE has no part in the sink), and dsink = -(1 - w) rowsum(dO * O), summed over batches and rows. A softcap multiplies dS
+by 1 - tanh^2.
+
+PyTorch's kernel knows no gradient of the LSE, no left limit of a window, no softcap, no ALiBi and no row without a key
+in view, and takes P as the formula has it, which is not enough where scores are large (see `STEEP`). The bottom-right
+mask is, as in the forward, a rectangle that every row sees and a square under the diagonal.
 
 16-bit inputs are computed in float32, as in the forward. In the tiles all query heads of a key head stand in one
 matrix, so that k and v are not copied for them. Over rows the products sum a head at a time: one sum over all heads
@@ -17,7 +21,8 @@ import torch
 from torch import Tensor
 
 from .band import Band, make_band, tile_rows
-from .cpu import all_within, fold_heads, readable
+from .cpu import all_within, fold_heads, in_tiles, padded, readable, why_in_tiles
+from .score import LEAST_SHARE, Score, compute_dtype, gradient_of_sinks, make_score, share_of_keys
 
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
@@ -39,35 +44,48 @@ def bwd(
     causal: str,
     window_left: int | None,
     window_right: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
     scale: float | None,
     deterministic: bool,
     backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The kernel of `flash_cute::bwd` and `flash_cute::_bwd` for CPU tensors; the library checks the arguments.
 
     It is deterministic whatever `deterministic` says.
     """
-    options = (causal, window_left, window_right, scale, deterministic, backend)
+    options = (causal, window_left, window_right, softcap, sinks, alibi_slopes, scale, deterministic, backend)
     factor: float = torch.ops.flash_cute.check_bwd(dout, q, k, v, out, lse, dlse, *options)
     with torch.no_grad():
         band = make_band(causal, window_left, window_right, q.shape[2], k.shape[2])
-        return _bwd(dout, q, k, v, out, lse, dlse, band, factor)
+        score = make_score(q, k, causal, factor, softcap, alibi_slopes)
+        dq, dk, dv = _bwd(dout, q, k, v, out, lse, dlse, band, score, sinks)
+        dsinks = torch.empty(0) if sinks is None else gradient_of_sinks(dout, out, lse, sinks)
+        return dq, dk, dv, dsinks
 
 
-def copies(q: Tensor) -> dict[str, str | None]:
+def copies(q: Tensor, k: Tensor, v: Tensor) -> dict[str, str | None]:
     """Why each argument is copied; what `explain` says."""
     why = "computed in float32" if q.dtype in (torch.float16, torch.bfloat16) else None
     return dict.fromkeys(("q", "k", "v", "out", "dout"), why)
 
 
-def reasons(q: Tensor, k: Tensor, causal: str) -> list[str]:
+def reasons(q: Tensor, k: Tensor, v: Tensor, band: Band, score: Score, sinks: Tensor | None) -> list[str]:
     """How a call is computed, in sentences; what `explain` says."""
-    rows = tile_rows(q, k, make_band(causal, None, None, q.shape[2], k.shape[2]))
-    return [
-        "PyTorch's own flash attention for the CPU does the arithmetic.",
-        "With a gradient of the LSE, or where float32 scores are so large that the LSE's rounding matters, PyTorch's "
-        f"matrix products do, {rows} query rows at a time.",
-    ]
+    rows = tile_rows(q, k, band)
+    tiled = why_in_tiles(band, score, q.shape[3], v.shape[3])
+    if tiled is not None:
+        sentences = [in_tiles(rows, tiled)]
+    else:
+        sentences = [
+            "PyTorch's own flash attention for the CPU does the arithmetic.",
+            "With a gradient of the LSE, or where float32 scores are so large that the LSE's rounding matters, "
+            f"PyTorch's matrix products do, {rows} query rows at a time.",
+        ]
+    if sinks is not None:
+        sentences.append("Each row's weights are scaled by the keys' share, from its LSE and the sink.")
+    return sentences
 
 
 def _bwd(
@@ -79,7 +97,8 @@ def _bwd(
     lse: Tensor,
     dlse: Tensor | None,
     band: Band,
-    scale: float,
+    score: Score,
+    sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows = band.rows()
     if rows.start == rows.stop or q.numel() == 0:
@@ -87,13 +106,16 @@ def _bwd(
     # Of 16-bit inputs the rounding is coarser than what a large LSE loses.
     limit = STEEP if q.dtype == torch.float32 else torch.inf
     steep = not all_within(lse[:, :, rows], -1, limit)
-    if steep or dlse is not None or band.limits_left:
-        return _bwd_in_tiles(dout, q, k, v, out, lse, dlse, band, scale, normalise=steep)
+    share = None if sinks is None else share_of_keys(lse, sinks).clamp_(min=LEAST_SHARE)  # (B, Hq, Nq)
+    if steep or dlse is not None or why_in_tiles(band, score, q.shape[3], v.shape[3]) is not None:
+        return _bwd_in_tiles(dout, q, k, v, out, lse, dlse, band, score, share, normalise=steep)
 
-    compute = torch.float64 if q.dtype == torch.float64 else torch.float32
+    compute = compute_dtype(q)
     dout, seeing, out = (readable(x[:, :, rows], compute) for x in (dout, q, out))
     keys, values = readable(k, compute), readable(v, compute)
-    dq, dk, dv = _bwd_of_pytorch(dout, seeing, keys, values, out, lse[:, :, rows], band, scale)
+    if share is not None:
+        lse = lse - share.log()  # of the keys and the sink
+    dq, dk, dv = _bwd_of_pytorch(dout, seeing, keys, values, out, lse[:, :, rows], band, score.scale)
     if seeing.shape != q.shape:
         dq = torch.nn.functional.pad(dq, (0, 0, rows.start, band.len_q - rows.stop))
     return _laid_out_like(q, dq), _laid_out_like(k, dk), _laid_out_like(v, dv)
@@ -108,6 +130,8 @@ def _bwd_of_pytorch(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, band: Band, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of attention where each row of q sees a key and no band limits it to the left."""
+    head_dim, head_dim_v = q.shape[3], v.shape[3]
+    dout, q, k, v, out = padded(dout, q, k, v, out)
 
     def gradients(keys: slice, top_left: bool) -> tuple[Tensor, Tensor, Tensor]:
         tensors = (dout, q, k[:, :, keys], v[:, :, keys], out, lse)
@@ -115,11 +139,13 @@ def _bwd_of_pytorch(
         return dq.view(q.shape), dk.view(tensors[2].shape), dv.view(tensors[3].shape)
 
     if not band.limits_right:
-        return gradients(slice(None), False)
-    if band.upper <= 0:
-        return gradients(slice(None), True)
-    one, other = gradients(slice(0, band.upper), False), gradients(slice(band.upper, None), True)
-    return one[0] + other[0], torch.cat((one[1], other[1]), 2), torch.cat((one[2], other[2]), 2)
+        dq, dk, dv = gradients(slice(None), False)
+    elif band.upper <= 0:
+        dq, dk, dv = gradients(slice(None), True)
+    else:
+        one, other = gradients(slice(0, band.upper), False), gradients(slice(band.upper, None), True)
+        dq, dk, dv = one[0] + other[0], torch.cat((one[1], other[1]), 2), torch.cat((one[2], other[2]), 2)
+    return dq[..., :head_dim], dk[..., :head_dim], dv[..., :head_dim_v]
 
 
 def _bwd_in_tiles(
@@ -131,15 +157,20 @@ def _bwd_in_tiles(
     lse: Tensor,
     dlse: Tensor | None,
     band: Band,
-    scale: float,
+    score: Score,
+    share: Tensor | None,
     normalise: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients by the formulas. `normalise`: P and delta from the scores, where `lse` is that of these keys."""
-    (batch, heads_q, len_q, head_dim), (_, heads_kv, _, _) = q.shape, k.shape
+    """The gradients by the formulas.
+
+    `share`: (B, Hq, Nq), that of the keys where there are sinks. `normalise`: P and delta from the scores, where
+    `lse` is that of these keys.
+    """
+    (_, heads_q, len_q, _), heads_kv = q.shape, k.shape[1]
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-    compute = torch.float64 if q.dtype == torch.float64 else torch.float32
-    keys, values = k.to(compute), v.to(compute)  # (B, Hkv, Nk, D)
-    dk_sum, dv_sum = (torch.zeros(k.shape, dtype=compute) for _ in range(2))
+    compute = compute_dtype(q)
+    keys, values = k.to(compute), v.to(compute)  # (B, Hkv, Nk, D), (B, Hkv, Nk, Dv)
+    dk_sum, dv_sum = (torch.zeros(x.shape, dtype=compute) for x in (k, v))
     group = heads_q // heads_kv
 
     def grouped(x: Tensor) -> Tensor:
@@ -147,15 +178,14 @@ def _bwd_in_tiles(
         return x.to(compute).unflatten(1, (heads_kv, group)).flatten(2, 3)
 
     def sum_over_rows(weights: Tensor, x: Tensor) -> Tensor:
-        """weights^T x of grouped tensors: (B, Hkv, keys, D)."""
+        """weights^T x of grouped tensors: (B, Hkv, keys, columns of x)."""
         return (weights.unflatten(2, (group, -1)).mT @ x.unflatten(2, (group, -1))).sum(2)
 
     step = tile_rows(q, k, band)
     for start in range(0, len_q, step):
         rows = slice(start, min(start + step, len_q))
-        count = rows.stop - start
         seen = band.keys(rows)
-        tile_q, tile_dout = grouped(q[:, :, rows]), grouped(dout[:, :, rows])  # (B, Hkv, group * rows, D)
+        tile_q, tile_dout = grouped(q[:, :, rows]), grouped(dout[:, :, rows])  # (B, Hkv, group * rows, D or Dv)
         tile_lse = lse[:, :, rows]  # (B, Hq, rows)
         blind = tile_lse == -torch.inf  # P is exp(-inf) for them
         delta = (dout[:, :, rows].to(compute) * out[:, :, rows].to(compute)).sum(-1)  # (B, Hq, rows)
@@ -163,23 +193,30 @@ def _bwd_in_tiles(
         tile_lse = grouped(tile_lse.masked_fill(blind, torch.inf)).unsqueeze(-1)  # (B, Hkv, group * rows, 1)
 
         tile_k, tile_v = keys[:, :, seen], values[:, :, seen]
-        scores = (tile_q @ tile_k.mT).mul_(scale)  # (B, Hkv, group * rows, seen)
-        hidden = band.hidden(rows, seen)
-        if hidden is not None:
-            scores.unflatten(2, (group, -1)).masked_fill_(hidden, -torch.inf)
+        products = tile_q @ tile_k.mT  # (B, Hkv, group * rows, seen)
+        slope_of_cap = score.slope_of_cap(products)
+        scores = score.of_products(products.unflatten(2, (group, -1)), rows, seen, band).flatten(2, 3)
         dp = tile_dout @ tile_v.mT
+        whole = None
         if normalise and scores.numel() > 0:
             p, whole = _normalised(scores, tile_lse)
-            delta = torch.where(whole, (p * dp).sum(-1, keepdim=True), delta)
         else:
             p = scores.sub_(tile_lse).exp_()
+        tile_share = None if share is None else grouped(share[:, :, rows].masked_fill(blind, 1)).unsqueeze(-1)
+        if tile_share is not None:
+            p *= tile_share
+        if whole is not None:
+            delta = torch.where(whole, (p * dp).sum(-1, keepdim=True), delta)
         if dlse is not None:
-            delta = delta - grouped(dlse[:, :, rows].masked_fill(blind, 0)).unsqueeze(-1)
+            flow = grouped(dlse[:, :, rows].masked_fill(blind, 0)).unsqueeze(-1)
+            delta = delta - (flow if tile_share is None else flow / tile_share)
         dv_sum[:, :, seen] += sum_over_rows(p, tile_dout)
         ds = dp.sub_(delta).mul_(p)
+        if slope_of_cap is not None:
+            ds *= slope_of_cap
         dk_sum[:, :, seen] += sum_over_rows(ds, tile_q)
-        dq[:, :, rows] = (ds @ tile_k).mul_(scale).view(batch, heads_q, count, head_dim)
-    return dq, dk.copy_(dk_sum.mul_(scale)), dv.copy_(dv_sum)
+        dq[:, :, rows] = (ds @ tile_k).mul_(score.scale).view(q[:, :, rows].shape)
+    return dq, dk.copy_(dk_sum.mul_(score.scale)), dv.copy_(dv_sum)
 
 
 def _normalised(scores: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

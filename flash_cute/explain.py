@@ -8,8 +8,11 @@ from typing import Any
 
 from torch import Tensor, are_deterministic_algorithms_enabled
 
-from . import _ops, cpu, cpu_bwd, report
-from ._refusals import mask_name, raise_refusal
+from . import _ops, cpu, cpu_bwd, cpu_varlen, report
+from ._refusals import Window, mask_name, raise_refusal, window_sides
+from .autograd import VARLEN
+from .band import make_band
+from .score import make_score
 
 __all__ = ["Explanation", "explain", "kernel_matches"]
 
@@ -20,16 +23,21 @@ WIDTH = 110  # columns of the text
 class Explanation:
     """What will run. `str()` is the text, `data` the same as plain JSON types.
 
-    Keys of `data`: the call (`dtype`, `batch`, `heads_q`, `heads_kv`, `len_q`, `len_k`, `head_dim`, `causal`,
-    `mask`, `scale`), `backend`, `reasons` (sentences), `copies` ("q", "k", "v" and "out" to the reason why it is
-    copied, or None); and of the kernel (None on the CPU) `kernel`, `kernel_head_dim`, `entry` (of the
-    tile table), `block_m` (query rows per CTA), `block_n` (keys per step), `threads` (per CTA), `stages`, `smem_bytes`
-    (per CTA), `ctas_per_sm`, `tiles`, `capability` and `workspace_bytes`. `compiled` is the compiler's report on that
-    very kernel (`arch`, `registers`, `spill_stores` and `spill_loads` in bytes, ...), or None where the driver compiles
-    it from PTX.
+    Keys of `data`: the call (`dtype`, `batch`, `heads_q`, `heads_kv`, `len_q`, `len_k`, `head_dim`, `head_dim_v`,
+    `causal`, `window` ([left, right] or None), `mask` (the kind that has an effect in this call), `scale`, `softcap`
+    (or None), `sinks` and `alibi` (whether there are any)), `backend`, `reasons` (sentences), `copies` ("q", "k", "v"
+    and "out" to the reason why it is copied, or None); and of the kernel (None on the CPU) `kernel`,
+    `kernel_head_dim`, `entry` (of the tile table), `block_m` (query rows per CTA), `block_n` (keys per step), `threads`
+    (per CTA), `stages`, `smem_bytes` (per CTA), `ctas_per_sm`, `tiles`, `capability` and `workspace_bytes`. `compiled`
+    is the compiler's report on that very kernel (`arch`, `registers`, `spill_stores` and `spill_loads` in bytes, ...),
+    or None where the driver compiles it from PTX.
 
     `split_tiles`: how many tiles have their keys, in a backward their rows, split over CTAs; `split_ctas`: over how
     many.
+
+    Of packed sequences `packed` is True, `batch` is their number, and `len_q` and `len_k` are the rows and keys of all
+    of them; there are `max_seqlen_q` and `max_seqlen_k` (the hints, or None), `seqused_q` and `seqused_k` (whether
+    given).
 
     Of a backward: `block_n` is the keys that a CTA owns, `block_m` the query rows of a step, `copies` has "dout",
     "dq", "dk" and "dv" too, and there is `deterministic`.
@@ -59,22 +67,37 @@ def explain(
     causal: bool | str = False,
     *,
     scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     backend: str | None = None,
     capability: int | None = None,
     backward: bool = False,
     deterministic: bool | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
 ) -> Explanation:
     """Say which kernel `attention` (or `fwd`) would run for these arguments, or its backward; nothing is launched.
+
+    With `cu_seqlens_q` and `cu_seqlens_k` the same of `varlen_attention`: what depends on the sequences' lengths is
+    decided where they are, on the device, and the explanation says what that is.
 
     The answer is that of the plan function that the launch itself asks, so it is what runs.
 
     Args:
-        q, k, v, causal, scale, backend: as in `flash_cute.attention`; for a `capability` other than the tensors'
-            own device, tensors on the CPU or the meta device will do.
+        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, backend: as in `flash_cute.attention`; for a
+            `capability` other than the tensors' own device, tensors on the CPU or the meta device will do.
         capability: `None`: the tensors' own device. Else plan for a GPU of that compute capability, ten
             times major plus minor: 80 (A100), 86, 89, 90 (H100), 120.
         backward: explain the backward's kernel instead of the forward's, for a dout laid out like out.
         deterministic: as in `attention`; it matters for the backward alone.
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k: as in `varlen_attention`, for q, k
+            and v as there.
 
     Raises:
         ValueError: as `attention` raises for the same arguments.
@@ -84,21 +107,36 @@ def explain(
         >>> explain(x, x, x, causal=True, capability=80).data["backend"]
         'sm80'
     """
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    packed = any(x is not None for x in lengths)
     try:
         causal = mask_name(causal)
-        call = (*_ops.autocast(q, k, v), causal, None, None, scale, backend or "auto")
+        left, right = (None, None) if window is None else window_sides(window)
+        *tensors, sinks = _ops.autocast(q, k, v, sinks)
+        call = (*(lengths if packed else ()), causal, left, right, softcap, sinks, alibi_slopes, scale)
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         if backward:
-            plan = json.loads(_ops.bwd_plan(*call, deterministic, capability or 0))
+            operator = _ops.varlen_bwd_plan if packed else _ops.bwd_plan
+            plan = json.loads(operator(*tensors, *call, backend or "auto", deterministic, capability or 0))
         else:
-            plan = json.loads(_ops.fwd_plan(*call, capability or 0))
+            operator = _ops.varlen_fwd_plan if packed else _ops.fwd_plan
+            plan = json.loads(operator(*tensors, *call, backend or "auto", capability or 0))
     except Exception as error:
-        raise_refusal(error, {"q": q, "k": k, "v": v}, scale, backend)
+        given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
+        if packed:
+            given |= dict(zip(VARLEN.length_names, lengths, strict=True))
+        raise_refusal(error, given, scale, softcap, backend)
         raise
-    if plan["backend"] == "cpu":
-        plan["copies"] |= cpu_bwd.copies(q) if backward else cpu.copies(q, k, v)
-        plan["reasons"] += cpu_bwd.reasons(q, k, causal) if backward else cpu.reasons(q, k, causal)
+    if plan["backend"] == "cpu" and packed:
+        plan["copies"] |= cpu_varlen.copies(q, k, v, backward)
+        plan["reasons"] += cpu_varlen.reasons(backward)
+    elif plan["backend"] == "cpu":
+        module = cpu_bwd if backward else cpu
+        plan["copies"] |= module.copies(q, k, v)
+        band = make_band(causal, left, right, q.shape[2], k.shape[2])
+        score = make_score(q, k, causal, plan["scale"], softcap, alibi_slopes)
+        plan["reasons"] += module.reasons(q, k, v, band, score, sinks)
     else:
         plan["compiled"] = _compiled(plan)
     return Explanation(plan)
@@ -211,10 +249,30 @@ def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
         ]
         if data["split_tiles"] or "deterministic" in data:
             rows.append(("workspace", f"{data['workspace_bytes'] / 2**20:.1f} MiB"))
+    options = _options(data)
+    if options:
+        rows.append(("options", ", ".join(options)))
     copied = [f"{name}: {why}" for name, why in data["copies"].items() if why]
     rows += _block("copied", copied or ["nothing"])
     rows += _block("why", data["reasons"])
     return rows
+
+
+def _options(data: dict[str, Any]) -> list[str]:
+    """What is asked for beside causal, in words."""
+    options = []
+    if data["window"] is not None:
+        left, right = ("any" if side is None else side for side in data["window"])
+        options.append(f"window of {left} keys before and {right} after")
+    if data["softcap"] is not None:
+        options.append(f"softcap {data['softcap']:g}")
+    if data["alibi"]:
+        options.append("ALiBi")
+    if data["sinks"]:
+        options.append("sinks")
+    if data["head_dim_v"] != data["head_dim"]:
+        options.append(f"head dim {data['head_dim_v']} of v")
+    return options
 
 
 def _tile(data: dict[str, Any]) -> str:

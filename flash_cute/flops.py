@@ -1,13 +1,19 @@
 """What torch.utils.flop_counter counts of the operators: the matrix products, as for scaled_dot_product_attention.
 
-As there, the whole product counts whatever the mask: 4 * B * Hq * Nq * Nk * D forward, five products of that kind
-instead of two backward. (`bench/` halves a causal one, which is what the kernels do.)
+As there, the whole product counts whatever the mask: 2 * B * Hq * Nq * Nk * (D + Dv) forward; backward three products
+over D and two over Dv. (`bench/` halves a causal one, which is what the kernels do.) Of packed sequences each counts
+as if alone, for which the lengths are read, on CUDA by waiting for the device. Fake tensors have none to read: there
+all sequences count as `max_seqlen_*` long, or, without that hint, as equally long.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from ._torch import is_fake
+from .cpu_varlen import spans
 
 
 def register() -> None:
@@ -17,18 +23,52 @@ def register() -> None:
     operators = torch.ops.flash_cute
     register_flop_formula([operators.fwd, operators._fwd])(fwd)
     register_flop_formula([operators.bwd, operators._bwd])(bwd)
+    register_flop_formula([operators.varlen_fwd, operators._varlen_fwd], get_raw=True)(varlen_fwd)
+    register_flop_formula([operators.varlen_bwd, operators._varlen_bwd], get_raw=True)(varlen_bwd)
 
 
-def fwd(q: Sequence[int], k: Sequence[int], *args: Any, **kwargs: Any) -> int:
-    """FLOPs of a forward from the shapes of q and k: two products."""
-    return 2 * _product(q, k)
+def fwd(q: Sequence[int], k: Sequence[int], v: Sequence[int], *args: Any, **kwargs: Any) -> int:
+    """FLOPs of a forward from the shapes of q, k and v: a product over D and one over Dv."""
+    return _product(q, k, q[3] + v[3])
 
 
-def bwd(dout: Sequence[int], q: Sequence[int], k: Sequence[int], *args: Any, **kwargs: Any) -> int:
-    """FLOPs of a backward: five products, one of which recomputes the scores."""
-    return 5 * _product(q, k)
+def bwd(dout: Sequence[int], q: Sequence[int], k: Sequence[int], v: Sequence[int], *args: Any, **kwargs: Any) -> int:
+    """FLOPs of a backward: the scores once more, dq and dk over D, dout v^T and dv over Dv."""
+    return _product(q, k, 3 * q[3] + 2 * v[3])
 
 
-def _product(q: Sequence[int], k: Sequence[int]) -> int:
-    batch, heads, len_q, head_dim = q
-    return 2 * batch * heads * len_q * k[2] * head_dim
+def varlen_fwd(q: Tensor, k: Tensor, v: Tensor, *lengths: Any, **kwargs: Any) -> int:
+    """FLOPs of a packed forward, as those of each sequence by `fwd`."""
+    return 2 * q.shape[1] * _pairs(q, k, *lengths[:6]) * (q.shape[2] + v.shape[2])
+
+
+def varlen_bwd(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Any, *lengths: Any, **kwargs: Any
+) -> int:
+    """FLOPs of a packed backward, as those of each sequence by `bwd`."""
+    return 2 * q.shape[1] * _pairs(q, k, *lengths[:6]) * (3 * q.shape[2] + 2 * v.shape[2])
+
+
+def _pairs(
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    seqused_q: Tensor | None,
+    seqused_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+) -> int:
+    """The number of (row, key) pairs within the sequences."""
+    if cu_seqlens_q.is_meta or is_fake(cu_seqlens_q):
+        sequences = cu_seqlens_q.shape[0] - 1
+        longest = ((x.shape[0], hint) for x, hint in ((q, max_seqlen_q), (k, max_seqlen_k)))
+        rows, keys = (total // max(1, sequences) if hint is None else hint for total, hint in longest)
+        return int(sequences * rows * keys)
+    of_q, of_k = spans(cu_seqlens_q, seqused_q, q.shape[0]), spans(cu_seqlens_k, seqused_k, k.shape[0])
+    return int((of_q.length * of_k.length).sum())
+
+
+def _product(q: Sequence[int], k: Sequence[int], columns: int) -> int:
+    batch, heads, len_q, _ = q
+    return 2 * batch * heads * len_q * k[2] * columns

@@ -7,12 +7,12 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-# (left, right): how many keys before its position and how many after it a row sees; None: no limit.
-Window = tuple[int | None, int | None]
+from ._refusals import Window
 
 
 def attention(
@@ -21,7 +21,10 @@ def attention(
     v: Tensor,
     causal: bool | str = False,
     scale: float | None = None,
-    window: Window = (None, None),
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The oracle: what `flash_cute.fwd` should return, computed in float64 on the tensors' own device.
 
@@ -33,6 +36,9 @@ def attention(
         scale: `None`: `1 / sqrt(D)`.
         window: `(left, right)`: row i, which stands at position p = i + Nk - Nq (p = i where causal is "top_left"),
             sees columns p - left <= j <= p + right; `None` for a side is no limit. With `causal` right is 0.
+        softcap: a score s becomes `softcap * tanh(s / softcap)`.
+        sinks: `(Hq,)`: `exp(sinks[h])` is added to the denominator of head h's out, and nothing to its LSE.
+        alibi_slopes: `(Hq,)` or `(B, Hq)`: `slope * |p - j|` is subtracted from the (capped) score.
 
     Returns:
         `(out, lse)`: `(B, Hq, Nq, Dv)` and `(B, Hq, Nq)`, both float64, lse a natural log.
@@ -44,16 +50,11 @@ def attention(
         ...     atol=1e-5)
         True
     """
-    if scale is None:
-        scale = 1 / math.sqrt(q.shape[-1])
-    outs, lses = [], []
-    for head_q, head_k, head_v in _heads(q.double(), k.double(), v.double()):
-        scores = _mask(scale * (head_q @ head_k.mT), causal, window)  # (Nq, Nk)
-        # Before the product for the gradients' sake, after it for NaN in v.
-        weights = _mask_blind_rows(scores.softmax(-1), causal, window, len_k=head_k.shape[0])
-        outs.append(_mask_blind_rows(weights @ head_v, causal, window, len_k=head_k.shape[0]))  # (Nq, Dv)
-        lses.append(scores.logsumexp(-1))  # (Nq,)
-    return _unheads(outs, q, v.shape[-1]), _unheads(lses, q)
+    call = _make_call(q, causal, scale, window, softcap)
+    sinks = None if sinks is None else sinks.double()
+    heads = _heads(q.double(), k.double(), v.double(), sinks, alibi_slopes)
+    results = [_head(*head, call) for head in heads]
+    return _unheads([out for out, _ in results], q, v.shape[-1]), _unheads([lse for _, lse in results], q)
 
 
 def gradients(
@@ -64,17 +65,20 @@ def gradients(
     causal: bool | str = False,
     scale: float | None = None,
     dlse: Tensor | None = None,
-    window: Window = (None, None),
-) -> tuple[Tensor, Tensor, Tensor]:
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     """The oracle of the backward: what `flash_cute.bwd` should return, in float64 by autograd through `attention`.
 
     Args:
         dout: `(B, Hq, Nq, Dv)`, the gradient of out.
-        q, k, v, causal, scale, window: as in `attention`.
+        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes: as in `attention`.
         dlse: `(B, Hq, Nq)`, the gradient of the LSE; `None`: 0.
 
     Returns:
-        `(dq, dk, dv)`, shaped like q, k and v, float64.
+        `(dq, dk, dv)`, shaped like q, k and v, float64; with `sinks` `(dq, dk, dv, dsinks)`.
 
     Example:
         >>> q, k, v = (torch.randn(1, 2, 16, 8) for _ in range(3))
@@ -82,22 +86,23 @@ def gradients(
         >>> torch.allclose(dv.sum(2), torch.full((1, 2, 8), 16.0).double())  # every row's weights sum to 1
         True
     """
-    if scale is None:
-        scale = 1 / math.sqrt(q.shape[-1])
+    call = _make_call(q, causal, scale, window, softcap)
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
-    dq, dk, dv = (torch.zeros_like(x, dtype=torch.float64) for x in (q, k, v))
-    for b, h in itertools.product(range(q.shape[0]), range(q.shape[1])):
-        key = h // group
-        head = [x.detach().double().requires_grad_() for x in (q[b, h], k[b, key], v[b, key])]
+    totals = [torch.zeros_like(x, dtype=torch.float64) for x in (q, k, v)]
+    if sinks is not None:
+        totals.append(torch.zeros_like(sinks, dtype=torch.float64))
+    for (b, h), head in zip(_places(q), _heads(q, k, v, sinks, alibi_slopes), strict=True):
+        head_q, head_k, head_v, sink, slope = head
+        given = [x for x in (head_q, head_k, head_v, sink) if x is not None]
+        leaves = [x.detach().double().requires_grad_() for x in given]
         with torch.enable_grad():
-            results = attention(head[0][None, None], head[1][None, None], head[2][None, None], causal, scale, window)
-        flow = [dout[b, h].double()[None, None], torch.zeros_like(results[1])]
-        if dlse is not None:
-            flow[1] += dlse[b, h]
-        parts = torch.autograd.grad(results, head, flow)
-        for total, part in zip((dq[b, h], dk[b, key], dv[b, key]), parts, strict=True):
-            total += part
-    return dq, dk, dv
+            results = _head(leaves[0], leaves[1], leaves[2], leaves[3] if sink is not None else None, slope, call)
+        flow = [dout[b, h].double(), torch.zeros_like(results[1]) if dlse is None else dlse[b, h].double()]
+        parts = torch.autograd.grad(results, leaves, flow)
+        places = ((b, h), (b, h // group), (b, h // group), (h,))
+        for total, place, part in zip(totals, places, parts, strict=False):
+            total[place] += part
+    return tuple(totals)
 
 
 def unfused(
@@ -106,21 +111,18 @@ def unfused(
     v: Tensor,
     causal: bool | str = False,
     scale: float | None = None,
-    window: Window = (None, None),
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """The same formula, every step in the input dtype, as PyTorch without a fused kernel computes it.
 
     Arguments as `attention`; returns out, `(B, Hq, Nq, Dv)` in q's dtype. Its error is the yardstick of
     `compare`.
     """
-    if scale is None:
-        scale = 1 / math.sqrt(q.shape[-1])
-    outs = []
-    for head_q, head_k, head_v in _heads(q, k, v):
-        scores = _mask((head_q @ head_k.mT) * scale, causal, window)
-        weights = _mask_blind_rows(scores.softmax(-1), causal, window, len_k=head_k.shape[0])
-        outs.append(_mask_blind_rows(weights @ head_v, causal, window, len_k=head_k.shape[0]))
-    return _unheads(outs, q, v.shape[-1])
+    call = _make_call(q, causal, scale, window, softcap)
+    return _unheads([_head(*head, call)[0] for head in _heads(q, k, v, sinks, alibi_slopes)], q, v.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -137,22 +139,14 @@ class Comparison:
         return self.out_error <= self.out_allowed and self.lse_error <= self.lse_allowed
 
 
-def compare(
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool | str = False,
-    scale: float | None = None,
-    window: Window = (None, None),
-) -> Comparison:
-    """How far `(out, lse)` of `flash_cute.fwd(q, k, v, causal, scale=scale)` are from the oracle.
+def compare(out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Comparison:
+    """How far `(out, lse)` of `flash_cute.fwd(q, k, v, ...)` are from the oracle.
 
-    Arguments as `attention`. For finite inputs: where the oracle is NaN, any difference counts as an infinite error.
+    Further arguments as in `attention`. For finite inputs: where the oracle is NaN, any difference counts as an
+    infinite error.
     """
-    exact_out, exact_lse = attention(q, k, v, causal, scale, window)
-    allowed = _allowed(unfused(q, k, v, causal, scale, window), exact_out)
+    exact_out, exact_lse = attention(q, k, v, *args, **options)
+    allowed = _allowed(unfused(q, k, v, *args, **options), exact_out)
     blind = exact_lse == -torch.inf
     lse_error = ((lse.double() - exact_lse) / exact_lse.abs().clamp(min=1)).masked_fill(blind & (lse == -torch.inf), 0)
     return Comparison(_largest(out.double() - exact_out), allowed, _largest(lse_error))
@@ -160,10 +154,10 @@ def compare(
 
 @dataclass(frozen=True)
 class GradientComparison:
-    """Largest absolute errors of dq, dk and dv against the oracle, and what the contract allows each: as for out."""
+    """Largest absolute errors of dq, dk, dv (and dsinks) against the oracle, and what the contract allows each."""
 
-    errors: tuple[float, float, float]
-    allowed: tuple[float, float, float]
+    errors: tuple[float, ...]
+    allowed: tuple[float, ...]
 
     @property
     def ok(self) -> bool:
@@ -171,23 +165,30 @@ class GradientComparison:
 
 
 def compare_gradients(
-    given: tuple[Tensor, Tensor, Tensor],
+    given: tuple[Tensor, ...],
     dout: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     causal: bool | str = False,
     scale: float | None = None,
-    window: Window = (None, None),
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> GradientComparison:
-    """How far `(dq, dk, dv)` of an attention's backward for dout are from the oracle; for finite inputs."""
-    exact = gradients(dout, q, k, v, causal, scale, window=window)
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    """How far `(dq, dk, dv)` of an attention's backward for dout are from the oracle; with sinks also dsinks.
+
+    Arguments as in `attention`; for finite inputs.
+    """
+    exact = gradients(dout, q, k, v, causal, scale, None, window, softcap, sinks, alibi_slopes)
+    leaves = [x.detach().requires_grad_() for x in (q, k, v, sinks) if x is not None]
     with torch.enable_grad():
-        plain = torch.autograd.grad(unfused(leaves[0], leaves[1], leaves[2], causal, scale, window), leaves, dout)
-    errors = [_largest(x.double() - y) for x, y in zip(given, exact, strict=True)]
-    allowed = [_allowed(x, y) for x, y in zip(plain, exact, strict=True)]
-    return GradientComparison((errors[0], errors[1], errors[2]), (allowed[0], allowed[1], allowed[2]))
+        options = (window, softcap, leaves[3] if sinks is not None else None, alibi_slopes)
+        plain_out = unfused(leaves[0], leaves[1], leaves[2], causal, scale, *options)
+    plain = torch.autograd.grad(plain_out, leaves, dout)
+    errors = tuple(_largest(x.double() - y) for x, y in zip(given, exact, strict=True))
+    return GradientComparison(errors, tuple(_allowed(x, y) for x, y in zip(plain, exact, strict=True)))
 
 
 def _allowed(plain: Tensor, exact: Tensor) -> float:
@@ -202,11 +203,62 @@ def _largest(difference: Tensor) -> float:
     return difference.abs().nan_to_num(nan=torch.inf).max().item()
 
 
-def _heads(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+@dataclass(frozen=True)
+class _Call:
+    """What all heads have in common."""
+
+    causal: bool | str
+    scale: float
+    window: Window
+    softcap: float | None
+
+
+def _make_call(
+    q: Tensor, causal: bool | str, scale: float | None, window: Window | None, softcap: float | None
+) -> _Call:
+    if causal not in (False, True, "none", "bottom_right", "top_left"):
+        raise ValueError(f'causal: expected False, True, "bottom_right" or "top_left", got {causal!r}')
+    return _Call(causal, 1 / math.sqrt(q.shape[-1]) if scale is None else scale, window or (None, None), softcap)
+
+
+def _head(
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, slope: Tensor | None, call: _Call
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) of one head, every step in q's dtype: q (Nq, D), k (Nk, D), v (Nk, Dv), sink and slope scalars."""
+    scores = (q @ k.mT) * call.scale  # (Nq, Nk)
+    if call.softcap is not None:
+        scores = call.softcap * (scores / call.softcap).tanh()
+    distance = _distance(q.shape[0], k.shape[0], call.causal, q.device)
+    if slope is not None:
+        scores = scores - (slope.double() * distance.abs()).to(scores.dtype)
+    seen = _seen(distance, call)
+    blind = ~seen.any(-1, keepdim=True)  # (Nq, 1)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sink is None:
+        weights = scores.softmax(-1)
+    else:
+        column = sink.to(scores.dtype).expand(blind.shape).masked_fill(blind, -torch.inf)
+        weights = torch.cat((scores, column), -1).softmax(-1)[:, :-1]
+    # 0 for the rows that see no key, where softmax gives NaN: before the product for the gradients' sake, after it for
+    # NaN in v.
+    return (weights.masked_fill(blind, 0) @ v).masked_fill(blind, 0), scores.logsumexp(-1)
+
+
+def _heads(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, slopes: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]]:
+    """q, k, v, sink and slope of each head."""
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
-    for batch in range(q.shape[0]):
-        for head in range(q.shape[1]):
-            yield q[batch, head], k[batch, head // group], v[batch, head // group]
+    if slopes is not None and slopes.dim() == 1:
+        slopes = slopes.expand(q.shape[:2])
+    for b, h in _places(q):
+        sink, slope = (None if sinks is None else sinks[h]), (None if slopes is None else slopes[b, h])
+        yield q[b, h], k[b, h // group], v[b, h // group], sink, slope
+
+
+def _places(q: Tensor) -> Iterator[tuple[int, int]]:
+    """(batch, query head), in the order of `_heads`."""
+    return itertools.product(range(q.shape[0]), range(q.shape[1]))
 
 
 def _unheads(heads: list[Tensor], q: Tensor, *last: int) -> Tensor:
@@ -216,26 +268,128 @@ def _unheads(heads: list[Tensor], q: Tensor, *last: int) -> Tensor:
     return torch.stack(heads).view(shape)
 
 
-def _seen(len_q: int, len_k: int, causal: bool | str, window: Window, device: torch.device) -> Tensor:
+def _distance(len_q: int, len_k: int, causal: bool | str, device: torch.device) -> Tensor:
+    """(Nq, Nk): how far column j is behind the position of row i; negative where it is before it."""
+    position = torch.arange(len_q, device=device) + (0 if causal == "top_left" else len_k - len_q)
+    return torch.arange(len_k, device=device) - position.unsqueeze(-1)
+
+
+def _seen(distance: Tensor, call: _Call) -> Tensor:
     """(Nq, Nk) bool: whether row i sees column j."""
-    if causal not in (False, True, "none", "bottom_right", "top_left"):
-        raise ValueError(f'causal: expected False, True, "bottom_right" or "top_left", got {causal!r}')
-    left, right = window
-    if causal not in (False, "none"):
+    left, right = call.window
+    if call.causal not in (False, "none"):
         right = 0
-    position = 0 if causal == "top_left" else len_k - len_q  # of row 0
-    seen = torch.ones(len_q, len_k, dtype=torch.bool, device=device)
+    seen = torch.ones_like(distance, dtype=torch.bool)
     if right is not None:
-        seen = seen.tril(position + right)
-    return seen if left is None else seen.triu(position - left)
+        seen &= distance <= right
+    return seen if left is None else seen & (distance >= -left)
 
 
-def _mask(scores: Tensor, causal: bool | str, window: Window) -> Tensor:
-    len_q, len_k = scores.shape
-    return scores.masked_fill(~_seen(len_q, len_k, causal, window, scores.device), -torch.inf)
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool | str = False,
+    *,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """The oracle of packed sequences: what `flash_cute.varlen_fwd` should return, one sequence after the other.
+
+    Args:
+        q, k, v: `(Tq, Hq, D)`, `(Tk, Hkv, D)` and `(Tk, Hkv, Dv)`.
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, causal: as in `flash_cute.varlen_fwd`.
+        alibi_slopes: `(Hq,)` or `(B, Hq)`.
+        options: further arguments of `attention`, by keyword.
+
+    Returns:
+        `(out, lse)`: `(Tq, Hq, Dv)` and `(Hq, Tq)`, both float64. Where sequences overlap, the last one's.
+
+    Example:
+        >>> q, k, v = (torch.randn(10, 2, 8) for _ in range(3))
+        >>> offsets = torch.tensor([0, 3, 10], dtype=torch.int32)
+        >>> out, lse = varlen_attention(q, k, v, offsets, offsets)
+        >>> torch.allclose(out[:3].transpose(0, 1), attention(*(x[:3].transpose(0, 1)[None] for x in (q, k, v)))[0][0])
+        True
+    """
+    out = torch.zeros((*q.shape[:2], v.shape[2]), dtype=torch.float64, device=q.device)
+    lse = torch.full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float64, device=q.device)
+    of_q, of_k = _ranges(cu_seqlens_q, seqused_q, q.shape[0]), _ranges(cu_seqlens_k, seqused_k, k.shape[0])
+    for b, (rows, keys) in enumerate(zip(of_q, of_k, strict=True)):
+        part_q, part_k, part_v = (_alone(x) for x in (q[rows], k[keys], v[keys]))
+        slopes = _slopes_of(alibi_slopes, b)
+        part_out, part_lse = attention(part_q, part_k, part_v, causal, alibi_slopes=slopes, **options)
+        out[rows], lse[:, rows] = part_out[0].transpose(0, 1), part_lse[0]
+    return out, lse
 
 
-def _mask_blind_rows(out: Tensor, causal: bool | str, window: Window, len_k: int) -> Tensor:
-    """0 for the rows that see no key, where softmax gives NaN."""
-    blind = ~_seen(out.shape[0], len_k, causal, window, out.device).any(-1)
-    return out.masked_fill(blind.unsqueeze(-1), 0)
+def varlen_gradients(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool | str = False,
+    *,
+    dlse: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    """The oracle of the backward of packed sequences: what `flash_cute.varlen_bwd` should return.
+
+    Args:
+        dout: `(Tq, Hq, Dv)`, the gradient of out.
+        dlse: `(Hq, Tq)`, the gradient of the LSE; `None`: 0.
+        Others: as in `varlen_attention`.
+
+    Returns:
+        `(dq, dk, dv)`, shaped like q, k and v, float64; with `sinks` `(dq, dk, dv, dsinks)`.
+
+    Example:
+        >>> q, k, v = (torch.randn(10, 2, 8) for _ in range(3))
+        >>> offsets = torch.tensor([0, 3, 10], dtype=torch.int32)
+        >>> dq, dk, dv = varlen_gradients(torch.ones(10, 2, 8), q, k, v, offsets, offsets)
+        >>> torch.allclose(dv[3:].sum(0), torch.full((2, 8), 7.0).double())  # every row's weights sum to 1
+        True
+    """
+    sinks: Tensor | None = options.get("sinks")
+    totals = [torch.zeros_like(x, dtype=torch.float64) for x in (q, k, v, sinks) if x is not None]
+    of_q, of_k = _ranges(cu_seqlens_q, seqused_q, q.shape[0]), _ranges(cu_seqlens_k, seqused_k, k.shape[0])
+    for b, (rows, keys) in enumerate(zip(of_q, of_k, strict=True)):
+        part_dout, part_q, part_k, part_v = (_alone(x) for x in (dout[rows], q[rows], k[keys], v[keys]))
+        given = {"dlse": None if dlse is None else dlse[None, :, rows], "alibi_slopes": _slopes_of(alibi_slopes, b)}
+        parts = gradients(part_dout, part_q, part_k, part_v, causal, **given, **options)
+        for total, where, part in zip(totals, (rows, keys, keys), parts, strict=False):
+            total[where] = part[0].transpose(0, 1)
+        if sinks is not None:
+            totals[3] += parts[3]
+    return tuple(totals)
+
+
+def _ranges(cu_seqlens: Tensor, seqused: Tensor | None, total: int) -> list[slice]:
+    """What is in use of each sequence, the offsets clamped as `flash_cute.varlen_attention` says."""
+    offsets = cu_seqlens.tolist()
+    found = []
+    for b, (start, end) in enumerate(itertools.pairwise(offsets)):
+        start = min(max(start, 0), total)
+        end = min(max(end, start), total)
+        if seqused is not None:
+            end = min(end, start + max(0, int(seqused[b])))
+        found.append(slice(start, end))
+    return found
+
+
+def _alone(x: Tensor) -> Tensor:
+    """A sequence's (N, H, D) as a batch of one, (1, H, N, D)."""
+    return x.transpose(0, 1).unsqueeze(0)
+
+
+def _slopes_of(alibi_slopes: Tensor | None, b: int) -> Tensor | None:
+    return alibi_slopes if alibi_slopes is None or alibi_slopes.dim() == 1 else alibi_slopes[b]

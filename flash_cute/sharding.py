@@ -1,10 +1,10 @@
-"""How DTensor may shard the operators: by batch and by heads; every other placement is gathered first.
+"""How DTensor may shard the operators: by batch (unless packed) and by heads; other placements are gathered first.
 
 A rank then attends its own batches or heads, and nothing is communicated. The lengths and the head dim stay whole: a
 row needs all the keys that it sees.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,39 +16,99 @@ def register() -> None:
     operators = torch.ops.flash_cute
     register_sharding([operators.fwd.default, operators._fwd.default])(fwd)
     register_sharding([operators.bwd.default, operators._bwd.default])(bwd)
+    register_sharding([operators.varlen_fwd.default, operators._varlen_fwd.default])(varlen_fwd)
+    register_sharding([operators.varlen_bwd.default, operators._varlen_bwd.default])(varlen_bwd)
 
 
 def fwd(q: Any, k: Any, v: Any, *options: Any) -> list[tuple[list[Any], list[Any]]]:
     """(placements of out and lse, placements of the arguments), one for each way to shard a dim of the mesh."""
-    rest = [None] * len(options)
-    return [([query, query], [query, key, key, *rest]) for query, key, _ in _ways(q, k)]
+    return [([way.query, way.query], [way.query, way.key, way.key, *_of_options(options, way)]) for way in _ways(q, k)]
 
 
 def bwd(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, *options: Any
 ) -> list[tuple[list[Any], list[Any]]]:
-    """(placements of dq, dk and dv, placements of the arguments)."""
-    rest = [None] * len(options)
+    """(placements of dq, dk, dv and dsinks, placements of the arguments)."""
+    sinks_given = options[SINKS] is not None
     return [
         (
-            [query, gradient, gradient],
-            [query, query, key, key, query, query, None if dlse is None else query, *rest],
+            [query, way.key_gradient, way.key_gradient, way.sinks_gradient if sinks_given else way.nothing],
+            [query, query, key, key, query, query, None if dlse is None else query, *_of_options(options, way)],
         )
-        for query, key, gradient in _ways(q, k)
+        for way in _ways(q, k)
+        for query, key in [(way.query, way.key)]
     ]
 
 
-def _ways(q: Any, k: Any) -> list[tuple[Any, Any, Any]]:
-    """Placements of what has query heads, of what has key heads, and of the gradients of the latter."""
+def varlen_fwd(q: Any, k: Any, v: Any, *options: Any) -> list[tuple[list[Any], list[Any]]]:
+    """The same of packed sequences, of which every rank has the lengths."""
+    return [
+        ([way.query, way.per_head], [way.query, way.key, way.key, *_of_packed_options(options, way)])
+        for way in _ways(q, k, packed=True)
+    ]
+
+
+def varlen_bwd(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, *options: Any
+) -> list[tuple[list[Any], list[Any]]]:
+    sinks_given = options[LENGTHS + SINKS] is not None
+    found = []
+    for way in _ways(q, k, packed=True):
+        gradients = [way.query, way.key_gradient, way.key_gradient]
+        rows = [way.per_head, None if dlse is None else way.per_head]
+        tensors = [way.query, way.query, way.key, way.key, way.query, *rows]
+        dsinks = way.sinks_gradient if sinks_given else way.nothing
+        found.append(([*gradients, dsinks], [*tensors, *_of_packed_options(options, way)]))
+    return found
+
+
+LENGTHS = 6  # arguments of a packed call before those of its mask
+# Where `sinks` and `alibi_slopes` stand after the last tensor of either operator's.
+SINKS, ALIBI_SLOPES = 4, 5
+
+
+class _Way(NamedTuple):
+    """One way to shard a dim of the mesh: the placements of what has ..."""
+
+    query: Any  # query heads
+    key: Any  # key heads
+    key_gradient: Any
+    per_head: Any  # query heads as its first dim: sinks, and a packed call's LSE
+    sinks_gradient: Any
+    slopes: Any  # (B, Hq)
+    nothing: Any  # no elements, or is the same on every rank
+
+
+def _of_options(options: tuple[Any, ...], way: _Way) -> list[Any]:
+    """The placements of the arguments after the last tensor: None for what is no tensor."""
+    placements: list[Any] = [None] * len(options)
+    if options[SINKS] is not None:
+        placements[SINKS] = way.per_head
+    slopes = options[ALIBI_SLOPES]
+    if slopes is not None:
+        placements[ALIBI_SLOPES] = way.slopes if len(slopes.shape) == 2 else way.per_head
+    return placements
+
+
+def _of_packed_options(options: tuple[Any, ...], way: _Way) -> list[Any]:
+    lengths = [None if x is None or isinstance(x, int) else way.nothing for x in options[:LENGTHS]]
+    return lengths + _of_options(options[LENGTHS:], way)
+
+
+def _ways(q: Any, k: Any, packed: bool = False) -> list[_Way]:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    ways: list[tuple[Any, Any, Any]] = [(Replicate(), Replicate(), Replicate()), (Shard(0), Shard(0), Shard(0))]
+    whole, per_batch, per_head = Replicate(), Shard(0), Shard(1)
+    ways = [_Way(whole, whole, whole, whole, whole, whole, whole)]
+    if not packed:
+        ways.append(_Way(per_batch, per_batch, per_batch, whole, Partial(), per_batch, whole))
     heads_q, heads_kv = q.shape[1], k.shape[1]
+    of_heads = Shard(0)  # of (Hq,)
     if heads_kv == 1 and heads_q > 1:
         # Every query head reads the one key head, whose gradient is the sum of the ranks'.
-        ways.append((Shard(1), Replicate(), Partial()))
+        ways.append(_Way(per_head, whole, Partial(), of_heads, of_heads, per_head, whole))
     elif _divisible(heads_kv, q.mesh):
-        ways.append((Shard(1), Shard(1), Shard(1)))
+        ways.append(_Way(per_head, per_head, per_head, of_heads, of_heads, per_head, whole))
     return ways
 
 

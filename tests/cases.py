@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,11 +22,10 @@ from flash_cute.report import built_architectures, load
 Causal = bool | str
 Window = tuple[int | None, int | None]  # left, right
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-# (q, k, v, causal, *, scale, window) -> (out, lse)
+# (q, k, v, causal, **options) -> (out, lse)
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-# (dout, q, k, v, causal, *, dlse, scale, deterministic, window) -> (dq, dk, dv)
-Backward = Callable[..., Gradients]
+# (dout, q, k, v, causal, *, dlse, deterministic, **options) -> (dq, dk, dv), with sinks also dsinks
+Backward = Callable[..., tuple[torch.Tensor, ...]]
 
 CAUSAL: tuple[Causal, ...] = (False, "bottom_right", "top_left")
 CUDA_DTYPES = (torch.float16, torch.bfloat16)
@@ -64,13 +64,26 @@ def mask_name(causal: Causal) -> str:
     return "bottom_right" if causal else "none"
 
 
+def score(
+    causal: Causal = False,
+    window: Window = (None, None),
+    *,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """The operators' arguments of mask and score, in the schema's order."""
+    return (mask_name(causal), *window, softcap, sinks, alibi_slopes, scale)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem: shapes, mask and dtype."""
+    """One problem: shapes, mask, dtype and what modifies the scores."""
 
     head_dim: int
     len_q: int
@@ -80,23 +93,54 @@ class Case:
     batch: int = 2
     heads_q: int = 2
     heads_kv: int = 2
+    head_dim_v: int | None = None  # None: head_dim
+    window: Window | None = None
+    softcap: float | None = None
+    sinks: torch.dtype | None = None  # their dtype
+    slopes: str | None = None  # "head": (Hq,), "batch": (B, Hq)
 
     def __str__(self) -> str:
+        options = {"dv": self.head_dim_v, "cap": self.softcap, "alibi-": self.slopes}
+        options["sinks-"] = self.sinks and dtype_name(self.sinks)
+        options["w"] = self.window and "_".join(map(str, self.window))
         return (
             f"{dtype_name(self.dtype)}-d{self.head_dim}-{self.len_q}x{self.len_k}"
             f"-{mask_name(self.causal)}-b{self.batch}h{self.heads_q}k{self.heads_kv}"
-        )
+        ) + "".join(f"-{name}{value}" for name, value in options.items() if value is not None)
 
     def inputs(self, device: str | torch.device, rng: torch.Generator) -> Inputs:
         """q, k, v: contiguous, standard normal."""
-        q = self._normal(self.heads_q, self.len_q, device, rng)
-        k = self._normal(self.heads_kv, self.len_k, device, rng)
-        v = self._normal(self.heads_kv, self.len_k, device, rng)
+        q = self._normal((self.heads_q, self.len_q, self.head_dim), device, rng)
+        k = self._normal((self.heads_kv, self.len_k, self.head_dim), device, rng)
+        v = self._normal((self.heads_kv, self.len_k, self.head_dim_v or self.head_dim), device, rng)
         return q, k, v
 
-    def _normal(self, heads: int, length: int, device: str | torch.device, rng: torch.Generator) -> torch.Tensor:
-        shape = (self.batch, heads, length, self.head_dim)
-        return torch.randn(shape, generator=rng).to(device=device, dtype=self.dtype)
+    def options(self, device: str | torch.device, rng: torch.Generator) -> dict[str, Any]:
+        """What the case asks for beside causal, as keyword arguments; sinks and slopes are random.
+
+        Sinks are about as large as a row's LSE, so that neither they nor the keys have all the weight.
+        """
+        options: dict[str, Any] = {}
+        if self.window is not None:
+            options["window"] = self.window
+        if self.softcap is not None:
+            options["softcap"] = self.softcap
+        if self.sinks is not None:
+            sinks = torch.randn(self.heads_q, generator=rng) * 2 + math.log(max(1, self.len_k))
+            options["sinks"] = sinks.to(device=device, dtype=self.sinks)
+        if self.slopes is not None:
+            shape = (self.heads_q,) if self.slopes == "head" else (self.batch, self.heads_q)
+            options["alibi_slopes"] = (torch.rand(shape, generator=rng) * 0.5).to(device)
+        return options
+
+    def flow(self, device: str | torch.device, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """dout and dlse, standard normal."""
+        dout = self._normal((self.heads_q, self.len_q, self.head_dim_v or self.head_dim), device, rng)
+        dlse = self._normal((self.heads_q, self.len_q), device, rng)
+        return dout, dlse.to(torch.float64 if self.dtype == torch.float64 else torch.float32)
+
+    def _normal(self, shape: tuple[int, ...], device: str | torch.device, rng: torch.Generator) -> torch.Tensor:
+        return torch.randn((self.batch, *shape), generator=rng).to(device=device, dtype=self.dtype)
 
 
 def masks_for(len_q: int, len_k: int) -> tuple[Causal, ...]:
@@ -164,7 +208,7 @@ def backward_plan(
     """As `plan`, of the backward."""
     if capability and not backward_head_dims("sm80"):
         pytest.skip("this build has no sm80 backward to plan for")
-    call = (q, k, v, mask_name(causal), *window, None, backend or "auto")
+    call = (q, k, v, *score(causal, window), backend or "auto")
     return json.loads(torch.ops.flash_cute.bwd_plan(*call, deterministic, capability))
 
 
@@ -188,5 +232,5 @@ def plan(
     """What the launch would do, from the same function that it asks. capability 80: as if on sm_80."""
     if capability and "sm80" not in built_architectures():
         pytest.skip("this build has no sm80 kernels to plan for")
-    call = (q, k, v, mask_name(causal), *window, scale, backend or "auto")
+    call = (q, k, v, *score(causal, window, scale=scale), backend or "auto")
     return json.loads(torch.ops.flash_cute.fwd_plan(*call, capability))

@@ -23,7 +23,7 @@ os.environ["FLASH_CUTE_TEST_TILES"] = "1"  # before flash_cute is loaded: tests 
 import numerics
 import pytest
 import torch
-from cases import Backward, Causal, Forward, Gradients, Window, mask_name
+from cases import Backward, Causal, Forward
 
 import flash_cute
 
@@ -112,19 +112,10 @@ def fwd(backend: str | None) -> Forward:
     """`flash_cute.fwd` on the backend under test, its outputs full of NaN before it runs."""
 
     def call(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        causal: Causal = False,
-        *,
-        scale: float | None = None,
-        window: Window | None = None,
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: Causal = False, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with numerics.nan_in_new_memory(q):
-            if window is not None:  # the operators alone take it
-                options = (mask_name(causal), *window, scale, backend or "auto")
-                return torch.ops.flash_cute.fwd(q, k, v, *options)
-            return flash_cute.fwd(q, k, v, causal, scale=scale, backend=backend)
+            return flash_cute.fwd(q, k, v, causal, backend=backend, **options)
 
     return call
 
@@ -141,18 +132,13 @@ def bwd(backend: str | None) -> Backward:
         causal: Causal = False,
         *,
         dlse: torch.Tensor | None = None,
-        scale: float | None = None,
         deterministic: bool = False,
-        window: Window | None = None,
-    ) -> Gradients:
+        **options: Any,
+    ) -> tuple[torch.Tensor, ...]:
+        options["backend"] = backend
         with torch.no_grad(), numerics.nan_in_new_memory(q):
-            if window is not None:  # the operators alone take it
-                mask, operators = (mask_name(causal), *window), torch.ops.flash_cute
-                out, lse = operators.fwd(q, k, v, *mask, scale, backend or "auto")
-                return operators.bwd(dout, q, k, v, out, lse, dlse, *mask, scale, deterministic, backend or "auto")
-            out, lse = flash_cute.fwd(q, k, v, causal, scale=scale, backend=backend)
-            options = {"dlse": dlse, "scale": scale, "deterministic": deterministic, "backend": backend}
-            return flash_cute.bwd(dout, q, k, v, out, lse, causal, **options)
+            out, lse = flash_cute.fwd(q, k, v, causal, **options)
+            return flash_cute.bwd(dout, q, k, v, out, lse, causal, dlse=dlse, deterministic=deterministic, **options)
 
     return call
 

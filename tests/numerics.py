@@ -16,9 +16,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from cases import Causal, Gradients, Window, mask_name
+from cases import Causal, Window, mask_name
 
 import flash_cute
 import flash_cute.reference
@@ -37,13 +38,13 @@ def visible(
     len_k: int,
     causal: Causal,
     device: torch.device | str = "cpu",
-    window: Window = (None, None),
+    window: Window | None = None,
 ) -> torch.Tensor:
     """(len_q, len_k) bool: which key each row sees."""
     row = torch.arange(len_q, device=device)[:, None]
     column = torch.arange(len_k, device=device)[None, :]
     position = row if causal == "top_left" else row + len_k - len_q
-    left, right = window
+    left, right = window or (None, None)
     seen = torch.ones(len_q, len_k, dtype=torch.bool, device=device)
     if left is not None:
         seen &= column >= position - left
@@ -58,25 +59,44 @@ def visible(
             raise ValueError(f"no mask is named {other!r}")
 
 
+def distances(len_q: int, len_k: int, causal: Causal, device: torch.device | str = "cpu") -> torch.Tensor:
+    """(len_q, len_k): the distance between each row's position and each key."""
+    row = torch.arange(len_q, device=device)[:, None]
+    position = row if causal == "top_left" else row + len_k - len_q
+    return (torch.arange(len_k, device=device)[None, :] - position).abs()
+
+
 def unfused(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     causal: Causal = False,
     scale: float | None = None,
-    window: Window = (None, None),
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention as three PyTorch operations, each rounded to the dtype of the inputs: out and lse."""
+    """Attention as PyTorch operations, each rounded to the dtype of the inputs: out and lse."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     group = q.shape[1] // k.shape[1]
     k = k.repeat_interleave(group, dim=1)
     v = v.repeat_interleave(group, dim=1)
     scores = (q @ k.transpose(-1, -2)) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if alibi_slopes is not None:
+        slopes = alibi_slopes.double().expand(q.shape[:2])[..., None, None]
+        scores = scores + (-slopes * distances(q.shape[2], k.shape[2], causal, q.device)).to(q.dtype)
     seen = visible(q.shape[2], k.shape[2], causal, q.device, window)
     scores = scores.masked_fill(~seen, -math.inf)
     lse = torch.logsumexp(scores.to(torch.promote_types(q.dtype, torch.float32)), dim=-1)
-    weights = torch.softmax(scores, dim=-1).masked_fill(~seen.any(-1)[:, None], 0)
-    return weights @ v, lse
+    blind = ~seen.any(-1)[:, None]
+    if sinks is not None:  # one more column, whose weight goes nowhere
+        column = sinks.to(q.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, column.masked_fill(blind, -math.inf)), dim=-1)
+    weights = torch.softmax(scores, dim=-1).masked_fill(blind, 0)
+    return weights[..., : k.shape[2]] @ v, lse
 
 
 def mismatches(
@@ -87,36 +107,28 @@ def mismatches(
     v: torch.Tensor,
     causal: Causal = False,
     scale: float | None = None,
-    window: Window = (None, None),
+    window: Window | None = None,
+    **options: Any,
 ) -> list[str]:
-    """What is wrong with (out, lse), one sentence each; empty when the contract is met."""
+    """What is wrong with (out, lse), one sentence each; empty when the contract is met. `options`: as in `unfused`."""
     problems = _form_problems(out, lse, q, v)
     if problems or out.numel() == 0:
         return problems
-    device = oracle_device or q.device
-    q, k, v, out, lse = (x.detach().to(device) for x in (q, k, v, out, lse))
-    plain, _ = unfused(q, k, v, causal, scale, window)
-    true_out, true_lse = flash_cute.reference.attention(q, k, v, causal, scale, window)
+    q, k, v, out, lse = (_at_oracle(x, q) for x in (q, k, v, out, lse))
+    options = {"window": window, **{name: _at_oracle(x, q) for name, x in options.items()}}
+    plain, _ = unfused(q, k, v, causal, scale, **options)
+    true_out, true_lse = flash_cute.reference.attention(q, k, v, causal, scale, **options)
     return _out_problems(out, plain, true_out, torch.finfo(q.dtype).eps) + _lse_problems(lse, true_lse)
 
 
-def assert_matches(
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: Causal = False,
-    scale: float | None = None,
-    window: Window = (None, None),
-) -> None:
-    """Fails unless (out, lse) is attention of q, k and v, within the contract's bounds."""
-    problems = mismatches(out, lse, q, k, v, causal, scale, window)
+def assert_matches(out: torch.Tensor, lse: torch.Tensor, *inputs: Any, **options: Any) -> None:
+    """Fails unless (out, lse) is attention of q, k and v, within the contract's bounds; arguments as `mismatches`."""
+    problems = mismatches(out, lse, *inputs, **options)
     assert not problems, "; ".join(problems)
 
 
 def gradient_mismatches(
-    gradients: Gradients,
+    gradients: tuple[torch.Tensor, ...],
     dout: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -124,77 +136,87 @@ def gradient_mismatches(
     causal: Causal = False,
     scale: float | None = None,
     dlse: torch.Tensor | None = None,
-    window: Window = (None, None),
+    window: Window | None = None,
+    sinks: torch.Tensor | None = None,
+    **options: Any,
 ) -> list[str]:
-    """What is wrong with the gradients of q, k and v, one sentence each; empty when the contract is met."""
+    """What is wrong with the gradients of q, k, v and sinks, one sentence each; empty when the contract is met."""
     problems = []
-    for name, given, x in zip(("dq", "dk", "dv"), gradients, (q, k, v), strict=True):
+    leaves = [x for x in (q, k, v, sinks) if x is not None]
+    names = ("dq", "dk", "dv", "dsinks")[: len(leaves)]
+    for name, given, x in zip(names, gradients, leaves, strict=True):
         for what in ("shape", "dtype", "device"):
             if getattr(given, what) != getattr(x, what):
                 problems.append(f"{name}'s {what} is {getattr(given, what)}, expected {getattr(x, what)}")
     if problems:
         return problems
-    device = oracle_device or q.device
-    q, k, v, dout = (x.detach().to(device) for x in (q, k, v, dout))
-    dlse = None if dlse is None else dlse.detach().to(device)
-    plain = _unfused_gradients(dout, q, k, v, causal, scale, dlse, window)
-    truth = flash_cute.reference.gradients(dout, q, k, v, causal, scale, dlse, window)
-    rounding = _rounding_of_out(dout, q, k, v, causal, scale, window)
+    dout, dlse, *leaves = (_at_oracle(x, q) for x in (dout, dlse, *leaves))
+    options = {"window": window, **{name: _at_oracle(x, q) for name, x in options.items()}}
+    plain = _unfused_gradients(dout, dlse, leaves, causal, scale, options)
+    sinks = leaves[3] if sinks is not None else None
+    truth = flash_cute.reference.gradients(dout, *leaves[:3], causal, scale, dlse, sinks=sinks, **options)
+    rounding = _rounding_of_out(dout, leaves, causal, scale, options)
     eps = torch.finfo(q.dtype).eps
-    results = zip(("dq", "dk", "dv"), gradients, plain, truth, rounding, strict=True)
+    results = zip(names, gradients, plain, truth, rounding, strict=True)
     for name, given, plain_one, true_one, rounding_one in results:
         if given.numel():
-            given = given.detach().to(device)
+            compared = (_at_oracle(given, q), plain_one, true_one, rounding_one)
+            if name == "dsinks":
+                compared = tuple(x.view(1, -1, 1, 1) for x in compared)
+            given, plain_one, true_one, rounding_one = compared
             problems += _out_problems(given, plain_one, true_one, eps, name, rounding_one)
     return problems
 
 
-def assert_gradients_match(
-    gradients: Gradients,
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: Causal = False,
-    scale: float | None = None,
-    dlse: torch.Tensor | None = None,
-    window: Window = (None, None),
-) -> None:
-    """Fails unless the gradients are those of attention of q, k and v for dout and dlse, within the bounds."""
-    problems = gradient_mismatches(gradients, dout, q, k, v, causal, scale, dlse, window)
+def assert_gradients_match(gradients: tuple[torch.Tensor, ...], *inputs: Any, **options: Any) -> None:
+    """Fails unless the gradients are those of attention of q, k and v for dout and dlse, within the bounds.
+
+    Arguments as `gradient_mismatches`.
+    """
+    problems = gradient_mismatches(gradients, *inputs, **options)
     assert not problems, "; ".join(problems)
+
+
+def _at_oracle(x: Any, q: torch.Tensor) -> Any:
+    """A tensor without its history, where the reference is computed; what is no tensor as it is."""
+    return x.detach().to(oracle_device or q.device) if isinstance(x, torch.Tensor) else x
 
 
 def _unfused_gradients(
     dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    dlse: torch.Tensor | None,
+    tensors: list[torch.Tensor],
     causal: Causal,
     scale: float | None,
-    dlse: torch.Tensor | None,
-    window: Window,
-) -> Gradients:
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    options: dict[str, Any],
+) -> tuple[torch.Tensor, ...]:
+    leaves = [x.detach().requires_grad_() for x in tensors]
     with torch.enable_grad():
-        out, lse = unfused(leaves[0], leaves[1], leaves[2], causal, scale, window)
-    dq, dk, dv = torch.autograd.grad((out, lse), leaves, (dout, torch.zeros_like(lse) if dlse is None else dlse))
-    return dq, dk, dv
+        sinks = leaves[3] if len(leaves) > 3 else None
+        out, lse = unfused(leaves[0], leaves[1], leaves[2], causal, scale, sinks=sinks, **options)
+    return torch.autograd.grad((out, lse), leaves, (dout, torch.zeros_like(lse) if dlse is None else dlse))
 
 
 def _rounding_of_out(
     dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    tensors: list[torch.Tensor],
     causal: Causal,
     scale: float | None,
-    window: Window,
-) -> Gradients:
-    """What out's rounding to q's dtype adds to the gradients, in float64: it is one more gradient of the LSE."""
-    out, _ = flash_cute.reference.attention(q, k, v, causal, scale, window)
-    dlse = (dout.double() * (out - out.to(q.dtype).double())).sum(-1)
-    return flash_cute.reference.gradients(torch.zeros_like(dout), q, k, v, causal, scale, dlse, window)
+    options: dict[str, Any],
+) -> tuple[torch.Tensor, ...]:
+    """What out's rounding to q's dtype adds to the gradients, in float64: it is one more gradient of the LSE.
+
+    The LSE of the keys and the sink together, of which the keys have the share `kept`. What the sink's share makes of
+    the roundings of all rows adds up like a random walk: two standard deviations of it.
+    """
+    q, k, v, *sinks = tensors
+    sink = sinks[0] if sinks else None
+    out, lse = flash_cute.reference.attention(q, k, v, causal, scale, sinks=sink, **options)
+    change = (dout.double() * (out - out.to(q.dtype).double())).sum(-1)
+    kept = torch.ones_like(lse) if sink is None else torch.sigmoid(lse - sink.double()[:, None]).nan_to_num()
+    flow = torch.zeros_like(dout)
+    parts = flash_cute.reference.gradients(flow, q, k, v, causal, scale, change * kept, **options)
+    return parts if sink is None else (*parts, 2 * (change * (1 - kept)).square().sum((0, 2)).sqrt())
 
 
 def _form_problems(out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, v: torch.Tensor) -> list[str]:

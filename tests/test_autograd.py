@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from cases import Case, Inputs
+from cases import Case, Inputs, score
 from numerics import same_bits
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import flash_cute
-from flash_cute import _ops
+from flash_cute import autograd
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def leaves(inputs: Inputs) -> Inputs:
 
 
 def _operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-    return torch.ops.flash_cute.fwd(q, k, v, "bottom_right", None, None, None, "auto")
+    return torch.ops.flash_cute.fwd(q, k, v, *score("bottom_right"), "auto")
 
 
 def _function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
@@ -103,13 +103,13 @@ def test_no_gradient_of_the_lse_is_made_up(
     leaves: Inputs, way: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[torch.Tensor | None] = []
-    right = _ops.bwd_without_autograd
+    right = autograd.DENSE.bwd_without_autograd
 
     def watch(*args: Any) -> Any:
         given.append(args[6])
         return right(*args)
 
-    monkeypatch.setattr(_ops, "bwd_without_autograd", watch)
+    monkeypatch.setattr(autograd.DENSE, "bwd_without_autograd", watch)
     way(*leaves)[0].sum().backward()
     assert given == [None]
 
@@ -187,7 +187,7 @@ def test_derivative_of_bwd_raises(inputs: Inputs, which: int, operator: bool) ->
     tensors[which].requires_grad_()
     *six, dlse = tensors
     if operator:
-        gradients = torch.ops.flash_cute.bwd(*tensors, "none", None, None, None, False, "auto")
+        gradients = torch.ops.flash_cute.bwd(*tensors, *score("none"), False, "auto")
     else:
         gradients = flash_cute.bwd(*six, dlse=dlse)
     with pytest.raises(NotImplementedError, match="double backward"):
@@ -281,20 +281,20 @@ def test_deterministic_is_what_torch_says_when_called(
     leaves: Inputs, asked: bool | None, mode: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[bool] = []
-    right = _ops.bwd_without_autograd
+    right = autograd.DENSE.bwd_without_autograd
 
     def watch(*args: Any) -> Any:
-        given.append(args[11])
+        given.append(args[-2])
         return right(*args)
 
-    monkeypatch.setattr(_ops, "bwd_without_autograd", watch)
+    monkeypatch.setattr(autograd.DENSE, "bwd_without_autograd", watch)
     torch.use_deterministic_algorithms(mode)
     try:
         if way == "bwd":
             with torch.no_grad():
                 flash_cute.bwd(leaves[0], *leaves, *flash_cute.fwd(*leaves), deterministic=asked)
         elif way == "operator":
-            out, _ = torch.ops.flash_cute.fwd(*leaves, "none", None, None, None, "auto", asked)
+            out, _ = torch.ops.flash_cute.fwd(*leaves, *score("none"), "auto", asked)
         else:
             out = flash_cute.attention(*leaves, deterministic=asked)
     finally:

@@ -26,6 +26,7 @@ from cases import (
     mask_name,
     params,
     sampled_dtypes,
+    score,
 )
 from layouts import LAYOUTS, Layout, surrounded
 from numerics import assert_gradients_match, bits, same_bits
@@ -147,7 +148,7 @@ def test_gradcheck(causal: Causal, len_q: int, len_k: int, rng: torch.Generator)
         return out, lse[:, :, blind:]
 
     assert torch.autograd.gradcheck(attend, leaves)
-    raw = (mask_name(causal), None, None, 0.7, "cpu")
+    raw = (*score(causal, scale=0.7), "cpu")
     assert torch.autograd.gradcheck(lambda *x: torch.ops.flash_cute.fwd(*x, *raw)[0], leaves)
 
 

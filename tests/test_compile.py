@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CAUSAL, Case, Causal, mask_name
+from cases import CAUSAL, Case, Causal, mask_name, score
 from layouts import LAYOUTS
 from numerics import assert_matches, same_bits
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -37,7 +37,7 @@ def _arguments(
 ) -> tuple[Any, ...]:
     case = Case(head_dim, 33, 65, heads_q=4)
     q, k, v = (layout.make(x) for x in case.inputs(device, rng))
-    return q, k, v, mask_name(causal), None, None, None, "auto"
+    return q, k, v, *score(causal), "auto"
 
 
 @pytest.mark.parametrize("operator", ["fwd", "_fwd"])
@@ -63,22 +63,22 @@ def test_opcheck_requires_grad(device: str, layout: Any, rng: torch.Generator) -
 @pytest.mark.parametrize("operator", ["bwd", "_bwd"])
 @pytest.mark.parametrize("layout", SOME_LAYOUTS, ids=str)
 def test_opcheck_backward(device: str, layout: Any, operator: str, rng: torch.Generator) -> None:
-    q, k, v, *mask, scale, backend = _arguments(device, rng, True, layout)
+    q, k, v, *mask, backend = _arguments(device, rng, True, layout)
     out, lse = flash_cute.fwd(q, k, v, True)
     call = getattr(torch.ops.flash_cute, operator).default
     dout = torch.ones_like(out)
     for dlse in (None, torch.ones_like(lse)):
-        torch.library.opcheck(call, (dout, q, k, v, out, lse, dlse, *mask, scale, True, backend))
+        torch.library.opcheck(call, (dout, q, k, v, out, lse, dlse, *mask, True, backend))
     if operator == "bwd":
         dout.requires_grad_()
-        options = (*mask, scale, True, backend)
+        options = (*mask, True, backend)
         torch.library.opcheck(call, (dout, q, k, v, out, lse, None, *options), test_utils=FORWARD_CHECKS)
 
 
 def test_opcheck_empty(device: str) -> None:
     q = torch.zeros(1, 2, 5, 64, dtype=torch.float16, device=device)
     k = torch.zeros(1, 2, 0, 64, dtype=torch.float16, device=device)
-    torch.library.opcheck(torch.ops.flash_cute.fwd.default, (q, k, k, "none", None, None, None, "auto"))
+    torch.library.opcheck(torch.ops.flash_cute.fwd.default, (q, k, k, *score("none"), "auto"))
 
 
 @pytest.mark.parametrize("causal", CAUSAL, ids=mask_name)

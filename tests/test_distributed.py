@@ -49,10 +49,54 @@ def run(rank, store):
             with torch.no_grad():
                 alone = flash_cute.attention(*inputs, True)
             torch.testing.assert_close(alone.full_tensor(), expected[0], rtol=1e-4, atol=1e-5)
-            direct = torch.ops.flash_cute.fwd(*inputs, "bottom_right", None, None, None, "auto")
+            direct = torch.ops.flash_cute.fwd(*inputs, "bottom_right", *[None] * 6, "auto")
             torch.testing.assert_close(direct[1].full_tensor(), expected[1], rtol=1e-4, atol=1e-5)
             if rank == 0:
                 print(heads, heads_kv, name, str(out.placements[0]), forward, backward)
+        sinks, slopes = torch.randn(heads), torch.rand(3, heads)
+        options = {"window": (6, 2), "softcap": 3.0}
+        leaves = [x.clone().requires_grad_() for x in (*plain, sinks)]
+        results = flash_cute.fwd(*leaves[:3], sinks=leaves[3], alibi_slopes=slopes, **options)
+        expected = (*results, *torch.autograd.grad(results, leaves, flow))
+        for name, placement, of_sinks in (
+            ("batch", Shard(0), Replicate()), ("heads", Shard(1), Shard(0)), ("whole", Replicate(), Replicate()),
+        ):
+            inputs = [*placed(plain, *[placement] * 3), *placed([sinks], of_sinks)]
+            placed_slopes = distribute_tensor(slopes, mesh, [placement])
+            with CommDebugMode() as traffic:
+                out, lse = flash_cute.fwd(*inputs[:3], sinks=inputs[3], alibi_slopes=placed_slopes, **options)
+            forward = traffic.get_total_counts()
+            flows = [distribute_tensor(x, mesh, y.placements) for x, y in zip(flow, (out, lse))]
+            with CommDebugMode() as traffic:
+                gradients = torch.autograd.grad((out, lse), inputs, flows)
+            given = [x.full_tensor() for x in (out, lse, *gradients)]
+            torch.testing.assert_close(given, list(expected), rtol=1e-4, atol=1e-5)
+            shared = distribute_tensor(slopes[0], mesh, [of_sinks])
+            alone = flash_cute.attention(*inputs[:3], alibi_slopes=shared).full_tensor()
+            undivided = flash_cute.attention(*plain, alibi_slopes=slopes[0])
+            torch.testing.assert_close(alone, undivided, rtol=1e-4, atol=1e-5)
+            if rank == 0:
+                print("options", heads, heads_kv, name, str(gradients[3].placements[0]), forward,
+                      traffic.get_total_counts())
+        packed = [x.transpose(1, 2).flatten(0, 1) for x in plain]
+        ends = [torch.arange(4, dtype=torch.int32) * n for n in (9, 13)]
+        of = [distribute_tensor(x, mesh, [Replicate()]) for x in ends]
+        for name, placement in {"heads": Shard(1), "whole": Replicate(), "rows": Shard(0)}.items():
+            inputs = placed(packed, *[placement] * 3)
+            with CommDebugMode() as traffic:
+                out, lse = flash_cute.varlen_fwd(*inputs, *of, True)
+            forward = traffic.get_total_counts()
+            flows = [torch.randn(x.shape) for x in (out, lse)]
+            gradients = torch.autograd.grad(
+                (out, lse), inputs, [distribute_tensor(x, mesh, y.placements) for x, y in zip(flows, (out, lse))]
+            )
+            leaves = [x.clone().requires_grad_() for x in packed]
+            results = flash_cute.varlen_fwd(*leaves, *ends, True)
+            expected = [*results, *torch.autograd.grad(results, leaves, flows)]
+            given = [x.full_tensor() for x in (out, lse, *gradients)]
+            torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
+            if rank == 0:
+                print(heads, heads_kv, "packed_" + name, str(out.placements[0]), forward)
         try:
             flash_cute.attention(*placed(plain, Shard(0), Shard(0), Shard(0)), "diagonal")
         except ValueError as error:
@@ -70,7 +114,12 @@ if __name__ == "__main__":
 def test_two_processes(tmp_path: Path, python: Callable[..., str]) -> None:
     printed = python(SCRIPT.replace("STORE", repr(str(tmp_path / "store"))), timeout=300)
     found = {tuple(line.split()[:3]): line.split()[3:] for line in printed.splitlines() if line[0].isdigit()}
-    assert len(found) == 15, printed
+    assert len(found) == 24, printed
+    options = [line.split()[1:] for line in printed.splitlines() if line.startswith("options")]
+    assert len(options) == 9, printed
+    # The placement of the sinks' gradient: of a batch's rank a part of the sum.
+    assert ["4", "2", "batch", "P(sum)", "0", "0"] in options
+    assert ["4", "2", "heads", "S(0)", "0", "0"] in options
     # The placement of out, and the collectives of forward and backward: a rank works alone on its batches or heads.
     assert found["4", "2", "batch"] == ["S(0)", "0", "0"]
     assert found["4", "2", "heads"] == ["S(1)", "0", "0"]
@@ -78,6 +127,8 @@ def test_two_processes(tmp_path: Path, python: Callable[..., str]) -> None:
     assert found["4", "1", "batch"] == ["S(0)", "0", "0"]
     assert found["4", "1", "query_heads"] == ["S(1)", "0", "0"]
     assert found["3", "3", "heads"][0] == "R", "three heads cannot be dealt to two ranks"
+    assert found["4", "2", "packed_heads"] == ["S(1)", "0"]
+    assert all(found[heads, heads_kv, "packed_rows"][0] == "R" for heads, heads_kv in (("4", "2"), ("4", "1")))
     assert all(found[heads, heads_kv, "rows"][0] == "R" for heads, heads_kv in (("4", "2"), ("4", "1"), ("3", "3")))
 
 

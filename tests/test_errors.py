@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from cases import Case, plan
+from cases import Case, plan, score
 
 import flash_cute
+from flash_cute import autograd
 
 # What the raw operators raise: torch 2.15 makes a RuntimeError of the ValueError that C++ throws.
 RAW_ERRORS = (ValueError, RuntimeError)
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 Call = dict[str, Any]
-NO_WINDOW = {"window_left": None, "window_right": None}
+# The arguments of an operator that stand between its tensors and `backend`.
+PLAIN = dict.fromkeys(("window_left", "window_right", "softcap", "sinks", "alibi_slopes", "scale"))
 
 
 def _call(device: str) -> Call:
     """A good call: q (2, 4, 5, 16), k and v (2, 2, 7, 16), float16."""
     q, k, v = Case(16, 5, 7, heads_q=4).inputs(device, torch.Generator().manual_seed(0))
-    return {"q": q, "k": k, "v": v, "causal": "none", **NO_WINDOW, "scale": None, "backend": "auto"}
+    return {"q": q, "k": k, "v": v, "causal": "none", **PLAIN, "backend": "auto"}
 
 
 def _resized(name: str, *shape: int) -> Callable[[Call], Any]:
@@ -32,6 +33,11 @@ def _resized(name: str, *shape: int) -> Callable[[Call], Any]:
 
 def _as(name: str, dtype: torch.dtype) -> Callable[[Call], Any]:
     return lambda call: call[name].to(dtype)
+
+
+def _new(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[Call], Any]:
+    """A tensor on q's device."""
+    return lambda call: torch.zeros(shape, dtype=dtype, device=call["q"].device)
 
 
 # Name: what to replace in the good call, and what the sentence must hold.
@@ -58,7 +64,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "k_batch": ({"k": _resized("k", 3, 2, 7, 16)}, (r"\bk\b", "batch", "2", "3")),
     "v_batch": ({"v": _resized("v", 1, 2, 7, 16)}, (r"\bv\b", "batch", "2", "1")),
     "k_head_dim": ({"k": _resized("k", 2, 2, 7, 24)}, (r"\bk\b", "head dim", "16", "24")),
-    "v_head_dim": ({"v": _resized("v", 2, 2, 7, 24)}, (r"\bv\b", "head dim", "16", "24")),
+    "v_head_dim_0": ({"v": _resized("v", 2, 2, 7, 0)}, (r"\bv\b", "head dim", "at least 1", r"\(2, 2, 7, 0\)")),
     "v_length": ({"v": _resized("v", 2, 2, 8, 16)}, (r"\bv\b", "length", "7", "8")),
     "v_heads": ({"v": _resized("v", 2, 4, 7, 16)}, (r"\bv\b", "heads", "2", "4")),
     "head_ratio": (
@@ -76,6 +82,28 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "scale_minus_inf": ({"scale": float("-inf")}, ("scale", "finite", "-inf")),
     "scale_negative": ({"scale": -0.5}, ("scale", "-0.5")),
     "scale_zero": ({"scale": 0.0}, ("scale", "0")),
+    "softcap_nan": ({"softcap": float("nan")}, ("softcap", "None or a finite number above 0", "nan")),
+    "softcap_inf": ({"softcap": float("inf")}, ("softcap", "finite", "inf")),
+    "softcap_negative": ({"softcap": -50.0}, ("softcap", "above 0", "-50")),
+    "softcap_zero": ({"softcap": 0.0}, ("softcap", "above 0", "got 0")),
+    "window_left_negative": (
+        {"window_left": -1},
+        ("window_left", r"None \(no limit\) or a number of at least 0", "-1"),
+    ),
+    "window_right_negative": ({"window_right": -1}, ("window_right", r"None \(no limit\)", "-1")),
+    "sinks_dtype": ({"sinks": _new(4, dtype=torch.bfloat16)}, ("sinks", "float32 or q's dtype float16", "bfloat16")),
+    "sinks_double": ({"sinks": _new(4, dtype=torch.float64)}, ("sinks", "float32 or q's dtype float16", "float64")),
+    "sinks_length": ({"sinks": _new(2)}, ("sinks", r"\(4,\), a number per query head", r"got \(2,\)")),
+    "sinks_rank": ({"sinks": _new(2, 4)}, ("sinks", r"\(4,\)", r"got \(2, 4\)")),
+    "sinks_scalar": ({"sinks": _new()}, ("sinks", r"\(4,\)", r"got \(\)")),
+    "slopes_dtype": ({"alibi_slopes": _new(4, dtype=torch.float16)}, ("alibi_slopes", "float32", "float16")),
+    "slopes_length": (
+        {"alibi_slopes": _new(2)},
+        ("alibi_slopes", r"\(4,\) or \(2, 4\), a slope per query head", r"got \(2,\)"),
+    ),
+    "slopes_batch": ({"alibi_slopes": _new(1, 4)}, ("alibi_slopes", r"\(2, 4\)", r"got \(1, 4\)")),
+    "slopes_heads": ({"alibi_slopes": _new(2, 2)}, ("alibi_slopes", r"\(2, 4\)", r"got \(2, 2\)")),
+    "slopes_rank": ({"alibi_slopes": _new(2, 4, 1)}, ("alibi_slopes", r"\(2, 4\)", r"got \(2, 4, 1\)")),
     "causal": ({"causal": "diagonal"}, ("causal", "top_left", "bottom_right", "diagonal")),
     "causal_empty": ({"causal": ""}, ("causal", "top_left", "bottom_right")),
     "backend": ({"backend": "fast"}, ("backend", "sm80", "cpu", "fast")),
@@ -103,9 +131,16 @@ def _apply(call: Call, changes: dict[str, Any]) -> Call:
     return {**call, **made}
 
 
+def _options(call: Call) -> dict[str, Any]:
+    """The options of a call as the public functions take them."""
+    sides = (call["window_left"], call["window_right"])
+    names = ("softcap", "sinks", "alibi_slopes", "scale", "backend")
+    return {"window": None if sides == (None, None) else sides, **{x: call[x] for x in names}}
+
+
 def _python(call: Call) -> Any:
     causal = False if call["causal"] == "none" else call["causal"]
-    return flash_cute.fwd(call["q"], call["k"], call["v"], causal, scale=call["scale"], backend=call["backend"])
+    return flash_cute.fwd(call["q"], call["k"], call["v"], causal, **_options(call))
 
 
 def _backward_call(device: str) -> Call:
@@ -114,14 +149,14 @@ def _backward_call(device: str) -> Call:
     rows = torch.zeros(2, 4, 5, device=device)
     like_q = torch.zeros_like(call["q"])
     tensors = {"dout": like_q, "q": call["q"], "k": call["k"], "v": call["v"], "out": like_q, "lse": rows, "dlse": rows}
-    return {**tensors, "causal": "none", **NO_WINDOW, "scale": None, "deterministic": False, "backend": "auto"}
+    return {**tensors, "causal": "none", **PLAIN, "deterministic": False, "backend": "auto"}
 
 
 def _python_backward(call: Call) -> Any:
     causal = False if call["causal"] == "none" else call["causal"]
     tensors = [call[x] for x in ("dout", "q", "k", "v", "out", "lse")]
-    options = {x: call[x] for x in ("dlse", "scale", "deterministic", "backend")}
-    return flash_cute.bwd(*tensors, causal, **options)
+    given = {x: call[x] for x in ("dlse", "deterministic")}
+    return flash_cute.bwd(*tensors, causal, **given, **_options(call))
 
 
 def _operator(name: str, call: Call) -> Any:
@@ -180,7 +215,13 @@ def test_backward(device: str, name: str, capfd: pytest.CaptureFixture[str]) -> 
     assert all(x.isfinite().all() for x in _python_backward(_backward_call(device)))
 
 
-@pytest.mark.parametrize("name", ["q_rank", "all_int32", "scale_nan", "head_ratio", "causal", "backend"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("q_rank", "all_int32", "scale_nan", "head_ratio", "causal", "backend"),
+        *(x for x in BAD if x.startswith(("softcap", "window", "sinks", "slopes"))),
+    ],
+)
 def test_backward_checks_what_the_forward_does(device: str, name: str) -> None:
     changes, words = BAD[name]
     with pytest.raises(ValueError) as caught:
@@ -206,14 +247,14 @@ def test_backward_devices_mixed(device: str, which: str) -> None:
     _assert_says(caught.value, (rf"\b{which}\b", "cuda:0", "cpu"))
 
 
-@pytest.mark.parametrize("name", ["q_rank", "all_int32", "scale_nan", "head_ratio", "causal"])
+@pytest.mark.parametrize("name", BAD)
 def test_explain(device: str, name: str) -> None:
     changes, words = BAD[name]
     call = _apply(_call(device), changes)
     causal = False if call["causal"] == "none" else call["causal"]
     for backward in (False, True):
         with pytest.raises(ValueError) as caught:
-            flash_cute.explain(call["q"], call["k"], call["v"], causal, scale=call["scale"], backward=backward)
+            flash_cute.explain(call["q"], call["k"], call["v"], causal, backward=backward, **_options(call))
         _assert_says(caught.value, words)
 
 
@@ -231,7 +272,7 @@ def test_sentences_are_the_same_everywhere(device: str) -> None:
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_every_refusal_is_a_value_error(requires_grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the operator raises RuntimeError, as under torch 2.15; what failed later stays what it is."""
-    api = sys.modules["flash_cute.api"]
+    dense = autograd.DENSE
     q = torch.zeros(1, 1, 4, 8, requires_grad=requires_grad)
     for sentence, expected in (
         ("flash_cute: q: expected 4 dims, got 3", ValueError),
@@ -244,8 +285,8 @@ def test_every_refusal_is_a_value_error(requires_grad: bool, monkeypatch: pytest
         def refuse(*args: Any, sentence: str = sentence) -> Any:
             raise RuntimeError(sentence)
 
-        for operator in ("differentiable", "_fwd_without_autograd"):
-            monkeypatch.setattr(api, operator, refuse)
+        for operator in ("differentiable", "fwd_without_autograd"):
+            monkeypatch.setattr(dense, operator, refuse)
         with pytest.raises(expected) as caught:
             flash_cute.fwd(q, q, q)
         assert str(caught.value) == sentence
@@ -274,7 +315,7 @@ def test_too_many_rows_for_a_gpu(which: str) -> None:
     few, many = (torch.empty(1, 1, rows, 8, dtype=torch.half, device="meta") for rows in (4, 2**30 + 1))
     q, k = (many, few) if which == "q" else (few, many)
     with pytest.raises(RAW_ERRORS, match=rf"^flash_cute: {which}: expected at most 10\^9 rows on CUDA, got 1073741825"):
-        torch.ops.flash_cute.fwd_plan(q, k, k, "none", None, None, None, "auto", 80)
+        torch.ops.flash_cute.fwd_plan(q, k, k, *score("none"), "auto", 80)
 
 
 @pytest.mark.parametrize("scale", [3e38, 2.4e38, 1e39, 1e-39])
@@ -282,7 +323,7 @@ def test_scale_that_float32_does_not_hold_for_a_gpu(scale: float) -> None:
     """The kernels take scale * log2(e)."""
     q = torch.zeros(1, 1, 4, 64, dtype=torch.float16)
     with pytest.raises(RAW_ERRORS, match=r"^flash_cute: scale: expected a number that float32 holds"):
-        torch.ops.flash_cute.fwd_plan(q, q, q, "none", None, None, scale, "auto", 80)
+        torch.ops.flash_cute.fwd_plan(q, q, q, *score("none", scale=scale), "auto", 80)
 
 
 def test_head_dim_above_256_for_a_gpu() -> None:
@@ -295,7 +336,7 @@ def test_head_dim_above_256_for_a_gpu() -> None:
 def test_backward_of_a_head_dim_above_256_for_a_gpu() -> None:
     q = torch.zeros(1, 1, 4, 264, dtype=torch.float16)
     with pytest.raises(RAW_ERRORS) as caught:
-        torch.ops.flash_cute.bwd_plan(q, q, q, "none", None, None, None, "auto", False, 80)
+        torch.ops.flash_cute.bwd_plan(q, q, q, *score("none"), "auto", False, 80)
     _assert_says(caught.value, ("q", "head dim", "256", "264"))
 
 

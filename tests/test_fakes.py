@@ -64,6 +64,9 @@ def test_meta_and_fake_backward(name: str, operator: str) -> None:
         ({"k": "cpu"}, "k: expected q's device cuda:0, got cpu"),
         ({"v": "cuda:1"}, "v: expected q's device cuda:0, got cuda:1"),
         ({"v": "meta"}, "v: expected q's device cuda:0, got meta"),
+        ({"sinks": "cpu"}, "sinks: expected q's device cuda:0, got cpu"),
+        ({"alibi_slopes": "cuda:1"}, "alibi_slopes: expected q's device cuda:0, got cuda:1"),
+        ({"softcap": 3e38}, "softcap: expected a number that float32 holds, also times log2(e), got 3e+38"),
         (torch.float32, "q: expected float16 or bfloat16 on CUDA, got float32"),
         (264, "q: expected a head dim of at most 256 on CUDA, got 264"),
         ({"backend": "cpu"}, "backend: expected 'auto', 'sm80' or 'sm90' for CUDA tensors, got 'cpu'"),
@@ -81,7 +84,8 @@ def test_fake_of_a_gpu_holds_cudas_rules(operator: str, changes: Any, sentence: 
                 x: call[x].new_empty(*call[x].shape[:3], changes) for x in ("dout", "q", "k", "v", "out") if x in call
             }
         else:
-            tensors = {x: call[x].to(y) if x in ("k", "v") else y for x, y in changes.items()}
+            call |= {x: torch.zeros(4, device="cuda") for x in ("sinks", "alibi_slopes")}
+            tensors = {x: call[x].to(y) if torch.is_tensor(call[x]) else y for x, y in changes.items()}
         with pytest.raises(RAW_ERRORS) as caught:
             getattr(torch.ops.flash_cute, operator)(*{**call, **tensors}.values())
     assert str(caught.value).splitlines()[0] == f"flash_cute: {sentence}"
@@ -166,9 +170,29 @@ def test_a_size_that_depends_on_data(rng: torch.Generator) -> None:
             compiled(q, k[..., :8], rows, True)
 
 
+def test_sizes_that_depend_on_data_beside_sinks_and_slopes(rng: torch.Generator) -> None:
+    """Heads and batches that nobody knows yet are not compared with the sinks' and the slopes'."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, chosen: torch.Tensor, dim: int, **options: Any) -> torch.Tensor:
+        rows = chosen.nonzero().squeeze(-1)
+        out: torch.Tensor = flash_cute.attention(q.index_select(dim, rows), k.index_select(dim, rows), k, **options)
+        return out
+
+    torch._dynamo.reset()
+    q, k, _ = Case(16, 8, 9, dtype=torch.float32, batch=4, heads_q=4, heads_kv=4).inputs("cpu", rng)
+    chosen = torch.tensor([1, 1, 1, 1])
+    options = {"sinks": torch.zeros(4), "alibi_slopes": torch.rand(4, 4)}
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+        for dim in (0, 1):
+            assert torch.equal(compiled(q, k, chosen, dim, **options), attend(q, k, chosen, dim, **options))
+        with _says("sinks: expected float32 or q's dtype float32, got float16"):
+            compiled(q, k, chosen, 0, sinks=torch.zeros(4).half())
+
+
 def test_one_signature() -> None:
     """A fake takes what the operator's schema has."""
     for name, fake in (("fwd", _fakes.fwd), ("check_fwd", _fakes.fwd)):
         schema = [x.name for x in getattr(torch.ops.flash_cute, name).default._schema.arguments]
         parameters = list(inspect.signature(fake).parameters)
-        assert schema[:8] == parameters[:8], mask_name(False)
+        assert schema[:11] == parameters[:11], mask_name(False)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from cases import Backward, Case, Causal, Forward
 from numerics import assert_gradients_match, assert_matches
+from packed import Packed, alone, offsets, served
 
 import flash_cute
 
@@ -85,6 +86,35 @@ def test_strides_past_2_to_31(device: str, backend: str | None, cuda_rng: torch.
         assert_matches(out, lse, *(x.contiguous() for x in inputs), True)
         q, k, v = inputs
         assert_gradients_match(flash_cute.bwd(q, q, k, v, out, lse, True, backend=backend), q, q, k, v, True)
+
+
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize("device", ON_CUDA)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_packed_sequences_of_more_than_2_to_31_elements(
+    device: str, causal: Causal, backend: str | None, cuda_rng: torch.Generator
+) -> None:
+    """Rows on both sides of the 2^31st element of q, out, k and v, forward and backward; q is its own dout."""
+    heads, head_dim = 8, 128
+    rows = 2**31 // (heads * head_dim) + 1024
+    q, k, v = (_normal(rows, heads, head_dim, rng=cuda_rng) for _ in range(3))
+    assert q.numel() > 2**31
+    lengths = [0, 1, 700, 1023] * (rows // 1724)
+    of = offsets([*lengths, rows - sum(lengths)], device)
+    packed = Packed(q, k, v, of, of)
+    with served():
+        out, lse = flash_cute.varlen_fwd(*packed.call, causal, backend=backend)
+        gradients = flash_cute.varlen_bwd(q, q, k, v, out, lse, of, of, causal, backend=backend)
+    past = 2**31 // (heads * head_dim)
+    sequences = packed.sequences()
+    at = next(b for b, (row, _) in enumerate(sequences) if row.stop > past)
+    for b in (1, 2, 3, at - 1, at, at + 1, len(sequences) - 1):
+        row, _ = sequences[b]
+        if row.start == row.stop:
+            continue
+        one = [alone(x, row) for x in (q, k, v)]
+        assert_matches(alone(out, row), lse[None, :, row], *one, causal)
+        assert_gradients_match(tuple(alone(x, row) for x in gradients), one[0], *one, causal)
 
 
 @pytest.mark.usefixtures("room")

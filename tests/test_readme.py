@@ -42,11 +42,15 @@ def test_ci_runs_the_commands_of_the_first_lines() -> None:
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 PRINTED = (
     "torch.Size([2, 32, 1024, 128]) torch.Size([2, 32, 1024])",
+    "torch.Size([2, 8, 256, 32])",
+    "torch.Size([1000, 8, 64])",
     "torch.Size([2, 8, 512, 64]) torch.Size([2, 2, 512, 64])",
 )
 
 
-@pytest.mark.parametrize(("example", "shapes"), [*zip(EXAMPLES, PRINTED, strict=True)], ids=("forward", "training"))
+@pytest.mark.parametrize(
+    ("example", "shapes"), [*zip(EXAMPLES, PRINTED, strict=True)], ids=("forward", "options", "packed", "training")
+)
 def test_example(example: str, shapes: str, python: Callable[..., str]) -> None:
     printed = python(example)
     assert shapes in printed
@@ -55,6 +59,7 @@ def test_example(example: str, shapes: str, python: Callable[..., str]) -> None:
 
 FUNCTIONS = [x for x in map(flash_cute.__dict__.get, flash_cute.__all__) if inspect.isfunction(x)]
 FUNCTIONS += [flash_cute.reference.attention, flash_cute.reference.gradients]
+FUNCTIONS += [flash_cute.reference.varlen_attention, flash_cute.reference.varlen_gradients]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda x: f"{x.__module__}.{x.__name__}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CUDA_DTYPES, INSTANCE_HEAD_DIMS, Case, Causal, Window, backward_plan, plan
+from cases import CUDA_DTYPES, INSTANCE_HEAD_DIMS, Case, Causal, Window, backward_plan, plan, score
 from numerics import assert_gradients_match, assert_matches, nan_in_new_memory, same_bits
 
 import flash_cute
@@ -56,7 +56,7 @@ def test_forward(
     _skip_unbuilt(backend)
     q, k, v = _inputs(Case(head_dim, 413, 603, causal, dtype, 1, 4, 2), rng)
     with nan_in_new_memory(q):
-        out, lse = torch.ops.flash_cute._fwd(q, k, v, _name(causal), *window, None, backend)
+        out, lse = torch.ops.flash_cute._fwd(q, k, v, *score(causal, window), backend)
     assert_matches(out, lse, q, k, v, causal, window=window)
 
 
@@ -77,7 +77,7 @@ def test_backward(
 ) -> None:
     _skip_unbuilt("sm80")
     q, k, v = _inputs(Case(head_dim, 413, 303, causal, dtype, 1, 4, 2), rng)
-    mask = (_name(causal), *window, None)
+    mask = score(causal, window)
     out, lse = torch.ops.flash_cute._fwd(q, k, v, *mask, f"sm80:{chip}")
     dout = torch.randn(q.shape, generator=rng).to(q)
     dlse = torch.randn(q.shape[:3], generator=rng).to(lse)
@@ -135,9 +135,7 @@ try:
 except ValueError as error:
     print(error)
 """
-    assert python(script).strip() == (
-        "flash_cute: backend: expected 'auto', 'cpu', 'sm80' or 'sm90', got 'sm80:a100'"
-    )
+    assert python(script).strip() == ("flash_cute: backend: expected 'auto', 'cpu', 'sm80' or 'sm90', got 'sm80:a100'")
 
 
 def test_an_unknown_tile_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import Case, Inputs
+from cases import Case, Inputs, score
 from numerics import same_bits
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
@@ -54,7 +54,7 @@ def test_flops_of_the_operators(device: str, rng: torch.Generator) -> None:
     with FlopCounterMode(display=False) as counted:
         out, lse = flash_cute.fwd(q, k, v)
         flash_cute.bwd(out, q, k, v, out, lse)
-        torch.ops.flash_cute.bwd(out, q, k, v, out, lse, None, "none", None, None, None, False, "auto")
+        torch.ops.flash_cute.bwd(out, q, k, v, out, lse, None, *score("none"), False, "auto")
     assert counted.get_total_flops() == 4 * 2 * 2 * 5 * 7 * 16 * 6
 
 
@@ -72,7 +72,7 @@ def test_selective_checkpointing(leaves: Inputs, saved: bool, call: str, monkeyp
     def block(*x: torch.Tensor) -> torch.Tensor:
         if call == "attention":
             return _attend(*x)
-        options = ("bottom_right", None, None, None, "auto", True)
+        options = (*score("bottom_right"), "auto", True)
         return torch.ops.flash_cute.fwd(2 * x[0], *x[1:], *options)[0]
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from packed import served
 from torch import Tensor
 
 pytest.importorskip("tqdm", reason="the extra flash_cute[examples] is not installed")
@@ -27,13 +29,13 @@ def example() -> ModuleType:
     spec.loader.exec_module(module)
     train, kept = module.train, {}
 
-    def train_once(config, attention: str, seed: int, text: Tensor, *rest: bool):
+    def train_once(config, attention: str, seed: int, text: Tensor, *rest: bool, form: str = "windows"):
         """SDPA's runs, to which several tests compare, once each: the seed is the run."""
         if attention != "sdpa":
-            return train(config, attention, seed, text, *rest)
-        key = config, seed, text.device
+            return train(config, attention, seed, text, *rest, form=form)
+        key = config, seed, text.device, form
         if key not in kept:
-            kept[key] = train(config, attention, seed, text, *rest)
+            kept[key] = train(config, attention, seed, text, *rest, form=form)
         return kept[key]
 
     module.train = train_once
@@ -70,6 +72,54 @@ def test_learns_and_agrees(example, tmp_path, capsys, head_dim):
     assert (tmp_path / f"training-d{head_dim}.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_packed_documents(example, tmp_path, capsys):
+    """Packed with flash_cute as padded with SDPA: the same documents, the same losses."""
+    status = small(example, tmp_path, 64, "--packed")
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    assert printed.count("tokens/s") == 5 and "% of the positions are padding" in printed
+
+    _, curves = columns(tmp_path / "training-packed-d64.csv")
+    assert curves.pop("step") == list(range(60))
+    packed, same_seed, other_seed, padded = curves.values()
+    assert [" ".join(name.split()[-3:]) for name in curves] == [
+        *("packed seed 1", "padded seed 1", "padded seed 2", "padded seed 1")
+    ]
+    for curve in (same_seed, padded):
+        assert max(abs(a - b) for a, b in zip(packed, curve, strict=True)) < 5e-3
+    assert max(abs(a - b) for a, b in zip(packed, other_seed, strict=True)) > 5e-2
+
+
+def test_a_document_that_sees_another_is_noticed(example, tmp_path, capsys, monkeypatch):
+    def crossing(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
+        return example.flash_cute_attention(q, k, v)
+
+    monkeypatch.setattr(example, "packed_attention", crossing)
+    assert small(example, tmp_path, 64, "--packed") == 1
+    assert "NOT AS IT MUST BE" in capsys.readouterr().out
+
+
+def test_packed_and_padded_batches_are_the_same_documents(example):
+    config = example.replace(example.small(64), steps=3)
+    text = torch.frombuffer(bytearray(example.read_text()[:100_000]), dtype=torch.uint8)
+    starts, lengths = example.find_documents(config, text)
+    assert ((lengths >= 1) & (lengths <= config.context)).all()
+    assert (starts[1:] > starts[:-1] + lengths[:-1]).all()
+    packed, padded = (example.draw_documents(config, 1, text, packed=form) for form in (True, False))
+    for step in range(3):
+        one, other = packed(step), padded(step)
+        real = other.targets != example.NO_TARGET
+        assert one.count == int(real.sum()) == one.tokens.numel() < other.tokens.numel()
+        for name in ("tokens", "targets"):
+            assert torch.equal(getattr(one, name)[0], getattr(other, name)[real])
+        assert torch.equal(one.positions, other.positions.expand_as(real)[real])
+        ends = one.cu_seqlens.tolist()
+        assert (ends[0], ends[-1]) == (0, one.count) and one.longest == max(b - a for a, b in itertools.pairwise(ends))
+        assert (one.positions[ends[:-1]] == 0).all()
+        for start, end in itertools.pairwise(ends):
+            assert config.separator not in bytes(one.tokens[0, start:end].tolist())
+
+
 def scaled_gradient(x: Tensor, factor: float) -> Tensor:
     y = x.view_as(x)
     y.register_hook(lambda gradient: gradient * factor)
@@ -104,6 +154,12 @@ def test_a_few_steps(example, tmp_path, capsys):
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_learns_on_the_gpu(example, tmp_path, capsys, head_dim):
     assert small(example, tmp_path, head_dim, "--attention", "flash_cute", device="cuda") == 0
+
+
+@pytest.mark.cuda
+def test_packed_documents_on_the_gpu(example, tmp_path):
+    with served():
+        assert small(example, tmp_path, 64, "--packed", "--attention", "flash_cute", device="cuda") == 0
 
 
 def test_the_seed_is_the_run(example):

@@ -13,6 +13,8 @@ from test_errors import Call, _backward_call, _call
 
 import flash_cute
 
+NO_WINDOW = "None or (left, right), each None (no limit) or a number of keys of at least 0"
+
 
 def _calls(call: Call, causal: Any = False, **options: Any) -> dict[str, Callable[[], Any]]:
     """Every public function on the same arguments."""
@@ -74,15 +76,42 @@ def test_numpy() -> None:
         ("scale", "1", "None or a number, got '1'"),
         ("scale", 1j, "None or a number, got 1j"),
         ("scale", [0.5], "None or a number, got list"),
+        ("softcap", "1", "None or a number, got '1'"),
+        ("softcap", [0.5], "None or a number, got list"),
+        ("sinks", 1.5, "a torch.Tensor, got float"),
+        ("sinks", [0.5] * 4, "a torch.Tensor, got list"),
+        ("alibi_slopes", 1.5, "a torch.Tensor, got float"),
+        ("alibi_slopes", [0.5] * 4, "a torch.Tensor, got list"),
+        *(
+            (
+                "window",
+                given,
+                f"None or (left, right), each None (no limit) or a number of keys of at least 0, got {shown}",
+            )
+            for given, shown in (
+                (5, "5"),
+                ("ab", "'ab'"),
+                ((1,), "(1,)"),
+                ([1, 2, 3], "[1, 2, 3]"),
+                ((1.5, 0), "(1.5, 0)"),
+                ((True, 0), "(True, 0)"),
+                ((None, "0"), "(None, '0')"),
+                ({1: 2, 3: 4}, "dict"),
+                (torch.tensor([1, 2]), "torch.Tensor"),
+            )
+        ),
         ("backend", 90, "None or a backend's name, got 90"),
         ("deterministic", "no", "None, False or True, got 'no'"),
         ("deterministic", 1, "None, False or True, got 1"),
     ],
 )
-@pytest.mark.parametrize("function", ["attention", "fwd", "bwd"])
-def test_option_of_a_wrong_type(function: str, option: str, value: Any, expected: str) -> None:
+@pytest.mark.parametrize("function", ["attention", "fwd", "bwd", "explain"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_option_of_a_wrong_type(function: str, option: str, value: Any, expected: str, requires_grad: bool) -> None:
+    if option == "deterministic" and (function == "explain" or not (requires_grad or function == "bwd")):
+        pytest.skip("only a backward reads it")
     call = _call("cpu")
-    call["q"].requires_grad_()
+    call["q"].requires_grad_(requires_grad)
     with pytest.raises(ValueError, match=rf"^flash_cute: {option}: expected {re.escape(expected)}$"):
         _calls(call, **{option: value})[function]()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import Case
+from cases import Case, score
 from numerics import same_bits
 
 import flash_cute
@@ -40,7 +40,7 @@ def test_operator_refused(device: str, operator: str, rng: torch.Generator) -> N
     q, k, v = (x.expand(3, *x.shape) for x in Case(16, 5, 7).inputs(device, rng))
     call = getattr(torch.ops.flash_cute, operator)
     with pytest.raises((RuntimeError, NotImplementedError), match="vmap"):
-        torch.vmap(lambda *x: call(*x, "none", None, None, None, "auto"))(q, k, v)
+        torch.vmap(lambda *x: call(*x, *score("none"), "auto"))(q, k, v)
 
 
 @pytest.mark.filterwarnings("error")
@@ -48,6 +48,6 @@ def test_operator_refused(device: str, operator: str, rng: torch.Generator) -> N
 def test_backward_refused(device: str, operator: str, rng: torch.Generator) -> None:
     q, k, v = (x.expand(3, *x.shape) for x in Case(16, 5, 5).inputs(device, rng))
     call = getattr(torch.ops.flash_cute, operator)
-    options = (None, "none", None, None, None, False, "auto")
+    options = (None, *score("none"), False, "auto")
     with pytest.raises((RuntimeError, NotImplementedError), match="vmap"):
         torch.vmap(lambda q, k, v: call(q, q, k, v, q, q[..., 0].float(), *options))(q, k, v)

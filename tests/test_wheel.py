@@ -37,7 +37,7 @@ for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
     assert (lse - ref_lse).abs().max() < 0.02, dtype
 half = [x.half() for x in (q, k, v)]
 if report.load()["kernels"]:
-    assert '"backend"' in _ops.fwd_plan(*half, "bottom_right", None, None, None, "auto", 90)
+    assert '"backend"' in _ops.fwd_plan(*half, "bottom_right", *[None] * 6, "auto", 90)
 leaves = [x.requires_grad_() for x in (q, k, v)]
 out, lse = flash_cute.attention(*leaves, causal=True, scale=0.2, return_lse=True)
 gradients = torch.autograd.grad((out, lse), leaves, (torch.ones_like(out), torch.ones_like(lse)))
@@ -45,7 +45,7 @@ ones = torch.ones_like(out)
 for x, y in zip(gradients, flash_cute.reference.gradients(ones, q, k, v, True, 0.2, ones[..., 0])):
     assert (x - y).abs().max() < 1e-4
 try:
-    torch.ops.flash_cute.fwd(q, k, v.half(), "none", None, None, None, "auto")
+    torch.ops.flash_cute.fwd(q, k, v.half(), "none", *[None] * 6, "auto")
 except (ValueError, RuntimeError) as error:
     assert "dtype" in str(error)
 else:

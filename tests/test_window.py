@@ -1,4 +1,4 @@
-"""Windows: each row sees so many keys before its position and so many after it. The operators alone take them yet."""
+"""Windows: each row sees so many keys before its position and so many after it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from cases import CAUSAL, Backward, Case, Causal, Forward, Window, mask_name
+from cases import CAUSAL, Backward, Case, Causal, Forward, Window, mask_name, score
 from numerics import assert_gradients_match, assert_matches, same_bits, visible
 
 import flash_cute
@@ -64,16 +64,16 @@ def test_exact(
 @pytest.mark.parametrize("number", range(12))
 def test_random_on_the_cpu(number: int, dtype: torch.dtype, seed: int, rng: torch.Generator) -> None:
     draw = random.Random(seed)
-    len_q, len_k = draw.randint(1, 200), draw.randint(1, 200)
+    len_q, len_k = draw.randint(1, 200), draw.randint(2, 200)  # a single key: see test_random.py
     window, causal = (draw.choice(SIDES), draw.choice(SIDES)), draw.choice(CAUSAL)
     case = Case(draw.choice((8, 33, 64)), len_q, len_k, causal, dtype, heads_q=6)
     print(case, window)
     q, k, v = case.inputs("cpu", rng)
-    options = (mask_name(causal), *window, 0.3)
+    options = score(causal, window, scale=0.3)
     out, lse = torch.ops.flash_cute.fwd(q, k, v, *options, "auto")
     assert_matches(out, lse, q, k, v, causal, 0.3, window)
     dout = torch.randn(q.shape, generator=rng, dtype=torch.float32).to(q)
-    gradients = torch.ops.flash_cute.bwd(dout, q, k, v, out, lse, None, *options, True, "auto")
+    gradients = torch.ops.flash_cute.bwd(dout, q, k, v, out, lse, None, *options, True, "auto")[:3]
     assert_gradients_match(gradients, dout, q, k, v, causal, 0.3, window=window)
 
 
@@ -82,9 +82,9 @@ def test_tiles_of_the_cpu(rng: torch.Generator) -> None:
     q, k, v = Case(16, 700, 900, dtype=torch.float32, batch=4, heads_q=8, heads_kv=8).inputs("cpu", rng)
     dout = torch.randn(q.shape, generator=rng)
     for window in ((40, 30), (300, 0), (5, None)):
-        options = ("none", *window, None)
+        options = score("none", window)
         out, lse = torch.ops.flash_cute.fwd(q, k, v, *options, "auto")
-        gradients = torch.ops.flash_cute.bwd(dout, q, k, v, out, lse, None, *options, True, "auto")
+        gradients = torch.ops.flash_cute.bwd(dout, q, k, v, out, lse, None, *options, True, "auto")[:3]
         for b in (0, 3):  # the reference takes one head at a time
             one = [x[b : b + 1, 6:] for x in (q, k, v)]
             assert_matches(out[b : b + 1, 6:], lse[b : b + 1, 6:], *one, window=window)
@@ -113,11 +113,38 @@ def test_windows_that_are_other_masks(
 
 def test_autograd_of_the_operator(device: str, rng: torch.Generator) -> None:
     leaves = [x.requires_grad_() for x in Case(64, 65, 129).inputs(device, rng)]
-    options = ("none", 9, 3, 0.2)
+    options = score("none", (9, 3), scale=0.2)
     out, lse = torch.ops.flash_cute.fwd(*leaves, *options, "auto", True)
     given = torch.autograd.grad((out, lse), leaves, (out.detach(), lse.detach()))
     tensors = [x.detach() for x in (out, *leaves, out, lse, lse)]
-    assert same_bits(given, torch.ops.flash_cute.bwd(*tensors, *options, True, "auto"))
+    assert same_bits(given, torch.ops.flash_cute.bwd(*tensors, *options, True, "auto")[:3])
+
+
+def test_every_public_function_takes_it(device: str, rng: torch.Generator) -> None:
+    """As a tuple or a list; what they return is the operators' to the bit. No window is no limit on either side."""
+    leaves = [x.requires_grad_() for x in Case(64, 65, 129).inputs(device, rng)]
+    expected = torch.ops.flash_cute.fwd(*leaves, *score("none", (9, 3)), "auto", True)
+    flow = expected[0].detach()
+    gradients = torch.autograd.grad(expected[0], leaves, flow)
+    for window in ((9, 3), [9, 3]):
+        out = flash_cute.attention(*leaves, window=window, deterministic=True)
+        assert same_bits((out,), expected[:1])
+        assert same_bits(torch.autograd.grad(out, leaves, flow), gradients)
+        assert same_bits(flash_cute.fwd(*leaves, window=window), expected)
+        tensors = [x.detach() for x in (flow, *leaves, *expected)]
+        assert same_bits(flash_cute.bwd(*tensors, window=window, deterministic=True), gradients)
+        explained = flash_cute.explain(*leaves, window=window).data
+        assert (explained["window"], explained["mask"]) == ([9, 3], "window")
+    plain = flash_cute.fwd(*leaves, True)
+    assert same_bits(flash_cute.fwd(*leaves, True, window=None), plain)
+    assert same_bits(flash_cute.fwd(*leaves, True, window=(None, None)), plain)
+
+
+def test_numpy_ints(rng: torch.Generator) -> None:
+    np = pytest.importorskip("numpy")
+    q, k, v = Case(16, 9, 11).inputs("cpu", rng)
+    window = (np.int64(3), np.int32(2))
+    assert same_bits(flash_cute.fwd(q, k, v, window=window), flash_cute.fwd(q, k, v, window=(3, 2)))
 
 
 def test_band_is_the_mask() -> None:
@@ -151,9 +178,9 @@ def test_negative_is_refused(operator: str, side: str) -> None:
     tensors = (q, q, q, q, q, q[..., 0], None) if operator in ("bwd", "_bwd", "check_bwd") else (q, q, q)
     flags = {"bwd": (False,), "_bwd": (False,), "check_bwd": (False,)}.get(operator, ())
     last = {"fwd_plan": (0,), "bwd_plan": (False, 0)}.get(operator, ())
-    sentence = rf"^flash_cute: window_{side}: expected a number of at least 0 or None, got -3"
+    sentence = rf"^flash_cute: window_{side}: expected None \(no limit\) or a number of at least 0, got -3"
     with pytest.raises((ValueError, RuntimeError), match=sentence):
-        getattr(torch.ops.flash_cute, operator)(*tensors, "none", *window, None, *flags, "auto", *last)
+        getattr(torch.ops.flash_cute, operator)(*tensors, *score("none", window), *flags, "auto", *last)
 
 
 def test_reference_agrees_with_itself() -> None:
@@ -164,7 +191,7 @@ def test_reference_agrees_with_itself() -> None:
     out, lse = flash_cute.reference.attention(q, k, v, window=window)
     torch.testing.assert_close(out, scores.softmax(-1) @ v.double(), rtol=0, atol=1e-12)
     torch.testing.assert_close(lse, scores.logsumexp(-1), rtol=0, atol=1e-12)
-    given = torch.ops.flash_cute.fwd(q, k, v, "none", *window, None, "auto")
+    given = torch.ops.flash_cute.fwd(q, k, v, *score("none", window), "auto")
     assert flash_cute.reference.compare(*given, q, k, v, window=window).ok
     assert not flash_cute.reference.compare(*given, q, k, v, window=(3, 1)).ok
     gradients = flash_cute.reference.gradients(q, q, k, v, window=window)

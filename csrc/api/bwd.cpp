@@ -97,11 +97,16 @@ BwdResult bwd_cuda(BwdArgs const& args) {
       plan_bwd(call, &args.dout, &args.out, args.deterministic, problem, device_gpu(call.q.device_index));
 
   CurrentDevice const device(call.q.device_index);
-  BwdResult result{.dq = empty_like(call.q), .dk = empty_like(call.k), .dv = empty_like(call.v)};
+  std::array<int64_t, 1> const sinks{call.sinks ? call.sinks->sizes[0] : 0};
+  int32_t const sinks_dtype = call.sinks ? call.sinks->dtype : aoti_torch_dtype_float32();
+  BwdResult result{.dq = empty_like(call.q),
+                   .dk = empty_like(call.k),
+                   .dv = empty_like(call.v),
+                   .dsinks = empty_strided(sinks, {1}, sinks_dtype, call.q)};
   if (decision.plan.workspace.bytes > 0) {
     launch_bwd(args, problem, decision, result);
   } else {  // no keys, no rows or no heads: all gradients are 0
-    for (Tensor const* gradient : {&result.dq, &result.dk, &result.dv}) zero(gradient->get());
+    for (Tensor const* gradient : {&result.dq, &result.dk, &result.dv, &result.dsinks}) zero(gradient->get());
   }
   return result;
 }

@@ -9,6 +9,7 @@ struct BwdResult {
   Tensor dq;  // laid out like empty_like(q)
   Tensor dk;  // like empty_like(k)
   Tensor dv;  // like empty_like(v)
+  Tensor dsinks;  // (heads_q,) in the sinks' dtype; without sinks (0,), float32
 };
 
 // CUDA tensors, on the current stream of their device.

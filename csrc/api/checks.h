@@ -25,24 +25,29 @@ enum class Backend { kAuto, kCpu, kSm80, kSm90 };
 struct FwdArgs {
   TensorInfo q;  // (batch, heads_q,  len_q, head_dim)
   TensorInfo k;  // (batch, heads_kv, len_k, head_dim)
-  TensorInfo v;  // (batch, heads_kv, len_k, head_dim)
+  TensorInfo v;  // (batch, heads_kv, len_k, head_dim_v)
   std::string_view causal;
-  std::optional<int64_t> window_left;   // none: no limit
+  std::optional<int64_t> window_left;  // none: no limit
   std::optional<int64_t> window_right;
+  std::optional<double> softcap;           // none: scores are not capped
+  std::optional<TensorInfo> sinks;         // (heads_q,), float32 or q's dtype
+  std::optional<TensorInfo> alibi_slopes;  // (heads_q,) or (batch, heads_q), float32
   std::optional<double> scale;
   std::string_view backend;
+  std::optional<int64_t> sequences;  // in q, k and v, which are packed then, see varlen.h; none: they are dense
 };
 
 struct BwdArgs {
   FwdArgs call;     // the forward's
-  TensorInfo dout;  // (batch, heads_q, len_q, head_dim)
-  TensorInfo out;   // (batch, heads_q, len_q, head_dim), the forward's
+  TensorInfo dout;  // (batch, heads_q, len_q, head_dim_v)
+  TensorInfo out;   // (batch, heads_q, len_q, head_dim_v), the forward's
   TensorInfo lse;   // (batch, heads_q, len_q), the forward's
   std::optional<TensorInfo> dlse;  // (batch, heads_q, len_q); none: no gradient reaches the LSE
   bool deterministic;
 };
 
-// A call that has passed the checks: the input of the plan.
+// A call that has passed the checks: the input of the plan. Of a packed call `batch` is the number of sequences, and
+// `len_q` and `len_k` are the rows and keys of all of them.
 struct Problem {
   int batch;
   int heads_q;
@@ -50,9 +55,14 @@ struct Problem {
   int len_q;
   int len_k;
   int head_dim;
+  int head_dim_v;  // of v and out
   double scale;
+  double softcap;        // 0: none
+  bool has_sinks;
+  bool has_alibi;
+  bool alibi_per_batch;  // slopes of (batch, heads_q), else (heads_q,)
   Causal causal;
-  Band band;        // causal and the window; exact for lengths up to kMaxLength
+  Band band;        // causal and the window; exact for lengths up to kMaxLength. Packed: see make_band
   Backend backend;  // as requested; kAuto is resolved by the plan
   int forced_chip = -1;   // tests: use the sm80 table of this chip, whatever the GPU
   int forced_entry = -1;  // tests: use this tile of the sm90 forward, if the head dim has it
@@ -91,12 +101,17 @@ inline std::string device_name(TensorInfo const& tensor) {
   return tensor.device_type == aoti_torch_device_type_meta() ? "meta" : "another device";
 }
 
-inline std::string shape_text(TensorInfo const& tensor) {
+inline std::string shape_text(int64_t const* sizes, int64_t rank) {
   std::string text = "(";
-  for (int64_t dim = 0; dim < tensor.rank; ++dim) {
-    text += (dim ? ", " : "") + std::to_string(tensor.sizes[dim]);
-  }
-  return text + ")";
+  for (int64_t dim = 0; dim < rank; ++dim) text += (dim ? ", " : "") + std::to_string(sizes[dim]);
+  return text + (rank == 1 ? ",)" : ")");
+}
+
+inline std::string shape_text(TensorInfo const& tensor) {
+  if (!tensor.packed) return shape_text(tensor.sizes, tensor.rank);
+  if (tensor.rank == 3) return shape_text(tensor.sizes + 1, 2);
+  int64_t const sizes[] = {tensor.sizes[2], tensor.sizes[1], tensor.sizes[3]};
+  return shape_text(sizes, 3);
 }
 
 inline Causal parse_causal(std::string_view causal) {
@@ -168,8 +183,7 @@ inline void check_shapes(FwdArgs const& args) {
   }
   FLASH_CUTE_CHECK(q.sizes[3] > 0, "q: expected a head dim of at least 1, got ", shape_text(q));
   FLASH_CUTE_CHECK(k.sizes[3] == q.sizes[3], "k: expected q's head dim ", q.sizes[3], ", got ", k.sizes[3]);
-  FLASH_CUTE_CHECK(v.sizes[3] == q.sizes[3], "v: expected q's head dim ", q.sizes[3],
-                   " (a head dim of v's own is not supported yet), got ", v.sizes[3]);
+  FLASH_CUTE_CHECK(v.sizes[3] > 0, "v: expected a head dim of at least 1, got ", shape_text(v));
   FLASH_CUTE_CHECK(k.sizes[0] == q.sizes[0], "k: expected q's batch size ", q.sizes[0], ", got ", k.sizes[0]);
   FLASH_CUTE_CHECK(v.sizes[0] == q.sizes[0], "v: expected q's batch size ", q.sizes[0], ", got ", v.sizes[0]);
   FLASH_CUTE_CHECK(v.sizes[1] == k.sizes[1], "v: expected as many heads as k, ", k.sizes[1], ", got ", v.sizes[1]);
@@ -184,15 +198,43 @@ inline double check_scale(std::optional<double> scale, int head_dim) {
   return *scale;
 }
 
-inline void check_window(char const* name, std::optional<int64_t> limit) {
-  FLASH_CUTE_CHECK(!limit || *limit >= 0, name, ": expected a number of at least 0 or None, got ", *limit);
+inline double check_softcap(std::optional<double> softcap) {
+  if (!softcap) return 0;
+  FLASH_CUTE_CHECK(std::isfinite(*softcap) && *softcap > 0, "softcap: expected None or a finite number above 0, got ",
+                   *softcap);
+  return *softcap;
 }
 
-// The mask as a band: row i has position i + offset, and sees the columns from position - left to position + right.
+inline void check_sinks(TensorInfo const& q, TensorInfo const& sinks) {
+  check_same_device(q, sinks);
+  FLASH_CUTE_CHECK(sinks.dtype == q.dtype || sinks.dtype == aoti_torch_dtype_float32(),
+                   "sinks: expected float32 or q's dtype ", dtype_name(q.dtype), ", got ", dtype_name(sinks.dtype));
+  FLASH_CUTE_CHECK(sinks.rank == 1 && sinks.sizes[0] == q.sizes[1], "sinks: expected the shape (", q.sizes[1],
+                   ",), a number per query head, got ", shape_text(sinks));
+}
+
+inline void check_alibi_slopes(TensorInfo const& q, TensorInfo const& slopes, int64_t batch) {
+  check_same_device(q, slopes);
+  FLASH_CUTE_CHECK(slopes.dtype == aoti_torch_dtype_float32(), "alibi_slopes: expected float32, got ",
+                   dtype_name(slopes.dtype));
+  bool const per_head = slopes.rank == 1 && slopes.sizes[0] == q.sizes[1];
+  bool const per_batch = slopes.rank == 2 && slopes.sizes[0] == batch && slopes.sizes[1] == q.sizes[1];
+  FLASH_CUTE_CHECK(per_head || per_batch, "alibi_slopes: expected the shape (", q.sizes[1], ",) or (", batch, ", ",
+                   q.sizes[1], "), a slope per query head, got ", shape_text(slopes));
+}
+
+inline void check_window(char const* name, std::optional<int64_t> limit) {
+  FLASH_CUTE_CHECK(!limit || *limit >= 0, name, ": expected None (no limit) or a number of at least 0, got ", *limit);
+}
+
+// The mask as a band: row i has position i + offset, and sees the columns from position - left to position + right. The
+// offset of a packed sequence depends on its lengths, which only the device knows: there the band is relative to the
+// position.
 inline Band make_band(FwdArgs const& args, Causal causal) {
   check_window("window_left", args.window_left);
   check_window("window_right", args.window_right);
-  int64_t const offset = causal == Causal::kTopLeft ? 0 : args.k.sizes[2] - args.q.sizes[2];
+  int64_t const len_q = args.q.sizes[2], len_k = args.k.sizes[2];
+  int64_t const offset = args.sequences || causal == Causal::kTopLeft ? 0 : len_k - len_q;
   // Clamped so that nothing overflows: a window wider than every length has no effect.
   constexpr int64_t kWidest = int64_t{1} << 32;
   int64_t const left = std::min(args.window_left.value_or(kWidest), kWidest);
@@ -201,8 +243,9 @@ inline Band make_band(FwdArgs const& args, Causal causal) {
     return static_cast<int>(std::clamp(limit, int64_t{-kNoLimit}, int64_t{kNoLimit}));
   };
   // A limit that affects no row of this call is dropped, so that a wide enough window runs like no window.
-  bool const has_lower = offset - left + args.q.sizes[2] - 1 > 0;
-  bool const has_upper = offset + right < args.k.sizes[2] - 1;
+  int64_t const longest = std::max(len_q, len_k);
+  bool const has_lower = args.sequences ? left < longest : offset - left + len_q - 1 > 0;
+  bool const has_upper = args.sequences ? right < longest : offset + right < len_k - 1;
   return {.lower = has_lower ? limited(offset - left) : -kNoLimit, .upper = has_upper ? limited(offset + right) : kNoLimit};
 }
 
@@ -216,6 +259,11 @@ inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
                        std::isfinite(static_cast<float>(problem.scale * kLog2E)),
                    "scale: expected a number that float32 holds, also times log2(e), got ", problem.scale);
   FLASH_CUTE_CHECK(problem.head_dim <= 256, "q: expected a head dim of at most 256 on CUDA, got ", problem.head_dim);
+  FLASH_CUTE_CHECK(problem.head_dim_v <= 256, "v: expected a head dim of at most 256 on CUDA, got ",
+                   problem.head_dim_v);
+  FLASH_CUTE_CHECK(problem.softcap == 0 || (std::isnormal(static_cast<float>(problem.softcap)) &&
+                                            std::isfinite(static_cast<float>(problem.softcap * kLog2E))),
+                   "softcap: expected a number that float32 holds, also times log2(e), got ", problem.softcap);
   FLASH_CUTE_CHECK(problem.backend != Backend::kCpu, "backend: expected 'auto', 'sm80' or 'sm90' for CUDA tensors, got '",
                    args.backend, "'");
 }
@@ -225,14 +273,22 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
   for (TensorInfo const* other : {&args.k, &args.v}) check_same_device(args.q, *other);
   check_dtype(args, on_cuda);
   check_shapes(args);
+  if (args.sinks) check_sinks(args.q, *args.sinks);
+  int64_t const batch = args.sequences.value_or(args.q.sizes[0]);
+  if (args.alibi_slopes) check_alibi_slopes(args.q, *args.alibi_slopes, batch);
   Causal const causal = parse_causal(args.causal);
-  Problem problem{.batch = static_cast<int>(args.q.sizes[0]),
+  Problem problem{.batch = static_cast<int>(batch),
                   .heads_q = static_cast<int>(args.q.sizes[1]),
                   .heads_kv = static_cast<int>(args.k.sizes[1]),
                   .len_q = static_cast<int>(args.q.sizes[2]),
                   .len_k = static_cast<int>(args.k.sizes[2]),
                   .head_dim = static_cast<int>(args.q.sizes[3]),
+                  .head_dim_v = static_cast<int>(args.v.sizes[3]),
                   .scale = check_scale(args.scale, static_cast<int>(args.q.sizes[3])),
+                  .softcap = check_softcap(args.softcap),
+                  .has_sinks = args.sinks.has_value(),
+                  .has_alibi = args.alibi_slopes.has_value(),
+                  .alibi_per_batch = args.alibi_slopes && args.alibi_slopes->rank == 2,
                   .causal = causal,
                   .band = make_band(args, causal),
                   .backend = Backend::kAuto};
@@ -244,12 +300,12 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
   return problem;
 }
 
-// `other` must have `rank` dims, the sizes of q's first `rank`.
-inline void check_shape_of_q(TensorInfo const& q, TensorInfo const& other, int rank) {
-  TensorInfo expected = q;
-  expected.rank = rank;
-  FLASH_CUTE_CHECK(other.rank == rank && std::equal(q.sizes, q.sizes + rank, other.sizes), other.name,
-                   ": expected the shape ", shape_text(expected), ", got ", shape_text(other));
+// `other` must have `rank` dims, the first 3 of them q's.
+inline void check_shape_of_rows(TensorInfo const& q, TensorInfo const& other, int rank, int64_t head_dim = 0) {
+  int64_t const sizes[] = {q.sizes[0], q.sizes[1], q.sizes[2], head_dim};
+  TensorInfo const expected{.name = other.name, .handle = nullptr, .sizes = sizes, .rank = rank, .packed = q.packed};
+  bool const same = other.packed == q.packed && other.rank == rank && std::equal(sizes, sizes + rank, other.sizes);
+  FLASH_CUTE_CHECK(same, other.name, ": expected the shape ", shape_text(expected), ", got ", shape_text(other));
 }
 
 inline void check_lse(TensorInfo const& q, TensorInfo const& lse) {
@@ -258,7 +314,7 @@ inline void check_lse(TensorInfo const& q, TensorInfo const& lse) {
   check_same_device(q, lse);
   FLASH_CUTE_CHECK(lse.dtype == dtype, lse.name, ": expected ", dtype_name(dtype), " for ", dtype_name(q.dtype),
                    " inputs, got ", dtype_name(lse.dtype));
-  check_shape_of_q(q, lse, 3);
+  check_shape_of_rows(q, lse, 3);
 }
 
 inline Problem check_bwd(BwdArgs const& args, bool on_cuda) {
@@ -266,7 +322,7 @@ inline Problem check_bwd(BwdArgs const& args, bool on_cuda) {
   for (TensorInfo const* other : {&args.dout, &args.out}) {
     check_same_device(args.call.q, *other);
     check_same_dtype(args.call.q, *other);
-    check_shape_of_q(args.call.q, *other, 4);
+    check_shape_of_rows(args.call.q, *other, 4, problem.head_dim_v);
   }
   check_lse(args.call.q, args.lse);
   if (args.dlse) check_lse(args.call.q, *args.dlse);

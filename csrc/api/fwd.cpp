@@ -19,9 +19,10 @@ FwdResult fwd_cuda(FwdArgs const&) {
 namespace flash_cute {
 namespace {
 
-FwdResult allocate(TensorInfo const& q) {
+FwdResult allocate(TensorInfo const& q, int64_t head_dim_v) {
   std::array<int64_t, 3> const lse_sizes{q.sizes[0], q.sizes[1], q.sizes[2]};
-  return {.out = empty_like(q),
+  Sizes const out_sizes{q.sizes[0], q.sizes[1], q.sizes[2], head_dim_v};
+  return {.out = empty_strided(out_sizes, out_strides(q, head_dim_v), q.dtype, q),
           .lse = empty_strided(lse_sizes, contiguous_strides(lse_sizes), aoti_torch_dtype_float32(), q)};
 }
 
@@ -72,7 +73,7 @@ FwdResult fwd_cuda(FwdArgs const& args) {
   FwdDecision const decision = plan_fwd(args, problem, device_gpu(args.q.device_index));
 
   CurrentDevice const device(args.q.device_index);
-  FwdResult result = allocate(args.q);
+  FwdResult result = allocate(args.q, problem.head_dim_v);
   if (num_row_tiles(problem, decision.plan.shape) > 0) launch_fwd(args, problem, decision, result);
   return result;
 }

@@ -6,7 +6,7 @@
 namespace flash_cute {
 
 struct FwdResult {
-  Tensor out;  // (batch, heads_q, len_q, head_dim), laid out like empty_like(q)
+  Tensor out;  // (batch, heads_q, len_q, head_dim_v), laid out like empty_like(q), see out_strides
   Tensor lse;  // (batch, heads_q, len_q), float32, contiguous
 };
 

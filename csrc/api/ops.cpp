@@ -1,76 +1,39 @@
-// The operators and their schemas, which are defined only here.
+// The operators of dense calls and their schemas; those of packed sequences are in ops_varlen.cpp.
 //
 //   fwd        attention; autograd is attached to it from Python. `deterministic` is its backward's
 //   _fwd       the same kernel without autograd, whose bookkeeping costs more than the launch
 //   fwd_plan   the plan of fwd as JSON; capability 0 is the tensors' own device, 90 plans as for an H100
 //   check_fwd  raises what fwd would raise, and returns the scale that it would use. `devices` names, in the schema's
-//              order, the devices that the tensors stand for, as in "cuda:0 cuda:0 cpu"; empty: their own
+//              order, the devices that the given tensors stand for, as in "cuda:0 cuda:0 cpu"; empty: their own
 //   bwd, _bwd, bwd_plan, check_bwd   the same for the backward, which has no derivative itself
 //
 // The mask: row i has position p = i + len_k - len_q, or p = i if `causal` is "top_left", and sees the columns
 // p - window_left <= j <= p + window_right; None is no limit. A `causal` other than "none" sets window_right to 0.
 //
+// The score: scale * q.k, then softcap * tanh(score / softcap) if `softcap` is given, then, with `alibi_slopes`,
+// - slope * |p - j|. `sinks` add exp(sink) to the denominator of out, and nothing to the LSE. Without sinks, bwd's
+// dsinks is an empty float32 tensor of shape (0,).
+//
 // CPU kernels of fwd, _fwd, bwd and _bwd are registered from Python.
 #include <torch/csrc/stable/library.h>
 
-#include <algorithm>
-#include <initializer_list>
-
 #include "bwd.h"
 #include "fwd.h"
+#include "stack.h"
 
 namespace flash_cute {
 namespace {
 
-namespace stable = torch::stable::detail;
-
-// Reads the arguments that PyTorch puts on the stack, and takes ownership of them. Boxed by hand, since in torch 2.11
-// TORCH_BOX leaks every str argument.
-class StackReader {
- public:
-  explicit StackReader(StableIValue const* stack) : next_(stack) {}
-
-  template <class T>
-  T value() {
-    return stable::to<T>(*next_++);
-  }
-  Tensor tensor() { return Tensor(value<AtenTensorHandle>()); }
-  Tensor optional_tensor() { return Tensor(value<std::optional<AtenTensorHandle>>().value_or(nullptr)); }
-  String string() { return String(value<StringHandle>()); }
-
- private:
-  StableIValue const* next_;
-};
-
-// A forward's arguments on the stack. The members are declared, and so read, in the schema's order.
 class FwdStack {
  public:
   explicit FwdStack(StackReader& stack)
-      : q_(stack.tensor()),
-        k_(stack.tensor()),
-        v_(stack.tensor()),
-        causal_(stack.string()),
-        window_left_(stack.value<std::optional<int64_t>>()),
-        window_right_(stack.value<std::optional<int64_t>>()),
-        scale_(stack.value<std::optional<double>>()),
-        backend_(stack.string()) {}
+      : q_(stack.tensor()), k_(stack.tensor()), v_(stack.tensor()), score_(stack), backend_(stack.string()) {}
 
-  FwdArgs args() const {
-    return {.q = tensor_info("q", q_.get()),
-            .k = tensor_info("k", k_.get()),
-            .v = tensor_info("v", v_.get()),
-            .causal = view(causal_),
-            .window_left = window_left_,
-            .window_right = window_right_,
-            .scale = scale_,
-            .backend = view(backend_)};
-  }
+  FwdArgs args() const { return score_.args(q_, k_, v_, backend_); }
 
  private:
   Tensor q_, k_, v_;
-  String causal_;
-  std::optional<int64_t> window_left_, window_right_;
-  std::optional<double> scale_;
+  ScoreStack score_;
   String backend_;
 };
 
@@ -84,57 +47,26 @@ class BwdStack {
         out_(stack.tensor()),
         lse_(stack.tensor()),
         dlse_(stack.optional_tensor()),
-        causal_(stack.string()),
-        window_left_(stack.value<std::optional<int64_t>>()),
-        window_right_(stack.value<std::optional<int64_t>>()),
-        scale_(stack.value<std::optional<double>>()),
+        score_(stack),
         deterministic_(stack.value<bool>()),
         backend_(stack.string()) {}
 
   BwdArgs args() const {
-    BwdArgs args{.call = {.q = tensor_info("q", q_.get()),
-                          .k = tensor_info("k", k_.get()),
-                          .v = tensor_info("v", v_.get()),
-                          .causal = view(causal_),
-                          .window_left = window_left_,
-                          .window_right = window_right_,
-                          .scale = scale_,
-                          .backend = view(backend_)},
-                 .dout = tensor_info("dout", dout_.get()),
-                 .out = tensor_info("out", out_.get()),
-                 .lse = tensor_info("lse", lse_.get()),
-                 .dlse = std::nullopt,
-                 .deterministic = deterministic_};
-    if (dlse_) args.dlse = tensor_info("dlse", dlse_.get());
-    return args;
+    return {.call = score_.args(q_, k_, v_, backend_),
+            .dout = tensor_info("dout", dout_.get()),
+            .out = tensor_info("out", out_.get()),
+            .lse = tensor_info("lse", lse_.get()),
+            .dlse = optional_info("dlse", dlse_),
+            .deterministic = deterministic_};
   }
 
  private:
   Tensor dout_, q_, k_, v_, out_, lse_;
   Tensor dlse_;  // null: none was given
-  String causal_;
-  std::optional<int64_t> window_left_, window_right_;
-  std::optional<double> scale_;
+  ScoreStack score_;
   bool deterministic_;
   String backend_;
 };
-
-// A fake tensor is checked through a stand-in on the meta device: sets each tensor's device to the next of `names`.
-void set_devices(std::string_view names, std::initializer_list<TensorInfo*> tensors) {
-  for (TensorInfo* tensor : tensors) {
-    if (names.empty()) return;
-    size_t const end = std::min(names.find(' '), names.size());
-    std::string_view const name = names.substr(0, end);
-    names.remove_prefix(std::min(end + 1, names.size()));
-    size_t const colon = std::min(name.find(':'), name.size());
-    std::string_view const type = name.substr(0, colon);
-    tensor->device_type = type == "cuda"   ? aoti_torch_device_type_cuda()
-                          : type == "cpu"  ? aoti_torch_device_type_cpu()
-                          : type == "meta" ? aoti_torch_device_type_meta()
-                                           : -1;
-    tensor->device_index = colon < name.size() ? std::stoi(std::string(name.substr(colon + 1))) : -1;
-  }
-}
 
 void return_fwd(StableIValue* stack, FwdStack const& owned) {
   FwdResult result = fwd_cuda(owned.args());
@@ -165,7 +97,7 @@ void boxed_check_fwd(StableIValue* stack, uint64_t, uint64_t) {
   FwdStack const owned(reader);
   String const devices = reader.string();
   FwdArgs args = owned.args();
-  set_devices(view(devices), {&args.q, &args.k, &args.v});
+  set_devices(view(devices), {&args.q, &args.k, &args.v, if_given(args.sinks), if_given(args.alibi_slopes)});
   stack[0] = stable::from(check_fwd(args, is_cuda(args.q)).scale);
 }
 
@@ -176,6 +108,7 @@ void boxed_bwd(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = stable::from(result.dq.release());
   stack[1] = stable::from(result.dk.release());
   stack[2] = stable::from(result.dv.release());
+  stack[3] = stable::from(result.dsinks.release());
 }
 
 void boxed_bwd_plan(StableIValue* stack, uint64_t, uint64_t) {
@@ -190,10 +123,9 @@ void boxed_check_bwd(StableIValue* stack, uint64_t, uint64_t) {
   BwdStack const owned(reader);
   String const devices = reader.string();
   BwdArgs args = owned.args();
-  TensorInfo none{.name = "dlse", .handle = nullptr};
   FwdArgs& call = args.call;
-  TensorInfo& dlse = args.dlse ? *args.dlse : none;
-  set_devices(view(devices), {&args.dout, &call.q, &call.k, &call.v, &args.out, &args.lse, &dlse});
+  set_devices(view(devices), {&args.dout, &call.q, &call.k, &call.v, &args.out, &args.lse, if_given(args.dlse),
+                              if_given(call.sinks), if_given(call.alibi_slopes)});
   stack[0] = stable::from(check_bwd(args, is_cuda(call.q)).scale);
 }
 
@@ -201,19 +133,18 @@ void boxed_check_bwd(StableIValue* stack, uint64_t, uint64_t) {
 }  // namespace flash_cute
 
 // The arguments of a forward and of a backward.
-#define FLASH_CUTE_MASK "str causal, int? window_left, int? window_right"
-#define FLASH_CUTE_FWD "Tensor q, Tensor k, Tensor v, " FLASH_CUTE_MASK ", float? scale, str backend"
-#define FLASH_CUTE_BWD                                                                                            \
-  "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, " FLASH_CUTE_MASK ", float? " \
-  "scale, bool deterministic, str backend"
+#define FLASH_CUTE_FWD "Tensor q, Tensor k, Tensor v, " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE ", str backend"
+#define FLASH_CUTE_BWD                                                                                      \
+  "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, " FLASH_CUTE_MASK ", " \
+  FLASH_CUTE_SCORE ", bool deterministic, str backend"
 
 STABLE_TORCH_LIBRARY(flash_cute, m) {
   m.def("fwd(" FLASH_CUTE_FWD ", bool? deterministic=None) -> (Tensor out, Tensor lse)");
   m.def("_fwd(" FLASH_CUTE_FWD ") -> (Tensor out, Tensor lse)");
   m.def("fwd_plan(" FLASH_CUTE_FWD ", int capability) -> str");
   m.def("check_fwd(" FLASH_CUTE_FWD ", str devices=\"\") -> float");
-  m.def("bwd(" FLASH_CUTE_BWD ") -> (Tensor dq, Tensor dk, Tensor dv)");
-  m.def("_bwd(" FLASH_CUTE_BWD ") -> (Tensor dq, Tensor dk, Tensor dv)");
+  m.def("bwd(" FLASH_CUTE_BWD ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
+  m.def("_bwd(" FLASH_CUTE_BWD ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
   m.def("bwd_plan(" FLASH_CUTE_FWD ", bool deterministic, int capability) -> str");
   m.def("check_bwd(" FLASH_CUTE_BWD ", str devices=\"\") -> float");
 }

@@ -132,6 +132,12 @@ void add_tensor_reasons(std::vector<std::string>& sentences, Problem const& prob
   }
 }
 
+inline std::string window_json(FwdArgs const& args) {
+  if (!args.window_left && !args.window_right) return "null";
+  auto const side = [](std::optional<int64_t> limit) { return limit ? std::to_string(*limit) : "null"; };
+  return "[" + side(args.window_left) + ", " + side(args.window_right) + "]";
+}
+
 inline JsonObject call_json(std::string_view backend, FwdArgs const& args, Problem const& problem) {
   JsonObject json;
   json.string("backend", backend)
@@ -142,10 +148,17 @@ inline JsonObject call_json(std::string_view backend, FwdArgs const& args, Probl
       .number("len_q", int64_t{problem.len_q})
       .number("len_k", int64_t{problem.len_k})
       .number("head_dim", int64_t{problem.head_dim})
+      .number("head_dim_v", int64_t{problem.head_dim_v})
       .string("causal", causal_name(problem.causal))
+      .raw("window", window_json(args))
       .string("mask", mask_name(problem))
       .number("scale", problem.scale);
-  return json;
+  if (problem.softcap > 0) {
+    json.number("softcap", problem.softcap);
+  } else {
+    json.raw("softcap", "null");
+  }
+  return json.boolean("sinks", problem.has_sinks).boolean("alibi", problem.has_alibi);
 }
 
 template <class DecisionType>
@@ -182,15 +195,21 @@ struct PlannedCall {
   std::optional<Gpu> gpu;
 };
 
-inline PlannedCall check_planned(FwdArgs const& args, int64_t capability) {
+// `check(on_cuda)` checks the call and makes the problem.
+template <class Check>
+PlannedCall check_planned(FwdArgs const& args, int64_t capability, Check const& check) {
   FLASH_CUTE_CHECK(capability >= 0 && capability < 1000,
                    "capability: expected 0 (the tensors' own device) or a GPU's, like 90, got ", capability);
   bool const on_cuda = capability > 0 || is_cuda(args.q);
-  Problem const problem = check_fwd(args, on_cuda);
+  Problem const problem = check(on_cuda);
   if (!on_cuda && is_cpu(args.q)) return {.problem = problem, .gpu = std::nullopt};
   FLASH_CUTE_CHECK(on_cuda, "capability: expected that of a GPU, like 90, since q is on ", device_name(args.q),
                    "; got 0");
   return {.problem = problem, .gpu = planned_gpu(args.q, static_cast<int>(capability))};
+}
+
+inline PlannedCall check_planned(FwdArgs const& args, int64_t capability) {
+  return check_planned(args, capability, [&](bool on_cuda) { return check_fwd(args, on_cuda); });
 }
 
 }  // namespace flash_cute

@@ -1,5 +1,7 @@
 #include "planner.h"
 
+#include "served.h"
+
 namespace flash_cute {
 namespace {
 
@@ -87,6 +89,7 @@ void order_sm90(BwdPlan& plan, Problem const& problem, Gpu gpu, TensorInfo const
 }  // namespace
 
 FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
+  check_served_on_cuda(problem);
   auto decision = decide<FwdDecision>(kFwdKernels, args, problem, gpu);
   decision.out = write_copy(args.q);
   FwdPlan& plan = decision.plan;
@@ -112,6 +115,7 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
 
 BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, bool deterministic,
                      Problem const& problem, Gpu gpu) {
+  check_served_on_cuda(problem);
   auto decision = decide<BwdDecision>(kBwdKernels, call, problem, gpu);
   decision.dout = dout ? read_copy(*dout) : write_copy(call.q);
   decision.out = out ? read_copy(*out) : write_copy(call.q);

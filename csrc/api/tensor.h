@@ -7,6 +7,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/c/shim.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -52,6 +53,9 @@ struct TensorInfo {
   int32_t dtype = 0;
   int32_t device_type = 0;
   int32_t device_index = 0;
+  // Whether sizes and strides are those of a packed tensor seen as a batch of one: (rows, heads, head_dim) as
+  // (1, heads, rows, head_dim), and (heads, rows) as (1, heads, rows). Messages show the former.
+  bool packed = false;
 };
 
 inline TensorInfo tensor_info(char const* name, AtenTensorHandle handle) {
@@ -163,6 +167,24 @@ inline std::array<int64_t, 4> empty_like_strides(TensorInfo const& tensor) {
   for (int dim : order) {
     packed[dim] = stride;
     stride *= sizes[dim] > 1 ? sizes[dim] : 1;
+  }
+  return packed;
+}
+
+// The strides of a forward's out: those of empty_like(q), or, where v has a head dim of its own, packed with the dims
+// in that order in memory (the outer one first; of equal strides the first dim is the outer one). The fake and the CPU
+// path have the same rule in Python.
+inline std::array<int64_t, 4> out_strides(TensorInfo const& q, int64_t head_dim_v) {
+  std::array<int64_t, 4> const like = empty_like_strides(q);
+  if (head_dim_v == q.sizes[3]) return like;
+  std::array<int, 4> order{0, 1, 2, 3};
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return like[a] > like[b]; });
+  std::array<int64_t, 4> packed{};
+  int64_t stride = 1;
+  for (int i = 3; i >= 0; --i) {
+    int64_t const size = order[i] == 3 ? head_dim_v : q.sizes[order[i]];
+    packed[order[i]] = stride;
+    stride *= size > 1 ? size : 1;
   }
   return packed;
 }

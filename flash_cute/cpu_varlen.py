@@ -1,0 +1,252 @@
+"""Packed sequences on the CPU: the dense forward and backward, a batch of sequences of equal lengths at a time.
+
+A batch of one sequence is read in place; the rows of several are gathered into (b, H, N, D), so that a call costs a few
+operations per pair of lengths and not per sequence. Only the rows and keys in use are read. Rows in no sequence keep
+what the results are filled with first: out 0, lse -inf, gradients 0.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import cpu, cpu_bwd
+from ._layout import empty_out
+
+# Elements of a gathered batch's q or k: 16 MiB in float32.
+GATHERED = 1 << 22
+
+
+class Spans(NamedTuple):
+    """Where the rows in use of each sequence are: (B,) int64 each."""
+
+    start: Tensor
+    length: Tensor
+
+
+class Batch(NamedTuple):
+    """Sequences that have as many rows and as many keys as each other: their numbers, and where these are."""
+
+    numbers: Tensor  # (b,) int64
+    rows: slice | Tensor  # of q: of one sequence a slice, of several their (b * Nq,) row numbers
+    keys: slice | Tensor  # of k and v
+
+
+def fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    seqused_q: Tensor | None,
+    seqused_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    causal: str,
+    window_left: int | None,
+    window_right: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    scale: float | None,
+    backend: str,
+    deterministic: bool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The kernel of `flash_cute::varlen_fwd` and `_varlen_fwd` for CPU tensors; the library checks the arguments."""
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    mask = (causal, window_left, window_right, softcap)
+    torch.ops.flash_cute.check_varlen_fwd(
+        q, k, v, *lengths, max_seqlen_q, max_seqlen_k, *mask, sinks, alibi_slopes, scale, backend
+    )
+    compute = torch.float64 if q.dtype == torch.float64 else torch.float32
+    with torch.no_grad():
+        out = empty_out(q, v.shape[2]).zero_()  # (Tq, Hq, Dv)
+        lse = torch.full((q.shape[1], q.shape[0]), -torch.inf, dtype=compute)  # (Hq, Tq)
+        for batch in _batches(q, k, *lengths):
+            tensors = (_take(q, batch.rows, batch), _take(k, batch.keys, batch), _take(v, batch.keys, batch))
+            slopes = _slopes_of(alibi_slopes, batch)
+            part_out, part_lse = cpu.fwd(
+                *tensors, causal, window_left, window_right, softcap, sinks, slopes, scale, "cpu"
+            )
+            _put(out, batch.rows, part_out)
+            lse[:, batch.rows] = part_lse.transpose(0, 1).flatten(1)
+    return out, lse
+
+
+def bwd(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    seqused_q: Tensor | None,
+    seqused_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    causal: str,
+    window_left: int | None,
+    window_right: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    scale: float | None,
+    deterministic: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The kernel of `flash_cute::varlen_bwd` and `_varlen_bwd` for CPU tensors; the library checks the arguments.
+
+    It is deterministic whatever `deterministic` says.
+    """
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    mask = (causal, window_left, window_right, softcap)
+    tensors = (dout, q, k, v, out, lse, dlse)
+    torch.ops.flash_cute.check_varlen_bwd(
+        *tensors, *lengths, max_seqlen_q, max_seqlen_k, *mask, sinks, alibi_slopes, scale, deterministic, backend
+    )
+    with torch.no_grad():
+        dq, dk, dv = (empty_out(x, x.shape[2]).zero_() for x in (q, k, v))
+        # In float32 or float64, since the batches' parts are summed.
+        wide_sinks = None if sinks is None else sinks.to(lse.dtype)
+        dsinks = torch.zeros(0) if wide_sinks is None else torch.zeros_like(wide_sinks)
+        for batch in _batches(q, k, *lengths):
+            for part in _alike(batch, lse, q.dtype):
+                part_dq, part_dk, part_dv, part_dsinks = cpu_bwd.bwd(
+                    _take(dout, part.rows, part),
+                    _take(q, part.rows, part),
+                    _take(k, part.keys, part),
+                    _take(v, part.keys, part),
+                    _take(out, part.rows, part),
+                    _take_lse(lse, part),
+                    None if dlse is None else _take_lse(dlse, part),
+                    *mask,
+                    wide_sinks,
+                    _slopes_of(alibi_slopes, part),
+                    scale,
+                    deterministic,
+                    "cpu",
+                )
+                _put(dq, part.rows, part_dq)
+                _put(dk, part.keys, part_dk)
+                _put(dv, part.keys, part_dv)
+                dsinks += part_dsinks
+    return dq, dk, dv, dsinks if sinks is None else dsinks.to(sinks.dtype)
+
+
+def spans(cu_seqlens: Tensor, seqused: Tensor | None, total: int) -> Spans:
+    """What is in use of each sequence, whatever the offsets hold: never before row 0 nor past row `total`.
+
+    start = clamp(cu[b], 0, total), end = clamp(cu[b + 1], start, total), length = clamp(seqused[b], 0, end - start).
+    """
+    bounds = cu_seqlens.long().clamp(0, total)
+    start = bounds[:-1]
+    length = (bounds[1:] - start).clamp(min=0)
+    if seqused is not None:
+        length = torch.minimum(length, seqused.long().clamp(min=0))
+    return Spans(start, length)
+
+
+def _batches(
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    seqused_q: Tensor | None,
+    seqused_k: Tensor | None,
+) -> Iterator[Batch]:
+    """The sequences that have a row and a key; those of equal lengths together."""
+    of_q, of_k = spans(cu_seqlens_q, seqused_q, q.shape[0]), spans(cu_seqlens_k, seqused_k, k.shape[0])
+    live = ((of_q.length > 0) & (of_k.length > 0)).nonzero().squeeze(-1)
+    if live.numel() == 0 or q.shape[1] == 0:
+        return
+    if _overlap(of_q, live) or _overlap(of_k, live):  # of bad offsets; one by one, so that the last one's results stay
+        groups = live.split(1)
+    else:
+        pair, order = (of_q.length * (k.shape[0] + 1) + of_k.length)[live].sort(stable=True)
+        groups = live[order].split(pair.unique_consecutive(return_counts=True)[1].tolist())
+    for group in groups:
+        first = int(group[0])
+        rows, keys = int(of_q.length[first]), int(of_k.length[first])
+        most = max(1, GATHERED // max(rows * q[0].numel(), keys * k[0].numel()))
+        for numbers in group.split(most):
+            yield Batch(numbers, _where(of_q, numbers, rows), _where(of_k, numbers, keys))
+
+
+def _overlap(of: Spans, live: Tensor) -> bool:
+    """Whether a sequence may share a row with an earlier one."""
+    start, end = of.start[live], of.start[live] + of.length[live]
+    return bool((start[1:] < end.cummax(0)[0][:-1]).any())
+
+
+def _where(of: Spans, numbers: Tensor, length: int) -> slice | Tensor:
+    if numbers.numel() == 1:
+        start = int(of.start[numbers])
+        return slice(start, start + length)
+    return (of.start[numbers].unsqueeze(-1) + torch.arange(length)).flatten()
+
+
+def _take(x: Tensor, rows: slice | Tensor, batch: Batch) -> Tensor:
+    """Rows of (T, H, D) as (b, H, N, D)."""
+    taken = x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
+    return taken.unflatten(0, (batch.numbers.numel(), -1)).transpose(1, 2)
+
+
+def _take_lse(x: Tensor, batch: Batch) -> Tensor:
+    """The rows' (Hq, T) as (b, Hq, N)."""
+    taken = x[:, batch.rows] if isinstance(batch.rows, slice) else x.index_select(1, batch.rows)
+    return taken.unflatten(1, (batch.numbers.numel(), -1)).transpose(0, 1)
+
+
+def _put(x: Tensor, rows: slice | Tensor, part: Tensor) -> None:
+    """Write (b, H, N, D) to rows of (T, H, D)."""
+    part = part.transpose(1, 2).flatten(0, 1)
+    if isinstance(rows, slice):
+        x[rows] = part
+    else:
+        x.index_copy_(0, rows, part)
+
+
+def _slopes_of(alibi_slopes: Tensor | None, batch: Batch) -> Tensor | None:
+    if alibi_slopes is None or alibi_slopes.dim() == 1:
+        return alibi_slopes
+    return alibi_slopes[batch.numbers]
+
+
+def _alike(batch: Batch, lse: Tensor, dtype: torch.dtype) -> list[Batch]:
+    """The batch in two where some sequences have an LSE so large, or not finite, that they are computed otherwise.
+
+    Else the same sequence would have other roundings beside such a one: see `STEEP` in cpu_bwd.py.
+    """
+    count = batch.numbers.numel()
+    if count == 1:
+        return [batch]
+    limit = cpu_bwd.STEEP if dtype == torch.float32 else torch.inf
+    rows = _take_lse(lse, batch)  # (b, Hq, N)
+    plain = rows.masked_fill(rows == -torch.inf, 0).abs().flatten(1).amax(1) < limit  # (b,); False where NaN
+    if plain.all() or not plain.any():
+        return [batch]
+    assert isinstance(batch.rows, Tensor) and isinstance(batch.keys, Tensor)
+    parts: list[Batch] = []
+    for some in (plain, ~plain):
+        of_q, of_k = (x.view(count, -1)[some].flatten() for x in (batch.rows, batch.keys))
+        parts.append(Batch(batch.numbers[some], of_q, of_k))
+    return parts
+
+
+def copies(q: Tensor, k: Tensor, v: Tensor, backward: bool) -> dict[str, str | None]:
+    """Why each argument is copied; what `explain` says."""
+    dense = (cpu_bwd if backward else cpu).copies(q, k, v)
+    return {name: why or "rows of several sequences of equal lengths are gathered" for name, why in dense.items()}
+
+
+def reasons(backward: bool) -> list[str]:
+    """How a call is computed, in sentences; what `explain` says."""
+    return [
+        f"The dense {'backward' if backward else 'forward'} for the CPU does the arithmetic.",
+        "The lengths are read when the call runs: sequences with as many rows and as many keys as each other are "
+        f"computed together, up to {GATHERED} elements of q or k at once.",
+    ]

@@ -1,0 +1,209 @@
+"""Attention of packed sequences: many sequences of different lengths in one tensor, without padding."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from ._call import attend, differentiate
+from ._refusals import Window
+from .autograd import VARLEN
+
+
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool | str = False,
+    *,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    deterministic: bool | None = None,
+    backend: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact, differentiable attention of B packed sequences: each attends to itself alone, as if by `attention`.
+
+    Sequence b has the rows `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]` of q and out, and the rows `cu_seqlens_k[b]` to
+    `cu_seqlens_k[b + 1]` of k and v. Nothing outside of them influences its result, NaN and inf included. The lengths
+    are read on the device: nothing waits for the GPU, and a CUDA graph may be replayed with other lengths.
+
+    Args:
+        q: `(Tq, Hq, D)`, the rows of all sequences; dtypes, head dims and strides as in `attention`.
+        k: `(Tk, Hkv, D)`, same dtype and device; Hkv divides Hq.
+        v: `(Tk, Hkv, Dv)`, same dtype and device.
+        cu_seqlens_q: `(B + 1,)` int32, contiguous, on q's device: where each sequence's rows begin, and where the last
+            one's end. Rows before the first and after the last are in no sequence.
+        cu_seqlens_k: the same of k and v.
+        causal, window: as in `attention`, in each sequence: row i of Nq has position `i + Nk - Nq` (`"top_left"`: i).
+        max_seqlen_q, max_seqlen_k: the longest sequence's length, where it is known on the host: a hint for the choice
+            of a kernel. A wrong one costs speed and never changes what is computed.
+        seqused_q, seqused_k: `(B,)` int32, contiguous, on q's device: how many of each sequence's rows and keys are
+            used, counted from its first; Nq and Nk are these then. `None`: all.
+        softcap, sinks, scale, deterministic, backend: as in `attention`.
+        alibi_slopes: as in `attention`: `(Hq,)`, or `(B, Hq)` for slopes per sequence.
+        return_lse: return the logsumexp of each row too. Gradients flow through it.
+
+    Returns:
+        out: `(Tq, Hq, Dv)` in q's dtype, laid out like `torch.empty_like(q)`; or, with `return_lse`, `(out, lse)`: lse
+        `(Hq, Tq)` float32 (float64 for float64 inputs).
+
+        A row that sees no key, and a row that no sequence uses (before the first, behind the last, or past
+        `seqused_q`), has out 0, lse -inf and gradients 0; so have unused keys dk and dv 0.
+
+        Offsets that are not ascending, negative or past the end are no error, since that would need the GPU to be
+        waited for. They are clamped, so that nothing outside of the tensors is read or written: sequence b begins at
+        `start = clamp(cu_seqlens[b], 0, T)`, ends at `clamp(cu_seqlens[b + 1], start, T)`, and `seqused[b]` counts from
+        0 to the difference. A row or key that is in several sequences then has the result of one of them; which one is
+        not specified.
+
+    Raises:
+        ValueError, NotImplementedError: as `attention`; also for offsets or used lengths of a wrong shape, dtype or
+            device.
+
+    Example:
+        >>> q, k, v = (torch.randn(10, 4, 64) for _ in range(3))
+        >>> offsets = torch.tensor([0, 3, 10], dtype=torch.int32)  # two sequences, of 3 and 7 rows
+        >>> out = varlen_attention(q, k, v, offsets, offsets, causal=True)
+        >>> alone = (x[3:].transpose(0, 1) for x in (q, k, v))
+        >>> alone = torch.nn.functional.scaled_dot_product_attention(*alone, is_causal=True)
+        >>> torch.allclose(out[3:], alone.transpose(0, 1), atol=1e-5)
+        True
+    """
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
+        options = _options(lengths, window, softcap, sinks, alibi_slopes, scale, deterministic, backend)
+        options["return_lse"] = return_lse
+        positional = (q, k, v, cu_seqlens_q, cu_seqlens_k, causal)
+        return handle_torch_function(varlen_attention, (q, k, v), *positional, **options)
+    score = (causal, scale, window, softcap, sinks, alibi_slopes)
+    return attend(VARLEN, q, k, v, lengths, *score, return_lse, deterministic, backend)
+
+
+def varlen_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool | str = False,
+    *,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+    deterministic: bool | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`varlen_attention` with the logsumexp of each row's scores: `(out, lse)`, both differentiable.
+
+    Args, errors: as in `varlen_attention`. The same inputs give the same bits.
+
+    Returns:
+        out: `(Tq, Hq, Dv)` in q's dtype, laid out like `torch.empty_like(q)`.
+        lse: `(Hq, Tq)` float32 (float64 for float64 inputs); -inf where a row sees no key or is in no sequence.
+
+    Example:
+        >>> q, k, v = torch.randn(10, 8, 64), torch.randn(30, 2, 64), torch.randn(30, 2, 64)
+        >>> offsets_q = torch.tensor([0, 3, 10], dtype=torch.int32)
+        >>> offsets_k = torch.tensor([0, 20, 30], dtype=torch.int32)
+        >>> out, lse = varlen_fwd(q, k, v, offsets_q, offsets_k, causal=True)
+        >>> out.shape, lse.shape
+        (torch.Size([10, 8, 64]), torch.Size([8, 10]))
+    """
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
+        options = _options(lengths, window, softcap, sinks, alibi_slopes, scale, deterministic, backend)
+        return handle_torch_function(varlen_fwd, (q, k, v), q, k, v, cu_seqlens_q, cu_seqlens_k, causal, **options)
+    score = (causal, scale, window, softcap, sinks, alibi_slopes)
+    return attend(VARLEN, q, k, v, lengths, *score, True, deterministic, backend)
+
+
+def varlen_bwd(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool | str = False,
+    *,
+    dlse: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+    deterministic: bool | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, ...]:
+    """The gradients of `varlen_attention`, for callers that keep `out` and `lse`; autograd calls the same operator.
+
+    Args:
+        dout: gradient of out: `(Tq, Hq, Dv)` in q's dtype, any strides.
+        q, k, v and all options: as given to the forward.
+        out, lse: what the forward returned, `(Tq, Hq, Dv)` in q's dtype and `(Hq, Tq)` float32 (float64 for float64
+            inputs).
+        dlse: gradient of lse, like it in shape and dtype. `None`: 0.
+        deterministic: whether dq must have the same bits in every run. `None`: what
+            `torch.are_deterministic_algorithms_enabled()` says.
+
+    Returns:
+        `(dq, dk, dv)`, with sinks `(dq, dk, dv, dsinks)`: of the shapes and dtypes of q, k, v and sinks, laid out like
+        `torch.empty_like` of each. 0 for rows and keys that no sequence uses.
+
+    Raises:
+        ValueError, NotImplementedError: as `bwd`, and as `varlen_attention`.
+
+    Example:
+        >>> q, k, v = (torch.randn(10, 4, 64) for _ in range(3))
+        >>> offsets = torch.tensor([0, 3, 10], dtype=torch.int32)
+        >>> out, lse = varlen_fwd(q, k, v, offsets, offsets)
+        >>> dq, dk, dv = varlen_bwd(torch.ones_like(out), q, k, v, out, lse, offsets, offsets)
+        >>> dq.shape
+        torch.Size([10, 4, 64])
+    """
+    tensors = (dout, q, k, v, out, lse, dlse)
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    if not isinstance(q, Tensor) and has_torch_function(tensors):  # torch.fx.symbolic_trace's proxies
+        options = _options(lengths, window, softcap, sinks, alibi_slopes, scale, deterministic, backend)
+        positional = (*tensors[:6], cu_seqlens_q, cu_seqlens_k, causal)
+        return handle_torch_function(varlen_bwd, tensors, *positional, dlse=dlse, **options)
+    score = (causal, scale, window, softcap, sinks, alibi_slopes)
+    return differentiate(VARLEN, tensors, lengths, *score, deterministic, backend)
+
+
+def _options(
+    lengths: tuple[Any, ...],
+    window: Any,
+    softcap: Any,
+    sinks: Any,
+    alibi_slopes: Any,
+    scale: Any,
+    deterministic: Any,
+    backend: Any,
+) -> dict[str, Any]:
+    """The arguments by keyword of a call that torch.fx records."""
+    of_lengths = dict(zip(("seqused_q", "seqused_k", "max_seqlen_q", "max_seqlen_k"), lengths[2:], strict=True))
+    score = {"window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes, "scale": scale}
+    return {**of_lengths, **score, "deterministic": deterministic, "backend": backend}

@@ -1,0 +1,77 @@
+"""One case, forward and backward, against float64; and whether a GPU serves it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+import torch
+from cases import CUDA_DTYPES, Backward, Case, Causal, Forward, Inputs
+from numerics import assert_gradients_match, assert_matches, visible
+
+import flash_cute
+
+# What csrc/api/served.h says of an option that the CUDA kernels do not take yet.
+NOT_SERVED = re.compile(r"flash_cute: \w+: expected .* on CUDA, which has no kernel for .* yet, got ")
+
+
+def skip_unless_served(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: Causal = False, **options: Any
+) -> None:
+    """Skips a test whose call the GPU's kernels refuse as not yet served; any other error is left to the call."""
+    if not q.is_cuda:
+        return
+    for backward in (False, True):
+        try:
+            flash_cute.explain(q, k, v, causal, backward=backward, **options)
+        except ValueError as error:
+            if NOT_SERVED.match(str(error)):
+                pytest.skip(str(error))
+
+
+def served_inputs(
+    case: Case, device: str, rng: torch.Generator, backend: str | None = None
+) -> tuple[Inputs, dict[str, Any]]:
+    """The case's tensors and options, or a skip."""
+    inputs, options = case.inputs(device, rng), case.options(device, rng)
+    skip_unless_served(*inputs, case.causal, backend=backend, **options)
+    return inputs, options
+
+
+def assert_exact(
+    case: Case,
+    device: str,
+    fwd: Forward,
+    bwd: Backward,
+    rng: torch.Generator,
+    *,
+    dlse: bool = True,
+    deterministic: bool = False,
+    backend: str | None = None,
+) -> None:
+    """out, lse and the gradients of the case are within the contract's bounds; `dlse`: with a gradient of the LSE."""
+    inputs, options = served_inputs(case, device, rng, backend)
+    out, lse = fwd(*inputs, case.causal, **options)
+    assert_matches(out, lse, *inputs, case.causal, **options)
+    blind = ~visible(case.len_q, case.len_k, case.causal, device, case.window).any(-1)
+    assert (out[:, :, blind] == 0).all() and (lse[:, :, blind] == -torch.inf).all()
+
+    dout, flow = case.flow(device, rng)
+    options["dlse"] = flow if dlse else None
+    gradients = bwd(dout, *inputs, case.causal, deterministic=deterministic, **options)
+    assert_gradients_match(gradients, dout, *inputs, case.causal, **options)
+    assert (gradients[0][:, :, blind] == 0).all()
+
+
+def on_each_device(cases: list[Case]) -> list[Any]:
+    """`parametrize("device, case", ...)`: the cases on the CPU, and on the GPU in a dtype that it takes."""
+    on_cpu = [pytest.param("cpu", case, id=f"cpu-{case}") for case in cases]
+    on_cuda = []
+    for number, case in enumerate(cases):
+        if case.dtype not in CUDA_DTYPES:
+            dtype = CUDA_DTYPES[number % 2]
+            case = dataclasses.replace(case, dtype=dtype, sinks=case.sinks and torch.float32)
+        on_cuda.append(pytest.param("cuda", case, id=f"cuda-{number}-{case}", marks=pytest.mark.cuda))
+    return on_cpu + on_cuda

@@ -1,0 +1,93 @@
+"""What is refused of a window, softcap, sinks, slopes and a head dim of v's own, beyond the table of test_errors.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases import score
+from checks import NOT_SERVED
+from test_errors import (
+    CUDA,
+    RAW_ERRORS,
+    _apply,
+    _assert_says,
+    _backward_call,
+    _call,
+    _new,
+    _options,
+    _python,
+    _python_backward,
+    _resized,
+)
+
+import flash_cute
+
+
+def test_out_and_dout_have_the_head_dim_of_v() -> None:
+    call = _backward_call("cpu")
+    call["v"] = call["v"].new_zeros(2, 2, 7, 24)
+    like_out = call["q"].new_zeros(2, 4, 5, 24)
+    for which in ("dout", "out"):
+        sentence = rf"^flash_cute: {which}: expected the shape \(2, 4, 5, 24\), got \(2, 4, 5, 16\)"
+        with pytest.raises(ValueError, match=sentence):
+            _python_backward({**call, "dout": like_out, "out": like_out, which: call["q"]})
+    assert _python_backward({**call, "dout": like_out, "out": like_out})[2].shape == (2, 2, 7, 24)
+
+
+@pytest.mark.parametrize("which", ["sinks", "alibi_slopes"])
+@pytest.mark.parametrize("device", [CUDA])
+def test_options_on_another_device(device: str, which: str) -> None:
+    call = _call(device)
+    call[which] = torch.zeros(4)
+    with pytest.raises(ValueError) as caught:
+        _python(call)
+    _assert_says(caught.value, (which, "q's device cuda:0", "got cpu"))
+
+
+@pytest.mark.parametrize("which", ["sinks", "alibi_slopes"])
+def test_options_on_the_meta_device(which: str) -> None:
+    call = {**_call("cpu"), which: torch.zeros(4, device="meta")}
+    with pytest.raises(RAW_ERRORS, match=rf"^flash_cute: {which}: expected q's device cpu, got meta"):
+        torch.ops.flash_cute.check_fwd(*call.values())
+
+
+SERVED_LATER: dict[str, tuple[dict[str, Any], str]] = {
+    "softcap": ({"softcap": 2.0}, "softcap: expected None on CUDA, which has no kernel for it yet, got 2"),
+    "sinks": ({"sinks": _new(4)}, "sinks: expected None on CUDA, which has no kernel for them yet, got a tensor"),
+    "alibi_slopes": (
+        {"alibi_slopes": _new(4)},
+        "alibi_slopes: expected None on CUDA, which has no kernel for them yet, got a tensor",
+    ),
+    "head_dim_v": (
+        {"v": _resized("v", 2, 2, 7, 24)},
+        "v: expected q's head dim 16 on CUDA, which has no kernel for a head dim of v's own yet, got 24",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SERVED_LATER)
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_the_gpu_does_not_serve_yet(name: str, backward: bool) -> None:
+    """csrc/api/served.h; the tests of the options know its sentences."""
+    changes, sentence = SERVED_LATER[name]
+    call = _apply(_call("cpu"), changes)
+    options = {**_options(call), "backend": None, "capability": 90, "backward": backward}
+    with pytest.raises(ValueError) as caught:
+        flash_cute.explain(call["q"], call["k"], call["v"], **options)
+    assert str(caught.value) == f"flash_cute: {sentence}"
+    assert NOT_SERVED.match(str(caught.value))
+
+
+@pytest.mark.parametrize("softcap", [3e38, 1e39, 1e-39])
+def test_softcap_that_float32_does_not_hold_for_a_gpu(softcap: float) -> None:
+    q = torch.zeros(1, 1, 4, 64, dtype=torch.float16)
+    with pytest.raises(RAW_ERRORS, match=r"^flash_cute: softcap: expected a number that float32 holds"):
+        torch.ops.flash_cute.fwd_plan(q, q, q, *score(softcap=softcap), "auto", 80)
+
+
+def test_head_dim_of_v_above_256_for_a_gpu() -> None:
+    q, v = (torch.zeros(1, 1, 4, head_dim, dtype=torch.float16) for head_dim in (64, 264))
+    with pytest.raises(RAW_ERRORS, match=r"^flash_cute: v: expected a head dim of at most 256 on CUDA, got 264"):
+        torch.ops.flash_cute.fwd_plan(q, q, v, *score(), "auto", 80)
