@@ -16,6 +16,7 @@
 #include "../../core/mask.cuh"
 #include "../bwd/load.cuh"
 #include "../bwd/scores.cuh"
+#include "epilogue.cuh"
 #include "traits.cuh"
 #include "../warpgroup.cuh"
 
@@ -25,35 +26,6 @@ using bwd::RowStats;
 using bwd::differentiate;
 using bwd::exponentiate;
 using bwd::load_key_tile;
-
-// Stores a warpgroup's 64 x D sums times `factor`, through `place` in shared memory, by TMA, which clips what is
-// outside the tensor. The warpgroup must be the only reader of `place`, and have finished reading it.
-template <class Traits, class Accumulator>
-CUTE_DEVICE void store_sums(CUtensorMap const& map, typename Traits::Element* place, int warpgroup,
-                            Accumulator const& sums,  // (MMA, MMA_M, MMA_D)
-                            float factor, int row, int head, int batch) {
-  using Element = typename Traits::Element;
-  int const thread = threadIdx.x % 128;
-  typename Traits::MmaSums mma;
-  auto const copy_out = make_tiled_copy_C(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, mma).get_slice(thread);
-  auto sX = make_tensor(make_smem_ptr(place), typename Traits::SmemLayout{});  // (64, D)
-  auto scaled = make_tensor_like<float>(sums);                                 // (MMA, MMA_M, MMA_D)
-  CUTE_UNROLL
-  for (int i = 0; i < size(sums); ++i) scaled(i) = sums(i) * factor;
-  auto rX = make_tensor_like<Element>(sums);  // (MMA, MMA_M, MMA_D)
-  convert(scaled, rX);
-  copy(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, copy_out.retile_S(rX), copy_out.partition_D(sX));
-  tma_store_fence();
-  named_sync(kResults + warpgroup, 128);  // all threads of the warpgroup have written their share
-  if (thread == 0) {
-    CUTE_UNROLL
-    for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
-      SM90_TMA_STORE_4D::copy(&map, place + chunk * 64 * Traits::kChunk, chunk * Traits::kChunk, row, head, batch);
-    }
-    tma_store_arrive();
-    tma_store_wait<0>();  // shared memory must live until the TMA store has read it
-  }
-}
 
 // What the two roles have in common: the fragments' types, and the loop over row tiles.
 template <class Traits>
@@ -115,7 +87,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
 
   auto issue_scores = [&](int i) __attribute__((always_inline)) {
     auto tSrK_now = operands.at(tSrK, smem.k);
-    issue_gemm<true>(role.mma_scores, tSrK_now, operands.at(tSrQ, smem.q[i & 1]), tSrS);
+    issue_gemm<Accumulate::kOverwrite>(role.mma_scores, tSrK_now, operands.at(tSrQ, smem.q[i & 1]), tSrS);
   };
   clear(tdVrdV);
   if (range.begin != range.end) {
@@ -143,7 +115,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     smem.p_pipeline.arrive_full(state);
 
     smem.dout_pipeline.wait_full(state);  // TMA: dO has landed
-    issue_gemm<false>(role.mma_sums, tdVrP, operands.at(tdVrdO, smem.dout[state.stage]), tdVrdV);
+    issue_gemm<Accumulate::kAdd>(role.mma_sums, tdVrP, operands.at(tdVrdO, smem.dout[state.stage]), tdVrdV);
     if (!last) {
       smem.q_pipeline.wait_full(at_step(i + 1));
       lse_log2 = RowStats<64>(smem.lse_log2[(i + 1) & 1]);
@@ -179,7 +151,7 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
 
   auto issue_dscores = [&](int i) __attribute__((always_inline)) {
     auto tSrV_now = operands.at(tSrV, smem.v);
-    issue_gemm<true>(role.mma_scores, tSrV_now, operands.at(tSrdO, smem.dout[i & 1]), tSrdP);
+    issue_gemm<Accumulate::kOverwrite>(role.mma_scores, tSrV_now, operands.at(tSrdO, smem.dout[i & 1]), tSrdP);
   };
   clear(tdKrdK);
   if (range.begin != range.end) {
@@ -203,7 +175,7 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
     convert(tSrdP, rdS);
 
     smem.q_pipeline.wait_full(state);  // TMA: Q has landed
-    issue_gemm<false>(role.mma_sums, tdKrdS, operands.at(tdKrQ, smem.q[state.stage]), tdKrdK);
+    issue_gemm<Accumulate::kAdd>(role.mma_sums, tdKrdS, operands.at(tdKrQ, smem.q[state.stage]), tdKrdK);
     if (!last) {
       smem.dout_pipeline.wait_full(at_step(i + 1));
       delta = RowStats<64>(smem.delta[(i + 1) & 1]);
@@ -243,13 +215,13 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_co
   __syncthreads();  // thread 0 has written the tile and initialised the barriers
 
   if (warpgroup == 0) {
-    set_max_registers<Traits::kProducerRegs, false>();
+    lower_max_registers<Traits::kProducerRegs>();
     if (threadIdx.x == 0) load_key_tile<Traits>(args, smem, smem.tile);
   } else if (warpgroup == 1) {
-    set_max_registers<Traits::kConsumerRegs, true>();
+    raise_max_registers<Traits::kConsumerRegs>();
     dv_consumer<Traits>(args, smem);
   } else {
-    set_max_registers<Traits::kConsumerRegs, true>();
+    raise_max_registers<Traits::kConsumerRegs>();
     dk_consumer<Traits>(args, smem);
   }
 }

@@ -15,9 +15,10 @@
 #include "../../core/convert.cuh"
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
+#include "../../core/registers.cuh"
 #include "../../core/softmax.cuh"
 #include "../bwd/scores.cuh"
-#include "keys.cuh"
+#include "epilogue.cuh"
 #include "traits.cuh"
 #include "../load_tma.cuh"
 #include "../warpgroup.cuh"
@@ -35,8 +36,7 @@ struct QueryTile {
   int batch;
 
   CUTE_DEVICE explicit QueryTile(KernelArgs const& args) {
-    int block;  // reread at each use, so that nothing of the tile stays in registers across the main loop
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    int const block = fresh_block_index();  // so that nothing of the tile stays in registers across the main loop
     int const tiles = ceil_div(args.params.len_q, int{kRows});
     m_block = tiles - 1 - block % tiles;
     head = block / tiles % args.params.heads_q;
@@ -118,10 +118,10 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   auto issue_scores = [&](int i, bool wait) __attribute__((always_inline)) {
     if (wait) smem.k_pipeline.wait_full(at_step(i));  // TMA: K has landed
     auto tSrQ_now = operands.at(tSrQ, smem.q[warpgroup]);
-    issue_gemm<true>(mma_scores, tSrQ_now, operands.at(tSrK, smem.k[i & 1]), tSrS);
+    issue_gemm<Accumulate::kOverwrite>(mma_scores, tSrQ_now, operands.at(tSrK, smem.k[i & 1]), tSrS);
     if (wait) smem.v_pipeline.wait_full({0, i & 1});  // TMA: V has landed
     auto tSrdO_now = operands.at(tSrdO, smem.dout[warpgroup]);
-    issue_gemm<true>(mma_scores, tSrdO_now, operands.at(tSrV, smem.v), tSrdP);
+    issue_gemm<Accumulate::kOverwrite>(mma_scores, tSrdO_now, operands.at(tSrV, smem.v), tSrdP);
   };
   clear(tdQrdQ);
   if (range.begin < range.end) {
@@ -149,7 +149,7 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
       }
     }
     convert(tSrdP, rdS);
-    issue_gemm<false>(mma_sums, tdQrdS, operands.at(tdQrK, smem.k[i & 1]), tdQrdQ);
+    issue_gemm<Accumulate::kAdd>(mma_sums, tdQrdS, operands.at(tdQrK, smem.k[i & 1]), tdQrdQ);
     if (i == 0 && warpgroup == 0) named_arrive(kHalfStep, Traits::kConsumerThreads);
     issue_scores(i + 1, i + 1 < range.end - range.begin);  // after the last tile on stale data: the result is not used
     warpgroup_wait<2>();                                   // dQ
@@ -183,10 +183,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_queries_kernel(__grid
   __syncthreads();  // thread 0 has initialised the barriers
 
   if (warpgroup == 0) {
-    set_max_registers<Traits::kProducerRegs, false>();
+    lower_max_registers<Traits::kProducerRegs>();
     if (threadIdx.x == 0) dq_producer<Traits>(args, smem);
   } else {
-    set_max_registers<Traits::kConsumerRegs, true>();
+    raise_max_registers<Traits::kConsumerRegs>();
     dq_consumer<Traits>(args, smem, warpgroup - 1);
   }
 }
