@@ -36,20 +36,24 @@ struct KeysRole {
   typename Traits::MmaScores mma_scores;
   typename Traits::MmaSums mma_sums;
 
-  CUTE_DEVICE auto a_operand(Element* place) const {
-    auto sX = make_tensor(make_smem_ptr(place), typename Traits::SmemLayout{});  // (64, D)
+  CUTE_DEVICE auto a_operand(Element* buffer) const {
+    auto sX = make_tensor(make_smem_ptr(buffer), typename Traits::SmemLayout{});  // (64, D)
     return mma_scores.get_slice(0).partition_fragment_A(sX);                     // (MMA, MMA_M, MMA_D)
   }
-  CUTE_DEVICE auto b_operand(Element* place) const {
-    auto sX = make_tensor(make_smem_ptr(place), typename Traits::SmemLayout{});  // (64, D)
+  CUTE_DEVICE auto b_operand(Element* buffer) const {
+    auto sX = make_tensor(make_smem_ptr(buffer), typename Traits::SmemLayout{});  // (64, D)
     return mma_scores.get_slice(0).partition_fragment_B(sX);                     // (MMA, MMA_N, MMA_D)
   }
-  CUTE_DEVICE auto b_operand_of_sums(Element* place) const {
-    auto sXt = make_tensor(make_smem_ptr(place), typename Traits::SmemLayoutT{});  // (D, 64)
+  CUTE_DEVICE auto b_operand_of_sums(Element* buffer) const {
+    auto sXt = make_tensor(make_smem_ptr(buffer), typename Traits::SmemLayoutT{});  // (D, 64)
     return mma_sums.get_slice(0).partition_fragment_B(sXt);                        // (MMA, MMA_D, MMA_K)
   }
-  CUTE_DEVICE auto scores() const { return partition_fragment_C(mma_scores, Shape<_64, _64>{}); }  // (MMA, 1, 1)
-  CUTE_DEVICE auto sums() const { return partition_fragment_C(mma_sums, Shape<_64, Int<Traits::kHeadDim>>{}); }
+  CUTE_DEVICE auto scores() const {
+    return partition_fragment_C(mma_scores, Shape<_64, _64>{});  // (MMA, MMA_N, MMA_M)
+  }
+  CUTE_DEVICE auto sums() const {
+    return partition_fragment_C(mma_sums, Shape<_64, Int<Traits::kHeadDim>>{});  // (MMA, MMA_N, MMA_D)
+  }
 
   // Calls step(m, i, last) for the i-th row tile, m.
   template <class Step>
@@ -82,11 +86,11 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
   auto rP = make_tensor_like<Element>(tSrS);           // (MMA, MMA_N, MMA_M)
   auto tdVrP = make_tensor(rP.data(), operand_a_layout_64(rP.layout()));  // (MMA, MMA_N, MMA_K)
   auto tdVrdV = role.sums();                                              // (MMA, MMA_N, MMA_D)
-  auto cS = make_identity_tensor(Shape<_64, _64>{});
+  auto cS = make_identity_tensor(Shape<_64, _64>{});                           // (BLK_N, BLK_M) -> (key, row)
   auto tScS_0 = rowcol_view(role.mma_scores.get_slice(_0{}).partition_C(cS));  // (keys, rows) -> (key, row) of thread 0
 
   auto issue_scores = [&](int i) __attribute__((always_inline)) {
-    auto tSrK_now = operands.at(tSrK, smem.k);
+    auto tSrK_now = operands.at(tSrK, smem.k);  // (MMA, MMA_N, MMA_D)
     issue_gemm<Accumulate::kOverwrite>(role.mma_scores, tSrK_now, operands.at(tSrQ, smem.q[i & 1]), tSrS);
   };
   clear(tdVrdV);
@@ -101,6 +105,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
   role.for_each_row_tile(range, [&](int m, int i, bool last) __attribute__((always_inline)) {
     PipelineState<2> const state = at_step(i);
     if (range.needs_mask(m)) {
+      // (keys, rows) -> (key, row)
       auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
       apply_mask_transposed(scores, tScS, tScS_0, params, m * 64, tile.n_block * 64);
     }
@@ -108,7 +113,8 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     __syncwarp();  // all lanes have read the statistics
     smem.q_pipeline.release(state);  // the other release of this stage comes from the dK warpgroup
     convert(tSrS, rP);
-    auto rP4 = recast<uint4>(rP);
+    auto rP4 = recast<uint4>(rP);  // (MMA / 8, MMA_N, MMA_M)
+    static_assert(decltype(size(rP4))::value * 128 == std::extent_v<decltype(smem.p), 1>);
     smem.p_pipeline.wait_empty(state);  // the dK warpgroup's four warps have read P^T of two steps before
     CUTE_UNROLL
     for (int j = 0; j < size(rP4); ++j) smem.p[state.stage][j * 128 + threadIdx.x % 128] = rP4(j);
@@ -150,7 +156,7 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
   auto tdKrdK = role.sums();                                                 // (MMA, MMA_N, MMA_D)
 
   auto issue_dscores = [&](int i) __attribute__((always_inline)) {
-    auto tSrV_now = operands.at(tSrV, smem.v);
+    auto tSrV_now = operands.at(tSrV, smem.v);  // (MMA, MMA_N, MMA_D)
     issue_gemm<Accumulate::kOverwrite>(role.mma_scores, tSrV_now, operands.at(tSrdO, smem.dout[i & 1]), tSrdP);
   };
   clear(tdKrdK);
@@ -164,7 +170,8 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
   }
   role.for_each_row_tile(range, [&](int /*m*/, int i, bool last) __attribute__((always_inline)) {
     PipelineState<2> const state = at_step(i);
-    auto rP4 = recast<uint4>(rP);
+    auto rP4 = recast<uint4>(rP);  // (MMA / 8, MMA_N, MMA_M)
+    static_assert(decltype(size(rP4))::value * 128 == std::extent_v<decltype(smem.p), 1>);
     smem.p_pipeline.wait_full(state);  // the dV warpgroup's four warps have stored P^T
     CUTE_UNROLL
     for (int j = 0; j < size(rP4); ++j) rP4(j) = smem.p[state.stage][j * 128 + threadIdx.x % 128];
