@@ -11,7 +11,9 @@
 namespace flash_cute::sm90::bwd_wide {
 
 // Stores a warpgroup's 64 x D sums times `factor`, through `buffer` in shared memory, by TMA, which clips what is
-// outside the tensor. The warpgroup must be the only reader of `buffer`, and have finished reading it.
+// outside the tensor. `buffer` is operand A of the warpgroup's WGMMAs, and no other warpgroup reads it. It may be
+// overwritten without a barrier: a warp writes the 16 rows that its own part of those WGMMAs reads, and it has waited
+// for that part. What other warps may still have in flight is the last GEMM, on stale data, whose result is not used.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void store_sums(CUtensorMap const& map, typename Traits::Element* buffer, int warpgroup,
                             Accumulator const& sums,  // (MMA, MMA_M, MMA_D)
