@@ -12,7 +12,7 @@ CUTE_DEVICE int opaque(int x) {
   return x;
 }
 
-// threadIdx.x and blockIdx.x, read from the special registers at each call.
+// threadIdx.x, blockIdx.x and the lane's index in its warp, read from the special registers at each call.
 CUTE_DEVICE int fresh_thread_index() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -22,6 +22,11 @@ CUTE_DEVICE int fresh_block_index() {
   int block;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
   return block;
+}
+CUTE_DEVICE int fresh_lane_index() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
 }
 
 }  // namespace flash_cute

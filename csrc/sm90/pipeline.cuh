@@ -33,9 +33,6 @@ struct PipelineState {
       phase ^= 1;
     }
   }
-  CUTE_DEVICE PipelineState previous() const {
-    return stage == 0 ? PipelineState{kStages - 1, phase ^ 1} : PipelineState{stage - 1, phase};
-  }
 };
 
 // The state of a ring of two stages at its use number i.
@@ -96,12 +93,14 @@ struct Pipeline {
   CUTE_DEVICE static bool elect_lane() { return threadIdx.x % 32 == 0; }
 };
 
-// Named barriers (bar.sync); 0 is __syncthreads. The kernels of a direction use only their own.
-enum NamedBarrier : int {
-  kTurn = 1,      // + warpgroup, forward: it is this warpgroup's turn to issue WGMMAs
-  kMerge = 5,     // + warpgroup, forward: all its threads have reached the same point of a merge
-  kHalfStep = 1,  // backward: warpgroup 0 is half a step ahead
-  kResults = 2,   // + warpgroup, backward: dK and dV are complete in shared memory, or have been read from it
+// Named barriers (bar.sync); 0 is __syncthreads.
+enum ForwardBarrier : int {
+  kTurn = 1,   // + warpgroup: it is this warpgroup's turn to issue WGMMAs
+  kMerge = 5,  // + warpgroup: all its threads have reached the same point of a merge
+};
+enum BackwardBarrier : int {
+  kHalfStep = 1,  // warpgroup 0 is half a step ahead
+  kResults = 2,   // + warpgroup: its gradients are complete in shared memory, or have been read from it
 };
 
 CUTE_DEVICE void named_sync(int barrier, int threads) {

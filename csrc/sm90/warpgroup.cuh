@@ -4,6 +4,8 @@
 #include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
 
+#include "../core/registers.cuh"
+
 namespace flash_cute::sm90 {
 
 using namespace cute;
@@ -13,14 +15,14 @@ using namespace cute;
 // its WGMMA, which is 3 to 9 % slower.
 CUTE_DEVICE int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
-// kMore: raises the registers per thread to kRegisters, else lowers them. By all warps of a warpgroup.
-template <int kRegisters, bool kMore>
-CUTE_DEVICE void set_max_registers() {
-  if constexpr (kMore) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-  } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-  }
+// Raise or lower the registers per thread to kRegisters. By all warps of a warpgroup.
+template <int kRegisters>
+CUTE_DEVICE void raise_max_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+CUTE_DEVICE void lower_max_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
 // Descriptors of operands in shared memory, recomputed at each use from one register: the compiler would keep each of
@@ -31,12 +33,11 @@ class Operands {
   CUTE_DEVICE explicit Operands(SharedStorage const& smem)
       : smem_(reinterpret_cast<char const*>(&smem)), base_((cast_smem_ptr_to_uint(&smem) & 0x3ffff) >> 4) {}
 
-  // The fragment's descriptors for a tensor that begins `bytes`, a multiple of 16, after the address `place`.
+  // The fragment's descriptors for a tensor that begins `bytes`, a multiple of 16, after `buffer` in shared memory.
   template <class Fragment>
-  CUTE_DEVICE auto at(Fragment const& fragment, void const* place, uint32_t bytes = 0) const {
-    uint32_t base;
-    asm volatile("mov.b32 %0, %1;" : "=r"(base) : "r"(base_));
-    uint32_t const offset = (uint32_t(static_cast<char const*>(place) - smem_) >> 4) + (bytes >> 4);
+  CUTE_DEVICE auto at(Fragment const& fragment, void const* buffer, uint32_t bytes = 0) const {
+    uint32_t const base = opaque(base_);
+    uint32_t const offset = (uint32_t(static_cast<char const*>(buffer) - smem_) >> 4) + (bytes >> 4);
     auto descriptors = fragment.data();
     descriptors.desc_.reg32_[0] = (descriptors.desc_.reg32_[0] & 0xffff0000u) + base + offset;
     return make_tensor(descriptors, fragment.layout());
@@ -47,22 +48,34 @@ class Operands {
   uint32_t base_;
 };
 
-// Issues acc (+)= A B as one WGMMA group, over share kPart of kParts equal shares of the k steps. The caller waits.
-template <bool kZeroInit, int kPart = 0, int kParts = 1, class Mma, class FragA, class FragB, class Acc>
+// What a GEMM does with its accumulator: acc = A B or acc += A B.
+enum class Accumulate { kOverwrite, kAdd };
+
+// One of `of` equal shares of a GEMM's k steps, or of what they read.
+struct Share {
+  int index = 0;
+  int of = 1;
+};
+
+// Issues a GEMM over a share of the k steps as one WGMMA group. The caller waits.
+template <Accumulate kAccumulate, Share kShare = Share{}, class Mma, class FragA, class FragB, class Acc>
 CUTE_DEVICE void issue_gemm(Mma& mma,
                             FragA& tCrA,        // (MMA, MMA_M, MMA_K): registers or descriptors
                             FragB const& tCrB,  // (MMA, MMA_N, MMA_K): descriptors
                             Acc& acc) {         // (MMA, MMA_M, MMA_N)
+  CUTE_STATIC_ASSERT_V(size<1>(tCrA) == size<1>(acc));
+  CUTE_STATIC_ASSERT_V(size<1>(tCrB) == size<2>(acc));
   CUTE_STATIC_ASSERT_V(size<2>(tCrA) == size<2>(tCrB));
-  static_assert(decltype(size<2>(tCrA))::value % kParts == 0);
-  constexpr int kSteps = decltype(size<2>(tCrA))::value / kParts;
+  static_assert(kShare.index < kShare.of && decltype(size<2>(tCrA))::value % kShare.of == 0);
+  constexpr int kSteps = decltype(size<2>(tCrA))::value / kShare.of;
   constexpr bool kAInRegs = !std::is_base_of_v<SM90::GMMA::DescriptorIterator, typename Mma::FrgTypeA>;
   if constexpr (kAInRegs) warpgroup_fence_operand(tCrA);
   warpgroup_fence_operand(acc);
   warpgroup_arrive();
-  mma.accumulate_ = kZeroInit ? SM90::GMMA::ScaleOut::Zero : SM90::GMMA::ScaleOut::One;
+  mma.accumulate_ =
+      kAccumulate == Accumulate::kOverwrite ? SM90::GMMA::ScaleOut::Zero : SM90::GMMA::ScaleOut::One;
   CUTE_UNROLL
-  for (int k = kPart * kSteps; k < (kPart + 1) * kSteps; ++k) {
+  for (int k = kShare.index * kSteps; k < (kShare.index + 1) * kSteps; ++k) {
     cute::gemm(mma, tCrA(_, _, k), tCrB(_, _, k), acc);
     mma.accumulate_ = SM90::GMMA::ScaleOut::One;
   }
@@ -78,9 +91,14 @@ CUTE_DEVICE void issue_gemm_rs_ss(MmaRs& mma_rs, FragARegs& tCrA_regs,  // (MMA,
                                   FragB const& tCrB,                    // (MMA, MMA_N, MMA_K): descriptors
                                   Acc& acc) {                           // (MMA, MMA_M, MMA_N)
   static_assert(0 < kRegSteps && kRegSteps <= decltype(size<2>(tCrA))::value);
+  CUTE_STATIC_ASSERT_V(size<1>(tCrA_regs) == size<1>(tCrA));
+  CUTE_STATIC_ASSERT_V(size<1>(tCrA) == size<1>(acc));
+  CUTE_STATIC_ASSERT_V(size<1>(tCrB) == size<2>(acc));
+  CUTE_STATIC_ASSERT_V(size<2>(tCrA_regs) == size<2>(tCrA));
+  CUTE_STATIC_ASSERT_V(size<2>(tCrA) == size<2>(tCrB));
   auto fence_regs = [&] {
     for_each(make_int_sequence<kRegSteps>{}, [&](auto k) {
-      auto tCrA_k = tCrA_regs(_, _, k);
+      auto tCrA_k = tCrA_regs(_, _, k);  // (MMA, MMA_M)
       warpgroup_fence_operand(tCrA_k);
     });
   };

@@ -26,22 +26,12 @@ struct WgmmaSS {
 #define FC_D4 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define FC_D5 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define FC_D6 ",%48,%49,%50,%51,%52,%53,%54,%55"
-#define FC_D7 ",%56,%57,%58,%59,%60,%61,%62,%63"
-#define FC_D8 ",%64,%65,%66,%67,%68,%69,%70,%71"
-#define FC_D9 ",%72,%73,%74,%75,%76,%77,%78,%79"
-#define FC_D10 ",%80,%81,%82,%83,%84,%85,%86,%87"
 #define FC_TEXT40 FC_D0 FC_D1 FC_D2 FC_D3 FC_D4
 #define FC_TEXT56 FC_TEXT40 FC_D5 FC_D6
-#define FC_TEXT72 FC_TEXT56 FC_D7 FC_D8
-#define FC_TEXT80 FC_TEXT72 FC_D9
-#define FC_TEXT88 FC_TEXT80 FC_D10
 #define FC_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FC_8(i) FC_4(i), FC_4(i + 4)
 #define FC_OPERANDS40 FC_8(0), FC_8(8), FC_8(16), FC_8(24), FC_8(32)
 #define FC_OPERANDS56 FC_OPERANDS40, FC_8(40), FC_8(48)
-#define FC_OPERANDS72 FC_OPERANDS56, FC_8(56), FC_8(64)
-#define FC_OPERANDS80 FC_OPERANDS72, FC_8(72)
-#define FC_OPERANDS88 FC_OPERANDS80, FC_8(80)
 
 // REGS = N / 2 accumulator registers; A, B, P: the operand numbers of the two descriptors and of `accumulate`.
 #define FC_WGMMA_SS(N, REGS, A, B, P, ELEMENT, TYPE)                                                                   \
@@ -59,9 +49,6 @@ struct WgmmaSS {
 
 FC_WGMMA_SS_BOTH(80, 40, "%40", "%41", "%42")
 FC_WGMMA_SS_BOTH(112, 56, "%56", "%57", "%58")
-FC_WGMMA_SS_BOTH(144, 72, "%72", "%73", "%74")
-FC_WGMMA_SS_BOTH(160, 80, "%80", "%81", "%82")
-FC_WGMMA_SS_BOTH(176, 88, "%88", "%89", "%90")
 
 #undef FC_WGMMA_SS
 #undef FC_WGMMA_SS_BOTH
@@ -69,7 +56,7 @@ FC_WGMMA_SS_BOTH(176, 88, "%88", "%89", "%90")
 // The atom for N: CuTe's where it has one.
 template <class Element, int N>
 constexpr auto wgmma_ss_atom() {
-  if constexpr (N == 80 || N == 112 || N == 144 || N == 160 || N == 176) {
+  if constexpr (N == 80 || N == 112) {
     return WgmmaSS<Element, N>{};
   } else {
     using namespace cute;

@@ -92,11 +92,11 @@ CUTE_DEVICE void store_dq(typename Traits::SharedStorage& smem, int warpgroup, i
   constexpr int kPerThread = Traits::kDqElements / 128;
   static_assert(decltype(size(tdQrdQ))::value == kPerThread);
   auto const state = dq_state<Traits>(step);
-  auto* const place = reinterpret_cast<float4*>(smem.dq[warpgroup][state.stage]) + consumer_thread() % 128;
+  auto* const buffer = reinterpret_cast<float4*>(smem.dq[warpgroup][state.stage]) + consumer_thread() % 128;
   smem.dq_pipeline[warpgroup].wait_empty(state);  // the adding thread has read dQ of two steps before
   CUTE_UNROLL
   for (int i = 0; i < kPerThread; i += 4) {
-    place[i * 32] = make_float4(tdQrdQ(i), tdQrdQ(i + 1), tdQrdQ(i + 2), tdQrdQ(i + 3));
+    buffer[i * 32] = make_float4(tdQrdQ(i), tdQrdQ(i + 1), tdQrdQ(i + 2), tdQrdQ(i + 3));
   }
 }
 
@@ -228,9 +228,9 @@ class DqRows {
       int const head = (begin + t) / args.params.m_blocks, m_block = begin + t - head * args.params.m_blocks;
       BwdParams const& params = args.params;
       if ((m_block + 1) * Traits::kBlockM > params.len_q || params.head_dim < Traits::kHeadDim) {
-        store_row_tile<true>(params, fours_[t], head, m_block);
+        store_row_tile<Bounds::kClipped>(params, fours_[t], head, m_block);
       } else {
-        store_row_tile<false>(params, fours_[t], head, m_block);
+        store_row_tile<Bounds::kInside>(params, fours_[t], head, m_block);
       }
     }
   }
@@ -238,7 +238,10 @@ class DqRows {
  private:
   static constexpr int kFours = Traits::kQElements / Traits::kConsumerThreads / 4;
 
-  template <bool kClipped>
+  // Whether a row tile lies wholly inside the tensor, or what is outside must not be stored.
+  enum class Bounds { kInside, kClipped };
+
+  template <Bounds kBounds>
   CUTE_DEVICE static void store_row_tile(BwdParams const& params, float4 const (&fours)[kFours], int head,
                                          int m_block) {
     using Element = typename Traits::Element;
@@ -249,16 +252,18 @@ class DqRows {
     int const column = thread / 128 * 8 + thread % 4 * 2;
     int const batch = head / params.heads_q;
     int64_t const stride = params.dq_strides.row;
-    auto* const place = static_cast<Element*>(params.dq) + batch * params.dq_strides.batch +
-                        (head - batch * params.heads_q) * params.dq_strides.head + row * stride + column;
+    auto* const dq = static_cast<Element*>(params.dq) + batch * params.dq_strides.batch +
+                     (head - batch * params.heads_q) * params.dq_strides.head + row * stride + column;
     CUTE_UNROLL
     for (int i = 0; i < kFours; ++i) {
       int const further_row = 16 * i / Traits::kHeadDim * 64, further_column = 16 * i % Traits::kHeadDim;
       auto put = [&](int row_below, float left, float right) {
-        if (kClipped && (row + row_below >= params.len_q || column + further_column >= params.head_dim)) return;
+        if constexpr (kBounds == Bounds::kClipped) {
+          if (row + row_below >= params.len_q || column + further_column >= params.head_dim) return;
+        }
         cutlass::Array<float, 2> const scaled{left * params.scale, right * params.scale};
         auto const pair = cutlass::NumericArrayConverter<Element, float, 2>{}(scaled);
-        *reinterpret_cast<uint32_t*>(place + row_below * stride + further_column) =
+        *reinterpret_cast<uint32_t*>(dq + row_below * stride + further_column) =
             reinterpret_cast<uint32_t const&>(pair);
       };
       put(further_row, fours[i].x, fours[i].y);

@@ -5,41 +5,31 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/tensor.hpp>
 
-#include "../../core/convert.cuh"
 #include "task.cuh"
 #include "dq.cuh"
 #include "traits.cuh"
+#include "../store_tma.cuh"
 
 namespace flash_cute::sm90::bwd {
 
 template <class Traits, class Accumulator>
-CUTE_DEVICE void epilogue(KernelArgs const& args, KeyTile const& tile,
-                              typename Traits::SharedStorage& smem,
-                              Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
-                              Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
+CUTE_DEVICE void epilogue(KernelArgs const& args, KeyTile const& tile, typename Traits::SharedStorage& smem,
+                          Accumulator const& tdKrdK,    // (MMA, MMA_N, MMA_D)
+                          Accumulator const& tdVrdV) {  // (MMA, MMA_N, MMA_D)
   using Element = typename Traits::Element;
   constexpr int kElements = Traits::kKeys * Traits::kHeadDim;
   int const thread = consumer_thread();
   int const warpgroup = thread / 128;
-  typename Traits::MmaOut mma;
-  auto const copy_out = make_tiled_copy_C(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, mma).get_slice(thread % 128);
-
-  auto to_smem = [&](Element* place, auto const& acc, float factor) {
-    auto sX = make_tensor(make_smem_ptr(place), typename Traits::SmemLayoutOut{});  // (64, D)
-    auto scaled = make_tensor_like<float>(acc);                                     // (MMA, MMA_N, MMA_D)
-    CUTE_UNROLL
-    for (int i = 0; i < size(acc); ++i) scaled(i) = acc(i) * factor;
-    auto rX = make_tensor_like<Element>(acc);  // (MMA, MMA_N, MMA_D)
-    convert(scaled, rX);
-    copy(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, copy_out.retile_S(rX), copy_out.partition_D(sX));
-  };
+  using Mma = typename Traits::MmaOut;
+  using Layout = typename Traits::SmemLayoutOut;
+  CUTE_STATIC_ASSERT_V(size(tdKrdK) == size(tdVrdV));
   static_assert(sizeof(smem.dq[0][0]) >= 2 * kElements * sizeof(Element));
   auto const state = dq_state<Traits>(next_dq_step<Traits>(tile.end, warpgroup));
   auto* const dv = reinterpret_cast<Element*>(smem.dq[warpgroup][state.stage]);
   auto* const dk = dv + kElements;
   smem.dq_pipeline[warpgroup].wait_empty(state);  // the adding thread has read the dQ that this buffer held last
-  to_smem(dv, tdVrdV, 1.f);
-  to_smem(dk, tdKrdK, args.params.scale);
+  stage_rows<Mma, Layout>(dv, thread % 128, tdVrdV, 1.f);
+  stage_rows<Mma, Layout>(dk, thread % 128, tdKrdK, args.params.scale);
   tma_store_fence();
   named_sync(kResults + warpgroup, 128);  // all threads of the warpgroup have written their share of dK and dV
   if (thread % 128 == 0) {

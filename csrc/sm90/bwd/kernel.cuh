@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
   __syncthreads();  // thread 0 has initialised the barriers
 
   if (warpgroup == 0) {
-    set_max_registers<Traits::kProducerRegs, false>();
+    lower_max_registers<Traits::kProducerRegs>();
     int const warp = threadIdx.x / 32;
     if (threadIdx.x % 32 == 0) {
       if (warp == 0) {
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
       }
     }
   } else {
-    set_max_registers<Traits::kConsumerRegs, true>();
+    raise_max_registers<Traits::kConsumerRegs>();
     consumer<Traits>(args, smem);
   }
 }

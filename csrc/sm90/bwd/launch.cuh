@@ -17,7 +17,8 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
   error = cudaFuncSetAttribute(bwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
-  error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, StatOrder, false>(
+  constexpr bool kClearSums = false;  // the first key tile that visits a row tile stores, see dq.cuh
+  error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, StatOrder, kClearSums>(
       plan, params, stream);
   if (error != cudaSuccess) return error;
   bwd_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);

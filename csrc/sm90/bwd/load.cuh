@@ -18,26 +18,26 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, KeyT
   constexpr uint32_t kStatBytes = kBlockM * sizeof(float);
   constexpr uint32_t kQBytes = Traits::kQElements * sizeof(Element) + kStatBytes;
   BwdParams const& params = args.params;
-  auto load_keys = [&](CUtensorMap const& map, Pipeline<1>& pipeline, Element* place) {
+  auto load_keys = [&](CUtensorMap const& map, Pipeline<1>& pipeline, Element* buffer) {
     PipelineState<1> const keys{0, tile.keys_phase};
     pipeline.wait_empty(keys);  // all consumer warps have finished their GEMMs with the last key tile's K or V
-    load_tile<Traits>(map, pipeline.expect(keys, kKBytes), TMA::CacheHintSm90::EVICT_FIRST, place, kBlockN,
+    load_tile<Traits>(map, pipeline.expect(keys, kKBytes), TMA::CacheHintSm90::EVICT_FIRST, buffer, kBlockN,
                       tile.n_block * kBlockN, tile.head_kv, tile.batch);
   };
   RowTile row_tile{tile.first.m_block, tile.first.head};
   bool first = true;
 #pragma unroll 1
   for (int count = tile.begin; count < tile.end; ++count, row_tile.advance(args.params.group)) {
-    auto load_rows = [&](CUtensorMap const& map, Pipeline<Traits::kStages>& pipeline, Element* place,
-                         float const* stat, float* stat_place) {
+    auto load_rows = [&](CUtensorMap const& map, Pipeline<Traits::kStages>& pipeline, Element* buffer,
+                         float const* stat, float* stat_buffer) {
       PipelineState<2> const state = at_step(count);
       pipeline.wait_empty(state);  // all consumer warps have finished dK += dS^T Q, or dV += P^T dO, of two steps ago
       uint64_t* const full = pipeline.expect(state, kQBytes);
       int const head = tile.head_kv * args.params.group + row_tile.head;
-      load_tile<Traits>(map, full, TMA::CacheHintSm90::EVICT_LAST, place + state.stage * Traits::kQElements, kBlockM,
+      load_tile<Traits>(map, full, TMA::CacheHintSm90::EVICT_LAST, buffer + state.stage * Traits::kQElements, kBlockM,
                         row_tile.m_block * kBlockM, head, tile.batch);
       int64_t const index = int64_t{tile.batch * params.heads_q + head} * args.params.m_blocks + row_tile.m_block;
-      SM90_BULK_COPY_G2S::copy(stat + index * kBlockM, full, stat_place + state.stage * kBlockM, kStatBytes);
+      SM90_BULK_COPY_G2S::copy(stat + index * kBlockM, full, stat_buffer + state.stage * kBlockM, kStatBytes);
     };
     load_rows(args.q, smem.q_pipeline, smem.q[0], params.lse_log2, smem.lse_log2[0]);
     if (first) load_keys(args.k, smem.k_pipeline, smem.k);

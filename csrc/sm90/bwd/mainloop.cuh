@@ -19,6 +19,7 @@
 #include "../../core/convert.cuh"
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
+#include "../../core/registers.cuh"
 #include "task.cuh"
 #include "dq.cuh"
 #include "scores.cuh"
@@ -27,22 +28,182 @@
 
 namespace flash_cute::sm90::bwd {
 
+// Byte offsets of a warpgroup's share of an operand: its keys of K and V, its rows of dS.
+template <class Traits>
+constexpr uint32_t kKeysBytes = sizeof(typename Traits::Element) * typename Traits::SmemLayoutK{}.layout_b()(64, 0);
+template <class Traits>
+constexpr uint32_t kRowsBytes =
+    Traits::kTurns ? 0
+                   : sizeof(typename Traits::Element) *
+                         typename Traits::SmemLayoutS{}.layout_b()(Traits::kBlockM / 2, 0, 0);
+
+template <class Traits>
+using SmemOperands = Operands<typename Traits::SharedStorage>;
+template <class Traits>
+using DqShape = Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>;
+
+// Waits for K and V of a key tile, and returns this thread's part of V's first `v_steps` k steps.
+template <class Traits>
+CUTE_DEVICE auto wait_keys(typename Traits::SharedStorage& smem, KeyTile const& tile) {
+  using LoadV = Copy_Atom<SM75_U32x4_LDSM_N, typename Traits::Element>;
+  typename Traits::MmaScoresRs mma;
+  int const thread = threadIdx.x - 128;
+  auto const copy_v = make_tiled_copy_A(LoadV{}, mma).get_slice(thread);
+  auto sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutK{});  // (BLK_N, D)
+  auto tSrV = mma.get_slice(thread).partition_fragment_A(sV);                    // (MMA, MMA_N, MMA_D)
+  auto tXsV = copy_v.partition_S(sV);                                            // (CPY, CPY_N, CPY_D)
+  auto tXrV = copy_v.retile_D(tSrV);                                             // (CPY, CPY_N, CPY_D)
+  CUTE_STATIC_ASSERT_V(size<1>(tXsV) == size<1>(tXrV));
+  CUTE_STATIC_ASSERT_V(size<2>(tXsV) == size<2>(tXrV));
+  static_assert(Traits::kTile.v_steps <= decltype(size<2>(tXrV))::value);
+  smem.k_pipeline.wait_full({0, tile.keys_phase});  // TMA: K and V of the key tile have landed
+  smem.v_pipeline.wait_full({0, tile.keys_phase});
+  CUTE_UNROLL
+  for (int k = 0; k < Traits::kTile.v_steps; ++k) copy(LoadV{}, tXsV(_, _, k), tXrV(_, _, k));
+  return tSrV;
+}
+
+// S^T = K Q^T.
+template <class Traits, class FragK, class FragQ, class Scores>
+CUTE_DEVICE void issue_scores(typename Traits::SharedStorage& smem, SmemOperands<Traits> const& operands, int warpgroup,
+                              PipelineState<2> rows,
+                              FragK const& tSrK,  // (MMA, MMA_N, MMA_D)
+                              FragQ const& tSrQ,  // (MMA, MMA_M, MMA_D, stage)
+                              Scores& tSrS) {     // (MMA, MMA_N, MMA_M)
+  typename Traits::MmaScores mma;
+  smem.q_pipeline.wait_full(rows);                                                  // TMA: Q and lse_log2 have landed
+  auto tSrK_now = operands.at(tSrK, smem.k, warpgroup * kKeysBytes<Traits>);        // (MMA, MMA_N, MMA_D)
+  auto tSrQ_now = operands.at(tSrQ, smem.q[0])(_, _, _, rows.stage);                // (MMA, MMA_M, MMA_D)
+  issue_gemm<Accumulate::kOverwrite>(mma, tSrK_now, tSrQ_now, tSrS);
+}
+
+// dP^T = V dO^T, with V's first `v_steps` k steps from registers.
+template <class Traits, class FragV, class FragDo, class VRegs, class Scores>
+CUTE_DEVICE void issue_dp(typename Traits::SharedStorage& smem, SmemOperands<Traits> const& operands, int warpgroup,
+                          PipelineState<2> rows,
+                          FragV const& tSrV,    // (MMA, MMA_N, MMA_D)
+                          VRegs& tSrV_regs,     // (MMA, MMA_N, MMA_D): the same in registers
+                          FragDo const& tSrdO,  // (MMA, MMA_M, MMA_D, stage)
+                          Scores& tSrdP) {      // (MMA, MMA_N, MMA_M)
+  typename Traits::MmaScores mma;
+  smem.dout_pipeline.wait_full(rows);                                                   // TMA: dO and delta have landed
+  auto tSrV_now = operands.at(tSrV, smem.v, warpgroup * kKeysBytes<Traits>);            // (MMA, MMA_N, MMA_D)
+  auto tSrdO_now = operands.at(tSrdO, smem.dout[0])(_, _, _, rows.stage);               // (MMA, MMA_M, MMA_D)
+  if constexpr (Traits::kTile.v_steps == 0) {
+    issue_gemm<Accumulate::kOverwrite>(mma, tSrV_now, tSrdO_now, tSrdP);
+  } else {
+    typename Traits::MmaScoresRs mma_rs;
+    issue_gemm_rs_ss<Traits::kTile.v_steps>(mma_rs, tSrV_regs, mma, tSrV_now, tSrdO_now, tSrdP);
+  }
+}
+
+// Waits for S^T, and turns it into P^T. `m_block`: the row tile's number in its query head.
+template <class Traits, class Scores, class Rounded>
+CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const& params, TileRange const& range,
+                           int n_block, int m_block, PipelineState<2> rows,
+                           Scores& tSrS,   // (MMA, MMA_N, MMA_M)
+                           Rounded& rP) {  // (MMA, MMA_N, MMA_M)
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  auto scores = rowcol_view(tSrS);  // (keys, rows)
+  RowStats<kBlockM> const lse_log2(smem.lse_log2[rows.stage]);
+  warpgroup_wait<Traits::kTile.late_dp ? 0 : 1>();  // S^T
+  warpgroup_fence_operand(tSrS);
+  if (range.needs_mask(m_block)) {
+    typename Traits::MmaScores mma;
+    auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});             // (BLK_N, BLK_M) -> (key, row)
+    auto tScS = rowcol_view(mma.get_slice(consumer_thread()).partition_C(cS));       // (keys, rows) -> (key, row)
+    auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));                  // the same of thread 0, static
+    apply_mask_transposed(scores, tScS, tScS_0, params, m_block * kBlockM, n_block * kBlockN);
+  }
+  for_each(make_int_sequence<Traits::kDsShares>{}, [&](auto share) __attribute__((always_inline)) {
+    constexpr int kColumns = kBlockM / 4 / Traits::kDsShares, kBegin = share * kColumns;
+    exponentiate(scores, lse_log2, params.scale_log2, kBegin, kBegin + kColumns);
+    convert_share<Share{.index = share, .of = Traits::kDsShares}>(tSrS, rP);
+  });
+}
+
+// dV += P^T dO.
+template <class Traits, class Rounded, class FragDo, class Accumulator>
+CUTE_DEVICE void issue_dv(typename Traits::SharedStorage& smem, SmemOperands<Traits> const& operands,
+                          PipelineState<2> rows,
+                          Rounded& rP,            // (MMA, MMA_N, MMA_M)
+                          FragDo const& tdVrdO,   // (MMA, MMA_D, MMA_K, stage)
+                          Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
+  typename Traits::MmaKeys mma;
+  auto tdVrP = make_tensor(rP.data(), operand_a_layout_64(rP.layout()));                  // (MMA, MMA_N, MMA_K)
+  auto tdVrdO_now = operands.at(tdVrdO, smem.dout[0])(_, _, _, rows.stage);               // (MMA, MMA_D, MMA_K)
+  issue_gemm<Accumulate::kAdd>(mma, tdVrP, tdVrdO_now, tdVrdV);
+}
+
+// Waits for dP^T, turns it into dS^T, which it stores in shared memory at `ds` for dQ, and issues dK += dS^T Q.
+template <class Traits, class Rounded, class Scores, class FragQ, class Accumulator>
+CUTE_DEVICE void compute_ds_and_issue_dk(typename Traits::SharedStorage& smem, SmemOperands<Traits> const& operands,
+                                         uint32_t ds, PipelineState<2> rows,
+                                         Rounded const& rP,      // (MMA, MMA_N, MMA_M)
+                                         Scores& tSrdP,          // (MMA, MMA_N, MMA_M)
+                                         FragQ const& tdKrQ,     // (MMA, MMA_D, MMA_K, stage)
+                                         Accumulator& tdKrdK) {  // (MMA, MMA_N, MMA_D)
+  typename Traits::MmaKeys mma;
+  auto rdS = make_tensor_like<typename Traits::Element>(tSrdP);                       // (MMA, MMA_N, MMA_M)
+  auto tdKrdS = make_tensor(rdS.data(), operand_a_layout_64(rdS.layout()));           // (MMA, MMA_N, MMA_K)
+  auto dscores = rowcol_view(tSrdP);                                                  // (keys, rows)
+  RowStats<Traits::kBlockM> const delta(smem.delta[rows.stage]);
+  warpgroup_wait<1>();  // dP^T
+  warpgroup_fence_operand(tSrdP);
+  for_each(make_int_sequence<Traits::kDsShares>{}, [&](auto share) __attribute__((always_inline)) {
+    constexpr Share kShare{.index = share, .of = Traits::kDsShares};
+    constexpr int kColumns = Traits::kBlockM / 4 / Traits::kDsShares;
+    differentiate(rP, dscores, delta, share * kColumns, (share + 1) * kColumns);
+    convert_share<kShare>(tSrdP, rdS);
+    if (share == 0) smem.ds_pipeline.wait_empty(rows);  // dQ of two steps before has read this stage of dS
+    uint32_t const ds_now = opaque(ds);                 // else four addresses stay in registers
+    store_ds<Traits, kShare>(ds_now + rows.stage * sizeof(smem.ds[0]), rdS);
+    auto tdKrQ_now = operands.at(tdKrQ, smem.q[0])(_, _, _, rows.stage);  // (MMA, MMA_D, MMA_K)
+    issue_gemm<Accumulate::kAdd, kShare>(mma, tdKrdS, tdKrQ_now, tdKrdK);
+  });
+}
+
+// dQ = dS K, or the warpgroup's half of it.
+template <class Traits, class FragDs, class FragK, class Dq>
+CUTE_DEVICE void issue_dq(typename Traits::SharedStorage& smem, SmemOperands<Traits> const& operands, int warpgroup,
+                          int step,
+                          FragDs const& tdQrdS,  // (MMA, MMA_M, MMA_K, stage)
+                          FragK const& tdQrK,    // (MMA, MMA_D, MMA_K)
+                          Dq& tdQrdQ) {          // (MMA, MMA_M, MMA_D)
+  typename Traits::MmaQueries mma;
+  smem.ds_pipeline.wait_full(at_step(step));  // all consumer warps have stored dS of the step
+  auto tdQrdS_all = operands.at(tdQrdS, smem.ds[0], warpgroup * kRowsBytes<Traits>);  // (MMA, MMA_M, MMA_K, stage)
+  auto tdQrdS_now = tdQrdS_all(_, _, _, step & 1);                                    // (MMA, MMA_M, MMA_K)
+  issue_gemm<Accumulate::kOverwrite>(mma, tdQrdS_now, operands.at(tdQrK, smem.k), tdQrdQ);
+}
+
+// Waits for dQ, and stores it in shared memory.
+template <class Traits, class Dq>
+CUTE_DEVICE void finish_dq(typename Traits::SharedStorage& smem, int warpgroup, int step,
+                           Dq& tdQrdQ) {  // (MMA, MMA_M, MMA_D)
+  warpgroup_wait<0>();
+  warpgroup_fence_operand(tdQrdQ);
+  smem.ds_pipeline.release(at_step(step));  // dQ has read dS, whose stage may be overwritten
+  store_dq<Traits>(smem, warpgroup, step, tdQrdQ);
+}
+
+// The first step of a key tile sets the distance of half a step between the warpgroups. The others may have to compute
+// dQ of the step before them.
+enum class StepKind { kFirst, kWithDq, kWithoutDq };
+
 // Accumulates P^T dO in tdVrdV and dS^T Q in tdKrdK.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
-                              typename Traits::SharedStorage& smem,
-                              Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
-                              Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
-  using Element = typename Traits::Element;
-  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
-  constexpr int kVSteps = Traits::kTile.v_steps;
+CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, typename Traits::SharedStorage& smem,
+                          Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
+                          Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   constexpr bool kLateDp = Traits::kTile.late_dp, kTurns = Traits::kTurns;
+  static_assert(Traits::kStages == 2 && Traits::kScoreStages == 2);
   BwdParams const& params = args.params;
   TileRange const range = row_range<kBlockM, kBlockN>(params, tile.n_block);
-  int const thread = threadIdx.x - 128;
-  int const warpgroup = uniform(thread / 128);
+  int const warpgroup = uniform((int(threadIdx.x) - 128) / 128);
 
-  // Shared memory.
+  // The operands in shared memory.
   auto sQ = make_tensor(make_smem_ptr(smem.q[0]), typename Traits::SmemLayoutQ{});        // (BLK_M, D, stage)
   auto sQt = make_tensor(make_smem_ptr(smem.q[0]), typename Traits::SmemLayoutQt{});      // (D, BLK_M, stage)
   auto sdO = make_tensor(make_smem_ptr(smem.dout[0]), typename Traits::SmemLayoutQ{});    // (BLK_M, D, stage)
@@ -52,62 +213,24 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
   auto sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutK{});           // (BLK_N, D)
   auto sdS = make_tensor(make_smem_ptr(smem.ds[0]), typename Traits::SmemLayoutS{});      // (BLK_M, BLK_N, stage)
 
-  // The MMAs and their operands.
+  // Their descriptors, of which the phases recompute the addresses.
   typename Traits::MmaScores mma_scores;
-  typename Traits::MmaScoresRs mma_scores_rs;
-  typename Traits::MmaKeys mma_keys;
   typename Traits::MmaQueries mma_queries;
   auto const warpgroup_scores = mma_scores.get_slice(128 * warpgroup);
-  auto const warpgroup_keys = mma_keys.get_slice(128 * warpgroup);
+  auto const warpgroup_keys = typename Traits::MmaKeys{}.get_slice(128 * warpgroup);
   auto tSrK = warpgroup_scores.partition_fragment_A(sK);             // (MMA, MMA_N, MMA_D)
   auto tSrV = warpgroup_scores.partition_fragment_A(sV);             // (MMA, MMA_N, MMA_D)
   auto tSrQ = warpgroup_scores.partition_fragment_B(sQ);             // (MMA, MMA_M, MMA_D, stage)
   auto tSrdO = warpgroup_scores.partition_fragment_B(sdO);           // (MMA, MMA_M, MMA_D, stage)
-  auto tdVrdO = warpgroup_keys.partition_fragment_B(sdOt);           // (MMA, MMA_D, MMA_M, stage)
-  auto tdKrQ = warpgroup_keys.partition_fragment_B(sQt);             // (MMA, MMA_D, MMA_M, stage)
-  auto tdQrdS = mma_queries.get_slice(0).partition_fragment_A(sdS);  // (MMA, MMA_M, MMA_N, stage)
-  auto tdQrK = mma_queries.get_slice(0).partition_fragment_B(sKt);   // (MMA, MMA_D, MMA_N)
-  auto const copy_v = make_tiled_copy_A(Copy_Atom<SM75_U32x4_LDSM_N, Element>{}, mma_scores_rs).get_slice(thread);
-  auto tSrV_regs = mma_scores_rs.get_slice(thread).partition_fragment_A(sV);  // (MMA, MMA_N, MMA_D)
+  auto tdVrdO = warpgroup_keys.partition_fragment_B(sdOt);           // (MMA, MMA_D, MMA_K, stage)
+  auto tdKrQ = warpgroup_keys.partition_fragment_B(sQt);             // (MMA, MMA_D, MMA_K, stage)
+  auto tdQrdS = mma_queries.get_slice(0).partition_fragment_A(sdS);  // (MMA, MMA_M, MMA_K, stage)
+  auto tdQrK = mma_queries.get_slice(0).partition_fragment_B(sKt);   // (MMA, MMA_D, MMA_K)
+  SmemOperands<Traits> const operands(smem);
+  uint32_t const ds = ds_address<typename Traits::SmemLayoutSt>(smem.ds[0]);
 
-  auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});
-  auto tScS_0 = rowcol_view(mma_scores.get_slice(_0{}).partition_C(cS));  // (keys, rows) -> (key, row) of thread 0
-
-  // Byte offsets of a warpgroup's share of an operand (its keys of K and V, its rows of dS), and of a chunk of dS^T.
-  constexpr uint32_t kKeysBytes = sizeof(Element) * typename Traits::SmemLayoutK{}.layout_b()(64, 0);
-  constexpr uint32_t kRowsBytes =
-      kTurns ? 0 : sizeof(Element) * typename Traits::SmemLayoutS{}.layout_b()(kBlockM / 2, 0, 0);
-  constexpr uint32_t kChunkBytes =
-      kBlockM == 64 ? 0 : sizeof(Element) * typename Traits::SmemLayoutSt{}.layout_b()(0, 64, 0);
-  Operands const operands(smem);
-  uint32_t const thread_ds = ds_place<typename Traits::SmemLayoutSt>(smem.ds[0]);
-
-  // dS is computed in two parts where a step has 64 rows: dK of the first runs while the second is computed.
-  constexpr int kParts = kBlockM == 64 ? 2 : 1;
-  constexpr int kPartColumns = kBlockM / 4 / kParts;
-  auto convert_part = [](auto const& from, auto& to, auto part) {
-    constexpr int kSize = decltype(size(from))::value / kParts;
-    auto from_part = make_tensor(from.data() + part * kSize, Shape<Int<kSize>>{});
-    auto to_part = make_tensor(to.data() + part * kSize, Shape<Int<kSize>>{});
-    convert(from_part, to_part);
-  };
-
-  static_assert(Traits::kStages == 2 && Traits::kScoreStages == 2);
-  int count = tile.begin;
+  int number = tile.begin;  // of the step
   bool dq_pending = false;  // dQ of the step before is in shared memory, not yet published
-
-  auto issue_dq = [&](int step, auto& tdQrdQ) __attribute__((always_inline)) {
-    smem.ds_pipeline.wait_full(at_step(step));  // all consumer warps have stored dS of the step
-    auto tdQrdS_all = operands.at(tdQrdS, smem.ds[0], warpgroup * kRowsBytes);  // (MMA, MMA_M, MMA_N, stage)
-    auto tdQrdS_now = tdQrdS_all(_, _, _, step & 1);
-    issue_gemm<true>(mma_queries, tdQrdS_now, operands.at(tdQrK, smem.k), tdQrdQ);
-  };
-  auto finish_dq = [&](int step, auto& tdQrdQ) __attribute__((always_inline)) {
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(tdQrdQ);
-    smem.ds_pipeline.release(at_step(step));  // dQ has read dS, whose stage may be overwritten
-    store_dq<Traits>(smem, warpgroup, step, tdQrdQ);
-  };
   // Publishes dS of the step, and dQ of the step before it if that is pending.
   auto publish = [&](int step) __attribute__((always_inline)) {
     tma_store_fence();  // the async proxy reads them: dS through WGMMA, dQ through bulk copies
@@ -115,66 +238,26 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
     if (dq_pending) publish_dq<Traits>(smem, warpgroup, step - 1);
     dq_pending = false;
   };
-  auto step = [&](int m, auto first, auto computes_dq_before) __attribute__((always_inline)) {
-    constexpr bool kFirst = decltype(first)::value;
-    constexpr bool kDq = decltype(computes_dq_before)::value;  // computes dQ of the step before
-    PipelineState<2> const rows = at_step(count);
-    auto tSrS = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kBlockM>>{});         // (MMA, MMA_N, MMA_M)
-    auto tSrdP = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kBlockM>>{});        // (MMA, MMA_N, MMA_M)
-    auto tdQrdQ = partition_fragment_C(mma_queries, Shape<Int<kBlockM>, Int<kHeadDim>>{});     // (MMA, MMA_M, MMA_D)
-    auto rP = make_tensor_like<Element>(tSrS);                                                 // (MMA, MMA_N, MMA_M)
-    auto rdS = make_tensor_like<Element>(tSrS);                                                // (MMA, MMA_N, MMA_M)
-    auto tdVrP = make_tensor(rP.data(), operand_a_layout_64(rP.layout()));                     // (MMA, MMA_N, MMA_K)
-    auto tdKrdS = make_tensor(rdS.data(), operand_a_layout_64(rdS.layout()));                  // (MMA, MMA_N, MMA_K)
-    auto scores = rowcol_view(tSrS);                                                           // (keys, rows)
-    auto dscores = rowcol_view(tSrdP);                                                         // (keys, rows)
-
-    auto issue_dp = [&]() __attribute__((always_inline)) {
-      smem.dout_pipeline.wait_full(rows);  // TMA: dO and delta have landed
-      auto tSrV_now = operands.at(tSrV, smem.v, warpgroup * kKeysBytes);
-      auto tSrdO_now = operands.at(tSrdO, smem.dout[0])(_, _, _, rows.stage);
-      if constexpr (kVSteps == 0) {
-        issue_gemm<true>(mma_scores, tSrV_now, tSrdO_now, tSrdP);
-      } else {
-        issue_gemm_rs_ss<kVSteps>(mma_scores_rs, tSrV_regs, mma_scores, tSrV_now, tSrdO_now, tSrdP);
-      }
-    };
+  auto tSrV_regs = wait_keys<Traits>(smem, tile);  // (MMA, MMA_N, MMA_D)
+  auto step = [&](int m_block, auto kind) __attribute__((always_inline)) {
+    constexpr bool kFirst = kind == StepKind::kFirst, kDq = kind == StepKind::kWithDq;
+    PipelineState<2> const rows = at_step(number);
+    auto tSrS = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kBlockM>>{});   // (MMA, MMA_N, MMA_M)
+    auto tSrdP = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kBlockM>>{});  // (MMA, MMA_N, MMA_M)
+    auto tdQrdQ = partition_fragment_C(mma_queries, DqShape<Traits>{});                  // (MMA, MMA_M, MMA_D)
+    auto rP = make_tensor_like<typename Traits::Element>(tSrS);                          // (MMA, MMA_N, MMA_M)
 
     if (kFirst && warpgroup == 1) named_sync(kHalfStep, Traits::kConsumerThreads);  // warpgroup 0 has issued its dV
-    smem.q_pipeline.wait_full(rows);  // TMA: Q and lse_log2 have landed
-    auto tSrK_now = operands.at(tSrK, smem.k, warpgroup * kKeysBytes);
-    issue_gemm<true>(mma_scores, tSrK_now, operands.at(tSrQ, smem.q[0])(_, _, _, rows.stage), tSrS);
-    if (!kLateDp) issue_dp();
-    if (!kFirst) publish(count - 1);  // here, where the fence has no store in flight to wait for
-    RowStats<kBlockM> const lse_log2(smem.lse_log2[rows.stage]);
-    warpgroup_wait<kLateDp ? 0 : 1>();  // S^T
-    warpgroup_fence_operand(tSrS);
-    if (range.needs_mask(m)) {
-      auto tScS = rowcol_view(mma_scores.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
-      apply_mask_transposed(scores, tScS, tScS_0, params, m * kBlockM, tile.n_block * kBlockN);
-    }
-    for_each(make_int_sequence<kParts>{}, [&](auto part) __attribute__((always_inline)) {
-      constexpr int kBegin = part * kPartColumns;
-      exponentiate(scores, lse_log2, params.scale_log2, kBegin, kBegin + kPartColumns);
-      convert_part(tSrS, rP, part);
-    });
-    if (kLateDp) issue_dp();
-    issue_gemm<false>(mma_keys, tdVrP, operands.at(tdVrdO, smem.dout[0])(_, _, _, rows.stage), tdVrdV);
+    issue_scores<Traits>(smem, operands, warpgroup, rows, tSrK, tSrQ, tSrS);
+    if (!kLateDp) issue_dp<Traits>(smem, operands, warpgroup, rows, tSrV, tSrV_regs, tSrdO, tSrdP);
+    if (!kFirst) publish(number - 1);  // here, where the fence has no store in flight to wait for
+    compute_p<Traits>(smem, params, range, tile.n_block, m_block, rows, tSrS, rP);
+    if (kLateDp) issue_dp<Traits>(smem, operands, warpgroup, rows, tSrV, tSrV_regs, tSrdO, tSrdP);
+    issue_dv<Traits>(smem, operands, rows, rP, tdVrdO, tdVrdV);
     if (kFirst && warpgroup == 0) named_arrive(kHalfStep, Traits::kConsumerThreads);
-    RowStats<kBlockM> const delta(smem.delta[rows.stage]);
-    warpgroup_wait<1>();  // dP^T
-    warpgroup_fence_operand(tSrdP);
-    for_each(make_int_sequence<kParts>{}, [&](auto part) __attribute__((always_inline)) {
-      differentiate(rP, dscores, delta, part * kPartColumns, (part + 1) * kPartColumns);
-      convert_part(tSrdP, rdS, part);
-      if (part == 0) smem.ds_pipeline.wait_empty(rows);  // dQ of two steps before has read this stage of dS
-      uint32_t place;
-      asm volatile("mov.b32 %0, %1;" : "=r"(place) : "r"(thread_ds));  // else four addresses stay in registers
-      store_ds<kChunkBytes, part, kParts>(place + rows.stage * sizeof(smem.ds[0]), rdS);
-      issue_gemm<false, part, kParts>(mma_keys, tdKrdS, operands.at(tdKrQ, smem.q[0])(_, _, _, rows.stage), tdKrdK);
-    });
-    if (kDq && !kTurns) issue_dq(count - 1, tdQrdQ);
-    warpgroup_wait<kParts + (kDq && !kTurns)>();  // dV
+    compute_ds_and_issue_dk<Traits>(smem, operands, ds, rows, rP, tSrdP, tdKrQ, tdKrdK);
+    if (kDq && !kTurns) issue_dq<Traits>(smem, operands, warpgroup, number - 1, tdQrdS, tdQrK, tdQrdQ);
+    warpgroup_wait<Traits::kDsShares + (kDq && !kTurns)>();  // dV
     warpgroup_fence_operand(tdVrdV);
     smem.dout_pipeline.release(rows);
     warpgroup_wait<0>();  // dK, and dQ if issued
@@ -182,38 +265,32 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile,
     smem.q_pipeline.release(rows);
     if (kFirst) wait_results_read();
     if (kDq) {
-      if (kTurns) issue_dq(count - 1, tdQrdQ);
-      finish_dq(count - 1, tdQrdQ);
+      if (kTurns) issue_dq<Traits>(smem, operands, warpgroup, number - 1, tdQrdS, tdQrK, tdQrdQ);
+      finish_dq<Traits>(smem, warpgroup, number - 1, tdQrdQ);
       dq_pending = true;
     }
-    ++count;
+    ++number;
   };
 
-  smem.k_pipeline.wait_full({0, tile.keys_phase});  // TMA: K and V of the key tile have landed
-  smem.v_pipeline.wait_full({0, tile.keys_phase});
-  CUTE_UNROLL
-  for (int k = 0; k < kVSteps; ++k) {
-    copy(Copy_Atom<SM75_U32x4_LDSM_N, Element>{}, copy_v.partition_S(sV)(_, _, k), copy_v.retile_D(tSrV_regs)(_, _, k));
-  }
   RowTile row_tile = tile.first;
-  step(row_tile.m_block, true_type{}, false_type{});
+  step(row_tile.m_block, C<StepKind::kFirst>{});
 #pragma unroll 1
-  for (int left = tile.end - count; left > 0; --left) {
-    row_tile.advance(args.params.group);
-    if (computes_dq<Traits>(count - 1, warpgroup)) {
-      step(row_tile.m_block, false_type{}, true_type{});
+  for (int left = tile.end - number; left > 0; --left) {
+    row_tile.advance(params.group);
+    if (computes_dq<Traits>(number - 1, warpgroup)) {
+      step(row_tile.m_block, C<StepKind::kWithDq>{});
     } else {
-      step(row_tile.m_block, false_type{}, false_type{});
+      step(row_tile.m_block, C<StepKind::kWithoutDq>{});
     }
   }
   smem.v_pipeline.release({0, tile.keys_phase});
-  publish(count - 1);
-  if (computes_dq<Traits>(count - 1, warpgroup)) {
-    auto tdQrdQ = partition_fragment_C(mma_queries, Shape<Int<kBlockM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
-    issue_dq(count - 1, tdQrdQ);
-    finish_dq(count - 1, tdQrdQ);
+  publish(number - 1);
+  if (computes_dq<Traits>(number - 1, warpgroup)) {
+    auto tdQrdQ = partition_fragment_C(mma_queries, DqShape<Traits>{});  // (MMA, MMA_M, MMA_D)
+    issue_dq<Traits>(smem, operands, warpgroup, number - 1, tdQrdS, tdQrK, tdQrdQ);
+    finish_dq<Traits>(smem, warpgroup, number - 1, tdQrdQ);
     tma_store_fence();
-    publish_dq<Traits>(smem, warpgroup, count - 1);
+    publish_dq<Traits>(smem, warpgroup, number - 1);
   }
   smem.k_pipeline.release({0, tile.keys_phase});
 }

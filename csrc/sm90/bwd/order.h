@@ -76,7 +76,8 @@ constexpr TileSplit split_key_tiles(TaskOrder const& order, TileCounts const& co
                                     bool masked, bool deterministic, int num_sms) {
   if (masked || deterministic || order.tasks_per_head != counts.n_blocks) return {};
   int64_t const row_tiles_per_head = int64_t{counts.m_blocks} * counts.group;
-  TileSplit const split = split_last_wave(order.tiles, row_tiles_per_head, num_sms, false);
+  constexpr bool kEqualRanges = false;
+  TileSplit const split = split_last_wave(order.tiles, row_tiles_per_head, num_sms, kEqualRanges);
   if (split.tiles > int64_t{order.interleaved_heads} * (counts.n_blocks - 1)) return {};
   // The parts overwrite the dQ sums of the first heads. The shares of those heads, up to the end of a group, must be
   // drawn at least one wave (num_sms tasks) before the ranges.

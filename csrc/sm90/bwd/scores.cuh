@@ -7,7 +7,9 @@
 #include <cutlass/numeric_types.h>
 
 #include "../../core/convert.cuh"
+#include "../../core/registers.cuh"
 #include "../../core/softmax.cuh"
+#include "../warpgroup.cuh"
 
 namespace flash_cute::sm90::bwd {
 
@@ -25,11 +27,7 @@ struct StatOrder {
 
 // The index among the consumers' threads, reread at each use: nothing derived from it stays in registers, of which the
 // accumulators leave few.
-CUTE_DEVICE int consumer_thread() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread - 128;
-}
+CUTE_DEVICE int consumer_thread() { return fresh_thread_index() - 128; }
 
 // A statistic of this thread's rows, of kRows per tile. Read before the wait for a GEMM, which hides the latency.
 template <int kRows>
@@ -38,16 +36,16 @@ struct RowStats {
 
   RowStats() = default;
   CUTE_DEVICE explicit RowStats(float const* stat) {
-    int lane;
-    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    int const lane = fresh_lane_index();
     CUTE_UNROLL
     for (int i = 0; i < kRows / 16; ++i) fours[i] = reinterpret_cast<float4 const*>(stat)[4 * i + lane % 4];
   }
 };
 
-// S^T to P^T in the columns [begin, end).
+// S^T to P^T in this thread's columns [begin, end). `scores` is (keys, rows).
 template <class Scores, int kRows>
 CUTE_DEVICE void exponentiate(Scores& scores, RowStats<kRows> const& lse_log2, float scale_log2, int begin, int end) {
+  static_assert(decltype(size<1>(scores))::value * 4 == kRows);
   CUTE_UNROLL
   for (int j = begin; j < end; j += 4) {
     float4 const lse = lse_log2.fours[j / 4];
@@ -61,14 +59,17 @@ CUTE_DEVICE void exponentiate(Scores& scores, RowStats<kRows> const& lse_log2, f
   }
 }
 
-// dP^T to dS^T = P^T (dP^T - delta) in the columns [begin, end).
+// dP^T to dS^T = P^T (dP^T - delta) in this thread's columns [begin, end). `p` is (MMA, MMA_N, MMA_M), `dscores` (keys,
+// rows).
 template <class Probabilities, class Scores, int kRows>
 CUTE_DEVICE void differentiate(Probabilities const& p, Scores& dscores, RowStats<kRows> const& stats, int begin,
                                int end) {
   using Element = typename Probabilities::value_type;
+  static_assert(decltype(size<1>(dscores))::value * 4 == kRows);
+  CUTE_STATIC_ASSERT_V(size(p) == size(dscores));
   // P^T is read as 32-bit words, in the order (row 0, row 1) of each 8 columns. Read as single elements, the compiler
   // would keep it unpacked, in twice the registers.
-  auto const pairs = recast<uint32_t>(p);
+  auto const pairs = recast<uint32_t>(p);  // (MMA / 2, MMA_N, MMA_M)
   CUTE_UNROLL
   for (int j = begin; j < end; j += 4) {
     float4 const delta = stats.fours[j / 4];
@@ -83,26 +84,41 @@ CUTE_DEVICE void differentiate(Probabilities const& p, Scores& dscores, RowStats
   }
 }
 
+// Converts a share of a fragment's columns.
+template <Share kShare, class From, class To>
+CUTE_DEVICE void convert_share(From const& from, To& to) {  // both (MMA, MMA_N, MMA_M)
+  CUTE_STATIC_ASSERT_V(size(from) == size(to));
+  static_assert(decltype(size(from))::value % kShare.of == 0);
+  constexpr int kSize = decltype(size(from))::value / kShare.of;
+  auto from_share = make_tensor(from.data() + kShare.index * kSize, Shape<Int<kSize>>{});  // (elements)
+  auto to_share = make_tensor(to.data() + kShare.index * kSize, Shape<Int<kSize>>{});      // (elements)
+  convert(from_share, to_share);
+}
+
 // The shared-memory address that this thread passes to STSM for the first 16 columns of dS^T: 16 bytes, one key's row
 // of one of four 8 x 8 matrices. CuTe's copy would recompute it in each step, in 45 instructions.
 template <class SmemLayoutSt, class Element>
-CUTE_DEVICE uint32_t ds_place(Element const* ds) {
+CUTE_DEVICE uint32_t ds_address(Element const* ds) {
   int const thread = consumer_thread();
   int const key = thread / 32 * 16 + thread % 16, row = thread % 32 / 16 * 8;
   int const offset = SmemLayoutSt{}.layout_b()(key, row, 0) * int(sizeof(Element));
   return cast_smem_ptr_to_uint(ds) + Swizzle<3, 4, 3>{}(offset);
 }
 
-// Stores share kPart of kParts equal shares of dS^T's columns in shared memory. The next 16 columns are 32 bytes
-// further, which under the swizzle is an exclusive or; the next 64 columns are kChunkBytes further.
-template <uint32_t kChunkBytes, int kPart, int kParts, class Fragment>
-CUTE_DEVICE void store_ds(uint32_t place, Fragment const& rdS) {  // (MMA, MMA_N, MMA_M)
-  auto const words = recast<uint32_t>(rdS);
-  constexpr int kStores = decltype(size(words))::value / 4 / kParts;
+// Stores a share of dS^T's columns in shared memory; `address` is that of ds_address. The next 16 columns are 32 bytes
+// further, which under the swizzle is an exclusive or; the next 64 columns are a chunk further.
+template <class Traits, Share kShare, class Fragment>
+CUTE_DEVICE void store_ds(uint32_t address, Fragment const& rdS) {  // (MMA, MMA_N, MMA_M)
+  using Element = typename Traits::Element;
+  constexpr uint32_t kChunkBytes =
+      Traits::kBlockM == 64 ? 0 : sizeof(Element) * typename Traits::SmemLayoutSt{}.layout_b()(0, 64, 0);
+  auto const words = recast<uint32_t>(rdS);  // (MMA / 2, MMA_N, MMA_M)
+  static_assert(decltype(size(words))::value % (4 * kShare.of) == 0);
+  constexpr int kStores = decltype(size(words))::value / 4 / kShare.of;
   CUTE_UNROLL
-  for (int i = kPart * kStores; i < (kPart + 1) * kStores; ++i) {
+  for (int i = kShare.index * kStores; i < (kShare.index + 1) * kStores; ++i) {
     asm volatile("stmatrix.sync.aligned.x4.m8n8.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     (place ^ (i % 4 * 32)) + i / 4 * kChunkBytes),
+                     (address ^ (i % 4 * 32)) + i / 4 * kChunkBytes),
                  "r"(words(4 * i)), "r"(words(4 * i + 1)), "r"(words(4 * i + 2)), "r"(words(4 * i + 3))
                  : "memory");
   }

@@ -19,7 +19,7 @@ namespace flash_cute::sm90::bwd {
 
 // A thread's share of a part in global memory: every kConsumerThreads-th float4; dK's registers, then dV's.
 template <class Traits>
-CUTE_DEVICE float4* part_place(KernelArgs const& args, int range) {
+CUTE_DEVICE float4* part_address(KernelArgs const& args, int range) {
   int64_t const floats = int64_t{Traits::kPartRowTiles} * Traits::kQElements;
   return reinterpret_cast<float4*>(args.params.dq_acc + range * floats) + consumer_thread();
 }
@@ -29,17 +29,18 @@ template <class Traits, class Accumulator>
 CUTE_DEVICE void store_part(KernelArgs const& args, int range, int split,
                             Accumulator const& tdKrdK,    // (MMA, MMA_N, MMA_D)
                             Accumulator const& tdVrdV) {  // (MMA, MMA_N, MMA_D)
+  CUTE_STATIC_ASSERT_V(size(tdKrdK) == size(tdVrdV));
   constexpr int kFours = decltype(size(tdKrdK))::value / 4;
   static_assert(2 * kFours * 4 * Traits::kConsumerThreads == Traits::kPartRowTiles * Traits::kQElements);
-  float4* const place = part_place<Traits>(args, range);
+  float4* const part = part_address<Traits>(args, range);
   auto put = [&](float4* to, Accumulator const& acc) {
     CUTE_UNROLL
     for (int i = 0; i < kFours; ++i) {
       __stcg(to + i * Traits::kConsumerThreads, float4{acc(4 * i), acc(4 * i + 1), acc(4 * i + 2), acc(4 * i + 3)});
     }
   };
-  put(place, tdKrdK);
-  put(place + kFours * Traits::kConsumerThreads, tdVrdV);
+  put(part, tdKrdK);
+  put(part + kFours * Traits::kConsumerThreads, tdVrdV);
   jitter();
   __syncwarp();  // all lanes have stored: lane 0 releases for the warp
   if (consumer_thread() % 32 == 0) {
@@ -65,9 +66,9 @@ CUTE_DEVICE void merge_parts(KernelArgs const& args, int range, int parts,
   };
 #pragma unroll 1
   for (int part = 1; part <= parts; ++part) {
-    float4 const* const place = part_place<Traits>(args, range + part);
-    add(place, tdKrdK);
-    add(place + kFours * Traits::kConsumerThreads, tdVrdV);
+    float4 const* const values = part_address<Traits>(args, range + part);
+    add(values, tdKrdK);
+    add(values + kFours * Traits::kConsumerThreads, tdVrdV);
   }
 }
 

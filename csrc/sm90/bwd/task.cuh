@@ -72,12 +72,12 @@ struct Task : KeyTile {
     task.parts = 0;
     task.more = false;
     if (index < first_range) {
-      Place const keys(args, index);
+      OrderEntry const keys(args, index);
       if (keys.number < args.params.n_blocks) KeyTile::make<Traits>(args, keys.head, keys.number, task);
     } else if (int const range = first_range + split.ranges - 1 - index; range >= 0) {
       make_part<Traits>(args, range, split.range_begin(range) / split.steps, task);
     }
-    Place const share(args, index - args.params.task_order.dq_lag);
+    OrderEntry const share(args, index - args.params.task_order.dq_lag);
     int const row_tiles = args.params.m_blocks * args.params.group;
     task.dq_head = share.head;
     task.dq_begin = share.head * row_tiles + min(row_tiles, share.number * args.params.task_order.dq_share);
@@ -97,7 +97,7 @@ struct Task : KeyTile {
   template <class Traits>
   CUTE_DEVICE static void make_part(KernelArgs const& args, int range, int tile, Task volatile& task) {
     TileSplit const& split = args.params.split;
-    Place const keys(args, args.params.task_order.tiles - split.tiles + tile);
+    OrderEntry const keys(args, args.params.task_order.tiles - split.tiles + tile);
     KeyTile::make<Traits>(args, keys.head, keys.number, task);
     int const begin = max(split.range_begin(range) - tile * split.steps, 0);
     int const end = split.range_begin(range + 1) - tile * split.steps;
@@ -111,14 +111,14 @@ struct Task : KeyTile {
   }
 
   // The KV head of an index in the order, and the number of the tile (or share) in that head.
-  struct Place {
+  struct OrderEntry {
     static constexpr int kNone = 1 << 27;  // more than the tiles or shares of any head
     static_assert((int64_t{kNone} + 1) * kMaxDqShare <= INT_MAX);
 
     int head = 0;
     int number = kNone;
 
-    CUTE_DEVICE Place(KernelArgs const& args, int index) {
+    CUTE_DEVICE OrderEntry(KernelArgs const& args, int index) {
       TaskOrder const& order = args.params.task_order;
       if (unsigned(index) >= unsigned(order.tiles)) return;
       int const heads_of_larger = order.larger_groups * (order.interleaved_heads + 1);

@@ -69,6 +69,8 @@ struct Traits {
   using SmemLayoutSt = decltype(tile_to_shape(SM90::GMMA::Layout_K_SW128_Atom<Element>{},
                                               Shape<Int<kBlockN>, Int<kBlockM>, Int<kScoreStages>>{},
                                               Step<_2, _1, _3>{}));
+  // dS is computed in two shares where a step has 64 rows: dK of the first runs while the second is computed.
+  static constexpr int kDsShares = kBlockM == 64 ? 2 : 1;
   // A warpgroup's 64 rows of dK or dV, stored by TMA.
   using MmaOut = decltype(make_tiled_mma(
       SM90::GMMA::rs_op_selector<Element, Element, float, Shape<_64, Int<kHeadDim>, Int<kBlockM>>,

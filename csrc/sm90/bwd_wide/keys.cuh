@@ -16,6 +16,7 @@
 #include "../../core/mask.cuh"
 #include "../bwd/load.cuh"
 #include "../bwd/scores.cuh"
+#include "epilogue.cuh"
 #include "traits.cuh"
 #include "../warpgroup.cuh"
 
@@ -26,35 +27,6 @@ using bwd::differentiate;
 using bwd::exponentiate;
 using bwd::load_key_tile;
 
-// Stores a warpgroup's 64 x D sums times `factor`, through `place` in shared memory, by TMA, which clips what is
-// outside the tensor. The warpgroup must be the only reader of `place`, and have finished reading it.
-template <class Traits, class Accumulator>
-CUTE_DEVICE void store_sums(CUtensorMap const& map, typename Traits::Element* place, int warpgroup,
-                            Accumulator const& sums,  // (MMA, MMA_M, MMA_D)
-                            float factor, int row, int head, int batch) {
-  using Element = typename Traits::Element;
-  int const thread = threadIdx.x % 128;
-  typename Traits::MmaSums mma;
-  auto const copy_out = make_tiled_copy_C(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, mma).get_slice(thread);
-  auto sX = make_tensor(make_smem_ptr(place), typename Traits::SmemLayout{});  // (64, D)
-  auto scaled = make_tensor_like<float>(sums);                                 // (MMA, MMA_M, MMA_D)
-  CUTE_UNROLL
-  for (int i = 0; i < size(sums); ++i) scaled(i) = sums(i) * factor;
-  auto rX = make_tensor_like<Element>(sums);  // (MMA, MMA_M, MMA_D)
-  convert(scaled, rX);
-  copy(Copy_Atom<SM90_U32x4_STSM_N, Element>{}, copy_out.retile_S(rX), copy_out.partition_D(sX));
-  tma_store_fence();
-  named_sync(kResults + warpgroup, 128);  // all threads of the warpgroup have written their share
-  if (thread == 0) {
-    CUTE_UNROLL
-    for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
-      SM90_TMA_STORE_4D::copy(&map, place + chunk * 64 * Traits::kChunk, chunk * Traits::kChunk, row, head, batch);
-    }
-    tma_store_arrive();
-    tma_store_wait<0>();  // shared memory must live until the TMA store has read it
-  }
-}
-
 // What the two roles have in common: the fragments' types, and the loop over row tiles.
 template <class Traits>
 struct KeysRole {
@@ -64,20 +36,24 @@ struct KeysRole {
   typename Traits::MmaScores mma_scores;
   typename Traits::MmaSums mma_sums;
 
-  CUTE_DEVICE auto a_operand(Element* place) const {
-    auto sX = make_tensor(make_smem_ptr(place), typename Traits::SmemLayout{});  // (64, D)
+  CUTE_DEVICE auto a_operand(Element* buffer) const {
+    auto sX = make_tensor(make_smem_ptr(buffer), typename Traits::SmemLayout{});  // (64, D)
     return mma_scores.get_slice(0).partition_fragment_A(sX);                     // (MMA, MMA_M, MMA_D)
   }
-  CUTE_DEVICE auto b_operand(Element* place) const {
-    auto sX = make_tensor(make_smem_ptr(place), typename Traits::SmemLayout{});  // (64, D)
+  CUTE_DEVICE auto b_operand(Element* buffer) const {
+    auto sX = make_tensor(make_smem_ptr(buffer), typename Traits::SmemLayout{});  // (64, D)
     return mma_scores.get_slice(0).partition_fragment_B(sX);                     // (MMA, MMA_N, MMA_D)
   }
-  CUTE_DEVICE auto b_operand_of_sums(Element* place) const {
-    auto sXt = make_tensor(make_smem_ptr(place), typename Traits::SmemLayoutT{});  // (D, 64)
+  CUTE_DEVICE auto b_operand_of_sums(Element* buffer) const {
+    auto sXt = make_tensor(make_smem_ptr(buffer), typename Traits::SmemLayoutT{});  // (D, 64)
     return mma_sums.get_slice(0).partition_fragment_B(sXt);                        // (MMA, MMA_D, MMA_K)
   }
-  CUTE_DEVICE auto scores() const { return partition_fragment_C(mma_scores, Shape<_64, _64>{}); }  // (MMA, 1, 1)
-  CUTE_DEVICE auto sums() const { return partition_fragment_C(mma_sums, Shape<_64, Int<Traits::kHeadDim>>{}); }
+  CUTE_DEVICE auto scores() const {
+    return partition_fragment_C(mma_scores, Shape<_64, _64>{});  // (MMA, MMA_N, MMA_M)
+  }
+  CUTE_DEVICE auto sums() const {
+    return partition_fragment_C(mma_sums, Shape<_64, Int<Traits::kHeadDim>>{});  // (MMA, MMA_N, MMA_D)
+  }
 
   // Calls step(m, i, last) for the i-th row tile, m.
   template <class Step>
@@ -110,12 +86,12 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
   auto rP = make_tensor_like<Element>(tSrS);           // (MMA, MMA_N, MMA_M)
   auto tdVrP = make_tensor(rP.data(), operand_a_layout_64(rP.layout()));  // (MMA, MMA_N, MMA_K)
   auto tdVrdV = role.sums();                                              // (MMA, MMA_N, MMA_D)
-  auto cS = make_identity_tensor(Shape<_64, _64>{});
+  auto cS = make_identity_tensor(Shape<_64, _64>{});                           // (BLK_N, BLK_M) -> (key, row)
   auto tScS_0 = rowcol_view(role.mma_scores.get_slice(_0{}).partition_C(cS));  // (keys, rows) -> (key, row) of thread 0
 
   auto issue_scores = [&](int i) __attribute__((always_inline)) {
-    auto tSrK_now = operands.at(tSrK, smem.k);
-    issue_gemm<true>(role.mma_scores, tSrK_now, operands.at(tSrQ, smem.q[i & 1]), tSrS);
+    auto tSrK_now = operands.at(tSrK, smem.k);  // (MMA, MMA_N, MMA_D)
+    issue_gemm<Accumulate::kOverwrite>(role.mma_scores, tSrK_now, operands.at(tSrQ, smem.q[i & 1]), tSrS);
   };
   clear(tdVrdV);
   if (range.begin != range.end) {
@@ -129,6 +105,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
   role.for_each_row_tile(range, [&](int m, int i, bool last) __attribute__((always_inline)) {
     PipelineState<2> const state = at_step(i);
     if (range.needs_mask(m)) {
+      // (keys, rows) -> (key, row)
       auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
       apply_mask_transposed(scores, tScS, tScS_0, params, m * 64, tile.n_block * 64);
     }
@@ -136,14 +113,15 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     __syncwarp();  // all lanes have read the statistics
     smem.q_pipeline.release(state);  // the other release of this stage comes from the dK warpgroup
     convert(tSrS, rP);
-    auto rP4 = recast<uint4>(rP);
+    auto rP4 = recast<uint4>(rP);  // (MMA / 8, MMA_N, MMA_M)
+    static_assert(decltype(size(rP4))::value * 128 == std::extent_v<decltype(smem.p), 1>);
     smem.p_pipeline.wait_empty(state);  // the dK warpgroup's four warps have read P^T of two steps before
     CUTE_UNROLL
     for (int j = 0; j < size(rP4); ++j) smem.p[state.stage][j * 128 + threadIdx.x % 128] = rP4(j);
     smem.p_pipeline.arrive_full(state);
 
     smem.dout_pipeline.wait_full(state);  // TMA: dO has landed
-    issue_gemm<false>(role.mma_sums, tdVrP, operands.at(tdVrdO, smem.dout[state.stage]), tdVrdV);
+    issue_gemm<Accumulate::kAdd>(role.mma_sums, tdVrP, operands.at(tdVrdO, smem.dout[state.stage]), tdVrdV);
     if (!last) {
       smem.q_pipeline.wait_full(at_step(i + 1));
       lse_log2 = RowStats<64>(smem.lse_log2[(i + 1) & 1]);
@@ -178,8 +156,8 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
   auto tdKrdK = role.sums();                                                 // (MMA, MMA_N, MMA_D)
 
   auto issue_dscores = [&](int i) __attribute__((always_inline)) {
-    auto tSrV_now = operands.at(tSrV, smem.v);
-    issue_gemm<true>(role.mma_scores, tSrV_now, operands.at(tSrdO, smem.dout[i & 1]), tSrdP);
+    auto tSrV_now = operands.at(tSrV, smem.v);  // (MMA, MMA_N, MMA_D)
+    issue_gemm<Accumulate::kOverwrite>(role.mma_scores, tSrV_now, operands.at(tSrdO, smem.dout[i & 1]), tSrdP);
   };
   clear(tdKrdK);
   if (range.begin != range.end) {
@@ -192,7 +170,8 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
   }
   role.for_each_row_tile(range, [&](int /*m*/, int i, bool last) __attribute__((always_inline)) {
     PipelineState<2> const state = at_step(i);
-    auto rP4 = recast<uint4>(rP);
+    auto rP4 = recast<uint4>(rP);  // (MMA / 8, MMA_N, MMA_M)
+    static_assert(decltype(size(rP4))::value * 128 == std::extent_v<decltype(smem.p), 1>);
     smem.p_pipeline.wait_full(state);  // the dV warpgroup's four warps have stored P^T
     CUTE_UNROLL
     for (int j = 0; j < size(rP4); ++j) rP4(j) = smem.p[state.stage][j * 128 + threadIdx.x % 128];
@@ -203,7 +182,7 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
     convert(tSrdP, rdS);
 
     smem.q_pipeline.wait_full(state);  // TMA: Q has landed
-    issue_gemm<false>(role.mma_sums, tdKrdS, operands.at(tdKrQ, smem.q[state.stage]), tdKrdK);
+    issue_gemm<Accumulate::kAdd>(role.mma_sums, tdKrdS, operands.at(tdKrQ, smem.q[state.stage]), tdKrdK);
     if (!last) {
       smem.dout_pipeline.wait_full(at_step(i + 1));
       delta = RowStats<64>(smem.delta[(i + 1) & 1]);
@@ -243,13 +222,13 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_co
   __syncthreads();  // thread 0 has written the tile and initialised the barriers
 
   if (warpgroup == 0) {
-    set_max_registers<Traits::kProducerRegs, false>();
+    lower_max_registers<Traits::kProducerRegs>();
     if (threadIdx.x == 0) load_key_tile<Traits>(args, smem, smem.tile);
   } else if (warpgroup == 1) {
-    set_max_registers<Traits::kConsumerRegs, true>();
+    raise_max_registers<Traits::kConsumerRegs>();
     dv_consumer<Traits>(args, smem);
   } else {
-    set_max_registers<Traits::kConsumerRegs, true>();
+    raise_max_registers<Traits::kConsumerRegs>();
     dk_consumer<Traits>(args, smem);
   }
 }

@@ -20,8 +20,9 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
     if (error != cudaSuccess) return error;
   }
-  error = launch_bwd_preprocess<typename Traits::Element, kRows, Traits::kHeadDim, StatOrder, false>(plan, params,
-                                                                                                     stream);
+  constexpr bool kClearSums = false;  // there are none in memory
+  error = launch_bwd_preprocess<typename Traits::Element, kRows, Traits::kHeadDim, StatOrder, kClearSums>(
+      plan, params, stream);
   if (error != cudaSuccess) return error;
   bwd_keys_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
   error = cudaGetLastError();

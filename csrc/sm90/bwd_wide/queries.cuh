@@ -15,9 +15,10 @@
 #include "../../core/convert.cuh"
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
+#include "../../core/registers.cuh"
 #include "../../core/softmax.cuh"
 #include "../bwd/scores.cuh"
-#include "keys.cuh"
+#include "epilogue.cuh"
 #include "traits.cuh"
 #include "../load_tma.cuh"
 #include "../warpgroup.cuh"
@@ -35,8 +36,7 @@ struct QueryTile {
   int batch;
 
   CUTE_DEVICE explicit QueryTile(KernelArgs const& args) {
-    int block;  // reread at each use, so that nothing of the tile stays in registers across the main loop
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    int const block = fresh_block_index();  // so that nothing of the tile stays in registers across the main loop
     int const tiles = ceil_div(args.params.len_q, int{kRows});
     m_block = tiles - 1 - block % tiles;
     head = block / tiles % args.params.heads_q;
@@ -75,6 +75,37 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
   }
 }
 
+// Loads the statistics of this thread's two rows among the warpgroup's 64.
+CUTE_DEVICE void load_row_stats(BwdParams const& params, QueryTile const& tile, int warpgroup, float (&lse_log2)[2],
+                                float (&delta)[2]) {
+  int const row_tile = tile.m_block * 2 + warpgroup;
+  CUTE_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    int const row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i;
+    int64_t const index = (int64_t{tile.batch * params.heads_q + tile.head} * params.m_blocks + row_tile) * 64 +
+                          StatOrder::position(row);
+    bool const inside = row_tile < params.m_blocks;
+    lse_log2[i] = inside ? params.lse_log2[index] : INFINITY;
+    delta[i] = inside ? params.delta[index] : 0.f;
+  }
+}
+
+// dP to dS = exp(scale S - lse) (dP - delta). Both (rows, keys).
+template <class Scores, class Dscores>
+CUTE_DEVICE void compute_ds(Scores const& scores, Dscores& dscores, float scale_log2, float const (&lse_log2)[2],
+                            float const (&delta)[2]) {
+  CUTE_STATIC_ASSERT_V(size<0>(scores) == _2{});
+  CUTE_STATIC_ASSERT_V(shape(scores) == shape(dscores));
+  CUTE_UNROLL
+  for (int row = 0; row < size<0>(scores); ++row) {
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(scores); ++j) {
+      float const p = exp2_approx(scores(row, j) * scale_log2 - lse_log2[row]);
+      dscores(row, j) = p * (dscores(row, j) - delta[row]);
+    }
+  }
+}
+
 template <class Traits>
 CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesStorage& smem, int warpgroup) {
   using Element = typename Traits::Element;
@@ -85,13 +116,17 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   typename Traits::MmaScores mma_scores;
   typename Traits::MmaSums mma_sums;
   Operands const operands(smem);
-  auto const tile_of = [](Element* place) { return make_tensor(make_smem_ptr(place), typename Traits::SmemLayout{}); };
+  using SmemLayout = typename Traits::SmemLayout;
+  auto sQ = make_tensor(make_smem_ptr(smem.q[0]), SmemLayout{});                         // (64, D)
+  auto sdO = make_tensor(make_smem_ptr(smem.dout[0]), SmemLayout{});                     // (64, D)
+  auto sK = make_tensor(make_smem_ptr(smem.k[0]), SmemLayout{});                         // (BLK_N, D)
   auto sKt = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutT{});      // (D, BLK_N)
-  auto tSrQ = mma_scores.get_slice(0).partition_fragment_A(tile_of(smem.q[0]));          // (MMA, MMA_M, MMA_D)
-  auto tSrdO = mma_scores.get_slice(0).partition_fragment_A(tile_of(smem.dout[0]));      // (MMA, MMA_M, MMA_D)
-  auto tSrK = mma_scores.get_slice(0).partition_fragment_B(tile_of(smem.k[0]));          // (MMA, MMA_N, MMA_D)
-  auto tSrV = mma_scores.get_slice(0).partition_fragment_B(tile_of(smem.v));             // (MMA, MMA_N, MMA_D)
-  auto tdQrK = mma_sums.get_slice(0).partition_fragment_B(sKt);                          // (MMA, MMA_D, MMA_N)
+  auto sV = make_tensor(make_smem_ptr(smem.v), SmemLayout{});                            // (BLK_N, D)
+  auto tSrQ = mma_scores.get_slice(0).partition_fragment_A(sQ);                          // (MMA, MMA_M, MMA_D)
+  auto tSrdO = mma_scores.get_slice(0).partition_fragment_A(sdO);                        // (MMA, MMA_M, MMA_D)
+  auto tSrK = mma_scores.get_slice(0).partition_fragment_B(sK);                          // (MMA, MMA_N, MMA_D)
+  auto tSrV = mma_scores.get_slice(0).partition_fragment_B(sV);                          // (MMA, MMA_N, MMA_D)
+  auto tdQrK = mma_sums.get_slice(0).partition_fragment_B(sKt);                          // (MMA, MMA_D, MMA_K)
   auto tSrS = partition_fragment_C(mma_scores, Shape<_64, _64>{});                       // (MMA, MMA_M, MMA_N)
   auto tSrdP = partition_fragment_C(mma_scores, Shape<_64, _64>{});                      // (MMA, MMA_M, MMA_N)
   auto scores = rowcol_view(tSrS);                                                       // (rows, keys)
@@ -99,35 +134,31 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   auto rdS = make_tensor_like<Element>(tSrdP);                                           // (MMA, MMA_M, MMA_N)
   auto tdQrdS = make_tensor(rdS.data(), operand_a_layout_64(rdS.layout()));              // (MMA, MMA_M, MMA_K)
   auto tdQrdQ = partition_fragment_C(mma_sums, Shape<_64, Int<Traits::kHeadDim>>{});     // (MMA, MMA_M, MMA_D)
-  auto cS = make_identity_tensor(Shape<_64, _64>{});
+  auto cS = make_identity_tensor(Shape<_64, _64>{});  // (64, BLK_N) -> (row, key)
   auto tScS_0 = rowcol_view(mma_scores.get_slice(_0{}).partition_C(cS));  // (rows, keys) -> (row, key) of thread 0
 
-  // The statistics of this thread's two rows.
-  float lse_log2[2], delta[2];
-  int const row_tile = tile.m_block * 2 + warpgroup;
-  CUTE_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    int const row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i;
-    int64_t const place = (int64_t{tile.batch * params.heads_q + tile.head} * args.params.m_blocks + row_tile) * 64 +
-                          StatOrder::position(row);
-    bool const inside = row_tile < args.params.m_blocks;
-    lse_log2[i] = inside ? params.lse_log2[place] : INFINITY;
-    delta[i] = inside ? params.delta[place] : 0.f;
-  }
+  float lse_log2[2], delta[2];  // of this thread's two rows
+  load_row_stats(params, tile, warpgroup, lse_log2, delta);
 
-  auto issue_scores = [&](int i, bool wait) __attribute__((always_inline)) {
+  // S and dP of a step. After the last step on stale data: the result is not used.
+  struct Scores {
+    int step;
+    bool wait;  // for the key tile
+  };
+  auto issue_scores = [&](Scores next) __attribute__((always_inline)) {
+    auto const [i, wait] = next;
     if (wait) smem.k_pipeline.wait_full(at_step(i));  // TMA: K has landed
-    auto tSrQ_now = operands.at(tSrQ, smem.q[warpgroup]);
-    issue_gemm<true>(mma_scores, tSrQ_now, operands.at(tSrK, smem.k[i & 1]), tSrS);
+    auto tSrQ_now = operands.at(tSrQ, smem.q[warpgroup]);  // (MMA, MMA_M, MMA_D)
+    issue_gemm<Accumulate::kOverwrite>(mma_scores, tSrQ_now, operands.at(tSrK, smem.k[i & 1]), tSrS);
     if (wait) smem.v_pipeline.wait_full({0, i & 1});  // TMA: V has landed
-    auto tSrdO_now = operands.at(tSrdO, smem.dout[warpgroup]);
-    issue_gemm<true>(mma_scores, tSrdO_now, operands.at(tSrV, smem.v), tSrdP);
+    auto tSrdO_now = operands.at(tSrdO, smem.dout[warpgroup]);  // (MMA, MMA_M, MMA_D)
+    issue_gemm<Accumulate::kOverwrite>(mma_scores, tSrdO_now, operands.at(tSrV, smem.v), tSrdP);
   };
   clear(tdQrdQ);
   if (range.begin < range.end) {
     smem.rows_pipeline[warpgroup].wait_full({});  // TMA: the warpgroup's rows of Q and dO have landed
     if (warpgroup == 1) named_sync(kHalfStep, Traits::kConsumerThreads);  // warpgroup 0 has issued its first dQ
-    issue_scores(0, true);
+    issue_scores({.step = 0, .wait = true});
     warpgroup_wait<0>();
     warpgroup_fence_operand(tSrS);
     warpgroup_fence_operand(tSrdP);
@@ -140,19 +171,12 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
       auto tScS = rowcol_view(mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));  // (rows, keys) -> (row, key)
       apply_mask(scores, tScS, tScS_0, params, first_row - n * kKeys, params.len_k - n * kKeys);
     }
-    CUTE_UNROLL
-    for (int row = 0; row < size<0>(scores); ++row) {
-      CUTE_UNROLL
-      for (int j = 0; j < size<1>(scores); ++j) {
-        float const p = exp2_approx(scores(row, j) * params.scale_log2 - lse_log2[row]);
-        dscores(row, j) = p * (dscores(row, j) - delta[row]);
-      }
-    }
+    compute_ds(scores, dscores, params.scale_log2, lse_log2, delta);
     convert(tSrdP, rdS);
-    issue_gemm<false>(mma_sums, tdQrdS, operands.at(tdQrK, smem.k[i & 1]), tdQrdQ);
+    issue_gemm<Accumulate::kAdd>(mma_sums, tdQrdS, operands.at(tdQrK, smem.k[i & 1]), tdQrdQ);
     if (i == 0 && warpgroup == 0) named_arrive(kHalfStep, Traits::kConsumerThreads);
-    issue_scores(i + 1, i + 1 < range.end - range.begin);  // after the last tile on stale data: the result is not used
-    warpgroup_wait<2>();                                   // dQ
+    issue_scores({.step = i + 1, .wait = i + 1 < range.end - range.begin});
+    warpgroup_wait<2>();  // dQ
     warpgroup_fence_operand(tdQrdQ);
     smem.k_pipeline.release(at_step(i));
     warpgroup_wait<0>();  // S and dP
@@ -160,8 +184,8 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
     warpgroup_fence_operand(tSrdP);
   }
   QueryTile const out(args);
-  store_sums<Traits>(args.dq, smem.q[warpgroup], warpgroup, tdQrdQ, params.scale,
-                     out.m_block * QueryTile::kRows + warpgroup * 64, out.head, out.batch);
+  int const out_row = out.m_block * QueryTile::kRows + warpgroup * 64;
+  store_sums<Traits>(args.dq, smem.q[warpgroup], warpgroup, tdQrdQ, params.scale, out_row, out.head, out.batch);
 }
 
 template <class Traits>
@@ -183,10 +207,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_queries_kernel(__grid
   __syncthreads();  // thread 0 has initialised the barriers
 
   if (warpgroup == 0) {
-    set_max_registers<Traits::kProducerRegs, false>();
+    lower_max_registers<Traits::kProducerRegs>();
     if (threadIdx.x == 0) dq_producer<Traits>(args, smem);
   } else {
-    set_max_registers<Traits::kConsumerRegs, true>();
+    raise_max_registers<Traits::kConsumerRegs>();
     dq_consumer<Traits>(args, smem, warpgroup - 1);
   }
 }

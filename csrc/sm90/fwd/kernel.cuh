@@ -58,10 +58,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
   __syncthreads();  // thread 0 has initialised the barriers
 
   if (warpgroup == 0) {
-    set_max_registers<Traits::kProducerRegs, false>();
+    lower_max_registers<Traits::kProducerRegs>();
     if (threadIdx.x == 0) producer<Traits>(args, smem);
   } else {
-    set_max_registers<Traits::kConsumerRegs, true>();
+    raise_max_registers<Traits::kConsumerRegs>();
     consumer<Traits>(args, smem, warpgroup - 1);
   }
 }

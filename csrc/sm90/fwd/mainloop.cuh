@@ -80,8 +80,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   auto tile = [&]() -> TileCoord const volatile& { return smem.tile[opaque(draws) & 1]; };
   auto q_state = [&] { return PipelineState<1>{0, opaque(draws) & 1}; };
   PipelineState<2> k_state = at_step(uniform(tile().keys.count)), v_state = k_state;
-  auto issue_qk = [&] { issue_gemm<true>(mma_qk, tSrQ, tSrK(_, _, _, k_state.stage), tSrS); };
-  auto issue_pv = [&] { issue_gemm<false>(mma_pv, tOrP, tOrV(_, _, _, v_state.stage), tOrO); };
+  auto issue_qk = [&] { issue_gemm<Accumulate::kOverwrite>(mma_qk, tSrQ, tSrK(_, _, _, k_state.stage), tSrS); };
+  auto issue_pv = [&] { issue_gemm<Accumulate::kAdd>(mma_pv, tOrP, tOrV(_, _, _, v_state.stage), tOrO); };
   auto release_k = [&] {
     smem.k_pipeline.release(k_state);
     k_state.advance();
