@@ -5,6 +5,7 @@
 #include <cute/arch/copy_sm80.hpp>
 #include <cute/tensor.hpp>
 
+#include "schedule.cuh"
 #include "task.cuh"
 #include "traits.cuh"
 #include "../load_cp_async.cuh"
@@ -12,10 +13,11 @@
 namespace flash_cute::sm80::bwd {
 
 // Starts the copy of a key tile of K or V.
-template <class Traits, class Smem>
+template <class Schedule, class Smem>
 __device__ inline void load_key_tile(BwdParams const& params, KeyTile const& tile, void const* base,
                                      Strides const& strides,
                                      Smem&& sX) {  // (BLK_N, D)
+  using Traits = typename Schedule::Traits;
   using Element = typename Traits::Element;
   load_tile<RowCheck::kEach>(typename Traits::GmemLoad{},
                              static_cast<Element const*>(base) + tile.batch * strides.batch +
@@ -53,17 +55,19 @@ template <class Traits>
 using StageShape = Shape<Int<Traits::kScoreRows>, Int<Traits::kHeadDim>, Int<Traits::kParts>>;
 
 // Q and lse_log2.
-template <class Traits>
+template <class Schedule>
 __device__ inline void load_q(BwdParams const& params, int batch, RowTile const& row_tile,
-                              typename Traits::SharedStorage& smem, int stage) {
+                              typename Schedule::Traits::SharedStorage& smem, int stage) {
+  using Traits = typename Schedule::Traits;
   auto sX = local_tile(smem.sQ(), StageShape<Traits>{}, make_coord(_0{}, _0{}, stage));  // (BLK_M / parts, D, part)
   load_row_tile<Traits>(params, batch, row_tile, params.q, params.q_strides, sX, params.lse_log2, smem.lse_log2[stage]);
 }
 
 // dO and delta.
-template <class Traits>
+template <class Schedule>
 __device__ inline void load_dout(BwdParams const& params, int batch, RowTile const& row_tile,
-                                 typename Traits::SharedStorage& smem, int stage) {
+                                 typename Schedule::Traits::SharedStorage& smem, int stage) {
+  using Traits = typename Schedule::Traits;
   auto sX = local_tile(smem.sdO(), StageShape<Traits>{}, make_coord(_0{}, _0{}, stage));  // (BLK_M / parts, D, part)
   load_row_tile<Traits>(params, batch, row_tile, params.dout, params.dout_strides, sX, params.delta, smem.delta[stage]);
 }

@@ -39,10 +39,10 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   RowTile now{tile.head_kv * params.group, task.first()};
   int const end_head = now.head + params.group;
 
-  load_key_tile<Traits>(params, tile, params.k, params.k_strides, smem.sK());
-  load_q<Traits>(params, tile.batch, now, smem, 0);
-  load_key_tile<Traits>(params, tile, params.v, params.v_strides, smem.sV());
-  load_dout<Traits>(params, tile.batch, now, smem, 0);
+  load_key_tile<Schedule>(params, tile, params.k, params.k_strides, smem.sK());
+  load_q<Schedule>(params, tile.batch, now, smem, 0);
+  load_key_tile<Schedule>(params, tile, params.v, params.v_strides, smem.sV());
+  load_dout<Schedule>(params, tile.batch, now, smem, 0);
   cp_async_fence();
 
   for (int stage = 0; now.head < end_head; stage ^= 1) {
@@ -59,8 +59,8 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
       }
     }
     if constexpr (Schedule::kEndsBlockBeforeLoads) end_basic_block<Schedule>(params);
-    if (kTwoQ && more) load_q<Traits>(params, tile.batch, next, smem, stage ^ 1);
-    if (kTwoDout && more) load_dout<Traits>(params, tile.batch, next, smem, stage ^ 1);
+    if (kTwoQ && more) load_q<Schedule>(params, tile.batch, next, smem, stage ^ 1);
+    if (kTwoDout && more) load_dout<Schedule>(params, tile.batch, next, smem, stage ^ 1);
 
     if constexpr (Traits::kPInRegs) {
       CUTE_UNROLL
@@ -68,7 +68,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
         // Not a function: however that was inlined, it cost 16 to 24 instructions.
         int const q_tile = q_stage * Traits::kParts + part, dout_tile = dout_stage * Traits::kParts + part;
         auto tSrS = scores_accumulator<Traits>();  // (MMA, MMA_N, MMA_M)
-        scores_product<Traits>(smem.sK(), smem.sQ()(_, _, q_tile), tSrS);
+        scores_product<Schedule>(smem.sK(), smem.sQ()(_, _, q_tile), tSrS);
         RowStats<Schedule> const lse_log2(smem.lse_log2[q_stage], part);
         mask_scores(task, now.m_block, part, tSrS);
         exponentiate(tSrS, lse_log2, params.scale_log2);
@@ -76,20 +76,20 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
         convert(tSrS, rP);
         auto tdVrP = make_tensor(rP.data(), operand_a_layout(rP.layout()));  // (MMA, MMA_N, MMA_K)
         auto tSrdP = scores_accumulator<Traits>();                           // (MMA, MMA_N, MMA_M)
-        scores_product<Traits>(smem.sV(), smem.sdO()(_, _, dout_tile), tSrdP);
-        keys_product_rs<Traits>(tdVrP, smem.sdOt()(_, _, dout_tile), tdVrdV, [](int) {});
+        scores_product<Schedule>(smem.sV(), smem.sdO()(_, _, dout_tile), tSrdP);
+        keys_product_rs<Schedule>(tdVrP, smem.sdOt()(_, _, dout_tile), tdVrdV, [](int) {});
         RowStats<Schedule> const delta(smem.delta[dout_stage], part);
         differentiate(tSrdP, rP, delta);
         auto rdS = make_tensor_like<Element>(tSrdP);  // (MMA, MMA_N, MMA_M)
         convert(tSrdP, rdS);
-        store_scores<Traits>(rdS, smem.sdSt(), part);
+        store_scores<Schedule>(rdS, smem.sdSt(), part);
         auto tdKrdS = make_tensor(rdS.data(), operand_a_layout(rdS.layout()));  // (MMA, MMA_N, MMA_K)
-        keys_product_rs<Traits>(tdKrdS, smem.sQt()(_, _, q_tile), tdKrdK, [](int) {});
+        keys_product_rs<Schedule>(tdKrdS, smem.sQt()(_, _, q_tile), tdKrdK, [](int) {});
       }
       if (kDeterministic && fresh_thread_index() == kWaitingThread) wait_turn(task, now, ended);
       __syncthreads();  // all threads have stored dS, and have finished reading Q and dO
-      if (!kTwoQ && more) load_q<Traits>(params, tile.batch, next, smem, 0);
-      if (!kTwoDout && more) load_dout<Traits>(params, tile.batch, next, smem, 0);
+      if (!kTwoQ && more) load_q<Schedule>(params, tile.batch, next, smem, 0);
+      if (!kTwoDout && more) load_dout<Schedule>(params, tile.batch, next, smem, 0);
       cp_async_fence();
       dq_phase(params, task, smem, now);
     } else {
@@ -97,22 +97,22 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
       if (kDeterministic && fresh_thread_index() == kWaitingThread) wait_turn(task, now, ended);
       if constexpr (Schedule::kEndsBlockBeforeBarrier) end_basic_block<Schedule>(params);
       __syncthreads();  // all threads have stored P and dS
-      keys_product_ss<Traits>(smem.sPt(), smem.sdOt()(_, _, dout_stage), tdVrdV, [](int) {});
+      keys_product_ss<Schedule>(smem.sPt(), smem.sdOt()(_, _, dout_stage), tdVrdV, [](int) {});
       if constexpr (kTwoQ) {
         if constexpr (!kTwoDout) {
           __syncthreads();  // all threads have finished reading dO: its only buffer is free
-          if (more) load_dout<Traits>(params, tile.batch, next, smem, 0);
+          if (more) load_dout<Schedule>(params, tile.batch, next, smem, 0);
         }
         cp_async_fence();
         dq_and_dk_phase(params, task, smem, now, q_stage, tdKrdK);
       } else {
         static_assert(!kTwoDout);
-        keys_product_ss<Traits>(smem.sdSt(), smem.sQt()(_, _, q_stage), tdKrdK, [](int) {});
+        keys_product_ss<Schedule>(smem.sdSt(), smem.sQt()(_, _, q_stage), tdKrdK, [](int) {});
         __syncthreads();  // all threads have finished reading Q and dO: their only buffers are free
         // Recomputed: kept across the GEMMs, it spilled.
         RowTile const next_again = task.next({opaque(now.head), opaque(now.m_block)});
-        if (more) load_q<Traits>(params, tile.batch, next_again, smem, 0);
-        if (more) load_dout<Traits>(params, tile.batch, next_again, smem, 0);
+        if (more) load_q<Schedule>(params, tile.batch, next_again, smem, 0);
+        if (more) load_dout<Schedule>(params, tile.batch, next_again, smem, 0);
         cp_async_fence();
         dq_phase(params, task, smem, now);
       }

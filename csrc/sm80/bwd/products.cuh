@@ -1,22 +1,27 @@
 // The GEMMs of a step. Scores are computed transposed, (keys, rows), so that a thread's C fragments of P^T and dS^T are
 // its A fragments for dV and dK. Each thread's addresses in shared memory are recomputed from its index at each call:
 // kept in registers, they spilled.
+//
+// They are templates of the schedule, though they read only its traits, so that each kernel has its own: a function
+// that two kernels share is inlined differently.
 #pragma once
 
 #include <cute/tensor.hpp>
 
 #include "../../core/layout.cuh"
 #include "../../core/registers.cuh"
+#include "schedule.cuh"
 #include "traits.cuh"
 #include "../gemm.cuh"
 
 namespace flash_cute::sm80::bwd {
 
 // S^T = K Q^T or dP^T = V dO^T, for one part of a row tile.
-template <class Traits, class SmemA, class SmemB, class Accumulator>
+template <class Schedule, class SmemA, class SmemB, class Accumulator>
 __device__ inline void scores_product(SmemA const& sA,      // (BLK_N, D)
                                       SmemB const& sB,      // (BLK_M / parts, D)
                                       Accumulator& tSrS) {  // (MMA, MMA_N, MMA_M)
+  using Traits = typename Schedule::Traits;
   using Element = typename Traits::Element;
   CUTE_STATIC_ASSERT_V(size<0>(sA) == Int<Traits::kBlockN>{} && size<0>(sB) == Int<Traits::kScoreRows>{});
   CUTE_STATIC_ASSERT_V(size<1>(sA) == Int<Traits::kHeadDim>{} && size<1>(sB) == Int<Traits::kHeadDim>{});
@@ -43,11 +48,12 @@ __device__ inline void scores_product(SmemA const& sA,      // (BLK_N, D)
 
 // dV += P^T dO or dK += dS^T Q, for one part of a row tile. P^T or dS^T is in registers, where prepare(k) puts what k
 // step k needs.
-template <class Traits, class FragA, class SmemB, class Accumulator, class Prepare>
+template <class Schedule, class FragA, class SmemB, class Accumulator, class Prepare>
 __device__ inline void keys_product_rs(FragA const& tCrA,  // (MMA, MMA_N, MMA_M)
                                        SmemB const& sB,    // (D, BLK_M / parts)
                                        Accumulator& acc,   // (MMA, MMA_N, MMA_D)
                                        Prepare&& prepare) {
+  using Traits = typename Schedule::Traits;
   using Element = typename Traits::Element;
   CUTE_STATIC_ASSERT_V(size<0>(sB) == Int<Traits::kHeadDim>{} && size<1>(sB) == Int<Traits::kScoreRows>{});
   typename Traits::MmaKeys mma;
@@ -64,11 +70,12 @@ __device__ inline void keys_product_rs(FragA const& tCrA,  // (MMA, MMA_N, MMA_M
 }
 
 // The same with P^T or dS^T in shared memory. beside(k) runs beside the loads of k step k.
-template <class Traits, class SmemA, class SmemB, class Accumulator, class Beside>
+template <class Schedule, class SmemA, class SmemB, class Accumulator, class Beside>
 __device__ inline void keys_product_ss(SmemA const& sA,   // (BLK_N, BLK_M / parts)
                                        SmemB const& sB,   // (D, BLK_M / parts)
                                        Accumulator& acc,  // (MMA, MMA_N, MMA_D)
                                        Beside&& beside) {
+  using Traits = typename Schedule::Traits;
   using Element = typename Traits::Element;
   CUTE_STATIC_ASSERT_V(size<0>(sA) == Int<Traits::kBlockN>{} && size<1>(sA) == Int<Traits::kScoreRows>{});
   typename Traits::MmaKeys mma;
@@ -78,16 +85,17 @@ __device__ inline void keys_product_ss(SmemA const& sA,   // (BLK_N, BLK_M / par
   auto tCsA = copy_a.partition_S(sA);                                          // (CPY, CPY_N, CPY_M)
   auto tCrA_copy = copy_a.retile_D(tCrA);                                      // (CPY, CPY_N, CPY_M)
   CUTE_STATIC_ASSERT_V(size<1>(tCsA) == size<1>(tCrA_copy) && size<2>(tCsA) == size<2>(tCrA_copy));
-  keys_product_rs<Traits>(tCrA, sB, acc, [&](int k) {
+  keys_product_rs<Schedule>(tCrA, sB, acc, [&](int k) {
     copy(tiled_copy_a, tCsA(_, _, k), tCrA_copy(_, _, k));
     beside(k);
   });
 }
 
 // dQ = dS K for a whole row tile, (MMA, MMA_M, MMA_D).
-template <class Traits, class SmemA, class SmemB>
+template <class Schedule, class SmemA, class SmemB>
 __device__ inline auto queries_product(SmemA const& sdS,    // (BLK_M, BLK_N)
                                        SmemB const& sKt) {  // (D, BLK_N)
+  using Traits = typename Schedule::Traits;
   using Element = typename Traits::Element;
   CUTE_STATIC_ASSERT_V(size<1>(sdS) == size<1>(sKt));
   typename Traits::MmaQueries mma;

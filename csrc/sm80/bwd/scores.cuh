@@ -117,10 +117,11 @@ __device__ inline void differentiate(Accumulator& tSrdP,         // (MMA, MMA_N,
 }
 
 // Stores a part of P^T or dS^T to shared memory.
-template <class Traits, class Fragment, class Smem>
+template <class Schedule, class Fragment, class Smem>
 __device__ inline void store_scores(Fragment const& rX,  // (MMA, MMA_N, MMA_M / parts)
                                     Smem&& sX,           // (BLK_N, BLK_M)
                                     int part) {
+  using Traits = typename Schedule::Traits;
   typename Traits::SmemStoreAtom const atom;
   auto const copy_c = make_tiled_copy_C(atom, typename Traits::MmaScores{}).get_slice(fresh_thread_index());
   auto tXrX = copy_c.retile_S(rX);     // (CPY, CPY_N, CPY_M / parts)

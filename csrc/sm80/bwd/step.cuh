@@ -30,10 +30,10 @@ CUTE_DEVICE void scores_phase(BwdParams const& params, Task<Schedule> const& tas
   constexpr int kPart = 0;
   auto tSrS = scores_accumulator<Traits>();   // (MMA, MMA_N, MMA_M)
   auto tSrdP = scores_accumulator<Traits>();  // (MMA, MMA_N, MMA_M)
-  scores_product<Traits>(smem.sK(), smem.sQ()(_, _, q_stage), tSrS);
+  scores_product<Schedule>(smem.sK(), smem.sQ()(_, _, q_stage), tSrS);
   RowStats<Schedule> const lse_log2(smem.lse_log2[q_stage], kPart);
   RowStats<Schedule> const delta(smem.delta[dout_stage], kPart);
-  scores_product<Traits>(smem.sV(), smem.sdO()(_, _, dout_stage), tSrdP);
+  scores_product<Schedule>(smem.sV(), smem.sdO()(_, _, dout_stage), tSrdP);
   mask_scores(task, now.m_block, kPart, tSrS);
   exponentiate(tSrS, lse_log2, params.scale_log2);
   differentiate(tSrdP, tSrS, delta);
@@ -41,8 +41,8 @@ CUTE_DEVICE void scores_phase(BwdParams const& params, Task<Schedule> const& tas
   auto rdS = make_tensor_like<Element>(tSrdP);  // (MMA, MMA_N, MMA_M)
   convert(tSrS, rP);
   convert(tSrdP, rdS);
-  store_scores<Traits>(rP, smem.sPt(), kPart);
-  store_scores<Traits>(rdS, smem.sdSt(), kPart);
+  store_scores<Schedule>(rP, smem.sPt(), kPart);
+  store_scores<Schedule>(rdS, smem.sdSt(), kPart);
 }
 
 // dQ = dS K, added to memory.
@@ -50,7 +50,7 @@ template <class Schedule>
 __device__ inline void dq_phase(BwdParams const& params, Task<Schedule> const& task,
                                 typename Schedule::Traits::SharedStorage& smem, RowTile const& now) {
   using Traits = typename Schedule::Traits;
-  auto const tdQrdQ = queries_product<Traits>(smem.sdS(), smem.sKt());  // (MMA, MMA_M, MMA_D)
+  auto const tdQrdQ = queries_product<Schedule>(smem.sdS(), smem.sKt());  // (MMA, MMA_M, MMA_D)
   float* const sums = dq_sums<Traits>(params, now, opaque(task.tile.batch));
   end_basic_block<Schedule>(params);
   add_dq<Traits, 1>(sums, 0, tdQrdQ);
@@ -64,10 +64,10 @@ CUTE_DEVICE void dq_and_dk_phase(BwdParams const& params, Task<Schedule> const& 
                                  Accumulator& tdKrdK) {  // (MMA, MMA_N, MMA_D)
   using Traits = typename Schedule::Traits;
   constexpr int kSteps = Traits::kBlockM / 16;                          // k steps of dK
-  auto const tdQrdQ = queries_product<Traits>(smem.sdS(), smem.sKt());  // (MMA, MMA_M, MMA_D)
+  auto const tdQrdQ = queries_product<Schedule>(smem.sdS(), smem.sKt());  // (MMA, MMA_M, MMA_D)
   float* const sums = dq_sums<Traits>(params, now, opaque(task.tile.batch));
   end_basic_block<Schedule>(params);
-  keys_product_ss<Traits>(smem.sdSt(), smem.sQt()(_, _, q_stage), tdKrdK,
+  keys_product_ss<Schedule>(smem.sdSt(), smem.sQt()(_, _, q_stage), tdKrdK,
                           [&](int k) { add_dq<Traits, kSteps>(sums, k, tdQrdQ); });
   if constexpr (Schedule::kEndsBlockAfterAdds) end_basic_block<Schedule>(params);
 }
