@@ -8,6 +8,17 @@ namespace flash_cute {
 
 using namespace cute;
 
+// The registers of an MMA's A or B operand: (M, K) -> (MMA, MMA_M, MMA_K), (N, K) -> (MMA, MMA_N, MMA_K). Made from a
+// shape alone, since CuTe derives a fragment's layout only from a tensor without a swizzle; the pointer is not read.
+template <class Element, class Mma, class Shape>
+CUTE_HOST_DEVICE constexpr auto fragment_a(Mma const& mma, Shape shape) {
+  return mma.get_slice(0).partition_fragment_A(make_tensor(static_cast<Element*>(nullptr), make_layout(shape)));
+}
+template <class Element, class Mma, class Shape>
+CUTE_HOST_DEVICE constexpr auto fragment_b(Mma const& mma, Shape shape) {
+  return mma.get_slice(0).partition_fragment_B(make_tensor(static_cast<Element*>(nullptr), make_layout(shape)));
+}
+
 // (MMA, MMA_M, MMA_N) -> (rows, columns) of the same registers: ((2, MMA_M), (2, [N/8,] MMA_N)).
 template <class Layout>
 CUTE_HOST_DEVICE constexpr auto rowcol_layout(Layout acc) {

@@ -11,6 +11,11 @@ CUTE_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+template <class T>
+CUTE_DEVICE T* opaque(T* x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
 
 // threadIdx.x, blockIdx.x and the lane's index in its warp, read from the special registers at each call.
 CUTE_DEVICE int fresh_thread_index() {

@@ -16,10 +16,15 @@ CUTE_DEVICE auto make_head_tensor(Element* base, Params const& strides, int batc
   return make_tensor(make_gmem_ptr(base + offset), make_shape(length, head_dim), make_stride(strides.row, _1{}));
 }
 
+// Whether rows of a tile may lie past the end of the tensor.
+enum class RowCheck {
+  kNone,  // the caller knows that none does
+  kEach,
+};
+
 // Starts the copy of one tile by cp.async. Elements past `rows` or `columns` are not read but filled with zeros, so
-// that memory after the tensor, NaN included, has no influence. kAllRows: the caller knows that no row of the tile is
-// past `rows`.
-template <bool kAllRows, class TiledCopy, class Element, class Smem>
+// that memory after the tensor, NaN included, has no influence.
+template <RowCheck kRowCheck, class TiledCopy, class Element, class Smem>
 CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy,
                            Element const* gmem,  // the tile's first element
                            int64_t row_stride,   // in elements
@@ -27,16 +32,18 @@ CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy,
                            int rows, int columns) {
   using Chunk = SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>;
   auto const slice = tiled_copy.get_slice(fresh_thread_index());
-  auto tXsX = slice.partition_D(sX);                                          // (CPY, CPY_ROW, CPY_COLUMN)
-  auto cX = make_identity_tensor(make_shape(size<0>(sX), size<1>(sX)));       // (row, column)
-  auto tXcX = slice.partition_S(cX);                                          // (CPY, CPY_ROW, CPY_COLUMN)
+  auto tXsX = slice.partition_D(sX);                                     // (CPY, CPY_ROW, CPY_COLUMN)
+  auto cX = make_identity_tensor(make_shape(size<0>(sX), size<1>(sX)));  // (BLK, D) -> (row, column)
+  auto tXcX = slice.partition_S(cX);                                     // (CPY, CPY_ROW, CPY_COLUMN) -> (row, column)
+  CUTE_STATIC_ASSERT_V(size<1>(tXsX) == size<1>(tXcX));
+  CUTE_STATIC_ASSERT_V(size<2>(tXsX) == size<2>(tXcX));
   int const first_row = get<0>(tXcX(_0{}, _0{}, _0{}));
   int const first_column = get<1>(tXcX(_0{}, _0{}, _0{}));
   int const row_step = get<0>(tXcX(_0{}, _1{}, _0{})) - first_row;
   gmem += first_row * row_stride + first_column;
   CUTE_UNROLL
   for (int r = 0; r < size<1>(tXsX); ++r) {
-    bool const row_inside = kAllRows || get<0>(tXcX(_0{}, r, _0{})) < rows;
+    bool const row_inside = kRowCheck == RowCheck::kNone || get<0>(tXcX(_0{}, r, _0{})) < rows;
     CUTE_UNROLL
     for (int c = 0; c < size<2>(tXsX); ++c) {
       int const column = get<1>(tXcX(_0{}, _0{}, c));
@@ -44,13 +51,19 @@ CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy,
                   *reinterpret_cast<uint128_t*>(&tXsX(_0{}, r, c)), row_inside && column < columns);
     }
     gmem += row_step * row_stride;
-    asm volatile("" : "+l"(gmem));  // else the compiler keeps a 64-bit offset for each r
+    gmem = opaque(gmem);  // else the compiler keeps a 64-bit offset for each r
   }
 }
 
+// Stores the rows below `rows` and the columns below `columns` of one tile.
 template <class TiledCopy, class Smem, class Gmem, class Coords>
-CUTE_DEVICE void store_tile(TiledCopy const& tiled_copy, Smem const& tXsX, Gmem&& tXgX, Coords const& tXcX, int rows,
-                            int columns) {
+CUTE_DEVICE void store_tile(TiledCopy const& tiled_copy,
+                            Smem const& tXsX,    // (CPY, CPY_ROW, CPY_COLUMN)
+                            Gmem&& tXgX,         // (CPY, CPY_ROW, CPY_COLUMN)
+                            Coords const& tXcX,  // (CPY, CPY_ROW, CPY_COLUMN) -> (row, column)
+                            int rows, int columns) {
+  CUTE_STATIC_ASSERT_V(size<1>(tXsX) == size<1>(tXgX) && size<1>(tXsX) == size<1>(tXcX));
+  CUTE_STATIC_ASSERT_V(size<2>(tXsX) == size<2>(tXgX) && size<2>(tXsX) == size<2>(tXcX));
   CUTE_UNROLL
   for (int r = 0; r < size<1>(tXsX); ++r) {
     if (get<0>(tXcX(_0{}, r, _0{})) >= rows) continue;

@@ -10,6 +10,7 @@
 #include <cute/tensor.hpp>
 
 #include "../../core/convert.cuh"
+#include "schedule.cuh"
 #include "task.cuh"
 #include "traits.cuh"
 #include "../load_cp_async.cuh"
@@ -29,10 +30,46 @@ CUTE_DEVICE void end_turn(int* semaphore) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(semaphore) : "memory");
 }
 
+// Two threads, of different warps, end the turns of a CTA and wait for them. A turn ends at the beginning of the next
+// step, when the adds have mostly reached memory, and is awaited before the barrier after which all threads add.
+constexpr int kEndingThread = 0;
+constexpr int kWaitingThread = 32;
+
+template <class Schedule>
+__device__ inline int* semaphore(Task<Schedule> const& task, RowTile const& row_tile) {
+  return task.params.semaphores + row_tile.index(task.params, opaque(task.tile.batch));
+}
+
+// Waits until the key tiles that come earlier in the order have added to a row tile. `ended`: what its semaphore showed
+// before, or 0.
+template <class Schedule>
+__device__ inline void wait_turn(Task<Schedule> const& task, RowTile const& row_tile, int ended) {
+  using Traits = typename Schedule::Traits;
+  KeyTiles const visiting = visiting_key_tiles<Traits::kBlockM, Traits::kBlockN>(task.params, row_tile.m_block);
+  int const turn = task.ascends ? visiting.end - 1 - opaque(task.tile.n_block)
+                                : opaque(task.tile.n_block) - visiting.begin;
+  while (ended < turn) ended = turns_ended(semaphore(task, row_tile));
+}
+
+// Ends this CTA's turn at the row tile before `row_tile`, unless that is the first one.
+template <class Schedule>
+__device__ inline void end_turn_before(Task<Schedule> const& task, RowTile const& row_tile) {
+  RowTile const before = task.previous(row_tile);
+  if (before.head >= opaque(task.tile.head_kv) * task.params.group) end_turn(semaphore(task, before));
+}
+
+// Points to the sums of register 0 of this thread.
+template <class Traits>
+CUTE_DEVICE float* dq_sums(BwdParams const& params, RowTile const& row_tile, int batch) {
+  int64_t const index = row_tile.index(params, batch);
+  return params.dq_acc + index * (Traits::kBlockM * Traits::kHeadDim) + fresh_thread_index();
+}
+
 // Adds part `part` of kParts of a thread's registers to a row tile's sums: register i of thread t is at offset
 // i * kThreads + t.
 template <class Traits, int kParts, class Accumulator>
-CUTE_DEVICE void add_dq(float* sums, Accumulator const& tdQrdQ, int part) {  // (MMA, MMA_M, MMA_D)
+CUTE_DEVICE void add_dq(float* sums, int part,
+                        Accumulator const& tdQrdQ) {  // (MMA, MMA_M, MMA_D)
   constexpr int kSize = Traits::kDqPerThread / kParts;
   static_assert(decltype(size(tdQrdQ))::value == Traits::kDqPerThread && Traits::kDqPerThread % kParts == 0);
   CUTE_UNROLL

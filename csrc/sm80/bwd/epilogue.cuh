@@ -12,11 +12,11 @@ namespace flash_cute::sm80::bwd {
 
 template <class Traits, bool kDeterministic, class Accumulator>
 CUTE_DEVICE void epilogue(BwdParams const& params, typename Traits::SharedStorage& smem,
-                              Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
-                              Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
+                          Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
+                          Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
   using Element = typename Traits::Element;
   using Tile = Shape<Int<Traits::kBlockN>, Int<Traits::kHeadDim>>;
-  KeyTile const tile(params, reread_task<kDeterministic>(params));
+  KeyTile const tile(params, reread_index<kDeterministic>(params));
   int const thread = threadIdx.x;
   typename Traits::MmaKeys mma;
   typename Traits::SmemStoreAtom const store_atom;

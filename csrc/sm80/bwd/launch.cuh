@@ -10,10 +10,11 @@ namespace flash_cute::sm80::bwd {
 template <class Traits>
 cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
-  auto* const kernel = plan.deterministic ? bwd_kernel<Traits, true> : bwd_kernel<Traits, false>;
+  constexpr bool kDeterministic = true, kClearSums = true;
+  auto* const kernel = plan.deterministic ? bwd_kernel<Traits, kDeterministic> : bwd_kernel<Traits, !kDeterministic>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
-  error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, RowOrder, true>(
+  error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, RowOrder, kClearSums>(
       plan, params, stream);
   if (error != cudaSuccess) return error;
   kernel<<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(params);

@@ -18,8 +18,8 @@ struct LaunchOrder {
 
 // `masked`: key tiles differ in their number of row tiles; `rows`: query rows that the longest key tile of a KV head
 // visits, over all its query heads; `heads`: KV heads of all batches.
-constexpr LaunchOrder launch_order(int head_dim, KernelShape const& shape, bool masked, bool deterministic, int64_t rows,
-                                   int group, int n_blocks, int heads, int num_sms) {
+constexpr LaunchOrder launch_order(int head_dim, KernelShape const& shape, bool masked, bool deterministic,
+                                   int64_t rows, int group, int n_blocks, int heads, int num_sms) {
   constexpr int64_t kMiB = 1 << 20;
   auto const ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   int64_t const bytes = 8 * head_dim * rows;  // Q, dO (16-bit) and the sums of dQ (float32) per KV head

@@ -90,6 +90,18 @@ struct Traits {
     alignas(128) Element p[kPInRegs ? 0 : kBlockM * kBlockN];
     alignas(128) float lse_log2[kQStages][kBlockM];
     alignas(128) float delta[kDoutStages][kBlockM];
+
+    // The buffers as tensors. A tile of Q or dO is one part of a stage.
+    CUTE_DEVICE auto sQ() { return make_tensor(make_smem_ptr(q), SmemLayoutQ{}); }           // (BLK_M / parts, D, tile)
+    CUTE_DEVICE auto sQt() { return make_tensor(make_smem_ptr(q), SmemLayoutQt{}); }         // (D, BLK_M / parts, tile)
+    CUTE_DEVICE auto sdO() { return make_tensor(make_smem_ptr(dout), SmemLayoutDout{}); }    // (BLK_M / parts, D, tile)
+    CUTE_DEVICE auto sdOt() { return make_tensor(make_smem_ptr(dout), SmemLayoutDoutT{}); }  // (D, BLK_M / parts, tile)
+    CUTE_DEVICE auto sK() { return make_tensor(make_smem_ptr(k), SmemLayoutK{})(_, _, _0{}); }    // (BLK_N, D)
+    CUTE_DEVICE auto sKt() { return make_tensor(make_smem_ptr(k), SmemLayoutKt{})(_, _, _0{}); }  // (D, BLK_N)
+    CUTE_DEVICE auto sV() { return make_tensor(make_smem_ptr(v), SmemLayoutK{})(_, _, _0{}); }    // (BLK_N, D)
+    CUTE_DEVICE auto sPt() { return make_tensor(make_smem_ptr(p), SmemLayoutSt{}); }              // (BLK_N, BLK_M)
+    CUTE_DEVICE auto sdSt() { return make_tensor(make_smem_ptr(ds), SmemLayoutSt{}); }            // (BLK_N, BLK_M)
+    CUTE_DEVICE auto sdS() { return make_tensor(make_smem_ptr(ds), SmemLayoutS{}); }              // (BLK_M, BLK_N)
   };
   static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
 };

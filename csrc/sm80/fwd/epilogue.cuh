@@ -14,8 +14,8 @@ namespace flash_cute::sm80::fwd {
 
 template <class Traits, class Softmax, class Accumulator>
 CUTE_DEVICE void epilogue(FwdParams const& params, RowTileCoord const tile, typename Traits::SharedStorage& smem,
-                              Softmax const& softmax,
-                              Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
+                          Softmax const& softmax,
+                          Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
   int const thread = threadIdx.x;

@@ -1,5 +1,6 @@
-// The sm80 backward's traits as data. The partitions are those of sm80/bwd/mainloop.cuh, load.cuh and epilogue.cuh, from the
-// same types. V is laid out and read as K is, dO as Q, P^T (where it is in shared memory) as dS^T, and dV leaves as dK.
+// The sm80 backward's traits as data. The partitions are those of sm80/bwd/products.cuh, load.cuh and epilogue.cuh, from
+// the same types. V is laid out and read as K is, dO as Q, P^T (where it is in shared memory) as dS^T, and dV leaves as
+// dK.
 #pragma once
 
 #include <algorithm>
@@ -19,16 +20,6 @@ using namespace flash_cute::sm80::bwd;
 using flash_cute::sm80::kChipNames;
 using flash_cute::sm80::kMaxSmemBytes;
 using flash_cute::sm80::kNumChips;
-
-// As the main loop makes its fragments, from plain shapes.
-template <class Element, class Mma, class Shape>
-auto fragment_a(Mma const& mma, Shape shape) {
-  return mma.get_slice(0).partition_fragment_A(make_tensor(static_cast<Element*>(nullptr), make_layout(shape)));
-}
-template <class Element, class Mma, class Shape>
-auto fragment_b(Mma const& mma, Shape shape) {
-  return mma.get_slice(0).partition_fragment_B(make_tensor(static_cast<Element*>(nullptr), make_layout(shape)));
-}
 
 // dS^T as the A operand of dK: the registers of S^T read in another order, or fetched from shared memory.
 template <class Traits, class Mma, class Scores, class Copy, class Identity>

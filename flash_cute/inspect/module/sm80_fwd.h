@@ -23,11 +23,6 @@ template <class Traits>
 auto entries() {
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
-  auto const smem = make_smem_ptr(static_cast<Element*>(nullptr));
-  auto sQ = make_tensor(smem, typename Traits::SmemLayoutQ{});    // (BLK_M, D)
-  auto sK = make_tensor(smem, typename Traits::SmemLayoutKV{});   // (BLK_N, D, stage)
-  auto sVt = make_tensor(smem, typename Traits::SmemLayoutVt{});  // (D, BLK_N, stage)
-  auto sVt_plain = make_tensor(smem, get_nonswizzle_portion(typename Traits::SmemLayoutVt{}));
   auto const cQ = make_identity_layout(Shape<Int<kBlockM>, Int<kHeadDim>>{});
   auto const cK = make_identity_layout(Shape<Int<kBlockN>, Int<kHeadDim>>{});
   auto const cVt = make_identity_layout(Shape<Int<kHeadDim>, Int<kBlockN>>{});
@@ -36,10 +31,9 @@ auto entries() {
   typename Traits::GmemLoad gmem_load;
   typename Traits::GmemStore gmem_store;
   typename Traits::Mma mma;
-  auto const mma_thread = mma.get_slice(0);
-  auto tSrQ = mma_thread.partition_fragment_A(sQ);                              // (MMA, MMA_M, MMA_D)
-  auto tSrK = mma_thread.partition_fragment_B(sK(_, _, _0{}));                  // (MMA, MMA_N, MMA_D)
-  auto tOrV = mma_thread.partition_fragment_B(sVt_plain(_, _, _0{}));           // (MMA, MMA_D, MMA_N)
+  auto tSrQ = fragment_a<Element>(mma, Shape<Int<kBlockM>, Int<kHeadDim>>{});   // (MMA, MMA_M, MMA_D)
+  auto tSrK = fragment_b<Element>(mma, Shape<Int<kBlockN>, Int<kHeadDim>>{});   // (MMA, MMA_N, MMA_D)
+  auto tOrV = fragment_b<Element>(mma, Shape<Int<kHeadDim>, Int<kBlockN>>{});   // (MMA, MMA_D, MMA_N)
   auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});   // (MMA, MMA_M, MMA_N)
   auto tOrO = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
   auto rO = make_tensor_like<Element>(tOrO);                                    // (MMA, MMA_M, MMA_D)
