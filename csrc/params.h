@@ -25,6 +25,37 @@ struct Band {
 constexpr int kNoLimit = Band::kNoLimit;
 constexpr int kMaxLength = 1'000'000'000;  // of rows and keys: row + kNoLimit + the rows of a tile still fits in an int
 
+// The sequences of a batch for the kernels that read them at run time: dense, each with len_q rows and len_k keys, or
+// packed one after the other, where `cu_q` and `cu_k` are given. Then the tensors have no batch dimension (stride 0),
+// and len_q and len_k of the parameters are the totals.
+struct Sequences {
+  int const* cu_q;    // (batch + 1): sequence b has the rows [cu_q[b], cu_q[b + 1]); null: dense
+  int const* cu_k;    // (batch + 1): its keys
+  int const* used_q;  // (batch): only so many of its rows; null: all
+  int const* used_k;
+  int window_left;    // keys that a row sees before its position; kNoLimit: all
+  int window_right;   // behind it
+  int* tiles_before;  // sm80, packed: (batch + 3) row tiles of one head in the sequences before
+  bool bottom_right;  // row i has the position i + len_k - len_q, else i
+};
+
+// The terms of a modified score: cap * tanh(scale * q.k / cap) - slope * |position - column|. It is computed in units
+// of scale_log2 / log2(e): of the scale, or of the cap where there is one.
+struct ScoreTerms {
+  float softcap_scale;  // scale / cap; 0: no cap
+  float slope_factor;   // a slope in those units
+  float const* slopes;  // (batch, heads_q) or (heads_q); null: none
+  int64_t slopes_batch_stride;
+  int64_t slopes_head_stride;
+};
+
+// A term exp(sink) of each head's denominator.
+struct Sinks {
+  void const* data;  // (heads_q); null: none
+  int64_t stride;
+  bool is_float32;  // else of the inputs' type
+};
+
 // Element strides of one (batch, head, row, column) tensor; the column stride is 1.
 struct Strides {
   int64_t batch;
@@ -35,8 +66,8 @@ struct Strides {
 struct FwdParams {
   void const* q;  // (batch, heads_q,  len_q, head_dim), 16-bit elements
   void const* k;  // (batch, heads_kv, len_k, head_dim)
-  void const* v;  // (batch, heads_kv, len_k, head_dim)
-  void* out;      // (batch, heads_q,  len_q, head_dim)
+  void const* v;  // (batch, heads_kv, len_k, head_dim_v)
+  void* out;      // (batch, heads_q,  len_q, head_dim_v)
   float* lse;     // (batch, heads_q,  len_q), contiguous, natural log of the scaled scores
 
   // Workspace, see FwdWorkspace; only sm90.
@@ -54,13 +85,20 @@ struct FwdParams {
   int heads_kv;  // divides heads_q; query head h reads KV head h / (heads_q / heads_kv)
   int len_q;     // > 0
   int len_k;     // may be 0
-  int head_dim;  // a multiple of 8, at most the kernel's kHeadDim
+  int head_dim;  // of q and k: a multiple of 8, at most the kernel's kHeadDim
   Band band;
-  float scale_log2;  // scale * log2(e); finite and > 0
+  float scale_log2;  // scale * log2(e), with a softcap cap * log2(e); finite and > 0
 
   TileOrder order;
   TileSplit split;   // of row tiles, by keys
   bool draws_tiles;  // dynamic schedule, from the ticket; else static
+
+  int head_dim_v;  // of v and out: a multiple of 8, at most the kernel's kHeadDimV
+
+  // Read only by the kernels that take sequences at run time, the terms only by those of modified scores.
+  Sequences sequences;
+  Sinks sinks;
+  ScoreTerms score;
 };
 
 struct BwdParams {

@@ -11,6 +11,7 @@ using cudaStream_t = void*;
 #endif
 
 #include "core/kernel_shape.h"
+#include "core/variant.h"
 #include "params.h"
 
 namespace flash_cute {
@@ -22,6 +23,7 @@ struct FwdWorkspace {
   int64_t ticket;
   int64_t part_flags;
   int64_t parts;
+  int64_t tiles_before;
   int64_t zeroed;  // the first `zeroed` bytes are set to 0 before the kernel
   int64_t bytes;
 };
@@ -36,10 +38,12 @@ struct BwdWorkspace {
   int64_t bytes;
 };
 
-// head_dim selects the instance file of an architecture, dtype and `entry` the kernel in it.
+// head_dim and head_dim_v select the instance file of an architecture; dtype, variant and `entry` the kernel in it.
 struct FwdPlan {
   DType dtype;
-  int head_dim;  // the kernel's kHeadDim: the smallest instance that holds the tensor's
+  Variant variant;
+  int head_dim;    // the kernel's kHeadDim: the smallest instance that holds the tensor's
+  int head_dim_v;  // the kernel's kHeadDimV
   int entry;     // of the architecture's tile table, see <arch>/fwd/tile.h
   KernelShape shape;
   int64_t ctas;
@@ -70,7 +74,7 @@ struct BwdPlan {
 // The kernels: one explicit instantiation per (architecture, kernel, head dim), each in its own generated file
 // (build/inst/<arch>_<kernel>_d<D>.cu) with both dtypes and every tile of the table.
 namespace sm80::fwd {
-template <int kHeadDim>
+template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);
 }
 namespace sm80::bwd {
@@ -78,7 +82,7 @@ template <int kHeadDim>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
 }
 namespace sm90::fwd {
-template <int kHeadDim>
+template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);
 }
 namespace sm90::bwd {

@@ -32,6 +32,9 @@ class Explanation:
     is the compiler's report on that very kernel (`arch`, `registers`, `spill_stores` and `spill_loads` in bytes, ...),
     or None where the driver compiles it from PTX.
 
+    Of a forward's kernel there are `kernel_head_dim_v` and `variant`: "dense"; "packed", which reads the sequences at
+    run time; or "modified", whose scores also have a softcap or ALiBi.
+
     `split_tiles`: how many tiles have their keys, in a backward their rows, split over CTAs; `split_ctas`: over how
     many.
 
@@ -179,6 +182,7 @@ _TILE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "bwd_queries_kernel": (),
     },
 }
+_VARIANTS = ("dense", "packed", "modified")  # csrc/core/variant.h
 _ELEMENTS = {"half_t": "float16", "__half": "float16", "bfloat16_t": "bfloat16", "__nv_bfloat16": "bfloat16"}
 
 
@@ -206,6 +210,9 @@ def _facts(kernel_name: str) -> dict[str, Any] | None:
         "head_dim": int(head_dim[1]),
         "tile": [int(mangled or number or word == "true") for mangled, number, word in values],
     }
+    if variant := re.search(r"Variant(?:\)|E)(\d)(?:(?:, |ELi)(\d+))?", kernel_name[end:]):
+        facts["variant"] = _VARIANTS[int(variant[1])]
+        facts["kernel_head_dim_v"] = int(variant[2] or head_dim[1])
     if deterministic:  # the mode has a kernel of its own
         facts["deterministic"] = (deterministic[1] or deterministic[2]) in ("1", "true")
     return facts

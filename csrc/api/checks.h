@@ -46,8 +46,8 @@ struct BwdArgs {
   bool deterministic;
 };
 
-// A call that has passed the checks: the input of the plan. Of a packed call `batch` is the number of sequences, and
-// `len_q` and `len_k` are the rows and keys of all of them.
+// A call that has passed the checks: the input of the plan. Of a packed call batch is the number of sequences, len_q
+// and len_k are the rows and keys of all of them.
 struct Problem {
   int batch;
   int heads_q;
@@ -246,7 +246,8 @@ inline Band make_band(FwdArgs const& args, Causal causal) {
   int64_t const longest = std::max(len_q, len_k);
   bool const has_lower = args.sequences ? left < longest : offset - left + len_q - 1 > 0;
   bool const has_upper = args.sequences ? right < longest : offset + right < len_k - 1;
-  return {.lower = has_lower ? limited(offset - left) : -kNoLimit, .upper = has_upper ? limited(offset + right) : kNoLimit};
+  return {.lower = has_lower ? limited(offset - left) : -kNoLimit,
+          .upper = has_upper ? limited(offset + right) : kNoLimit};
 }
 
 // The rules of the CUDA kernels beyond the common ones of check_fwd: 32-bit arithmetic on rows and keys must not
@@ -264,8 +265,8 @@ inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
   FLASH_CUTE_CHECK(problem.softcap == 0 || (std::isnormal(static_cast<float>(problem.softcap)) &&
                                             std::isfinite(static_cast<float>(problem.softcap * kLog2E))),
                    "softcap: expected a number that float32 holds, also times log2(e), got ", problem.softcap);
-  FLASH_CUTE_CHECK(problem.backend != Backend::kCpu, "backend: expected 'auto', 'sm80' or 'sm90' for CUDA tensors, got '",
-                   args.backend, "'");
+  FLASH_CUTE_CHECK(problem.backend != Backend::kCpu,
+                   "backend: expected 'auto', 'sm80' or 'sm90' for CUDA tensors, got '", args.backend, "'");
 }
 
 // `on_cuda`: whether the CUDA rules apply: for CUDA tensors, and for a plan for a given GPU.

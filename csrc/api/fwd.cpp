@@ -2,13 +2,21 @@
 // and graph captures may run at once.
 #include "fwd.h"
 
+#include "varlen.h"
+
 #ifdef FLASH_CUTE_NO_CUDA
 
 namespace flash_cute {
+namespace {
 
-FwdResult fwd_cuda(FwdArgs const&) {
+[[noreturn]] void refuse() {
   throw std::runtime_error("flash_cute: this build has no CUDA kernels (it was built with FLASH_CUTE_NO_CUDA)");
 }
+
+}  // namespace
+
+FwdResult fwd_cuda(FwdArgs const&) { refuse(); }
+FwdResult packed_fwd_cuda(FwdArgs const&, Problem const&, VarlenArgs const&) { refuse(); }
 
 }  // namespace flash_cute
 
@@ -19,47 +27,119 @@ FwdResult fwd_cuda(FwdArgs const&) {
 namespace flash_cute {
 namespace {
 
-FwdResult allocate(TensorInfo const& q, int64_t head_dim_v) {
+// The results, and `out` as the kernel sees it.
+struct Allocated {
+  FwdResult result;
+  TensorInfo out;
+};
+
+Allocated allocate(TensorInfo const& q, int64_t head_dim_v) {
   std::array<int64_t, 3> const lse_sizes{q.sizes[0], q.sizes[1], q.sizes[2]};
   Sizes const out_sizes{q.sizes[0], q.sizes[1], q.sizes[2], head_dim_v};
-  return {.out = empty_strided(out_sizes, out_strides(q, head_dim_v), q.dtype, q),
-          .lse = empty_strided(lse_sizes, contiguous_strides(lse_sizes), aoti_torch_dtype_float32(), q)};
+  Tensor out = empty_strided(out_sizes, out_strides(q, head_dim_v), q.dtype, q);
+  TensorInfo const info = tensor_info("out", out.get());
+  return {{.out = std::move(out),
+           .lse = empty_strided(lse_sizes, contiguous_strides(lse_sizes), aoti_torch_dtype_float32(), q)},
+          info};
 }
 
-void launch_fwd(FwdArgs const& args, Problem const& problem, FwdDecision const& decision, FwdResult const& result) {
+// (rows, heads, head_dim_v) and (heads, rows).
+Allocated allocate_packed(TensorInfo const& q, int64_t head_dim_v, PackedView& view) {
+  // q's dims in their own order, on which the order of equal strides depends.
+  Sizes const sizes{1, q.sizes[2], q.sizes[1], q.sizes[3]};
+  Sizes const like{q.strides[0], q.strides[2], q.strides[1], q.strides[3]};
+  TensorInfo own = q;
+  own.sizes = sizes.data();
+  own.strides = like.data();
+  Sizes const strides = out_strides(own, head_dim_v);
+  std::array<int64_t, 2> const lse_sizes{q.sizes[1], q.sizes[2]};
+  Tensor out = empty_strided<3>({q.sizes[2], q.sizes[1], head_dim_v}, {strides[1], strides[2], strides[3]}, q.dtype, q);
+  TensorInfo const info = view.info(tensor_info("out", out.get()), 3);
+  return {{.out = std::move(out),
+           .lse = empty_strided(lse_sizes, contiguous_strides(lse_sizes), aoti_torch_dtype_float32(), q)},
+          info};
+}
+
+// Where the sequences of a call are, for a kernel that reads them at run time.
+Sequences make_sequences(FwdArgs const& args, Problem const& problem, VarlenArgs const* lengths) {
+  auto const limit = [](std::optional<int64_t> side) {
+    return static_cast<int>(std::min<int64_t>(side.value_or(kNoLimit), kNoLimit));
+  };
+  Sequences sequences{.window_left = limit(args.window_left),
+                      .window_right = problem.causal == Causal::kNone ? limit(args.window_right) : 0,
+                      .bottom_right = problem.causal != Causal::kTopLeft};
+  if (lengths == nullptr) return sequences;
+  auto const data = [](TensorInfo const& tensor) { return static_cast<int const*>(data_pointer(tensor.handle)); };
+  sequences.cu_q = data(lengths->cu_seqlens_q);
+  sequences.cu_k = data(lengths->cu_seqlens_k);
+  if (lengths->seqused_q) sequences.used_q = data(*lengths->seqused_q);
+  if (lengths->seqused_k) sequences.used_k = data(*lengths->seqused_k);
+  return sequences;
+}
+
+ScoreTerms make_score_terms(FwdArgs const& args, Problem const& problem) {
+  bool const capped = problem.softcap > 0;
+  ScoreTerms terms{.softcap_scale = capped ? static_cast<float>(problem.scale / problem.softcap) : 0.f,
+                   .slope_factor = static_cast<float>(1 / (capped ? problem.softcap : problem.scale))};
+  if (!args.alibi_slopes) return terms;
+  TensorInfo const& slopes = *args.alibi_slopes;
+  terms.slopes = static_cast<float const*>(data_pointer(slopes.handle));
+  terms.slopes_batch_stride = problem.alibi_per_batch ? slopes.strides[0] : 0;
+  terms.slopes_head_stride = slopes.strides[slopes.rank - 1];
+  return terms;
+}
+
+Sinks make_sinks(FwdArgs const& args) {
+  if (!args.sinks) return {};
+  return {.data = data_pointer(args.sinks->handle),
+          .stride = args.sinks->strides[0],
+          .is_float32 = args.sinks->dtype == aoti_torch_dtype_float32()};
+}
+
+void launch_fwd(FwdArgs const& args, Problem const& problem, VarlenArgs const* lengths, FwdDecision const& decision,
+                TensorInfo const& result, AtenTensorHandle lse) {
   Operand const q(args.q, decision.q, decision.padded_head_dim);
   Operand const k(args.k, decision.k, decision.padded_head_dim);
-  Operand const v(args.v, decision.v, decision.padded_head_dim);
-  Result const out(tensor_info("out", result.out.get()), decision.out, decision.padded_head_dim);
+  Operand const v(args.v, decision.v, decision.padded_head_dim_v);
+  Result const out(result, decision.out, decision.padded_head_dim_v);
 
   FwdPlan const& plan = decision.plan;
   FwdWorkspace const& offsets = plan.workspace;
   Tensor workspace;
   if (offsets.bytes > 0) workspace = empty_strided<1>({offsets.bytes}, {1}, aoti_torch_dtype_uint8(), args.q);
   auto* const bytes = workspace ? static_cast<char*>(mutable_data_pointer(workspace.get())) : nullptr;
-  FwdParams const params{.q = q.data,
-                         .k = k.data,
-                         .v = v.data,
-                         .out = out.data,
-                         .lse = static_cast<float*>(mutable_data_pointer(result.lse.get())),
-                         .ticket = reinterpret_cast<int*>(bytes + offsets.ticket),
-                         .part_flags = reinterpret_cast<int*>(bytes + offsets.part_flags),
-                         .parts = reinterpret_cast<float*>(bytes + offsets.parts),
-                         .q_strides = q.strides,
-                         .k_strides = k.strides,
-                         .v_strides = v.strides,
-                         .out_strides = out.strides,
-                         .batch = problem.batch,
-                         .heads_q = problem.heads_q,
-                         .heads_kv = problem.heads_kv,
-                         .len_q = problem.len_q,
-                         .len_k = problem.len_k,
-                         .head_dim = decision.padded_head_dim,
-                         .band = problem.band,
-                         .scale_log2 = static_cast<float>(problem.scale * kLog2E),
-                         .order = plan.order,
-                         .split = plan.split,
-                         .draws_tiles = plan.draws_tiles};
+  FwdParams params{.q = q.data,
+                   .k = k.data,
+                   .v = v.data,
+                   .out = out.data,
+                   .lse = static_cast<float*>(mutable_data_pointer(lse)),
+                   .ticket = reinterpret_cast<int*>(bytes + offsets.ticket),
+                   .part_flags = reinterpret_cast<int*>(bytes + offsets.part_flags),
+                   .parts = reinterpret_cast<float*>(bytes + offsets.parts),
+                   .q_strides = q.strides,
+                   .k_strides = k.strides,
+                   .v_strides = v.strides,
+                   .out_strides = out.strides,
+                   .batch = problem.batch,
+                   .heads_q = problem.heads_q,
+                   .heads_kv = problem.heads_kv,
+                   .len_q = problem.len_q,
+                   .len_k = problem.len_k,
+                   .head_dim = decision.padded_head_dim,
+                   .band = problem.band,
+                   .scale_log2 = static_cast<float>((problem.softcap > 0 ? problem.softcap : problem.scale) * kLog2E),
+                   .order = plan.order,
+                   .split = plan.split,
+                   .draws_tiles = plan.draws_tiles,
+                   .head_dim_v = decision.padded_head_dim_v};
+  if (reads_sequences(plan.variant)) {
+    params.sequences = make_sequences(args, problem, lengths);
+    params.sinks = make_sinks(args);
+    params.score = make_score_terms(args, problem);
+    if (lengths && decision.backend == Backend::kSm80) {
+      params.sequences.tiles_before = reinterpret_cast<int*>(bytes + offsets.tiles_before);
+    }
+  }
   check_cuda(decision.instance.launch(plan, params, current_stream(args.q.device_index)),
              "launch the forward");
   out.finish();
@@ -73,9 +153,20 @@ FwdResult fwd_cuda(FwdArgs const& args) {
   FwdDecision const decision = plan_fwd(args, problem, device_gpu(args.q.device_index));
 
   CurrentDevice const device(args.q.device_index);
-  FwdResult result = allocate(args.q, problem.head_dim_v);
-  if (num_row_tiles(problem, decision.plan.shape) > 0) launch_fwd(args, problem, decision, result);
-  return result;
+  auto [result, out] = allocate(args.q, problem.head_dim_v);
+  if (decision.plan.ctas > 0) launch_fwd(args, problem, nullptr, decision, out, result.lse.get());
+  return std::move(result);
+}
+
+FwdResult packed_fwd_cuda(FwdArgs const& args, Problem const& problem, VarlenArgs const& lengths) {
+  FLASH_CUTE_CHECK(is_cuda(args.q), "q: expected a CUDA tensor, got ", device_name(args.q));
+  FwdDecision const decision = plan_fwd(args, problem, device_gpu(args.q.device_index));
+
+  CurrentDevice const device(args.q.device_index);
+  PackedView view;
+  auto [result, out] = allocate_packed(args.q, problem.head_dim_v, view);
+  if (decision.plan.ctas > 0) launch_fwd(args, problem, &lengths, decision, out, result.lse.get());
+  return std::move(result);
 }
 
 }  // namespace flash_cute

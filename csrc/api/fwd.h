@@ -10,8 +10,11 @@ struct FwdResult {
   Tensor lse;  // (batch, heads_q, len_q), float32, contiguous
 };
 
-// CUDA tensors, on the current stream of their device.
+struct VarlenArgs;
+
+// CUDA tensors, on the current stream of their device. `lengths`: of packed tensors, whose result is packed too.
 FwdResult fwd_cuda(FwdArgs const& args);
+FwdResult packed_fwd_cuda(FwdArgs const& args, Problem const& problem, VarlenArgs const& lengths);
 
 // The plan as JSON. `capability` 0: that of the tensors' own device.
 std::string fwd_plan_json(FwdArgs const& args, int64_t capability);

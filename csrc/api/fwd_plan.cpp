@@ -34,7 +34,7 @@ std::vector<std::string> reasons(Problem const& problem, FwdDecision const& deci
                         std::to_string(decision.plan.workspace.bytes / 1024) + " KB of workspace.");
   }
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
-  if (num_row_tiles(problem, decision.plan.shape) == 0) sentences.push_back("Nothing is launched: the output is empty.");
+  if (decision.plan.ctas == 0) sentences.push_back("Nothing is launched: the output is empty.");
   if (problem.heads_kv > 0 && problem.heads_q > problem.heads_kv) {
     sentences.push_back("Every " + std::to_string(problem.heads_q / problem.heads_kv) +
                         " query heads read one head of k and v in place.");
@@ -54,8 +54,12 @@ std::string fwd_plan_json(FwdArgs const& args, int64_t capability) {
   FwdDecision const decision = plan_fwd(args, problem, *gpu);
   JsonObject json = call_json(backend_name(decision.backend), args, problem);
   add_kernel(json, "fwd_kernel", decision, num_row_tiles(problem, decision.plan.shape));
+  FwdPlan const& plan = decision.plan;
+  constexpr char const* kVariants[] = {"dense", "packed", "modified"};
+  json.number("kernel_head_dim_v", int64_t{plan.head_dim_v})
+      .string("variant", kVariants[static_cast<int>(plan.variant)]);
   if (decision.backend == Backend::kSm90) {
-    json.boolean("late_wait", sm90::fwd::tile_config(decision.plan.head_dim, decision.plan.entry).late_wait);
+    json.boolean("late_wait", sm90::fwd::tile_config(plan.head_dim, plan.entry, plan.head_dim_v).late_wait);
   }
   json.number("split_tiles", int64_t{decision.plan.split.tiles})
       .number("split_ctas", int64_t{decision.plan.split.ranges})

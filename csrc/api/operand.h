@@ -22,6 +22,14 @@ inline void copy_into(AtenTensorHandle destination, AtenTensorHandle source) {
   check_shim(aoti_torch_copy_(destination, source, /*non_blocking=*/1), "copy a tensor");
 }
 
+// The tensor with the dims that its sizes and strides say: a packed one as a batch of one.
+inline Tensor as_batch(TensorInfo const& tensor) {
+  AtenTensorHandle handle = nullptr;
+  check_shim(aoti_torch__reinterpret_tensor(tensor.handle, tensor.rank, tensor.sizes, tensor.strides, 0, &handle),
+             "take a view of a tensor");
+  return Tensor(handle);
+}
+
 inline void zero(AtenTensorHandle tensor) { check_shim(aoti_torch_zero_(tensor), "zero a tensor"); }
 
 using Sizes = std::array<int64_t, 4>;
@@ -58,7 +66,7 @@ struct Padded {
 inline Padded padded_copy(TensorInfo const& tensor, int padded_head_dim) {
   Padded copy = Padded::empty(tensor, padded_head_dim);
   int64_t const head_dim = tensor.sizes[3];
-  copy_into(copy.columns(0, head_dim).get(), tensor.handle);
+  copy_into(copy.columns(0, head_dim).get(), tensor.packed ? as_batch(tensor).get() : tensor.handle);
   if (head_dim < padded_head_dim) zero(copy.columns(head_dim, padded_head_dim - head_dim).get());
   return copy;
 }
@@ -103,7 +111,8 @@ class Result {
   }
 
   void finish() const {
-    if (buffer_.tensor) copy_into(tensor_.handle, buffer_.columns(0, tensor_.sizes[3]).get());
+    if (!buffer_.tensor) return;
+    copy_into(tensor_.packed ? as_batch(tensor_).get() : tensor_.handle, buffer_.columns(0, tensor_.sizes[3]).get());
   }
 
   void* data;

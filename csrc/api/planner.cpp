@@ -43,9 +43,10 @@ void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
                              .can_split = !problem.band.has_lower(),
                              .heads_q = int64_t{problem.batch} * problem.heads_q,
                              .heads_kv = heads_kv};
-  sm90::fwd::Choice const choice = sm90::fwd::choose(plan.head_dim, work, gpu.num_sms, problem.forced_entry);
+  sm90::fwd::Choice const choice =
+      sm90::fwd::choose(plan.head_dim, plan.head_dim_v, work, gpu.num_sms, problem.forced_entry);
   plan.entry = choice.entry;
-  plan.shape = sm90::fwd::kernel_shape(plan.head_dim, plan.entry);
+  plan.shape = sm90::fwd::kernel_shape(plan.head_dim, plan.entry, plan.head_dim_v);
   int64_t const tiles = num_row_tiles(problem, plan.shape);
   plan.draws_tiles = work.masked && tiles > gpu.num_sms;
   if (!plan.draws_tiles) plan.split = choice.split;
@@ -53,8 +54,50 @@ void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
   plan.ctas = only_split ? plan.split.ranges : std::min<int64_t>(tiles, gpu.num_sms);
   if (!plan.draws_tiles && plan.split.tiles == 0) return;
   int64_t const flags = 4 * sm90::fwd::part_flags(plan.shape, plan.split);
-  plan.workspace = {.ticket = 0, .part_flags = 4, .parts = aligned(4 + flags), .zeroed = 4 + flags, .bytes = 0};
-  plan.workspace.bytes = plan.workspace.parts + sm90::fwd::parts_bytes(plan.shape, plan.head_dim, plan.split);
+  plan.workspace = {
+      .ticket = 0, .part_flags = 4, .parts = aligned(4 + flags), .tiles_before = 0, .zeroed = 4 + flags, .bytes = 0};
+  plan.workspace.bytes = plan.workspace.parts + sm90::fwd::parts_bytes(plan.shape, plan.head_dim_v, plan.split);
+}
+
+// The row tiles of a batch whose sequences the kernel reads at run time. Of a packed one the host knows the most that
+// there can be: each sequence, or rows between sequences, may end in a tile that is not full.
+int64_t most_row_tiles(Problem const& problem, KernelShape const& shape, bool packed) {
+  if (!packed) return num_row_tiles(problem, shape);
+  int64_t const rows = problem.len_q;
+  return (rows / shape.block_m + std::min<int64_t>(rows, int64_t{problem.batch} + 2)) * problem.heads_q;
+}
+
+Variant fwd_variant(Problem const& problem, FwdDecision const& decision, bool packed) {
+  if (problem.softcap > 0 || problem.has_alibi) return Variant::kModified;
+  bool const one_head_dim = decision.instance.head_dim == decision.instance.head_dim_v;
+  bool const own_head_dim = one_head_dim && problem.head_dim_v != problem.head_dim;
+  return packed || problem.has_sinks || own_head_dim ? Variant::kPacked : Variant::kDense;
+}
+
+// A kernel that reads the sequences at run time, also where the batch is dense.
+void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gpu, bool packed) {
+  FwdPlan& plan = decision.plan;
+  bool const sm90 = decision.backend == Backend::kSm90;
+  if (sm90) {
+    int64_t const mean_rows = packed ? problem.len_q / std::max(1, problem.batch) : problem.len_q;
+    plan.entry = sm90::fwd::choose_for_sequences(plan.head_dim, plan.head_dim_v, plan.variant, mean_rows,
+                                                 problem.forced_entry);
+    plan.shape = sm90::fwd::kernel_shape(plan.head_dim, plan.entry, plan.head_dim_v);
+  } else {
+    plan.entry = sm80_entry(problem, gpu);
+    plan.shape = sm80::fwd::kernel_shape(plan.head_dim, plan.entry);
+    plan.shape.smem_bytes += sm80::fwd::kSequenceBytes;
+    plan.order = sm80::fwd::tile_order(plan.shape, /*masked=*/true, problem.batch, problem.heads_q, problem.heads_kv,
+                                       problem.len_q, problem.len_k, decision.padded_head_dim);
+  }
+  int64_t const tiles = most_row_tiles(problem, plan.shape, packed);
+  plan.draws_tiles = sm90;
+  plan.ctas = sm90 ? std::min<int64_t>(tiles, gpu.num_sms) : tiles;
+  if (sm90) {
+    plan.workspace = {.ticket = 0, .part_flags = 0, .parts = 0, .tiles_before = 0, .zeroed = 4, .bytes = 4};
+  } else if (packed) {
+    plan.workspace.bytes = 4 * (int64_t{problem.batch} + 3);  // the prefix sums, see Sequences::tiles_before
+  }
 }
 
 BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool draws_tasks) {
@@ -80,8 +123,8 @@ void order_sm90(BwdPlan& plan, Problem const& problem, Gpu gpu, TensorInfo const
                                      .heads = int64_t{problem.batch} * problem.heads_kv,
                                      .visited_rows = static_cast<int>(visited)};
   plan.task_order = sm90::bwd::task_order(counts, masked, plan.deterministic, gpu.num_sms);
-  FLASH_CUTE_CHECK(plan.task_order.num_tasks > 0, "q: expected fewer tiles of work, of which there are at most 2^31 - 1; got ",
-                   shape_text(q));
+  FLASH_CUTE_CHECK(plan.task_order.num_tasks > 0,
+                   "q: expected fewer tiles of work, of which there are at most 2^31 - 1; got ", shape_text(q));
   plan.split = sm90::bwd::split_key_tiles(plan.task_order, counts, plan.shape, masked, plan.deterministic, gpu.num_sms);
   plan.ctas = std::min<int64_t>(plan.task_order.num_tasks, gpu.num_sms);
 }
@@ -89,11 +132,19 @@ void order_sm90(BwdPlan& plan, Problem const& problem, Gpu gpu, TensorInfo const
 }  // namespace
 
 FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
-  check_served_on_cuda(problem);
+  check_served_by_fwd(problem);
   auto decision = decide<FwdDecision>(kFwdKernels, args, problem, gpu);
-  decision.out = write_copy(args.q);
+  decision.out = out_copy(args.q, problem.head_dim_v);
   FwdPlan& plan = decision.plan;
-  bool const sm90 = decision.backend == Backend::kSm90;
+  bool const sm90 = decision.backend == Backend::kSm90, packed = args.sequences.has_value();
+  plan.head_dim_v = decision.instance.head_dim_v;
+  plan.variant = fwd_variant(problem, decision, packed);
+  check_variant_built(decision.backend, plan.variant);
+  if (reads_sequences(plan.variant)) {
+    plan_fwd_of_sequences(decision, problem, gpu, packed);
+    check_num_tiles("q", most_row_tiles(problem, plan.shape, packed), plan.shape.block_m, "rows", args.q);
+    return decision;
+  }
   if (sm90) {
     plan_fwd_sm90(plan, problem, gpu);
   } else {
@@ -108,14 +159,15 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
       std::array{problem.batch, problem.heads_q, problem.heads_kv, problem.len_q, problem.len_k};
   int const head_dim = decision.padded_head_dim;
   bool const masked = is_masked(problem);
-  plan.order = sm90 ? sm90::fwd::tile_order(plan.shape, masked, batch, heads_q, heads_kv, len_q, len_k, head_dim, gpu.num_sms)
+  plan.order = sm90 ? sm90::fwd::tile_order(plan.shape, masked, batch, heads_q, heads_kv, len_q, len_k, head_dim,
+                                            gpu.num_sms)
                     : sm80::fwd::tile_order(plan.shape, masked, batch, heads_q, heads_kv, len_q, len_k, head_dim);
   return decision;
 }
 
 BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, bool deterministic,
                      Problem const& problem, Gpu gpu) {
-  check_served_on_cuda(problem);
+  check_served_by_bwd(problem);
   auto decision = decide<BwdDecision>(kBwdKernels, call, problem, gpu);
   decision.dout = dout ? read_copy(*dout) : write_copy(call.q);
   decision.out = out ? read_copy(*out) : write_copy(call.q);
@@ -147,8 +199,9 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
     int const group = problem.heads_q / problem.heads_kv;
     int64_t const rows = num_tiles(static_cast<int>(longest_rows(problem, plan.shape)), plan.shape.block_m, 1) *
                          plan.shape.block_m * group;
-    plan.launch_order = sm80::bwd::launch_order(plan.head_dim, plan.shape, is_masked(problem), deterministic, rows, group,
-                                                plan.n_blocks, problem.batch * problem.heads_kv, gpu.num_sms);
+    plan.launch_order =
+        sm80::bwd::launch_order(plan.head_dim, plan.shape, is_masked(problem), deterministic, rows, group,
+                                plan.n_blocks, problem.batch * problem.heads_kv, gpu.num_sms);
   }
   plan.workspace = bwd_workspace(plan, problem, /*draws_tasks=*/!sm90 && deterministic);
   return decision;

@@ -27,6 +27,7 @@ struct Decision {
   InstanceType instance = {};
   PlanType plan = {};
   int padded_head_dim = 0;  // the tensors' head dim, rounded up to whole 16-byte vectors
+  int padded_head_dim_v = 0;
   Copy q = Copy::kNone;
   Copy k = Copy::kNone;
   Copy v = Copy::kNone;
@@ -68,6 +69,12 @@ inline Copy write_copy(TensorInfo const& like) {
   return empty_like_strides(like)[3] == 1 ? Copy::kNone : Copy::kLastDimStrided;
 }
 
+// The same for a forward's out, see out_strides.
+inline Copy out_copy(TensorInfo const& q, int64_t head_dim_v) {
+  if (head_dim_v % 8 != 0) return Copy::kHeadDimPadded;
+  return out_strides(q, head_dim_v)[3] == 1 ? Copy::kNone : Copy::kLastDimStrided;
+}
+
 // Tiles of `block` rows or keys over all heads.
 inline int64_t num_tiles(int length, int block, int64_t heads) {
   return (int64_t{length} + block - 1) / block * heads;
@@ -95,12 +102,15 @@ DecisionType decide(Kernels<InstanceType> const& kernels, FwdArgs const& args, P
   DecisionType decision;
   decision.gpu = gpu;
   decision.padded_head_dim = (problem.head_dim + 7) / 8 * 8;
-  decision.backend = choose_backend(kernels, problem.backend, gpu.capability, decision.padded_head_dim);
-  decision.instance = kernels.find(decision.backend, decision.padded_head_dim);
+  decision.padded_head_dim_v = (problem.head_dim_v + 7) / 8 * 8;
+  int const head_dim = decision.padded_head_dim, head_dim_v = decision.padded_head_dim_v;
+  decision.backend = choose_backend(kernels, problem.backend, gpu.capability, head_dim, head_dim_v);
+  decision.instance = kernels.find(decision.backend, head_dim, head_dim_v);
   FLASH_CUTE_CHECK(decision.instance.launch != nullptr, "q: this build has no ", backend_name(decision.backend),
-                   " ", kernels.direction, " kernel for head dim ", problem.head_dim, "; expected ",
+                   " ", kernels.direction, " kernel for head dim ",
+                   std::max(problem.head_dim, problem.head_dim_v), "; expected ",
                    problem.backend == Backend::kAuto ? "" : "backend 'auto' or ",
-                   "a build with FLASH_CUTE_HEAD_DIMS listing ", decision.padded_head_dim, " or more");
+                   "a build with FLASH_CUTE_HEAD_DIMS listing ", std::max(head_dim, head_dim_v), " or more");
   decision.q = read_copy(args.q);
   decision.k = read_copy(args.k);
   decision.v = read_copy(args.v);

@@ -53,8 +53,8 @@ struct TensorInfo {
   int32_t dtype = 0;
   int32_t device_type = 0;
   int32_t device_index = 0;
-  // Whether sizes and strides are those of a packed tensor seen as a batch of one: (rows, heads, head_dim) as
-  // (1, heads, rows, head_dim), and (heads, rows) as (1, heads, rows). Messages show the former.
+  // Whether sizes and strides are those of a packed tensor seen as a batch of one: (rows, heads, head_dim) as (1,
+  // heads, rows, head_dim), and (heads, rows) as (1, heads, rows). Messages show the former.
   bool packed = false;
 };
 

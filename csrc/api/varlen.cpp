@@ -2,6 +2,7 @@
 #include "varlen.h"
 
 #include "plan_json.h"
+#include "served.h"
 
 namespace flash_cute {
 namespace {
@@ -51,7 +52,7 @@ void check_lengths(FwdArgs const& call, VarlenArgs const& lengths) {
   check_hint("max_seqlen_k", lengths.max_seqlen_k);
 }
 
-// All that CUDA calls and plans end in until there are kernels.
+// All that CUDA calls and plans end in until the kernels have passed the tests on a GPU, which alone may run them.
 [[noreturn]] void refuse_cuda(std::string const& given) {
   fail("q: expected CPU tensors, since varlen has no CUDA kernels yet, got ", given);
 }
@@ -104,8 +105,9 @@ Problem check_varlen_bwd(VarlenBwdArgs const& args, bool on_cuda) {
 }
 
 FwdResult varlen_fwd_cuda(VarlenFwdArgs const& args) {
-  check_varlen_fwd(args, /*on_cuda=*/true);
-  refuse_cuda(device_name(args.call.q));
+  Problem const problem = check_varlen_fwd(args, /*on_cuda=*/true);
+  if (!unserved_allowed()) refuse_cuda(device_name(args.call.q));
+  return packed_fwd_cuda(args.call, problem, args.lengths);
 }
 
 BwdResult varlen_bwd_cuda(VarlenBwdArgs const& args) {

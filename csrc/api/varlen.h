@@ -1,7 +1,8 @@
 // Packed sequences as the operators call them: checks, launches and plans.
 //
 // A packed tensor (rows, heads, head_dim) is seen as a batch of one, (1, heads, rows, head_dim), so that the checks,
-// strides and copies of dense calls serve it. Sequence b has the rows from start_b to end_b and uses the first of them:
+// strides and copies of dense calls serve it. Sequence b has the rows from start_b to end_b, and uses the first of
+// them:
 //
 //   start_b = clamp(cu_seqlens[b], 0, rows)   end_b = clamp(cu_seqlens[b + 1], start_b, rows)
 //   length_b = clamp(seqused[b], 0, end_b - start_b), or end_b - start_b

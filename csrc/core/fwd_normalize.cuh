@@ -3,27 +3,51 @@
 
 #include <cute/tensor.hpp>
 
-#include "mask.cuh"
+#include "sequence.cuh"
+#include "sink.cuh"
 #include "softmax.cuh"
+#include "variant.h"
 
 namespace flash_cute {
 
 using namespace cute;
 
-// `lse` points to row 0 of the tile's head. After softmax.finish().
-template <int kRows, class Accumulator, class Coords>
-CUTE_DEVICE void normalize(FwdParams const& params, float* lse, int first_row, OnlineSoftmax<kRows> const& softmax,
-                           Accumulator& acc,        // (rows, head dim)
-                           Coords const& coords) {  // (rows, head dim) -> (row, column)
+// Lengths and mask of a tile's rows: for dense kernels the parameters themselves.
+template <class Softmax>
+CUTE_DEVICE float row_lse(FwdParams const&, Softmax const& softmax, int i, int /*row*/) {
+  return softmax.lse(i);
+}
+template <class Softmax>
+CUTE_DEVICE float row_lse(Sequence const& sequence, Softmax const& softmax, int i, int row) {
+  return row < sequence.len_q ? softmax.lse(i) : -INFINITY;  // rows that are not used have scores, of zeros
+}
+
+// After softmax.finish(). `lse` points to row 0 of the sequence's head; inverse_of(i) is the factor of row i.
+template <int kRows, class Lengths, class Accumulator, class Coords, class Inverse>
+CUTE_DEVICE void normalize(Lengths const& sequence, float* lse, int first_row, OnlineSoftmax<kRows> const& softmax,
+                           Accumulator& acc,      // (rows, head dim)
+                           Coords const& coords,  // (rows, head dim) -> (row, column)
+                           Inverse const& inverse_of) {
   CUTE_UNROLL
   for (int i = 0; i < kRows; ++i) {
     int const row = first_row + get<0>(coords(i, _0{}));
-    if (get<1>(coords(_0{}, _0{})) == 0 && row < params.len_q) lse[row] = softmax.lse(i);
+    if (get<1>(coords(_0{}, _0{})) == 0 && row < written_rows(sequence)) lse[row] = row_lse(sequence, softmax, i, row);
     // A row that sees no key gives 0; one whose scores are all -inf gives 0/0 = NaN, as by the definition.
-    bool const blind = !row_sees_a_key(params, row);
-    float const inverse = softmax.inverse(i);
+    bool const blind = !row_sees_a_key(sequence, row);
+    float const inverse = inverse_of(i);
     CUTE_UNROLL
     for (int j = 0; j < size<1>(acc); ++j) acc(i, j) = blind ? 0.f : acc(i, j) * inverse;
+  }
+}
+
+// The factors that normalize the rows of a head.
+template <class Traits, class Softmax>
+CUTE_DEVICE auto row_factors(FwdParams const& params, Softmax const& softmax, int head) {
+  if constexpr (reads_sequences(Traits::kVariant)) {
+    float const sink_log2 = head_sink_log2<typename Traits::Element>(params.sinks, head);
+    return [&softmax, sink_log2](int i) { return softmax.inverse(i, sink_log2); };
+  } else {
+    return [&softmax](int i) { return softmax.inverse(i); };
   }
 }
 

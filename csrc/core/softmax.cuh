@@ -163,6 +163,10 @@ struct OnlineSoftmax {
   // After finish(): the factor that normalizes the accumulator (infinite where all scores are -inf), and the row's
   // log-sum-exp (-inf there).
   CUTE_DEVICE float inverse(int i) const { return reciprocal(sum[i] + error[i]); }
+  // The same with a sink in the denominator.
+  CUTE_DEVICE float inverse(int i, float sink_log2) const {
+    return reciprocal(sum[i] + error[i] + exp2_approx(sink_log2 - offset[i]));
+  }
   CUTE_DEVICE float lse(int i) const {
     constexpr float kLn2 = 0.693147180559945f;
     return sum[i] == 0.f ? -INFINITY : offset[i] * kLn2 + logf(sum[i]);

@@ -1,8 +1,10 @@
 // TMA descriptors, encoded on the host.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdint>
 #include <type_traits>
 
 #include <cuda.h>
@@ -37,29 +39,47 @@ struct Box {
   int columns;
 };
 
-// Encodes the 4-D map (column, row, head, batch) of a tensor; `sizes` has that order.
-template <class Element>
-cudaError_t encode_map(CUtensorMap* map, void const* data, Strides strides, std::array<int, 4> const& sizes, Box box) {
+// Encodes a map whose sizes and byte pitches are given, first those of a column.
+template <class Element, int kRank>
+cudaError_t encode_map(CUtensorMap* map, void const* data, std::array<uint64_t, kRank> const& sizes,
+                       std::array<uint64_t, kRank - 1> const& pitches, Box box) {
   TensorMapEncoder encode = nullptr;
   cudaError_t const error = tensor_map_encoder(encode);
   if (error != cudaSuccess) return error;
-  // The stride of a dim of size 1 is never used and may be anything: replace it by a legal one.
-  auto const bytes = [&](int dim, int64_t stride) {
-    return cuuint64_t(sizes[dim] == 1 ? 16 : stride * int64_t{sizeof(Element)});
-  };
-  cuuint64_t const extents[] = {cuuint64_t(sizes[0]), cuuint64_t(sizes[1]), cuuint64_t(sizes[2]), cuuint64_t(sizes[3])};
-  cuuint64_t const pitches[] = {bytes(1, strides.row), bytes(2, strides.head), bytes(3, strides.batch)};
-  cuuint32_t const extent_of_box[] = {cuuint32_t(box.columns), cuuint32_t(box.rows), 1, 1};
-  cuuint32_t const steps[] = {1, 1, 1, 1};
+  std::array<cuuint64_t, kRank> extents;
+  std::array<cuuint64_t, kRank - 1> bytes;
+  std::array<cuuint32_t, kRank> extent_of_box, steps;
+  std::copy(sizes.begin(), sizes.end(), extents.begin());
+  std::copy(pitches.begin(), pitches.end(), bytes.begin());
+  extent_of_box.fill(1);
+  extent_of_box[0] = box.columns;
+  extent_of_box[1] = box.rows;
+  steps.fill(1);
   auto const type = std::is_same_v<Element, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                              : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   auto const swizzle = box.columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
-  CUresult const result = encode(map, type, 4, const_cast<void*>(data), extents, pitches, extent_of_box, steps,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CUresult const result = encode(map, type, kRank, const_cast<void*>(data), extents.data(), bytes.data(),
+                                 extent_of_box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return cudaSuccess;
   return result == CUDA_ERROR_NOT_INITIALIZED || result == CUDA_ERROR_DEINITIALIZED ? cudaErrorInitializationError
                                                                                     : cudaErrorInvalidValue;
+}
+
+// The stride of a dim of size 1 is never used and may be anything: it is replaced by a legal one.
+template <class Element>
+uint64_t pitch(int size, int64_t stride) {
+  return uint64_t(size == 1 ? 16 : stride * int64_t{sizeof(Element)});
+}
+
+// Encodes the 4-D map (column, row, head, batch) of a tensor; `sizes` has that order.
+template <class Element>
+cudaError_t encode_map(CUtensorMap* map, void const* data, Strides strides, std::array<int, 4> const& sizes, Box box) {
+  return encode_map<Element, 4>(
+      map, data, {uint64_t(sizes[0]), uint64_t(sizes[1]), uint64_t(sizes[2]), uint64_t(sizes[3])},
+      {pitch<Element>(sizes[1], strides.row), pitch<Element>(sizes[2], strides.head),
+       pitch<Element>(sizes[3], strides.batch)},
+      box);
 }
 
 }  // namespace flash_cute::sm90

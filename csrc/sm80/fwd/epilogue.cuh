@@ -12,9 +12,9 @@
 
 namespace flash_cute::sm80::fwd {
 
-template <class Traits, class Softmax, class Accumulator>
-CUTE_DEVICE void epilogue(FwdParams const& params, RowTileCoord const tile, typename Traits::SharedStorage& smem,
-                          Softmax const& softmax,
+template <class Traits, class Lengths, class Softmax, class Accumulator>
+CUTE_DEVICE void epilogue(FwdParams const& params, Lengths const& sequence, RowTileCoord const& tile,
+                          typename Traits::SharedStorage& smem, Softmax const& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
@@ -25,8 +25,14 @@ CUTE_DEVICE void epilogue(FwdParams const& params, RowTileCoord const tile, type
   auto acc = rowcol_view(tOrO);  // (rows, head dim)
   auto cO = make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{});
   auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO));  // (rows, head dim) -> (row, column)
-  float* const lse = params.lse + (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
-  normalize(params, lse, first_row, softmax, acc, tOcO);
+  float* lse;  // of the sequence's row 0; a packed batch has one LSE, (heads_q, len_q)
+  if constexpr (reads_sequences(Traits::kVariant)) {
+    int const batch = params.sequences.cu_q != nullptr ? 0 : tile.batch;
+    lse = params.lse + (int64_t{batch} * params.heads_q + tile.head) * params.len_q + sequence.first_row;
+  } else {
+    lse = params.lse + (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
+  }
+  normalize(sequence, lse, first_row, softmax, acc, tOcO, row_factors<Traits>(params, softmax, tile.head));
 
   // O overwrites Q. A warp writes only rows that it alone has read, so that no barrier is needed before.
   auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)
@@ -36,13 +42,15 @@ CUTE_DEVICE void epilogue(FwdParams const& params, RowTileCoord const tile, type
   copy(Copy_Atom<UniversalCopy<uint32_t>, Element>{}, copy_o.retile_S(rO), copy_o.partition_D(sO));
   __syncthreads();  // all threads have written sO
 
-  auto mO = make_head_tensor(static_cast<Element*>(params.out), params.out_strides, tile.batch, tile.head,
-                             params.len_q, params.head_dim);
+  auto* out = static_cast<Element*>(params.out);
+  if constexpr (reads_sequences(Traits::kVariant)) out += sequence.first_row * params.out_strides.row;
+  int const columns = value_columns<Traits>(params);
+  auto mO = make_head_tensor(out, params.out_strides, tile.batch, tile.head, written_rows(sequence), columns);
   auto gO = local_tile(mO, Shape<Int<kBlockM>, Int<kHeadDim>>{}, make_coord(tile.m_block, _0{}));  // (BLK_M, D)
   typename Traits::GmemStore gmem_store;
   auto const gmem_thread = gmem_store.get_slice(thread);
   store_tile(gmem_store, gmem_thread.partition_S(sO), gmem_thread.partition_D(gO), gmem_thread.partition_S(cO),
-             params.len_q - first_row, params.head_dim);
+             written_rows(sequence) - first_row, columns);
 }
 
 }  // namespace flash_cute::sm80::fwd

@@ -8,20 +8,31 @@
 
 namespace flash_cute::sm80::fwd {
 
-template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.ctas_per_sm)
-    fwd_kernel(__grid_constant__ FwdParams const params) {
-  extern __shared__ char smem_raw[];
-  auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
-  RowTileCoord const tile = params.order.coord(blockIdx.x);
-
+// `sequence`: a Sequence in shared memory; for dense batches the parameters themselves.
+template <class Traits, class Lengths>
+CUTE_DEVICE void compute_tile(FwdParams const& params, Lengths const& sequence, RowTileCoord const& tile,
+                              typename Traits::SharedStorage& smem) {
   typename Traits::Mma mma;
   auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
   clear(tOrO);
   OnlineSoftmax<2 * decltype(size<1>(tOrO))::value> softmax(params.scale_log2);
 
-  mainloop<Traits>(params, tile, smem, softmax, tOrO);
-  epilogue<Traits>(params, tile, smem, softmax, tOrO);
+  mainloop<Traits>(params, sequence, tile, smem, softmax, tOrO);
+  epilogue<Traits>(params, sequence, tile, smem, softmax, tOrO);
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.ctas_per_sm)
+    fwd_kernel(__grid_constant__ FwdParams const params) {
+  extern __shared__ char smem_raw[];
+  if constexpr (reads_sequences(Traits::kVariant)) {
+    auto& smem = *reinterpret_cast<typename Traits::SequenceStorage*>(smem_raw);
+    place_tile<Traits::kBlockM>(params, smem.tile);
+    if (smem.tile.coord.m_block >= 0) compute_tile<Traits>(params, smem.tile.sequence, smem.tile.coord, smem);
+  } else {
+    auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
+    compute_tile<Traits>(params, params, params.order.coord(blockIdx.x), smem);
+  }
 }
 
 }  // namespace flash_cute::sm80::fwd

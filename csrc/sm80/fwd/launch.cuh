@@ -1,33 +1,51 @@
 // Launches a plan. Included only by the generated instance files.
 #pragma once
 
+#include <type_traits>
+
+#include "../../core/sequence_prefix.cuh"
 #include "kernel.cuh"
 
 namespace flash_cute::sm80::fwd {
 
 template <class Traits>
 cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
-  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
+  constexpr bool kSequences = reads_sequences(Traits::kVariant);
+  using Storage = std::conditional_t<kSequences, typename Traits::SequenceStorage, typename Traits::SharedStorage>;
+  constexpr int kSmemBytes = sizeof(Storage);
   if constexpr (kSmemBytes > 48 * 1024) {
     cudaError_t const error =
         cudaFuncSetAttribute(fwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
     if (error != cudaSuccess) return error;
   }
+  if constexpr (kSequences) {
+    if (params.sequences.tiles_before != nullptr) {
+      row_tile_prefix_kernel<Traits::kBlockM><<<1, sequence_prefix::kThreads, 0, stream>>>(params);
+      cudaError_t const error = cudaGetLastError();
+      if (error != cudaSuccess) return error;
+    }
+  }
   fwd_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(params);
   return cudaGetLastError();
 }
 
-template <int kHeadDim, int kChip>
-cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+template <int kHeadDim, int kChip, Variant kVariant>
+cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   constexpr TileConfig kTile = tile_config(kHeadDim, kChip);
-  static_assert(smem_bytes(kTile, kHeadDim) <= kMaxSmemBytes[kChip]);
+  static_assert(smem_bytes(kTile, kHeadDim) + kSequenceBytes <= kMaxSmemBytes[kChip]);
   return plan.dtype == DType::kFloat16
-             ? launch_kernel<Traits<cutlass::half_t, kHeadDim, kTile>>(plan, params, stream)
-             : launch_kernel<Traits<cutlass::bfloat16_t, kHeadDim, kTile>>(plan, params, stream);
+             ? launch_kernel<Traits<cutlass::half_t, kHeadDim, kTile, kVariant>>(plan, params, stream)
+             : launch_kernel<Traits<cutlass::bfloat16_t, kHeadDim, kTile, kVariant>>(plan, params, stream);
 }
 
-template <int kHeadDim>
+template <int kHeadDim, int kChip>
+cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+  return launch_kernel<kHeadDim, kChip, Variant::kDense>(plan, params, stream);
+}
+
+template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+  static_assert(kHeadDim == kHeadDimV);
   switch (plan.entry) {
     case kA100: return launch_entry<kHeadDim, kA100>(plan, params, stream);
     case kSmem99K: return launch_entry<kHeadDim, kSmem99K>(plan, params, stream);

@@ -11,6 +11,7 @@
 #include "../../core/convert.cuh"
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
+#include "../../core/score.cuh"
 #include "../../core/tile_order.h"
 #include "../../core/softmax.cuh"
 #include "traits.cuh"
@@ -34,48 +35,49 @@ struct LowerEdge {  // at the band's lower edge
   static constexpr RowCheck kRowCheck = RowCheck::kNone;
 };
 
-// Starts the load of a tile of K or V, and moves gX on to the next tile to load, the one before it in memory.
-template <RowCheck kRowCheck, class Traits, class Smem>
-__device__ inline void load_next(typename Traits::Element const*& gX, int64_t row_stride,
-                                 Smem&& sX,  // (BLK_N, D)
-                                 int keys, int head_dim) {
-  load_tile<kRowCheck>(typename Traits::GmemLoad{}, gX, row_stride, sX, keys, head_dim);
-  gX -= Traits::kBlockN * row_stride;
-}
-
 // Leaves the unnormalized O in tOrO and the row statistics in softmax.
-template <class Traits, class Softmax, class Accumulator>
-CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile, typename Traits::SharedStorage& smem,
-                          Softmax& softmax,
+template <class Traits, class Lengths, class Softmax, class Accumulator>
+CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowTileCoord const& tile,
+                          typename Traits::SharedStorage& smem, Softmax& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
-  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   constexpr bool kTwoStages = Traits::kStages == 2, kQInRegs = Traits::kTile.q_in_regs;
   int const thread = threadIdx.x;
   int const head_kv = tile.head / (params.heads_q / params.heads_kv);
 
-  TileRange const range = key_range<kBlockM, kBlockN>(params, tile.m_block);
+  TileRange const range = key_range<kBlockM, kBlockN>(sequence, tile.m_block);
   if (range.begin == range.end) return;
+  if (reads_sequences(Traits::kVariant) && tile.m_block * kBlockM >= sequence.len_q) return;  // rows that are not used
 
   // Shared memory.
   auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});    // (BLK_M, D)
   auto sK = make_tensor(make_smem_ptr(smem.k), typename Traits::SmemLayoutKV{});   // (BLK_N, D, stage)
   auto sV = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutKV{});   // (BLK_N, D, stage)
   auto sVt = make_tensor(make_smem_ptr(smem.v), typename Traits::SmemLayoutVt{});  // (D, BLK_N, stage)
+  // The same without the swizzle, since CuTe derives a fragment's shape from a plain layout.
+  auto sVt_plain = make_tensor(make_smem_ptr(smem.v), get_nonswizzle_portion(typename Traits::SmemLayoutVt{}));
 
   // Global memory: pointers to the tile of Q, and to the next tiles of K and V to load.
+  typename Traits::GmemLoad gmem_load;
   auto tile_begin = [&](void const* base, Strides const& strides, int head, int row) {
     return static_cast<Element const*>(base) + tile.batch * strides.batch + head * strides.head + row * strides.row;
   };
   Element const* gQ = tile_begin(params.q, params.q_strides, tile.head, tile.m_block * kBlockM);
   Element const* gK = tile_begin(params.k, params.k_strides, head_kv, (range.end - 1) * kBlockN);
   Element const* gV = tile_begin(params.v, params.v_strides, head_kv, (range.end - 1) * kBlockN);
+  if constexpr (reads_sequences(Traits::kVariant)) {
+    gQ += sequence.first_row * params.q_strides.row;
+    gK += sequence.first_key * params.k_strides.row;
+    gV += sequence.first_key * params.v_strides.row;
+  }
 
   // The MMAs, and the copies from shared memory to registers.
   typename Traits::Mma mma;
-  auto tSrQ = fragment_a<Element>(mma, Shape<Int<kBlockM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
-  auto tSrK = fragment_b<Element>(mma, Shape<Int<kBlockN>, Int<kHeadDim>>{});  // (MMA, MMA_N, MMA_D)
-  auto tOrV = fragment_b<Element>(mma, Shape<Int<kHeadDim>, Int<kBlockN>>{});  // (MMA, MMA_D, MMA_N)
+  auto const mma_thread = mma.get_slice(thread);
+  auto tSrQ = mma_thread.partition_fragment_A(sQ);                      // (MMA, MMA_M, MMA_D)
+  auto tSrK = mma_thread.partition_fragment_B(sK(_, _, _0{}));          // (MMA, MMA_N, MMA_D)
+  auto tOrV = mma_thread.partition_fragment_B(sVt_plain(_, _, _0{}));   // (MMA, MMA_D, MMA_N)
   auto const copy_q = make_tiled_copy_A(typename Traits::SmemCopyAtom{}, mma);
   auto const copy_k = make_tiled_copy_B(typename Traits::SmemCopyAtom{}, mma);
   auto const copy_v = make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, mma);
@@ -87,56 +89,70 @@ CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile, type
   CUTE_STATIC_ASSERT_V(size<1>(tSsQ) == size<1>(tSrQ_copy) && size<2>(tSsQ) == size<2>(tSrQ_copy));
   CUTE_STATIC_ASSERT_V(size<1>(tOsV) == size<1>(tOrV_copy) && size<2>(tOsV) == size<2>(tOrV_copy));
 
+  // Loads, too, run from the last tile to the first. Only the last tile can reach past len_k: it has `keys` rows.
+  auto load_k = [&](int keys, int stage, auto kind) {
+    constexpr RowCheck kRowCheck = decltype(kind)::kRowCheck;
+    load_tile<kRowCheck>(gmem_load, gK, params.k_strides.row, sK(_, _, stage), keys, params.head_dim);
+    gK -= kBlockN * params.k_strides.row;
+  };
+  auto load_v = [&](int keys, int stage, auto kind) {
+    constexpr RowCheck kRowCheck = decltype(kind)::kRowCheck;
+    load_tile<kRowCheck>(gmem_load, gV, params.v_strides.row, sV(_, _, stage), keys, value_columns<Traits>(params));
+    gV -= kBlockN * params.v_strides.row;
+  };
+
   // The tiles at the band's lower edge, recomputed at each use: kept in registers, they spilled.
   // With eight warps the recomputation spilled too: they branch, which costs 1 %.
   constexpr bool kBranches = Traits::kWarps == 8;
   auto begin = [&] {
-    if (kBranches && !params.band.has_lower()) return 0;
-    return first_column(params, opaque(tile.m_block) * kBlockM) / kBlockN;
+    if (kBranches && !sequence.band.has_lower()) return 0;
+    return first_column(sequence, opaque(tile.m_block) * kBlockM) / kBlockN;
   };
   auto whole_begin = [&] {
-    if (kBranches && !params.band.has_lower()) return 0;
-    return ceil_div(first_column(params, opaque(tile.m_block) * kBlockM + (kBlockM - 1)), kBlockN);
+    if (kBranches && !sequence.band.has_lower()) return 0;
+    return ceil_div(first_column(sequence, opaque(tile.m_block) * kBlockM + (kBlockM - 1)), kBlockN);
   };
   auto step = [&](int n, int stage, auto kind) __attribute__((always_inline)) {
-    using Kind = decltype(kind);
     cp_async_wait<0>();  // this thread's copies of K(n), and with two stages of V(n), have landed
     __syncthreads();     // those of all threads have; and all have finished reading tile n+1: its buffers are free
     if constexpr (kTwoStages) {
       if (n > begin()) {
-        load_next<RowCheck::kNone, Traits>(gK, params.k_strides.row, sK(_, _, stage ^ 1), kBlockN, params.head_dim);
-        load_next<RowCheck::kNone, Traits>(gV, params.v_strides.row, sV(_, _, stage ^ 1), kBlockN, params.head_dim);
+        load_k(kBlockN, stage ^ 1, Whole{});
+        load_v(kBlockN, stage ^ 1, Whole{});
       }
     } else {
-      int const keys = params.len_k - n * kBlockN;
-      load_next<Kind::kRowCheck, Traits>(gV, params.v_strides.row, sV(_, _, _0{}), keys, params.head_dim);
+      load_v(sequence.len_k - n * kBlockN, 0, kind);
     }
     cp_async_fence();
 
     auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
     clear(tSrS);
-    auto tSsK = copy_k.get_slice(fresh_thread_index()).partition_S(sK(_, _, stage));  // (CPY, CPY_N, CPY_D)
+    auto tSsK = copy_k.get_slice(fresh_thread_index()).partition_S(sK);          // (CPY, CPY_N, CPY_D, stage)
     CUTE_STATIC_ASSERT_V(size<1>(tSsK) == size<1>(tSrK_copy) && size<2>(tSsK) == size<2>(tSrK_copy));
     pipelined_gemm(mma, tSrS, tSrQ, tSrK, [&](int k) {
-      copy(copy_k, tSsK(_, _, k), tSrK_copy(_, _, k));
+      copy(copy_k, tSsK(_, _, k, stage), tSrK_copy(_, _, k));
       if constexpr (!kQInRegs) copy(copy_q, tSsQ(_, _, k), tSrQ_copy(_, _, k));
     });
 
     if constexpr (!kTwoStages) {
       cp_async_wait<0>();  // this thread's copies of V(n) have landed
       __syncthreads();     // those of all threads have; and all have finished reading K(n): its buffer is free
-      if (n > begin()) {
-        load_next<RowCheck::kNone, Traits>(gK, params.k_strides.row, sK(_, _, _0{}), kBlockN, params.head_dim);
-      }
+      if (n > begin()) load_k(kBlockN, 0, Whole{});
       cp_async_fence();
     }
 
     auto scores = rowcol_view(tSrS);  // (rows, columns)
-    if constexpr (Kind::kMasked) {
-      auto cS = make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{});
-      auto tScS = rowcol_view(mma.get_slice(fresh_thread_index()).partition_C(cS));  // (rows, columns) -> (row, column)
-      auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));                // the same for thread 0
-      apply_mask(scores, tScS, tScS_0, params, tile.m_block * kBlockM - n * kBlockN, params.len_k - n * kBlockN);
+    auto cS = make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{});
+    auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));  // (rows, columns) -> (row, column) of thread 0
+    if constexpr (Traits::kVariant == Variant::kModified) {
+      auto tScS = rowcol_view(mma.get_slice(fresh_thread_index()).partition_C(cS));  // the same of this one
+      int const first_position = tile.m_block * kBlockM + sequence.shift;
+      float const slope = head_slope(params.score, tile.batch, tile.head);  // again in each step: it would be spilled
+      modify_scores(scores, tScS, tScS_0, params.score, slope, first_position - n * kBlockN);
+    }
+    if constexpr (decltype(kind)::kMasked) {
+      auto tScS = rowcol_view(mma.get_slice(fresh_thread_index()).partition_C(cS));
+      apply_mask(scores, tScS, tScS_0, sequence, tile.m_block * kBlockM - n * kBlockN, sequence.len_k - n * kBlockN);
     }
     auto acc = rowcol_view(tOrO);  // (rows, head dim)
     softmax.update_max(scores, acc);
@@ -148,14 +164,12 @@ CUTE_DEVICE void mainloop(FwdParams const& params, RowTileCoord const tile, type
     pipelined_gemm(mma, tOrO, tOrP, tOrV, [&](int k) { copy(copy_v, tOsV(_, _, k, stage), tOrV_copy(_, _, k)); });
   };
 
-  load_tile<RowCheck::kEach>(typename Traits::GmemLoad{}, gQ, params.q_strides.row, sQ,
-                             params.len_q - tile.m_block * kBlockM, params.head_dim);
+  int const rows = sequence.len_q - tile.m_block * kBlockM;
+  load_tile<RowCheck::kEach>(gmem_load, gQ, params.q_strides.row, sQ, rows, params.head_dim);
   cp_async_fence();
-  int const last_keys = params.len_k - (range.end - 1) * kBlockN;
-  load_next<RowCheck::kEach, Traits>(gK, params.k_strides.row, sK(_, _, _0{}), last_keys, params.head_dim);
-  if constexpr (kTwoStages) {
-    load_next<RowCheck::kEach, Traits>(gV, params.v_strides.row, sV(_, _, _0{}), last_keys, params.head_dim);
-  }
+  int const last_keys = sequence.len_k - (range.end - 1) * kBlockN;
+  load_k(last_keys, 0, UpperEdge{});
+  if constexpr (kTwoStages) load_v(last_keys, 0, UpperEdge{});
   cp_async_fence();
   if constexpr (kQInRegs) {
     cp_async_wait<1>();  // this thread's copies of Q have landed; those of K may still be in flight

@@ -51,6 +51,9 @@ constexpr int smem_bytes(TileConfig tile, int head_dim) {
   return 2 * head_dim * (tile.block_m + 2 * tile.stages * tile.block_n);
 }
 
+// What a kernel adds to it whose sequences are read at run time.
+constexpr int kSequenceBytes = 128;
+
 constexpr KernelShape kernel_shape(int head_dim, int chip) {
   TileConfig const tile = tile_config(head_dim, chip);
   return {.block_m = tile.block_m,

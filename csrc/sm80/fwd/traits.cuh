@@ -7,17 +7,21 @@
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
 
+#include "sequence_tile.cuh"
 #include "tile.h"
+#include "../../core/variant.h"
 
 namespace flash_cute::sm80::fwd {
 
 using namespace cute;
 
-template <class Element_, int kHeadDim_, TileConfig kTile_>
+template <class Element_, int kHeadDim_, TileConfig kTile_, Variant kVariant_ = Variant::kDense>
 struct Traits {
   using Element = Element_;
+  static constexpr Variant kVariant = kVariant_;
   static constexpr TileConfig kTile = kTile_;
   static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kHeadDimV = kHeadDim;
   static constexpr int kBlockM = kTile.block_m;
   static constexpr int kBlockN = kTile.block_n;
   static constexpr int kStages = kTile.stages;
@@ -63,7 +67,12 @@ struct Traits {
     alignas(128) Element k[kStages * kBlockN * kHeadDim];
     alignas(128) Element v[kStages * kBlockN * kHeadDim];
   };
+  // The tile comes last, so that all kernels have the same offsets.
+  struct SequenceStorage : SharedStorage {
+    SequenceTile tile;
+  };
   static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
+  static_assert(sizeof(SequenceStorage) <= smem_bytes(kTile, kHeadDim) + kSequenceBytes);
 };
 
 }  // namespace flash_cute::sm80::fwd

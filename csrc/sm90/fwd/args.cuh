@@ -8,9 +8,9 @@
 namespace flash_cute::sm90::fwd {
 
 struct KernelArgs {
-  CUtensorMap q;  // box (64, kChunk)
-  CUtensorMap k;  // box (BLK_N, kChunk)
-  CUtensorMap v;  // box (BLK_N, kChunk)
+  CUtensorMap q;  // box (64, ColumnsQK::kChunk)
+  CUtensorMap k;  // box (BLK_N, ColumnsQK::kChunk)
+  CUtensorMap v;  // box (BLK_N, ColumnsV::kChunk)
   FwdParams params;
 };
 

@@ -26,10 +26,27 @@ CUTE_DEVICE uint4 quad_transpose(uint4 word, int thread) {
   return word;
 }
 
-template <class Traits, class Accumulator>
-CUTE_DEVICE void epilogue(FwdParams const& params, TileCoord const& tile, int warpgroup,
-                              OnlineSoftmax<2> const& softmax,
-                              Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
+// Where a row of a tile's sequence and head is in out, and row 0 in the LSE. The LSE of a packed batch is (heads_q,
+// len_q).
+CUTE_DEVICE int64_t out_offset(FwdParams const& params, FwdParams const&, TileCoord const& tile, int row) {
+  return tile.batch * params.out_strides.batch + tile.head * params.out_strides.head + row * params.out_strides.row;
+}
+CUTE_DEVICE int64_t out_offset(FwdParams const& params, Sequence const& sequence, TileCoord const& tile, int row) {
+  return out_offset(params, params, tile, row) + sequence.first_row * params.out_strides.row;
+}
+CUTE_DEVICE int64_t lse_offset(FwdParams const& params, FwdParams const&, TileCoord const& tile) {
+  return (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
+}
+CUTE_DEVICE int64_t lse_offset(FwdParams const& params, Sequence const& sequence, TileCoord const& tile) {
+  int const batch = params.sequences.cu_q != nullptr ? 0 : tile.batch;
+  return (int64_t{batch} * params.heads_q + tile.head) * params.len_q + sequence.first_row;
+}
+
+// `sequence`: a Sequence; for dense batches the parameters themselves.
+template <class Traits, class Lengths, class Accumulator>
+CUTE_DEVICE void epilogue(FwdParams const& params, Lengths const& sequence, TileCoord const& tile, int warpgroup,
+                          OnlineSoftmax<2> const& softmax,
+                          Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   constexpr int kRows = Traits::kRows;
   // Reread for each tile: else the compiler keeps the epilogue's addresses across the mainloop, and spills at head
@@ -41,10 +58,11 @@ CUTE_DEVICE void epilogue(FwdParams const& params, TileCoord const& tile, int wa
 
   typename Traits::MmaPV mma;
   auto acc = rowcol_view(tOrO);  // (rows, head dim)
-  auto cO = make_identity_tensor(Shape<Int<kRows>, Int<Traits::kHeadDim>>{});
+  auto cO = make_identity_tensor(Shape<Int<kRows>, Int<Traits::kHeadDimV>>{});
   auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO));  // (rows, head dim) -> (row, column)
-  float* const lse = params.lse + (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
-  normalize(params, lse, first_row, softmax, acc, tOcO);
+  float* const lse = params.lse + lse_offset(params, sequence, tile);
+  normalize(sequence, lse, first_row, softmax, acc, tOcO,
+            row_factors<Traits>(params, softmax, tile.head));
   auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)
   convert(tOrO, rO);
 
@@ -54,14 +72,14 @@ CUTE_DEVICE void epilogue(FwdParams const& params, TileCoord const& tile, int wa
   CUTE_UNROLL
   for (int i = 0; i < size<0>(words); ++i) {
     int const row = first_row + get<0>(tOcO(i, _0{}));
-    auto* const out = static_cast<Element*>(params.out) + tile.batch * params.out_strides.batch +
-                      tile.head * params.out_strides.head + row * params.out_strides.row;
+    auto* const out = static_cast<Element*>(params.out) + out_offset(params, sequence, tile, row);
     CUTE_UNROLL
     for (int j = 0; j < size<1>(words); j += 4) {
       uint4 const block =
           quad_transpose({words(i, j), words(i, j + 1), words(i, j + 2), words(i, j + 3)}, thread);
       int const column = 8 * (j + thread % 4);
-      if (row < params.len_q && column < params.head_dim) *reinterpret_cast<uint4*>(out + column) = block;
+      bool const inside = row < written_rows(sequence) && column < value_columns<Traits>(params);
+      if (inside) *reinterpret_cast<uint4*>(out + column) = block;
     }
   }
 }

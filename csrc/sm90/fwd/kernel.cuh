@@ -1,6 +1,6 @@
 // The Hopper forward: persistent CTAs of one producer warpgroup, of which one thread issues all TMA loads, and one to
 // four consumer warpgroups with 64 query rows of a tile each. The producer gives registers to the consumers
-// (setmaxnreg).
+// (setmaxnreg). Where sequences are read at run time, another warp of the producer warpgroup schedules the tiles.
 #pragma once
 
 #include "../../core/registers.cuh"
@@ -9,6 +9,7 @@
 #include "load.cuh"
 #include "mainloop.cuh"
 #include "scheduler.cuh"
+#include "sequence_scheduler.cuh"
 #include "split.cuh"
 #include "traits.cuh"
 #include "../warpgroup.cuh"
@@ -24,16 +25,23 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
     smem.tile_pipeline.wait_full(at_step(draws));  // the producer has written the tile
     if (uniform(smem.tile[draws & 1].m_block) < 0) break;
     OnlineSoftmax<2> softmax(args.params.scale_log2);
-    auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
+    auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDimV>>{});  // (MMA, MMA_M, MMA_D)
     mainloop<Traits>(args.params, draws, warpgroup, smem, softmax, tOrO);
-    int const parts = uniform(smem.tile[opaque(draws) & 1].parts);
-    if (parts < 0) store_part<Traits>(args.params, smem.range, warpgroup, softmax, tOrO);
-    if (parts > 0) merge_parts<Traits>(args.params, smem.range, parts, warpgroup, softmax, tOrO);
+    int parts = 0;  // sequences that are read at run time are not split
+    if constexpr (!reads_sequences(Traits::kVariant)) {
+      parts = uniform(smem.tile[opaque(draws) & 1].parts);
+      if (parts < 0) store_part<Traits>(args.params, smem.range, warpgroup, softmax, tOrO);
+      if (parts > 0) merge_parts<Traits>(args.params, smem.range, parts, warpgroup, softmax, tOrO);
+    }
     if (parts >= 0) {
       TileCoord const volatile& tile = smem.tile[opaque(draws) & 1];  // recomputed: kept across the merge, it spilled
       TileCoord const place{
           .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
-      epilogue<Traits>(args.params, place, warpgroup, softmax, tOrO);
+      if constexpr (reads_sequences(Traits::kVariant)) {
+        epilogue<Traits>(args.params, smem.tile[opaque(draws) & 1].sequence, place, warpgroup, softmax, tOrO);
+      } else {
+        epilogue<Traits>(args.params, args.params, place, warpgroup, softmax, tOrO);
+      }
     }
     smem.tile_pipeline.release(at_step(draws));  // the producer may overwrite the tile
   }
@@ -52,14 +60,19 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
     smem.k_pipeline.init(4 * Traits::kWarpgroups);
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.q_pipeline) pipeline.init(4);
-    smem.tile_pipeline.init(4 * Traits::kWarpgroups);
+    smem.tile_pipeline.init(4 * Traits::kWarpgroups + (reads_sequences(Traits::kVariant) ? 1 : 0));
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
   __syncthreads();  // thread 0 has initialised the barriers
 
   if (warpgroup == 0) {
     lower_max_registers<Traits::kProducerRegs>();
-    if (threadIdx.x == 0) producer<Traits>(args, smem);
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      if (uniform(threadIdx.x / 32) == 1) schedule_sequences<Traits>(args.params, smem);
+      if (threadIdx.x == 0) sequence_producer<Traits>(args, smem);
+    } else {
+      if (threadIdx.x == 0) producer<Traits>(args, smem);
+    }
   } else {
     raise_max_registers<Traits::kConsumerRegs>();
     consumer<Traits>(args, smem, warpgroup - 1);

@@ -11,10 +11,15 @@ namespace flash_cute::sm90::fwd {
 
 template <class Traits>
 cudaError_t encode_maps(KernelArgs& args) {
+  using Element = typename Traits::Element;
   FwdParams const& params = args.params;
-  auto const encode = [&](CUtensorMap* map, void const* data, Strides strides, int rows, int heads, int box_rows) {
-    return encode_map<typename Traits::Element>(map, data, strides, {params.head_dim, rows, heads, params.batch},
-                                                {.rows = box_rows, .columns = Traits::kChunk});
+  auto const encode = [&](CUtensorMap* map, void const* data, Strides strides, std::array<int, 4> const& sizes,
+                          Box box) {
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      return encode_sequence_map<Element>(map, data, strides, sizes, params.sequences.cu_q != nullptr, box);
+    } else {
+      return encode_map<Element>(map, data, strides, sizes, box);
+    }
   };
   // Without keys nothing is loaded through the maps of K and V, but they must be valid.
   bool const keys = params.len_k > 0;
@@ -22,10 +27,18 @@ cudaError_t encode_maps(KernelArgs& args) {
   void const* const v = keys ? params.v : params.q;
   Strides const k_strides = keys ? params.k_strides : Strides{0, 0, 0};
   Strides const v_strides = keys ? params.v_strides : Strides{0, 0, 0};
-  int const len_k = keys ? params.len_k : 1;
-  cudaError_t error = encode(&args.q, params.q, params.q_strides, params.len_q, params.heads_q, Traits::kRows);
-  if (error == cudaSuccess) error = encode(&args.k, k, k_strides, len_k, params.heads_kv, Traits::kBlockN);
-  if (error == cudaSuccess) error = encode(&args.v, v, v_strides, len_k, params.heads_kv, Traits::kBlockN);
+  int const len_k = keys ? params.len_k : 1, heads_q = params.heads_q, heads_kv = params.heads_kv, batch = params.batch;
+  int const columns = Traits::ColumnsQK::kChunk, columns_v = Traits::ColumnsV::kChunk;
+  cudaError_t error = encode(&args.q, params.q, params.q_strides, {params.head_dim, params.len_q, heads_q, batch},
+                             {.rows = Traits::kRows, .columns = columns});
+  if (error == cudaSuccess) {
+    error = encode(&args.k, k, k_strides, {params.head_dim, len_k, heads_kv, batch},
+                   {.rows = Traits::kBlockN, .columns = columns});
+  }
+  if (error == cudaSuccess) {
+    error = encode(&args.v, v, v_strides, {params.head_dim_v, len_k, heads_kv, batch},
+                   {.rows = Traits::kBlockN, .columns = columns_v});
+  }
   return error;
 }
 
@@ -46,27 +59,39 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
   return cudaGetLastError();
 }
 
-template <int kHeadDim, int kEntry>
-cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
-  if constexpr (!has_entry(kHeadDim, kEntry)) {
+template <int kHeadDim, int kHeadDimV, int kEntry, Variant kVariant>
+cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+  if constexpr (!has_kernel(kHeadDim, kHeadDimV, kEntry, kVariant)) {
     return cudaErrorInvalidValue;
   } else {
-    constexpr TileConfig kTile = tile_config(kHeadDim, kEntry);
-    return plan.dtype == DType::kFloat16
-               ? launch_kernel<Traits<cutlass::half_t, kHeadDim, kTile>>(plan, params, stream)
-               : launch_kernel<Traits<cutlass::bfloat16_t, kHeadDim, kTile>>(plan, params, stream);
+    constexpr TileConfig kTile = tile_config(kHeadDim, kEntry, kHeadDimV);
+    using Half = Traits<cutlass::half_t, kHeadDim, kTile, kVariant, kHeadDimV>;
+    using BFloat16 = Traits<cutlass::bfloat16_t, kHeadDim, kTile, kVariant, kHeadDimV>;
+    return plan.dtype == DType::kFloat16 ? launch_kernel<Half>(plan, params, stream)
+                                         : launch_kernel<BFloat16>(plan, params, stream);
   }
 }
 
-template <int kHeadDim>
+template <int kHeadDim, int kHeadDimV, int kEntry>
+cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+  using enum Variant;
+  switch (plan.variant) {
+    case kDense: return launch_kernel<kHeadDim, kHeadDimV, kEntry, kDense>(plan, params, stream);
+    case kPacked: return launch_kernel<kHeadDim, kHeadDimV, kEntry, kPacked>(plan, params, stream);
+    case kModified: return launch_kernel<kHeadDim, kHeadDimV, kEntry, kModified>(plan, params, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   switch (plan.entry) {
-    case kTall: return launch_entry<kHeadDim, kTall>(plan, params, stream);
-    case kWide: return launch_entry<kHeadDim, kWide>(plan, params, stream);
-    case kWideLate: return launch_entry<kHeadDim, kWideLate>(plan, params, stream);
-    case kPair: return launch_entry<kHeadDim, kPair>(plan, params, stream);
-    case kPairLate: return launch_entry<kHeadDim, kPairLate>(plan, params, stream);
-    case kNarrow: return launch_entry<kHeadDim, kNarrow>(plan, params, stream);
+    case kTall: return launch_entry<kHeadDim, kHeadDimV, kTall>(plan, params, stream);
+    case kWide: return launch_entry<kHeadDim, kHeadDimV, kWide>(plan, params, stream);
+    case kWideLate: return launch_entry<kHeadDim, kHeadDimV, kWideLate>(plan, params, stream);
+    case kPair: return launch_entry<kHeadDim, kHeadDimV, kPair>(plan, params, stream);
+    case kPairLate: return launch_entry<kHeadDim, kHeadDimV, kPairLate>(plan, params, stream);
+    case kNarrow: return launch_entry<kHeadDim, kHeadDimV, kNarrow>(plan, params, stream);
     default: return cudaErrorInvalidValue;
   }
 }

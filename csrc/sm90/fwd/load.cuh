@@ -4,17 +4,50 @@
 
 #include "../../core/mask.cuh"
 #include "../load_tma.cuh"
+#include "../sequence_map.cuh"
 #include "args.cuh"
 #include "scheduler.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm90::fwd {
 
+// Loads the tiles [begin, end) of K and V, from the last to the first, and Q, in the order in which the consumers use
+// them. `count`: as in KeySpan. `load(columns, map, full, hint, smem, rows, row, head)` loads one tile.
+template <class Traits, class Load>
+CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedStorage& smem, int draws, int count,
+                               TileCoord const volatile& tile, int begin, int end, Load const& load) {
+  using ColumnsQK = typename Traits::ColumnsQK;
+  using ColumnsV = typename Traits::ColumnsV;
+  constexpr int kBlockN = Traits::kBlockN;
+  constexpr int kElementBytes = sizeof(typename Traits::Element);
+  constexpr uint32_t kQBytes = Traits::kQElements * kElementBytes;
+  auto load_keys = [&](auto columns, int n, int i,  // i: as `count`
+                       CUtensorMap const& map, auto& pipeline, auto& place) {
+    constexpr uint32_t kBytes = kBlockN * decltype(columns)::kChunk * decltype(columns)::kChunks * kElementBytes;
+    PipelineState<2> const state = at_step(i);
+    pipeline.wait_empty(state);  // all consumer warps have finished the GEMM with this stage, of two steps ago
+    load(columns, map, pipeline.expect(state, kBytes), TMA::CacheHintSm90::EVICT_LAST, place[state.stage], kBlockN,
+         n * kBlockN, tile.head_kv);
+  };
+  if (end > begin) load_keys(ColumnsQK{}, end - 1, count, args.k, smem.k_pipeline, smem.k);
+#pragma unroll 1
+  for (int wg = 0; wg < Traits::kWarpgroups; ++wg) {
+    // The warpgroup's four warps have finished all GEMMs with the last tile's Q.
+    PipelineState<1> const state{0, draws & 1};
+    smem.q_pipeline[wg].wait_empty(state);
+    load(ColumnsQK{}, args.q, smem.q_pipeline[wg].expect(state, kQBytes), TMA::CacheHintSm90::EVICT_FIRST, smem.q[wg],
+         Traits::kRows, tile.m_block * Traits::kBlockM + wg * Traits::kRows, tile.head);
+  }
+#pragma unroll 1
+  for (int n = end - 1; n >= begin; --n, ++count) {  // in the order in which the consumers use them
+    if (n > begin) load_keys(ColumnsQK{}, n - 1, count + 1, args.k, smem.k_pipeline, smem.k);
+    load_keys(ColumnsV{}, n, count, args.v, smem.v_pipeline, smem.v);
+  }
+}
+
+// Dense batches: the same thread schedules the tiles.
 template <class Traits>
 CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage& smem) {
-  constexpr int kBlockN = Traits::kBlockN;
-  constexpr uint32_t kKVBytes = Traits::kKVElements * sizeof(typename Traits::Element);
-  constexpr uint32_t kQBytes = Traits::kQElements * sizeof(typename Traits::Element);
   FwdParams const& params = args.params;
   int count = 0;  // key tiles loaded so far, over all row tiles: selects the stage
   // A CTA waits only for parts of CTAs of lower number. So numbers are drawn from the ticket: CUDA does not promise the
@@ -30,34 +63,42 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
     } else {
       deal_tile(params.order, params.split, number, gridDim.x, draws, tile);
     }
-    TileRange const range = key_range<Traits::kBlockM, kBlockN>(params, tile.m_block);
+    TileRange const range = key_range<Traits::kBlockM, Traits::kBlockN>(params, tile.m_block);
     int const begin = max(tile.keys.begin, range.begin), end = max(begin, min(tile.keys.end, range.end));
     tile.keys.begin = begin;
     tile.keys.end = end;
     tile.keys.count = count;
     smem.tile_pipeline.publish(at_step(draws));
     if (tile.m_block < 0) break;
-
-    auto load_keys = [&](int n, int i, CUtensorMap const& map, auto& pipeline, auto& place) {  // i: as `count`
-      PipelineState<2> const state = at_step(i);
-      pipeline.wait_empty(state);  // all consumer warps have finished the GEMM with this stage, of two steps ago
-      load_tile<Traits>(map, pipeline.expect(state, kKVBytes), TMA::CacheHintSm90::EVICT_LAST, place[state.stage],
-                        kBlockN, n * kBlockN, tile.head_kv, tile.batch);
+    auto const load = [&](auto columns, CUtensorMap const& map, uint64_t* full, TMA::CacheHintSm90 hint, auto* place,
+                          int rows, int row, int head) {
+      load_tile<decltype(columns)>(map, full, hint, place, rows, row, head, tile.batch);
     };
-    if (end > begin) load_keys(end - 1, count, args.k, smem.k_pipeline, smem.k);
+    load_row_tile<Traits>(args, smem, draws, count, tile, begin, end, load);
+    count += end - begin;
+  }
+}
+
+// Sequences read at run time: schedule_sequences publishes the tiles.
+template <class Traits>
+CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::SharedStorage& smem) {
+  bool const packed = args.params.sequences.cu_q != nullptr;
 #pragma unroll 1
-    for (int wg = 0; wg < Traits::kWarpgroups; ++wg) {
-      // The warpgroup's four warps have finished all GEMMs with the last tile's Q.
-      PipelineState<1> const state{0, draws & 1};
-      smem.q_pipeline[wg].wait_empty(state);
-      load_tile<Traits>(args.q, smem.q_pipeline[wg].expect(state, kQBytes), TMA::CacheHintSm90::EVICT_FIRST, smem.q[wg],
-                        Traits::kRows, tile.m_block * Traits::kBlockM + wg * Traits::kRows, tile.head, tile.batch);
-    }
-#pragma unroll 1
-    for (int n = end - 1; n >= begin; --n, ++count) {  // in the order in which the consumers use them
-      if (n > begin) load_keys(n - 1, count + 1, args.k, smem.k_pipeline, smem.k);
-      load_keys(n, count, args.v, smem.v_pipeline, smem.v);
-    }
+  for (int draws = 0;; ++draws) {
+    smem.tile_pipeline.wait_full(at_step(draws));  // the scheduler has written the tile
+    SequenceTile const& tile = smem.tile[draws & 1];
+    if (tile.m_block < 0) break;
+    auto const load = [&](auto columns, CUtensorMap const& map, uint64_t* full, TMA::CacheHintSm90 hint, auto* place,
+                          int rows, int row, int head) {
+      bool const queries = &map == &args.q;
+      SequenceOrigin const origin =
+          !packed ? SequenceOrigin::dense(tile.batch)
+                  : SequenceOrigin::packed(queries ? tile.sequence.first_row : tile.sequence.first_key,
+                                           queries ? tile.sequence.len_q : tile.sequence.len_k);
+      load_sequence_tile<decltype(columns)>(map, full, hint, place, rows, row, head, origin);
+    };
+    load_row_tile<Traits>(args, smem, draws, tile.keys.count, tile, tile.keys.begin, tile.keys.end, load);
+    smem.tile_pipeline.arrive_empty(at_step(draws));  // the scheduler may overwrite the tile
   }
 }
 

@@ -15,6 +15,7 @@
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
 #include "../../core/registers.cuh"
+#include "../../core/score.cuh"
 #include "../../core/softmax.cuh"
 #include "scheduler.cuh"
 #include "traits.cuh"
@@ -32,12 +33,13 @@ struct WarpgroupTiles {
   int before;  // the CTA's key tiles below `begin`, which only its other warpgroups compute
   int after;   // the same from `end` on
 
-  CUTE_DEVICE WarpgroupTiles(FwdParams const& params, TileCoord const volatile& tile, int warpgroup) {
+  template <class Lengths>
+  CUTE_DEVICE WarpgroupTiles(Lengths const& sequence, TileCoord const volatile& tile, int warpgroup) {
     int const m_block = uniform(tile.m_block) * Traits::kWarpgroups + warpgroup;
     int const cta_begin = uniform(tile.keys.begin), cta_end = uniform(tile.keys.end);
-    TileRange const range = key_range<Traits::kRows, Traits::kBlockN>(params, m_block);
+    TileRange const range = key_range<Traits::kRows, Traits::kBlockN>(sequence, m_block);
     first_row = m_block * Traits::kRows;
-    bool const has_rows = first_row < params.len_q;
+    bool const has_rows = first_row < sequence.len_q;
     begin = has_rows ? min(cta_end, max(cta_begin, range.begin)) : cta_end;
     end = has_rows ? max(begin, min(cta_end, range.end)) : begin;
     whole_end = max(begin, min(end, range.whole_end));
@@ -54,7 +56,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   using Turn = TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>;
-  constexpr int kRows = Traits::kRows, kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
+  constexpr int kRows = Traits::kRows, kBlockN = Traits::kBlockN, kHeadDimV = Traits::kHeadDimV;
 
   auto sQ = make_tensor(make_smem_ptr(smem.q[warpgroup]), typename Traits::SmemLayoutQ{});  // (64, D)
   auto sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});          // (BLK_N, D, stage)
@@ -78,9 +80,37 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
 
   static_assert(Traits::kStages == 2);
   auto tile = [&]() -> TileCoord const volatile& { return smem.tile[opaque(draws) & 1]; };
+  // Lengths and mask of the tile's sequence. Where they are in shared memory they are read again at each use, and for
+  // branches made uniform.
+  auto sequence = [&]() -> auto const& {
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      return smem.tile[opaque(draws) & 1].sequence;
+    } else {
+      return params;
+    }
+  };
+  auto uniform_sequence = [&]() -> decltype(auto) {
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      Sequence const& it = sequence();
+      return Sequence{.len_q = uniform(it.len_q),
+                      .len_k = uniform(it.len_k),
+                      .band = {.lower = uniform(it.band.lower), .upper = uniform(it.band.upper)}};
+    } else {
+      return (params);
+    }
+  };
   auto q_state = [&] { return PipelineState<1>{0, opaque(draws) & 1}; };
   PipelineState<2> k_state = at_step(uniform(tile().keys.count)), v_state = k_state;
-  auto issue_qk = [&] { issue_gemm<Accumulate::kOverwrite>(mma_qk, tSrQ, tSrK(_, _, _, k_state.stage), tSrS); };
+  auto issue_qk = [&] {
+    if constexpr (Traits::kVariant == Variant::kModified && Traits::kHeadDimV > 128) {
+      // Q's descriptors, computed again: modified scores leave too few registers to keep them.
+      auto sQ_again = make_tensor(make_smem_ptr(smem.q[opaque(warpgroup)]), typename Traits::SmemLayoutQ{});
+      auto tSrQ_again = thread_qk.partition_fragment_A(sQ_again);  // (MMA, MMA_M, MMA_D)
+      issue_gemm<Accumulate::kOverwrite>(mma_qk, tSrQ_again, tSrK(_, _, _, k_state.stage), tSrS);
+    } else {
+      issue_gemm<Accumulate::kOverwrite>(mma_qk, tSrQ, tSrK(_, _, _, k_state.stage), tSrS);
+    }
+  };
   auto issue_pv = [&] { issue_gemm<Accumulate::kAdd>(mma_pv, tOrP, tOrV(_, _, _, v_state.stage), tOrO); };
   auto release_k = [&] {
     smem.k_pipeline.release(k_state);
@@ -90,8 +120,17 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
     smem.v_pipeline.release(v_state);
     v_state.advance();
   };
+  float slope = 0.f;  // of the tile's head
+  int offset;         // the key tile's: the tile's first row minus its first column
+  auto modify = [&]() __attribute__((always_inline)) {
+    if constexpr (Traits::kVariant == Variant::kModified) {
+      auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
+      modify_scores(scores, tScS, tScS_0, params.score, slope, offset + sequence().shift);
+    }
+  };
   // Turns S(n) into P(n), and rescales the accumulator if the maximum changes.
   auto finish_scores = [&](auto&& mask, auto wait_product, auto release) {
+    modify();
     mask();
     softmax.update_max<Traits::kTile.late_wait>(scores, acc, wait_product, release);
     softmax.numerators(scores);
@@ -130,7 +169,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   };
 
   clear(tOrO);
-  WarpgroupTiles<Traits> const tiles(params, tile(), warpgroup);
+  WarpgroupTiles<Traits> const tiles(uniform_sequence(), tile(), warpgroup);
   smem.q_pipeline[warpgroup].wait_full(q_state());  // TMA: the warpgroup's rows of Q have landed
   if (tiles.begin == tiles.end) {
     int const count = tiles.before + tiles.after;
@@ -142,29 +181,35 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   pass_on(tiles.after, tiles.after);
 
   int left = tiles.end - tiles.begin - 1;                    // key tiles after this one
-  int offset = tiles.first_row - (tiles.end - 1) * kBlockN;  // the tile's first row minus its first column
+  offset = tiles.first_row - (tiles.end - 1) * kBlockN;
+  if constexpr (Traits::kVariant == Variant::kModified) {
+    slope = head_slope(params.score, uniform(tile().batch), uniform(tile().head));
+  }
   auto mask = [&](int columns) __attribute__((always_inline)) {
     // (rows, columns) -> (row, column)
     auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
-    apply_mask(scores, tScS, tScS_0, params, offset, columns);
+    apply_mask(scores, tScS, tScS_0, sequence(), offset, columns);
   };
   auto mask_at_edge = [&](int columns) __attribute__((always_inline)) {
-    if (columns < kBlockN || crosses_band<kRows, kBlockN>(params, offset)) mask(columns);
+    if (columns < kBlockN || crosses_band<kRows, kBlockN>(uniform_sequence(), offset)) mask(columns);
   };
   smem.k_pipeline.wait_full(k_state);
   issue_qk();
   warpgroup_wait<0>();
   warpgroup_fence_operand(tSrS);
   release_k();
-  finish_scores([&] { mask_at_edge(params.len_k - (tiles.end - 1) * kBlockN); }, [] {}, [] {});
+  finish_scores([&] { mask_at_edge(uniform_sequence().len_k - (tiles.end - 1) * kBlockN); }, [] {}, [] {});
   // Without a lower edge there is one loop for the tiles at the upper edge and one for the whole tiles: a test per step
   // costs 2 % at head dims 64 and 128, and nothing above.
-  if (kHeadDim <= 128 && !params.band.has_lower()) {
+  if (kHeadDimV <= 128 && !uniform_sequence().band.has_lower()) {
     for (int const whole = tiles.whole_end - tiles.begin; left > whole; --left) {
       offset += kBlockN;
       step([&] { mask(kBlockN); });
     }
-    for (; left > 0; --left) step([] {});
+    for (; left > 0; --left) {
+      if constexpr (Traits::kVariant == Variant::kModified) offset += kBlockN;
+      step([] {});
+    }
   }
   for (; left > 0; --left) {
     offset += kBlockN;
@@ -178,8 +223,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   warpgroup_wait<0>();
   warpgroup_fence_operand(tOrO);
   release_v();
-  if (params.band.has_lower()) {
-    int const before = WarpgroupTiles<Traits>(params, tile(), warpgroup).before;
+  if (uniform_sequence().band.has_lower()) {
+    int const before = WarpgroupTiles<Traits>(uniform_sequence(), tile(), warpgroup).before;
     pass_on(before, before);
   }
 }

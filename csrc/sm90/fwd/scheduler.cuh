@@ -9,6 +9,7 @@
 
 #include <cute/tensor.hpp>
 
+#include "../../core/sequence.cuh"
 #include "../../params.h"
 
 namespace flash_cute::sm90::fwd {
@@ -28,6 +29,11 @@ struct TileCoord {
   int batch;
   KeySpan keys;
   int parts;  // parts of the tile by other CTAs, which this one merges; -1: this CTA's share is a part
+};
+
+// A tile of a sequence that was read at run time.
+struct SequenceTile : TileCoord {
+  Sequence sequence;
 };
 
 // The tile of an index in the order, with all its keys.

@@ -26,14 +26,15 @@ struct PartSlot {
   CUTE_DEVICE PartSlot(FwdParams const& params, int warpgroup, int range) {
     int const thread = fresh_thread_index();
     int const slot = range * Traits::kWarpgroups + warpgroup;
-    words = reinterpret_cast<float4*>(params.parts) + slot * (part_floats(Traits::kHeadDim) * 32) + thread % 128;
+    words = reinterpret_cast<float4*>(params.parts) + slot * (part_floats(Traits::kHeadDimV) * 32) + thread % 128;
     flag = params.part_flags + slot * 4 + thread % 128 / 32;
   }
 };
 
 // Stores this CTA's part and sets the warp's flag.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void store_part(FwdParams const& params, int volatile const& range, int warpgroup, OnlineSoftmax<2> const& softmax,
+CUTE_DEVICE void store_part(FwdParams const& params, int volatile const& range, int warpgroup,
+                            OnlineSoftmax<2> const& softmax,
                             Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   PartSlot<Traits> const slot(params, warpgroup, range);
   auto acc = rowcol_view(tOrO);  // (rows, head dim)
@@ -57,7 +58,7 @@ CUTE_DEVICE void merge_parts(FwdParams const& params, int volatile const& range,
                              Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   auto acc = rowcol_view(tOrO);  // (rows, head dim)
   constexpr int kPairs = decltype(size<1>(acc))::value / 2;
-  constexpr int kAtOnce = Traits::kHeadDim > 64 && Traits::kHeadDim <= 192 ? 16 : 8;
+  constexpr int kAtOnce = Traits::kHeadDimV > 64 && Traits::kHeadDimV <= 192 ? 16 : 8;
   auto barrier = [] { return kMerge + fresh_thread_index() / 128 - 1; };
 #pragma unroll 1
   for (int part = 1; part <= parts; ++part) {

@@ -9,6 +9,7 @@
 #include "../../core/kernel_shape.h"
 #include "../../core/tile_order.h"
 #include "../../core/tile_split.h"
+#include "../../core/variant.h"
 
 namespace flash_cute::sm90::fwd {
 
@@ -45,7 +46,15 @@ constexpr bool has_entry(int head_dim, int entry) {
   }
 }
 
-constexpr TileConfig tile_config(int head_dim, int entry) {
+// The kernels of every kind: where sequences are read at run time, those of masked problems, and none of few rows. With
+// a head dim of v's own (192 and 128) the tiles are those of head dim 128.
+constexpr bool has_kernel(int head_dim, int head_dim_v, int entry, Variant variant) {
+  if (head_dim_v != head_dim) return entry == kWide || entry == kPair;
+  if (variant == Variant::kDense) return has_entry(head_dim, entry);
+  return has_entry(head_dim, entry) && (entry == kTall ? head_dim == 64 : entry == kWide || entry == kPair);
+}
+
+constexpr TileConfig tile_config(int head_dim, int entry, int head_dim_v) {
   bool const late_wait = entry == kWideLate || entry == kPairLate;
   switch (entry) {
     case kTall: return {.block_m = 256, .block_n = 64, .stages = 2, .ping_pong = true, .late_wait = false};
@@ -58,35 +67,37 @@ constexpr TileConfig tile_config(int head_dim, int entry) {
     }
     default: break;
   }
-  if (head_dim > 192) return {.block_m = 128, .block_n = 80, .stages = 2, .ping_pong = true, .late_wait = false};
-  if (head_dim > 128) return {.block_m = 128, .block_n = 112, .stages = 2, .ping_pong = true, .late_wait = false};
+  if (head_dim_v > 192) return {.block_m = 128, .block_n = 80, .stages = 2, .ping_pong = true, .late_wait = false};
+  if (head_dim_v > 128) return {.block_m = 128, .block_n = 112, .stages = 2, .ping_pong = true, .late_wait = false};
   // Three warpgroups with 160 registers per thread: as many keys as the accumulators and P leave room for. The late
   // wait gains 1 to 3 % without a mask from 4096 keys on, and loses as much with a mask, as it does in tiles of four
   // warpgroups.
   int const block_n = head_dim <= 64 ? 128 : head_dim <= 96 ? 112 : 80;
   return {.block_m = 192, .block_n = block_n, .stages = 2, .ping_pong = true, .late_wait = late_wait};
 }
+constexpr TileConfig tile_config(int head_dim, int entry) { return tile_config(head_dim, entry, head_dim); }
 
 // Q, `stages` buffers each of K and V, and 1 KB for barriers and tile coordinates.
-constexpr int smem_bytes(TileConfig tile, int head_dim) {
-  int const rows = tile.block_m + 2 * tile.stages * tile.block_n;
-  return 2 * head_dim * rows + 1024;
+constexpr int smem_bytes(TileConfig tile, int head_dim, int head_dim_v) {
+  int const keys = tile.stages * tile.block_n;
+  return 2 * (head_dim * (tile.block_m + keys) + head_dim_v * keys) + 1024;
 }
 
-constexpr KernelShape kernel_shape(int head_dim, int entry) {
-  TileConfig const tile = tile_config(head_dim, entry);
+constexpr KernelShape kernel_shape(int head_dim, int entry, int head_dim_v) {
+  TileConfig const tile = tile_config(head_dim, entry, head_dim_v);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,
           .threads = 2 * tile.block_m + 128,
           .stages = tile.stages,
-          .smem_bytes = smem_bytes(tile, head_dim),
+          .smem_bytes = smem_bytes(tile, head_dim, head_dim_v),
           .ctas_per_sm = 1};
 }
+constexpr KernelShape kernel_shape(int head_dim, int entry) { return kernel_shape(head_dim, entry, head_dim); }
 
 // Floats of a part per thread: the accumulator, and maximum, sum and error of the thread's two rows, padded to float4.
-constexpr int part_floats(int head_dim) { return head_dim / 2 + 8; }
-constexpr int64_t parts_bytes(KernelShape const& shape, int head_dim, TileSplit const& split) {
-  return int64_t{4} * split.ranges * 2 * shape.block_m * part_floats(head_dim);
+constexpr int part_floats(int head_dim_v) { return head_dim_v / 2 + 8; }
+constexpr int64_t parts_bytes(KernelShape const& shape, int head_dim_v, TileSplit const& split) {
+  return int64_t{4} * split.ranges * 2 * shape.block_m * part_floats(head_dim_v);
 }
 constexpr int part_flags(KernelShape const& shape, TileSplit const& split) { return split.ranges * shape.block_m / 16; }
 
@@ -96,7 +107,8 @@ struct Candidate {
   int speed;
 };
 constexpr int kNumCandidates = 3;
-constexpr Candidate candidate(int head_dim, bool masked, int index) {
+constexpr Candidate candidate(int head_dim, int head_dim_v, bool masked, int index) {
+  if (head_dim_v != head_dim) return index == 0 ? Candidate{kWide, 100} : Candidate{kPair, 95};
   if (index == 0) return {head_dim > 128 ? kWide : !masked ? kWideLate : head_dim == 64 ? kTall : kWide, 100};
   if (index == 2 || head_dim > 128) return {kNarrow, head_dim <= 128 ? 60 : 55};
   if (head_dim > 64) return {masked ? kPair : kPairLate, 93};
@@ -126,16 +138,16 @@ struct Choice {
 // longest, twice the mean, is computed by one CTA. Where loading K and V from memory takes longer than the waves, a
 // split gains nothing, and reads memory a little slower. `forced`: the only tile that may be chosen, if the head dim
 // has it.
-constexpr Choice choose(int head_dim, Work const& work, int num_sms, int forced) {
+constexpr Choice choose(int head_dim, int head_dim_v, Work const& work, int num_sms, int forced) {
   constexpr int64_t kTimePerRow = 10;  // the unit of time: a full GPU takes 10 for one row per SM
   // The cost of memory bandwidth, per key: while one row of K and V of one KV head is loaded, the GPU computes 240 rows
   // against one key.
   constexpr int64_t kRowsWhileAKeyArrives = 240;
   int64_t const memory_time = kTimePerRow * kRowsWhileAKeyArrives * work.heads_kv / num_sms;
-  Choice best{.entry = kNarrow, .split = {}};
+  Choice best{.entry = candidate(head_dim, head_dim_v, work.masked, kNumCandidates - 1).entry, .split = {}};
   int64_t best_time = INT64_MAX;
   auto const consider = [&](Candidate const& tile) {
-    KernelShape const shape = kernel_shape(head_dim, tile.entry);
+    KernelShape const shape = kernel_shape(head_dim, tile.entry, head_dim_v);
     int64_t const row_tiles = work.heads_q * ((int64_t{work.len_q} + shape.block_m - 1) / shape.block_m);
     int64_t const key_tiles = (int64_t{work.keys} + shape.block_n - 1) / shape.block_n;
     int64_t const whole_waves = row_tiles / num_sms;
@@ -155,12 +167,25 @@ constexpr Choice choose(int head_dim, Work const& work, int num_sms, int forced)
     int64_t const length = split.length + split.ranges / split.tiles + kPartCost;
     take_if_less(1000 * whole_waves + 1000 * length / key_tiles, memory_time * 105 / 100, split);
   };
-  if (has_entry(head_dim, forced)) {
+  if (has_kernel(head_dim, head_dim_v, forced, Variant::kDense)) {
     consider({Entry(forced), 100});
   } else {
-    for (int index = 0; index < kNumCandidates; ++index) consider(candidate(head_dim, work.masked, index));
+    for (int index = 0; index < kNumCandidates; ++index) consider(candidate(head_dim, head_dim_v, work.masked, index));
   }
   return best;
+}
+
+// The tile where sequences are read at run time: the one that computes the fewest rows past the ends of sequences of
+// `mean_rows` rows, weighted by its speed.
+constexpr Entry choose_for_sequences(int head_dim, int head_dim_v, Variant variant, int64_t mean_rows, int forced) {
+  if (has_kernel(head_dim, head_dim_v, forced, variant)) return Entry(forced);
+  Entry const fastest = head_dim == 64 ? kTall : kWide;
+  if (!has_kernel(head_dim, head_dim_v, kPair, variant)) return fastest;
+  auto const time = [&](Entry entry, int64_t speed) {
+    int64_t const block_m = kernel_shape(head_dim, entry, head_dim_v).block_m;
+    return (mean_rows + block_m - 1) / block_m * block_m * 100 / speed;
+  };
+  return time(kPair, head_dim == 64 ? 80 : 93) < time(fastest, 100) ? kPair : fastest;
 }
 
 // With a mask, row tiles differ in length and heads are grouped, longest tiles first. The fewer bytes of K and V per

@@ -8,6 +8,7 @@
 
 #include "scheduler.cuh"
 #include "tile.h"
+#include "../../core/variant.h"
 #include "../pipeline.cuh"
 #include "../wgmma_atoms.cuh"
 
@@ -15,11 +16,14 @@ namespace flash_cute::sm90::fwd {
 
 using namespace cute;
 
-template <class Element_, int kHeadDim_, TileConfig kTile_>
+template <class Element_, int kHeadDim_, TileConfig kTile_, Variant kVariant_ = Variant::kDense,
+          int kHeadDimV_ = kHeadDim_>
 struct Traits {
   using Element = Element_;
   static constexpr TileConfig kTile = kTile_;
-  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr Variant kVariant = kVariant_;
+  static constexpr int kHeadDim = kHeadDim_;    // of Q and K
+  static constexpr int kHeadDimV = kHeadDimV_;  // of V and O
   static constexpr int kBlockM = kTile.block_m;
   static constexpr int kBlockN = kTile.block_n;
   static constexpr int kStages = kTile.stages;
@@ -27,13 +31,15 @@ struct Traits {
   static constexpr int kWarpgroups = kBlockM / kRows;
   static constexpr int kConsumerThreads = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumerThreads;
-  static_assert(kBlockM % kRows == 0 && kWarpgroups <= 4 && kBlockN % 16 == 0 && kHeadDim % 32 == 0);
+  static_assert(kBlockM % kRows == 0 && kWarpgroups <= 4 && kBlockN % 16 == 0);
+  static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0);
   static_assert(!kTile.ping_pong || kWarpgroups > 1);
 
   // Registers per thread, by setmaxnreg in steps of 8. A CTA starts with the same number for every thread (65536 /
   // kThreads, rounded down to a multiple of 8), and the consumers can get only what the producer gives up: asking for
   // more hangs. Two warpgroups need 240 only above head dim 128; with 24, the producer of the other kernels spills.
-  static constexpr bool kLargeAcc = kHeadDim > 128;
+  // The scheduler of sequences that are read at run time needs more than 24, too.
+  static constexpr bool kLargeAcc = kHeadDimV > 128 && !reads_sequences(kVariant);
   static constexpr int kProducerRegs = kWarpgroups == 1 ? 56 : kWarpgroups > 2 ? 32 : kLargeAcc ? 24 : 40;
   static constexpr int kConsumerRegs =
       kWarpgroups == 1 ? 256 : kWarpgroups == 3 ? 160 : kWarpgroups == 4 ? 112 : kLargeAcc ? 240 : 232;
@@ -41,37 +47,46 @@ struct Traits {
   // S = Q K^T from shared memory; O += P V with P in registers and V read transposed.
   using MmaQK = decltype(make_tiled_mma(wgmma_ss_atom<Element, kBlockN>()));
   using MmaPV = decltype(make_tiled_mma(
-      SM90::GMMA::rs_op_selector<Element, Element, float, Shape<Int<kRows>, Int<kHeadDim>, Int<kBlockN>>,
+      SM90::GMMA::rs_op_selector<Element, Element, float, Shape<Int<kRows>, Int<kHeadDimV>, Int<kBlockN>>,
                                  SM90::GMMA::Major::K, SM90::GMMA::Major::MN>()));
 
-  // A tile is stored in chunks of kChunk columns, one chunk after the other: a chunk is what one TMA box writes, and
-  // what WGMMA reads as K-major (Q, K) or, through the other atom, as MN-major (V).
-  static constexpr int kChunk = kHeadDim % 64 == 0 ? 64 : 32;
-  static constexpr int kChunks = kHeadDim / kChunk;
-  template <class SW128, class SW64>
-  using Atom = std::conditional_t<kChunk == 64, SW128, SW64>;
-  using AtomK = Atom<SM90::GMMA::Layout_K_SW128_Atom<Element>, SM90::GMMA::Layout_K_SW64_Atom<Element>>;
-  using AtomMN = Atom<SM90::GMMA::Layout_MN_SW128_Atom<Element>, SM90::GMMA::Layout_MN_SW64_Atom<Element>>;
+  // A tile is stored in chunks of columns, one chunk after the other: a chunk is what one TMA box writes, and what
+  // WGMMA reads as K-major (Q, K) or, through the other atom, as MN-major (V).
+  template <int kColumns>
+  struct Columns {
+    using Element = Element_;
+    static constexpr int kChunk = kColumns % 64 == 0 ? 64 : 32;
+    static constexpr int kChunks = kColumns / kChunk;
+  };
+  using ColumnsQK = Columns<kHeadDim>;
+  using ColumnsV = Columns<kHeadDimV>;
+  using AtomK = std::conditional_t<ColumnsQK::kChunk == 64, SM90::GMMA::Layout_K_SW128_Atom<Element>,
+                                   SM90::GMMA::Layout_K_SW64_Atom<Element>>;
+  using AtomV = std::conditional_t<ColumnsV::kChunk == 64, SM90::GMMA::Layout_MN_SW128_Atom<Element>,
+                                   SM90::GMMA::Layout_MN_SW64_Atom<Element>>;
   using SmemLayoutQ = decltype(tile_to_shape(AtomK{}, Shape<Int<kRows>, Int<kHeadDim>>{}));
   using SmemLayoutK = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockN>, Int<kHeadDim>, Int<kStages>>{}));
-  using SmemLayoutVt = decltype(tile_to_shape(AtomMN{}, Shape<Int<kHeadDim>, Int<kBlockN>, Int<kStages>>{},
+  using SmemLayoutVt = decltype(tile_to_shape(AtomV{}, Shape<Int<kHeadDimV>, Int<kBlockN>, Int<kStages>>{},
                                               Step<_2, _1, _3>{}));
 
   static constexpr int kQElements = kRows * kHeadDim;
-  static constexpr int kKVElements = kBlockN * kHeadDim;
+  static constexpr int kKElements = kBlockN * kHeadDim;
+  static constexpr int kVElements = kBlockN * kHeadDimV;
+
+  using Tile = std::conditional_t<reads_sequences(kVariant), SequenceTile, TileCoord>;
 
   struct alignas(1024) SharedStorage {
-    Element k[kStages][kKVElements];
-    Element v[kStages][kKVElements];
+    Element k[kStages][kKElements];
+    Element v[kStages][kVElements];
     Element q[kWarpgroups][kQElements];
     Pipeline<kStages> k_pipeline;
     Pipeline<kStages> v_pipeline;
     Pipeline<1> q_pipeline[kWarpgroups];
-    TileCoord tile[2];
+    Tile tile[2];
     Pipeline<2> tile_pipeline;
     int range;  // this CTA's range of the split tiles; negative: none
   };
-  static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
+  static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim, kHeadDimV));
 };
 
 }  // namespace flash_cute::sm90::fwd

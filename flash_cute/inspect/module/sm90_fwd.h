@@ -88,8 +88,8 @@ Details describe() {
   out.buffers.push_back({"barriers", barriers, int(sizeof(SharedStorage)) - barriers});
 
   out.facts["element_bytes"] = sizeof(Element);
-  out.facts["box.columns"] = Traits::kChunk;
-  out.facts["box.count"] = Traits::kChunks;
+  out.facts["box.columns"] = Traits::ColumnsQK::kChunk;
+  out.facts["box.count"] = Traits::ColumnsQK::kChunks;
   out.facts["mma.m"] = size<0>(typename Traits::MmaQK::AtomShape_MNK{});
   out.facts["mma.n"] = size<1>(typename Traits::MmaQK::AtomShape_MNK{});
   out.facts["mma.k"] = size<2>(typename Traits::MmaQK::AtomShape_MNK{});
@@ -133,7 +133,7 @@ Array schedule(Problem const& problem, int num_sms) {
                     .can_split = true,
                     .heads_q = params.batch * params.heads_q,
                     .heads_kv = params.batch * params.heads_kv};
-    split = choose(kHeadDim, work, num_sms, kEntry).split;
+    split = choose(kHeadDim, kHeadDim, work, num_sms, kEntry).split;
   }
   bool const only_split = split.tiles > 0 && split.tiles == order.num_tiles();
   int const ctas = only_split ? split.ranges : int(std::min<int64_t>(order.num_tiles(), num_sms));

@@ -1,0 +1,64 @@
+// What a kernel makes of the scores q.k before the mask: nothing, or a softcap (Gemma 2, arXiv 2408.00118) and ALiBi
+// biases (arXiv 2108.12409).
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "softmax.cuh"
+
+namespace flash_cute {
+
+using namespace cute;
+
+CUTE_DEVICE float clamp_keeping_nan(float x, float low, float high) {
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(low));
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(high));
+  return x;
+}
+
+// tanh with a relative error of at most 2.4e-5: y P(y^2) / Q(y^2), minimax on [-5.8, 5.8], and constant beyond. It
+// takes one instruction of the special-function unit, which limits the kernels at head dim 128 since it also computes
+// the exponentials of the softmax. 1 - 2 / (1 + exp(2 y)) takes two; tanh.approx takes one, too, but its relative error
+// of 5e-4 is too large for the log-sum-exp.
+CUTE_DEVICE float fast_tanh(float y) {
+  constexpr float kEnd = 5.8f;
+  constexpr float kP[] = {0.999994158744812f, 0.11520373076200485f, 0.0015391312772408128f};
+  constexpr float kQ[] = {1.f, 0.4484960436820984f, 0.017753582447767258f, 5.7855271734297276e-05f};
+  y = clamp_keeping_nan(y, -kEnd, kEnd);
+  float const u = y * y;
+  float const p = fmaf(fmaf(kP[2], u, kP[1]), u, kP[0]);
+  float const q = fmaf(fmaf(fmaf(kQ[3], u, kQ[2]), u, kQ[1]), u, kQ[0]);
+  return y * p * reciprocal(q);
+}
+
+// A head's slope in the units of the modified scores; 0 where there are no slopes.
+CUTE_DEVICE float head_slope(ScoreTerms const& terms, int batch, int head) {
+  if (terms.slopes == nullptr) return 0.f;
+  return terms.slope_factor * __ldg(terms.slopes + batch * terms.slopes_batch_stride + head * terms.slopes_head_stride);
+}
+
+// Raw scores q.k of one tile to modified ones, see ScoreTerms. `offset`: the position of the tile's first row minus its
+// first column.
+template <class Scores, class Coords, class Coords0>
+CUTE_DEVICE void modify_scores(Scores& scores,         // (rows, columns)
+                               Coords const& tScS,     // (rows, columns) -> (row, column)
+                               Coords0 const& tScS_0,  // the same for thread 0, static
+                               ScoreTerms const& terms, float slope, int offset) {
+  if (terms.softcap_scale != 0.f) {
+    CUTE_UNROLL
+    for (int i = 0; i < size(scores); ++i) scores(i) = fast_tanh(scores(i) * terms.softcap_scale);
+  }
+  if (slope != 0.f) {
+    CUTE_UNROLL
+    for (int i = 0; i < size<0>(scores); ++i) {
+      float const distance = static_cast<float>(offset + get<0>(tScS(i, _0{})) - get<1>(tScS(_0{}, _0{})));
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(scores); ++j) {
+        float const column = static_cast<float>(get<1>(tScS_0(_0{}, j)));
+        scores(i, j) = fmaf(-slope, fabsf(distance - column), scores(i, j));
+      }
+    }
+  }
+}
+
+}  // namespace flash_cute

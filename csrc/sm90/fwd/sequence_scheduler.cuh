@@ -1,0 +1,131 @@
+// The scheduler of batches whose sequences are read at run time: warp 1 of the producer warpgroup publishes the tiles.
+//
+// The row tiles of all sequences and query heads have numbers, those of one sequence side by side, and a CTA draws
+// numbers from the ticket counter. The warp holds 32 neighbouring sequences, one per lane, with the prefix sum of their
+// numbers of tiles, and moves on until they contain the number that it drew, which is always larger than the last one.
+// Nothing is computed before the launch, and nothing on the host depends on the lengths.
+//
+// The sequences are passed over up to three times, first those longer than half of the longest one, last those not
+// longer than a quarter: the tiles that take longest must not be left to the end. In a sequence, the order of tiles is
+// that of a dense batch with a mask (TileOrder).
+#pragma once
+
+#include "../../core/mask.cuh"
+#include "../../core/sequence.cuh"
+#include "scheduler.cuh"
+#include "traits.cuh"
+#include "../warpgroup.cuh"
+
+namespace flash_cute::sm90::fwd {
+
+constexpr unsigned kAllLanes = 0xffffffff;
+
+CUTE_DEVICE int warp_max(int x) { return __reduce_max_sync(kAllLanes, x); }
+
+CUTE_DEVICE int inclusive_warp_sum(int x, int lane) {
+  CUTE_UNROLL
+  for (int distance = 1; distance < 32; distance *= 2) {
+    int const other = __shfl_up_sync(kAllLanes, x, distance);
+    if (lane >= distance) x += other;
+  }
+  return x;
+}
+
+// The passes over the sequences, by the number of their keys.
+struct LengthPasses {
+  // For more sequences the longest one is not looked for, and there is one pass: they take turns often enough.
+  static constexpr int kMostSequences = 1024;
+
+  int longest;  // 0: not known
+  int last;     // index of the last pass
+
+  CUTE_DEVICE LengthPasses(FwdParams const& params, int lane) : longest(0), last(0) {
+    if (params.sequences.cu_k == nullptr || params.batch > kMostSequences) return;
+#pragma unroll 4
+    for (int index = lane; index < params.batch; index += 32) {
+      longest = max(longest, key_extent(params, index).used);
+    }
+    longest = warp_max(longest);
+    last = 2;
+  }
+
+  CUTE_DEVICE bool contains(int pass, int keys) const {
+    return (pass == 0 || keys <= longest >> pass) && (pass == last || keys > longest >> (pass + 1));
+  }
+};
+
+// The order of one sequence's row tiles. Heads whose K and V fit in L2 together are processed together.
+CUTE_DEVICE TileOrder sequence_order(FwdParams const& params, Sequence const& sequence, int m_blocks) {
+  constexpr int kL2Elements = (32 << 20) / 4;  // of K or of V, 16 bits each
+  int const heads_per_kv = params.heads_q / params.heads_kv;
+  int const heads = max(1, kL2Elements / params.head_dim / max(1, sequence.len_k)) * heads_per_kv;
+  int const group = min(heads, params.heads_q);
+  return {.m_blocks = m_blocks,
+          .heads_q = params.heads_q,
+          .heads_per_kv = heads_per_kv,
+          .num_heads = params.heads_q,
+          .group = group,
+          .last_group = (params.heads_q - 1) / group,
+          .longest_first = true};
+}
+
+template <class Traits>
+CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::SharedStorage& smem) {
+  constexpr int kBlockM = Traits::kBlockM;
+  int const lane = threadIdx.x % 32;
+  LengthPasses const passes(params, lane);
+  int const sequences = sequence_count(params);
+  int pass = 0, group = -32;  // the 32 sequences from `group` on
+  int group_end = 0;          // tile numbers below it belong to them or to sequences before
+  int own_begin = 0, own_end = 0;  // the tile numbers of this lane's sequence
+  int count = 0;  // key tiles of the tiles published so far
+  int ticket = blockIdx.x;
+#pragma unroll 1
+  for (int draws = 0;; ++draws) {
+    while (ticket >= group_end && pass <= passes.last) {
+      group += 32;
+      if (group >= sequences) {
+        group = 0;
+        if (++pass > passes.last) break;
+      }
+      int tiles = 0;
+      if (group + lane < sequences) {
+        Sequence const sequence = read_sequence(params, group + lane);
+        if (passes.contains(pass, sequence.len_k)) tiles = ceil_div(sequence.rows, kBlockM) * params.heads_q;
+      }
+      own_end = group_end + inclusive_warp_sum(tiles, lane);
+      own_begin = own_end - tiles;
+      group_end = __shfl_sync(kAllLanes, own_end, 31);
+    }
+    bool const exists = pass <= passes.last;
+    bool const mine = exists ? own_begin <= ticket && ticket < own_end : lane == 0;
+    smem.tile_pipeline.wait_empty(at_step(draws));  // the tile of two draws before is not read any more
+    SequenceTile& tile = smem.tile[draws & 1];
+    int key_tiles = 0;
+    if (mine) {
+      tile.m_block = -1;
+      if (exists) {
+        Sequence const sequence = read_sequence(params, group + lane);
+        TileOrder const order = sequence_order(params, sequence, ceil_div(sequence.rows, kBlockM));
+        RowTileCoord const coord = order.coord(ticket - own_begin);
+        TileRange range = key_range<kBlockM, Traits::kBlockN>(sequence, coord.m_block);
+        if (coord.m_block * kBlockM >= sequence.len_q) range.end = range.begin;  // rows that are not used
+        key_tiles = range.end - range.begin;
+        tile.m_block = coord.m_block;
+        tile.head = coord.head;
+        tile.head_kv = coord.head / order.heads_per_kv;
+        tile.batch = group + lane;
+        tile.keys = {range.begin, range.end, count};
+        tile.parts = 0;
+        tile.sequence = sequence;
+      }
+      smem.tile_pipeline.publish(at_step(draws));
+    }
+    if (!exists) break;
+    count += __reduce_add_sync(kAllLanes, key_tiles);
+    if (lane == 0) ticket = gridDim.x + atomicAdd(params.ticket, 1);
+    ticket = __shfl_sync(kAllLanes, ticket, 0);
+  }
+}
+
+}  // namespace flash_cute::sm90::fwd
