@@ -51,7 +51,7 @@ constexpr bool has_entry(int head_dim, int entry) {
 constexpr bool has_kernel(int head_dim, int head_dim_v, int entry, Variant variant) {
   if (head_dim_v != head_dim) return entry == kWide || entry == kPair;
   if (variant == Variant::kDense) return has_entry(head_dim, entry);
-  return has_entry(head_dim, entry) && (entry == kTall ? head_dim == 64 : entry == kWide || entry == kPair);
+  return has_entry(head_dim, entry) && (entry == kTall || entry == kPair || (entry == kWide && head_dim > 64));
 }
 
 constexpr TileConfig tile_config(int head_dim, int entry, int head_dim_v) {
@@ -179,7 +179,7 @@ constexpr Choice choose(int head_dim, int head_dim_v, Work const& work, int num_
 // `mean_rows` rows, weighted by its speed.
 constexpr Entry choose_for_sequences(int head_dim, int head_dim_v, Variant variant, int64_t mean_rows, int forced) {
   if (has_kernel(head_dim, head_dim_v, forced, variant)) return Entry(forced);
-  Entry const fastest = head_dim == 64 ? kTall : kWide;
+  Entry const fastest = head_dim <= 64 ? kTall : kWide;  // of head dim 32 the wide modified one spills
   if (!has_kernel(head_dim, head_dim_v, kPair, variant)) return fastest;
   auto const time = [&](Entry entry, int64_t speed) {
     int64_t const block_m = kernel_shape(head_dim, entry, head_dim_v).block_m;
