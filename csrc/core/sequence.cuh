@@ -51,12 +51,12 @@ struct Extent {
 // which nobody uses.
 CUTE_DEVICE Extent read_extent(int const* cu, int const* used, int total, int batch, int index) {
   if (cu == nullptr) return {0, total, total};
-  auto const offset = [&](int i) { return max(0, min(__ldg(cu + i), total)); };
+  auto const offset = [&](int i) { return max(0, min(cu[i], total)); };
   if (index == batch) return {0, offset(0), 0};
   int const first = offset(index == batch + 1 ? batch : index);
   if (index > batch) return {first, total - first, 0};
   int const length = max(first, offset(index + 1)) - first;
-  return {first, length, used == nullptr ? length : max(0, min(__ldg(used + index), length))};
+  return {first, length, used == nullptr ? length : max(0, min(used[index], length))};
 }
 
 template <class Params>

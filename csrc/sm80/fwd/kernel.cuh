@@ -4,6 +4,7 @@
 #include "../../plan.h"
 #include "epilogue.cuh"
 #include "mainloop.cuh"
+#include "sequence_tile.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm80::fwd {

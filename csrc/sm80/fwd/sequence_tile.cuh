@@ -6,8 +6,7 @@
 
 #include <cute/tensor.hpp>
 
-#include "../../core/sequence.cuh"
-#include "../../core/tile_order.h"
+#include "traits.cuh"
 
 namespace flash_cute::sm80::fwd {
 
@@ -27,11 +26,6 @@ CUTE_DEVICE int find_sequence(int const* prefix, int count, int value) {
   }
   return begin;
 }
-
-struct SequenceTile {
-  RowTileCoord coord;
-  Sequence sequence;
-};
 
 // The tile of this CTA; m_block -1 if there is none. By all threads, which a barrier joins.
 template <int kBlockM>

@@ -7,13 +7,20 @@
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
 
-#include "sequence_tile.cuh"
 #include "tile.h"
+#include "../../core/sequence.cuh"
+#include "../../core/tile_order.h"
 #include "../../core/variant.h"
 
 namespace flash_cute::sm80::fwd {
 
 using namespace cute;
+
+// A tile of a sequence that was read at run time.
+struct SequenceTile {
+  RowTileCoord coord;
+  Sequence sequence;
+};
 
 template <class Element_, int kHeadDim_, TileConfig kTile_, Variant kVariant_ = Variant::kDense>
 struct Traits {
