@@ -79,7 +79,7 @@ struct Traits {
     SequenceTile tile;
   };
   static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
-  static_assert(sizeof(SequenceStorage) <= smem_bytes(kTile, kHeadDim) + kSequenceBytes);
+  static_assert(sizeof(SequenceStorage) <= sizeof(SharedStorage) + kSequenceBytes);
 };
 
 }  // namespace flash_cute::sm80::fwd
