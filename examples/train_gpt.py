@@ -10,6 +10,7 @@ The model is a decoder with grouped-query attention and rotary positions over by
 hand everywhere: this project's documents and the sources of Python's standard library. For each head dim it is trained
 three times: with flash_cute and with `scaled_dot_product_attention` (SDPA) from one seed, which fixes the initial
 weights and the order of the data, and with SDPA from a second seed, whose distance from the first is the noise band.
+It is one file, past 400 lines, so that it can be copied and read from top to bottom.
 
 With `--packed` a step is a number of whole documents of different lengths. flash_cute trains on them packed: one after
 the other in one row of tokens, and `varlen_attention` keeps each to itself. SDPA trains on the same documents, each

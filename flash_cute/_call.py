@@ -54,13 +54,9 @@ def attend(
             if deterministic is not None and jit_is_tracing():  # the graph may be given what requires grad
                 mask, score = (causal, left, right), (softcap, sinks, alibi_slopes, scale)
                 both = calls.fwd(q, k, v, *lengths, *mask, *score, backend, deterministic)
-            elif lengths:
+            else:
                 both = calls.fwd_without_autograd(
                     q, k, v, *lengths, causal, left, right, softcap, sinks, alibi_slopes, scale, backend
-                )
-            else:  # 0.1 us less
-                both = calls.fwd_without_autograd(
-                    q, k, v, causal, left, right, softcap, sinks, alibi_slopes, scale, backend
                 )
             return both if return_lse else both[0]
         asked = deterministic

@@ -6,6 +6,7 @@
 #include <cute/tensor.hpp>
 
 #include "sequence.cuh"
+#include "warp_sum.cuh"
 
 namespace flash_cute {
 
@@ -19,18 +20,10 @@ constexpr int kThreads = 1024;
 CUTE_DEVICE int exclusive_sum(int x, int& total) {
   __shared__ int warp_sums[kThreads / 32];
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  auto const inclusive = [&](int value) {
-    CUTE_UNROLL
-    for (int distance = 1; distance < 32; distance *= 2) {
-      int const other = __shfl_up_sync(0xffffffff, value, distance);
-      if (lane >= distance) value += other;
-    }
-    return value;
-  };
-  int const own = inclusive(x);
+  int const own = inclusive_warp_sum(x);
   if (lane == 31) warp_sums[warp] = own;
   __syncthreads();
-  if (warp == 0) warp_sums[lane] = inclusive(warp_sums[lane]);
+  if (warp == 0) warp_sums[lane] = inclusive_warp_sum(warp_sums[lane]);
   __syncthreads();
   total = warp_sums[kThreads / 32 - 1];
   return own - x + (warp == 0 ? 0 : warp_sums[warp - 1]);
@@ -44,7 +37,7 @@ __global__ void __launch_bounds__(sequence_prefix::kThreads)
     row_tile_prefix_kernel(__grid_constant__ FwdParams const params) {
   int* const prefix = params.sequences.tiles_before;
   int const sequences = sequence_count(params);
-  int const per_thread = ceil_div(sequences, sequence_prefix::kThreads);
+  int const per_thread = ceil_div(sequences, int{sequence_prefix::kThreads});
   int const begin = min(static_cast<int>(threadIdx.x) * per_thread, sequences);
   int const end = min(begin + per_thread, sequences);
   auto const tiles = [&](int index) { return ceil_div(row_extent(params, index).length, kBlock); };

@@ -39,7 +39,7 @@ CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedSt
          Traits::kRows, tile.m_block * Traits::kBlockM + wg * Traits::kRows, tile.head);
   }
 #pragma unroll 1
-  for (int n = end - 1; n >= begin; --n, ++count) {  // in the order in which the consumers use them
+  for (int n = end - 1; n >= begin; --n, ++count) {
     if (n > begin) load_keys(ColumnsQK{}, n - 1, count + 1, args.k, smem.k_pipeline, smem.k);
     load_keys(ColumnsV{}, n, count, args.v, smem.v_pipeline, smem.v);
   }

@@ -12,6 +12,7 @@
 
 #include "../../core/mask.cuh"
 #include "../../core/sequence.cuh"
+#include "../../core/warp_sum.cuh"
 #include "scheduler.cuh"
 #include "traits.cuh"
 #include "../warpgroup.cuh"
@@ -19,17 +20,6 @@
 namespace flash_cute::sm90::fwd {
 
 constexpr unsigned kAllLanes = 0xffffffff;
-
-CUTE_DEVICE int warp_max(int x) { return __reduce_max_sync(kAllLanes, x); }
-
-CUTE_DEVICE int inclusive_warp_sum(int x, int lane) {
-  CUTE_UNROLL
-  for (int distance = 1; distance < 32; distance *= 2) {
-    int const other = __shfl_up_sync(kAllLanes, x, distance);
-    if (lane >= distance) x += other;
-  }
-  return x;
-}
 
 // The passes over the sequences, by the number of their keys.
 struct LengthPasses {
@@ -45,7 +35,7 @@ struct LengthPasses {
     for (int index = lane; index < params.batch; index += 32) {
       longest = max(longest, key_extent(params, index).used);
     }
-    longest = warp_max(longest);
+    longest = __reduce_max_sync(kAllLanes, longest);
     last = 2;
   }
 
@@ -93,7 +83,7 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
         Sequence const sequence = read_sequence(params, group + lane);
         if (passes.contains(pass, sequence.len_k)) tiles = ceil_div(sequence.rows, kBlockM) * params.heads_q;
       }
-      own_end = group_end + inclusive_warp_sum(tiles, lane);
+      own_end = group_end + inclusive_warp_sum(tiles);
       own_begin = own_end - tiles;
       group_end = __shfl_sync(kAllLanes, own_end, 31);
     }
