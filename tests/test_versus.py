@@ -25,7 +25,7 @@ def fwd(q, k, v, causal=False):
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = q @ k.mT / q.shape[-1] ** 0.5 + torch.full((q.shape[2], k.shape[2]), -torch.inf).triu(1)
     return 1.1 * scores.softmax(-1) @ v, scores.logsumexp(-1)
-def bwd(*tensors):
+def bwd(*tensors, causal):
     raise ValueError("no backward in this build\\nat all")
 """
 
@@ -49,6 +49,16 @@ def test_both_builds_are_timed_on_the_same_problem(tmp_path: Path) -> None:
         assert float(row["ratio"]) > 0 and float(row["ours_us"]) > 0 and float(row["other_us"]) > 0
         assert (row["ours"], row["other"]) == ("ours", "old") and int(row["rounds"]) in (3, 9)
     assert "fwd: " in printed and "bwd: " in printed
+
+
+def test_options_and_packed_batches_are_timed(tmp_path: Path) -> None:
+    """Later flags count: 3 packed sequences, with every option."""
+    options = ("--lengths", "9+2x33", "--window", "7,", "--softcap", "5", "--sinks", "--alibi", "--Dv", "8")
+    status, _, rows = versus(SITE, tmp_path / "versus.csv", *options)
+    assert status == 0 and list(rows) == ["fwd", "bwd"]
+    for row in rows.values():
+        assert float(row["difference"]) == 0 and not row["missing"]
+        assert (row["B"], row["lengths"], row["window"], row["Dv"]) == ("3", "9+2x33", "7,", "8")
 
 
 def test_ratio_is_that_of_rounds_and_above_1_where_ours_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
