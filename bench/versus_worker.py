@@ -167,7 +167,9 @@ def _sampled(result: torch.Tensor) -> torch.Tensor:
 
 def main(device: torch.device, descriptor: int) -> None:
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        torch.cuda.set_device(device)  # which does not take one without an index
     worker = Worker(device)
     with os.fdopen(descriptor, "w") as replies:
         for line in sys.stdin:

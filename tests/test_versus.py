@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import importlib
+import io
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import flash_cute
 
@@ -59,6 +62,21 @@ def test_options_and_packed_batches_are_timed(tmp_path: Path) -> None:
     for row in rows.values():
         assert float(row["difference"]) == 0 and not row["missing"]
         assert (row["B"], row["lengths"], row["window"], row["Dv"]) == ("3", "9+2x33", "7,", "8")
+
+
+def test_a_worker_selects_a_device_with_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--device cuda` is the current one: torch.cuda.set_device takes no device without an index."""
+    monkeypatch.setattr(sys, "path", ["what the script's own folder is", *sys.path, str(ROOT)])
+    worker = importlib.import_module("bench.versus_worker")
+    selected: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", selected.append)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # no command
+    for name in ("cuda", "cuda:1"):
+        reading, writing = os.pipe()
+        worker.main(torch.device(name), writing)
+        os.close(reading)
+    assert selected == [torch.device("cuda", 3), torch.device("cuda", 1)]
 
 
 def test_ratio_is_that_of_rounds_and_above_1_where_ours_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
