@@ -260,13 +260,17 @@ def test_a_gpu_is_refused_in_one_sentence(backward: bool) -> None:
 
 @pytest.mark.cuda
 def test_nothing_waits_for_the_device_in_a_check() -> None:
-    call = {x: y.cuda() if torch.is_tensor(y) else y for x, y in _call().items()}
+    def on_the_gpu(arguments: dict[str, Any]) -> dict[str, Any]:
+        return {x: y.cuda() if torch.is_tensor(y) else y for x, y in arguments.items()}
+
+    call = on_the_gpu(_call())
+    bad_on_a_gpu = [changes for name, (changes, _) in BAD.items() if name != "backend_sm90"]
+    bad_calls = [call | on_the_gpu(changes) for changes in bad_on_a_gpu]
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         torch.ops.flash_cute.check_varlen_fwd(*call.values())
-        for changes, _ in (BAD[name] for name in BAD if name != "backend_sm90"):  # which is good there
-            bad = call | {x: y.cuda() if torch.is_tensor(y) else y for x, y in changes.items()}
+        for bad in bad_calls:
             with pytest.raises(RAW_ERRORS):
                 torch.ops.flash_cute.check_varlen_fwd(*bad.values())
     finally:
