@@ -95,10 +95,9 @@ struct FwdParams {
 
   int head_dim_v;  // of v and out: a multiple of 8, at most the kernel's kHeadDimV
 
-  // Read only by the kernels that take sequences at run time, the terms only by those of modified scores.
-  Sequences sequences;
   Sinks sinks;
-  ScoreTerms score;
+  Sequences sequences;  // read only by the kernels that take sequences at run time
+  ScoreTerms score;     // read only by the kernels of modified scores
 };
 
 struct BwdParams {

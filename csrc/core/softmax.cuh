@@ -161,9 +161,7 @@ struct OnlineSoftmax {
   }
 
   // After finish(): the factor that normalizes the accumulator (infinite where all scores are -inf), and the row's
-  // log-sum-exp (-inf there).
-  CUTE_DEVICE float inverse(int i) const { return reciprocal(sum[i] + error[i]); }
-  // The same with a sink in the denominator.
+  // log-sum-exp (-inf there). `sink_log2`: the base-2 logarithm of one more term of the divisor; -inf: none.
   CUTE_DEVICE float inverse(int i, float sink_log2) const {
     return reciprocal(sum[i] + error[i] + exp2_approx(sink_log2 - offset[i]));
   }
