@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/softcap.h"
 #include "core/tile_order.h"
 #include "core/tile_split.h"
 #include "sm80/bwd/order.h"
@@ -43,6 +44,7 @@ struct Sequences {
 // of scale_log2 / log2(e): of the scale, or of the cap where there is one.
 struct ScoreTerms {
   float softcap_scale;  // scale / cap; 0: no cap
+  SoftcapPolynomial softcap;
   float slope_factor;   // a slope in those units
   float const* slopes;  // (batch, heads_q) or (heads_q); null: none
   int64_t slopes_batch_stride;

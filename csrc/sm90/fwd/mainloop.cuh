@@ -120,20 +120,34 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
     smem.v_pipeline.release(v_state);
     v_state.advance();
   };
-  float slope = 0.f;  // of the tile's head
-  int offset;         // the key tile's: the tile's first row minus its first column
-  auto modify = [&]() __attribute__((always_inline)) {
+  int offset;  // the key tile's: the tile's first row minus its first column
+  // ALiBi, of the tile's head and sequence. Key tiles at offsets from `left_from` on have no columns on the right of
+  // the positions of rows that see them; those at `right_to` and below have none on the left.
+  float slope = 0.f;
+  int thread_offset = 0, left_from = 0;
+  auto modify = [&](auto& shift) __attribute__((always_inline)) {
     if constexpr (Traits::kVariant == Variant::kModified) {
-      auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
-      modify_scores(scores, tScS, tScS_0, params.score, slope, offset + sequence().shift);
+      if (params.score.softcap_scale != 0.f) cap_scores(scores, params.score);
+      shift[0] = shift[1] = 0.f;
+      if (slope != 0.f) {
+        int const right_to = left_from - (kRows - 1) - (kBlockN - 1), distance = offset + thread_offset;
+        if (offset >= left_from || offset <= right_to) {
+          add_linear_biases(scores, tScS_0, offset >= left_from ? slope : -slope, distance, shift);
+        } else {
+          add_biases(scores, tScS_0, slope, distance);
+        }
+      }
     }
   };
   // Turns S(n) into P(n), and rescales the accumulator if the maximum changes.
+  using Softmax = OnlineSoftmax<2>;
+  using Shift = std::conditional_t<Traits::kVariant == Variant::kModified, Softmax::Shift, Softmax::NoShift>;
   auto finish_scores = [&](auto&& mask, auto wait_product, auto release) {
-    modify();
+    Shift shift;
+    modify(shift);
     mask();
-    softmax.update_max<Traits::kTile.late_wait>(scores, acc, wait_product, release);
-    softmax.numerators(scores);
+    softmax.update_max<Traits::kTile.late_wait>(scores, acc, wait_product, release, shift);
+    softmax.numerators(scores, shift);
     convert(tSrS, rP);  // no branch in between, so that conversions overlap with the exponentials
   };
   auto step = [&](auto&& mask) __attribute__((always_inline)) {
@@ -184,6 +198,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   offset = tiles.first_row - (tiles.end - 1) * kBlockN;
   if constexpr (Traits::kVariant == Variant::kModified) {
     slope = head_slope(params.score, uniform(tile().batch), uniform(tile().head));
+    int const position_shift = uniform(sequence().shift);
+    thread_offset = position_shift + thread_distance(rowcol_view(mma_qk.get_slice(threadIdx.x % 128).partition_C(cS)));
+    left_from = uniform(sequence().band.upper) <= position_shift ? -kNoLimit : kBlockN - 1 - position_shift;
   }
   auto mask = [&](int columns) __attribute__((always_inline)) {
     // (rows, columns) -> (row, column)
