@@ -28,7 +28,8 @@ template <class Traits>
 struct WarpgroupTiles {
   int first_row;
   int begin;
-  int whole_end;  // tiles from here on cross the band's upper edge or the end of the keys
+  int whole_begin;  // tiles before this one cross the band's lower edge
+  int whole_end;    // tiles from here on cross its upper edge or the end of the keys
   int end;
   int before;  // the CTA's key tiles below `begin`, which only its other warpgroups compute
   int after;   // the same from `end` on
@@ -42,6 +43,7 @@ struct WarpgroupTiles {
     bool const has_rows = first_row < sequence.len_q;
     begin = has_rows ? min(cta_end, max(cta_begin, range.begin)) : cta_end;
     end = has_rows ? max(begin, min(cta_end, range.end)) : begin;
+    whole_begin = range.whole_begin;
     whole_end = max(begin, min(end, range.whole_end));
     before = begin - cta_begin;
     after = cta_end - end;
@@ -207,15 +209,21 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
     auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
     apply_mask(scores, tScS, tScS_0, sequence(), offset, columns);
   };
-  auto mask_at_edge = [&](int columns) __attribute__((always_inline)) {
-    if (columns < kBlockN || crosses_band<kRows, kBlockN>(uniform_sequence(), offset)) mask(columns);
+  // Masks a tile if it crosses an edge. Where the band is in shared memory, a tile's number tells, from registers.
+  auto mask_at_edge = [&](int n, int columns) __attribute__((always_inline)) {
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      if (unsigned(n - tiles.whole_begin) >= unsigned(tiles.whole_end - tiles.whole_begin)) mask(columns);
+    } else {
+      if (columns < kBlockN || crosses_band<kRows, kBlockN>(params, offset)) mask(columns);
+    }
   };
   smem.k_pipeline.wait_full(k_state);
   issue_qk();
   warpgroup_wait<0>();
   warpgroup_fence_operand(tSrS);
   release_k();
-  finish_scores([&] { mask_at_edge(uniform_sequence().len_k - (tiles.end - 1) * kBlockN); }, [] {}, [] {});
+  finish_scores([&] { mask_at_edge(tiles.end - 1, uniform_sequence().len_k - (tiles.end - 1) * kBlockN); }, [] {},
+                [] {});
   // Without a lower edge there is one loop for the tiles at the upper edge and one for the whole tiles: a test per step
   // costs 2 % at head dims 64 and 128, and nothing above.
   if (kHeadDimV <= 128 && !uniform_sequence().band.has_lower()) {
@@ -230,7 +238,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   }
   for (; left > 0; --left) {
     offset += kBlockN;
-    step([&] { mask_at_edge(kBlockN); });
+    step([&] { mask_at_edge(tiles.begin + left - 1, kBlockN); });
   }
 
   smem.q_pipeline[warpgroup].release(q_state());  // the last S has been computed: the next tile's Q may be loaded
