@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/softcap.h"
 #include "core/tile_order.h"
 #include "core/tile_split.h"
 #include "sm80/bwd/order.h"
@@ -43,6 +44,7 @@ struct Sequences {
 // of scale_log2 / log2(e): of the scale, or of the cap where there is one.
 struct ScoreTerms {
   float softcap_scale;  // scale / cap; 0: no cap
+  SoftcapPolynomial softcap;
   float slope_factor;   // a slope in those units
   float const* slopes;  // (batch, heads_q) or (heads_q); null: none
   int64_t slopes_batch_stride;
@@ -95,10 +97,9 @@ struct FwdParams {
 
   int head_dim_v;  // of v and out: a multiple of 8, at most the kernel's kHeadDimV
 
-  // Read only by the kernels that take sequences at run time, the terms only by those of modified scores.
-  Sequences sequences;
   Sinks sinks;
-  ScoreTerms score;
+  Sequences sequences;  // read only by the kernels that take sequences at run time
+  ScoreTerms score;     // read only by the kernels of modified scores
 };
 
 // The tiles of a batch whose sequences the backward reads at run time, listed on the device by a kernel before it. Sides

@@ -88,10 +88,10 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, VarlenArgs const* l
                    .order = plan.order,
                    .split = plan.split,
                    .draws_tiles = plan.draws_tiles,
-                   .head_dim_v = decision.padded_head_dim_v};
+                   .head_dim_v = decision.padded_head_dim_v,
+                   .sinks = make_sinks(args)};
   if (reads_sequences(plan.variant)) {
     params.sequences = make_sequences(args, problem, lengths);
-    params.sinks = make_sinks(args);
     params.score = make_score_terms(args, problem);
     if (lengths && decision.backend == Backend::kSm80) {
       params.sequences.tiles_before = reinterpret_cast<int*>(bytes + offsets.tiles_before);

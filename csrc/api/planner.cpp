@@ -71,7 +71,7 @@ Variant fwd_variant(Problem const& problem, FwdDecision const& decision, bool pa
   if (problem.softcap > 0 || problem.has_alibi) return Variant::kModified;
   bool const one_head_dim = decision.instance.head_dim == decision.instance.head_dim_v;
   bool const own_head_dim = one_head_dim && problem.head_dim_v != problem.head_dim;
-  return packed || problem.has_sinks || own_head_dim ? Variant::kPacked : Variant::kDense;
+  return packed || own_head_dim ? Variant::kPacked : Variant::kDense;
 }
 
 // A kernel that reads the sequences at run time, also where the batch is dense.

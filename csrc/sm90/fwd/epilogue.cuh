@@ -61,8 +61,7 @@ CUTE_DEVICE void epilogue(FwdParams const& params, Lengths const& sequence, Tile
   auto cO = make_identity_tensor(Shape<Int<kRows>, Int<Traits::kHeadDimV>>{});
   auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO));  // (rows, head dim) -> (row, column)
   float* const lse = params.lse + lse_offset(params, sequence, tile);
-  normalize(sequence, lse, first_row, softmax, acc, tOcO,
-            row_factors<Traits>(params, softmax, tile.head));
+  normalize(sequence, lse, first_row, softmax, acc, tOcO, row_factors<Element>(params, softmax, tile.head));
   auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)
   convert(tOrO, rO);
 

@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.q_pipeline) pipeline.init(4);
     smem.tile_pipeline.init(4 * Traits::kWarpgroups + (reads_sequences(Traits::kVariant) ? 1 : 0));
+    if constexpr (reads_sequences(Traits::kVariant)) smem.next_tile.init(1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
   __syncthreads();  // thread 0 has initialised the barriers
