@@ -16,7 +16,12 @@ RESULTS = BENCH / "results"
 GPUS = ("h200", "h100")  # whose figures are published, the first in preference
 
 SHAPE_COLUMNS = ("direction", "B", "H", "Hkv", "N", "M", "D", "dtype", "causal")
+# Of problems that are more than a shape; a CSV may lack them, and an option that is not there is the empty text.
+OPTION_COLUMNS = ("Dv", "window", "softcap", "sinks", "alibi", "lengths")
+# What may stand behind the name of a provider of ours; the first behind a peer's too.
 DETERMINISTIC = ":deterministic"
+PLAIN = ":plain"  # the same problem without softcap, sinks and ALiBi
+DENSE = ":dense"  # a packed batch of equal lengths as a dense call
 OTHERS = ("fa3", "fa4")  # peers that a run may lack, and that have figures in a run of their own (`others`)
 # Peers that, as the sm80 kernels, use no instruction that came with Hopper: what those kernels are compared with.
 PORTABLE = ("sdpa", "flash", "efficient", "math", "flash-attn", "triton")
@@ -60,7 +65,24 @@ def shape_label(shape: Mapping[str, Any]) -> str:
     heads = f"{shape['H']}" if shape["H"] == shape["Hkv"] else f"{shape['H']}/{shape['Hkv']}"
     length = f"{shape['N']}" if shape["N"] == shape["M"] else f"{shape['N']}x{shape['M']}"
     mask = MASKS[shape["causal"]]
-    return f"D {shape['D']:<3} {mask:<6} N {length:<9} B {shape['B']} H {heads} {shape['dtype']}"
+    options = options_text(shape)
+    text = f"D {shape['D']:<3} {mask:<6} N {length:<9} B {shape['B']} H {heads} {shape['dtype']}"
+    return f"{text} {options}" if options else text
+
+
+def options_text(shape: Mapping[str, Any]) -> str:
+    """What a problem has beside its shape, in words; empty for most."""
+    named = {"Dv": "Dv {}", "window": "window {}", "softcap": "softcap {}", "sinks": "sinks", "alibi": "ALiBi"}
+    named["lengths"] = "packed {}"
+    texts = {name: str(shape[name]) for name in OPTION_COLUMNS if shape.get(name)}
+    if "window" in texts:  # a side without a limit is the empty text
+        texts["window"] = "/".join(side or "-" for side in texts["window"].split(","))
+    return ", ".join(named[name].format(text) for name, text in texts.items())
+
+
+def problem_key(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a row of a CSV measured, whether it has columns for the options or not."""
+    return tuple(str(row.get(name) or "") for name in (*SHAPE_COLUMNS, *OPTION_COLUMNS))
 
 
 @dataclass(frozen=True)
@@ -95,12 +117,13 @@ class Figure:
 
     @property
     def shape(self) -> tuple[str, ...]:
-        return tuple(self.row[name] for name in ("D", "causal", "N", "M", "B", "H", "Hkv", "dtype"))
+        names = ("D", "causal", "N", "M", "B", "H", "Hkv", "dtype")
+        return *(self.row[name] for name in names), options_text(self.row)
 
     @property
     def key(self) -> tuple[str, ...]:
         """Of `others`."""
-        return self.direction, *(self.row[name] for name in SHAPE_COLUMNS[1:])
+        return problem_key({**self.row, "direction": self.direction})
 
     def number(self, column: str) -> float:
         return float(self.row[column])
@@ -156,6 +179,15 @@ class Table:
     def ours(self) -> list[str]:
         return [name for name in self.providers if name.startswith("flash_cute")]
 
+    def baselines(self, ours: str) -> dict[str, str]:
+        """What ours is compared with of its own, by what the ratio says: its default mode, or a simpler problem."""
+        names = {
+            "deterministic / default": ours.removesuffix(DETERMINISTIC),
+            "with / without the option": ours + PLAIN,
+            "packed / dense": ours + DENSE,
+        }
+        return {title: name for title, name in names.items() if name != ours and self.ratios(ours, name)}
+
     def rivals(self, ours: str) -> list[str]:
         """The peers among which `best` chooses: of the same mode, and for the sm80 kernels' speed the portable ones."""
         peers = [peer for mine, peer in self.pairs if mine == ours and not peer.startswith("flash_cute")]
@@ -210,12 +242,12 @@ def csv_of(name: str) -> Path:
 
 @functools.cache
 def others(gpu: str) -> dict[tuple[str, ...], dict[str, str]]:
-    """By `SHAPE_COLUMNS`: TFLOP/s of cuDNN, FlashAttention-3 and -4 side by side on such a GPU; see bench/README.md."""
+    """By `problem_key`: TFLOP/s of cuDNN, FlashAttention-3 and -4 side by side on such a GPU; see bench/README.md."""
     path = BENCH / f"others_{gpu_prefix(gpu)}.csv"
     if not path.exists():
         return {}
     with path.open(newline="") as file:
-        return {tuple(row[name] for name in SHAPE_COLUMNS): row for row in csv.DictReader(file)}
+        return {problem_key(row): row for row in csv.DictReader(file)}
 
 
 def others_over(gpu: str, key: tuple[str, ...], peer: str, measured: Sequence[str]) -> float | None:

@@ -36,7 +36,8 @@ from bench.look import LOOKS  # noqa: E402
 
 def panel_of(figure: Figure) -> tuple[str, str]:
     """The row and the column of the panel that a figure belongs to, where lines are drawn."""
-    return figure.mask, f"head dim {figure.row['D']}"
+    words = (figure.mask, figures.options_text(figure.row))
+    return ", ".join(filter(None, words)), f"head dim {figure.row['D']}"
 
 
 def draw_others(axes: Axes, places: dict[float, list[Figure]]) -> None:
@@ -115,7 +116,8 @@ def bar_label(figure: Figure, table: Table) -> str:
         "Hkv": f"{row['H']} heads" if row["H"] == row["Hkv"] else f"{row['H']}/{row['Hkv']} heads",
     }
     varying = [column for column in lines if len({one.row[column] for one in table.figures}) > 1]
-    return "\n".join(lines[column] for column in varying or ["D"])
+    options = figures.options_text(row).replace(", ", "\n").replace("packed ", "packed\n")
+    return "\n".join([*(lines[column] for column in varying or ["D"]), *filter(None, [options])])
 
 
 def draw_bars(table: Table) -> MplFigure:

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -31,7 +31,7 @@ if not __package__:
     # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
-from bench import backends, workloads  # noqa: E402
+from bench import backends, case_flags  # noqa: E402
 from bench.workloads import Workload  # noqa: E402
 from flash_cute._timing import tflops  # noqa: E402
 
@@ -387,15 +387,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--top", type=int, default=12, help="source lines to print (12)")
     parser.add_argument("--triton-tutorial", type=Path, help="a copy of Triton's fused-attention tutorial")
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    workloads.add_direction_flag(parser)
-    workloads.add_shape_flags(parser)
+    case_flags.add_direction_flag(parser)
+    case_flags.add_shape_flags(parser)
     flags = parser.parse_args(arguments)
-    shape = workloads.from_flags(flags, flags.direction)
+    shape = case_flags.from_flags(flags, flags.direction)
     if shape.direction == "train":
         parser.error("--direction: expected fwd or bwd, given train")
     flags.workload = shape
-    names = [field.name for field in fields(shape)]
-    flags.shape = [f"--{name}={getattr(shape, name)}" for name in names]
+    flags.shape = case_flags.to_flags(shape)
     if flags.triton_tutorial:
         flags.shape.append(f"--triton-tutorial={flags.triton_tutorial}")
     return flags

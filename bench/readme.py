@@ -41,7 +41,7 @@ def figure_text(figure: Figure | None, clock: str) -> str:
     return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
-Shape = tuple[str, ...]  # `Figure.shape`: D, causal, N, M, B, H, Hkv, dtype
+Shape = tuple[str, ...]  # `Figure.shape`: D, causal, N, M, B, H, Hkv, dtype, options
 
 
 def length_text(shape: Shape) -> str:
@@ -57,13 +57,14 @@ def shared(table: Table) -> list[str]:
     facts = []
     columns: list[tuple[str, Callable[[Shape], str]]] = [
         ("", lambda shape: shape[7]),
+        ("", lambda shape: shape[8]),
         ("N = ", length_text),
         ("B, H = ", lambda shape: f"({heads_text(shape)})"),
     ]
     for title, text in columns:
         values = {text(shape) for shape in table.shapes}
         if len(values) == 1:
-            facts.append(title + values.pop())
+            facts += [title + text for text in values if text]
     tokens = tokens_and_width(table)
     if tokens:
         facts.append(f"B x N = {tokens[0]:,}, H x D = {tokens[1]:,}")
@@ -73,8 +74,8 @@ def shared(table: Table) -> list[str]:
 def tokens_and_width(table: Table) -> tuple[int, int] | None:
     """B x N and H x D, where every shape has the same of both, no grouped heads, and several lengths."""
     found = set()
-    for d, _, n, m, b, h, hkv, _ in table.shapes:
-        if (n, h) != (m, hkv):
+    for d, _, n, m, b, h, hkv, _, options in table.shapes:
+        if (n, h) != (m, hkv) or "packed" in options:
             return None
         found.add((int(b) * int(n), int(h) * int(d)))
     several = len({shape[2] for shape in table.shapes}) > 1
@@ -87,7 +88,7 @@ def shape_columns(table: Table) -> list[tuple[str, Callable[[Shape], str]]]:
         ("D", lambda shape: shape[0]),
         ("mask", lambda shape: figures.MASKS[shape[1]]),
     ]
-    varying: list[tuple[str, Callable[[Shape], str]]] = [("N", length_text)]
+    varying: list[tuple[str, Callable[[Shape], str]]] = [("options", lambda shape: shape[8]), ("N", length_text)]
     varying += [("B, H", heads_text)] if tokens_and_width(table) is None else []
     varying.append(("dtype", lambda shape: shape[7]))
     return always + [(title, text) for title, text in varying if len({text(shape) for shape in table.shapes}) > 1]
@@ -113,11 +114,12 @@ def ratio_columns(table: Table) -> list[RatioColumn]:
         elif rivals:
             cells = {shape: f"{ratio:.3f} {figures.provider_title(peer)}" for shape, peer, ratio in best}
             columns.append(RatioColumn(f"{name}best peer", cells, [x for *_, x in best]))
-        default = ours.removesuffix(figures.DETERMINISTIC)
-        if default != ours and table.ratios(ours, default):
-            found = {shape: figure.ratio(default) for shape in table.shapes if (figure := table.find(shape, ours))}
+        for title, base in table.baselines(ours).items():
+            found = {shape: figure.ratio(base) for shape in table.shapes if (figure := table.find(shape, ours))}
             cells = {shape: f"{ratio:.3f}" for shape, ratio in found.items() if ratio is not None}
-            columns.append(RatioColumn("deterministic / default", cells, table.ratios(ours, default)))
+            several = sum(title in table.baselines(other) for other in table.ours) > 1
+            name = f"{figures.provider_title(ours)}: " if several else ""
+            columns.append(RatioColumn(name + title, cells, table.ratios(ours, base)))
     return columns
 
 
@@ -141,8 +143,9 @@ def markdown_table(table: Table) -> list[str]:
 
 
 def where(shape: Shape) -> str:
-    d, causal, n, m, *_ = shape
-    return f"D {d} {figures.MASKS[causal]} N {n if n == m else f'{n} x {m}'}"
+    d, causal, n, m, *_, options = shape
+    text = f"D {d} {figures.MASKS[causal]} N {n if n == m else f'{n} x {m}'}"
+    return f"{text} {options}" if options else text
 
 
 def standing(table: Table) -> Iterator[str]:

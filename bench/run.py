@@ -26,7 +26,7 @@ if not __package__:
     # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
-from bench import accuracy, backends, figures, workloads  # noqa: E402
+from bench import accuracy, backends, case_flags, figures, workloads  # noqa: E402
 from bench.environment import environment, matrix_product_tflops  # noqa: E402
 from bench.timing import Cell, time_cell  # noqa: E402
 from bench.workloads import Workload  # noqa: E402
@@ -39,7 +39,7 @@ HOST_ROUNDS = 41
 def rows_of(grid: str, cell: Cell, pairs: Sequence[tuple[str, str]], facts: dict[str, str]) -> list[dict[str, object]]:
     """The CSV rows of a cell, one per provider; a provider that did not run has a row that says why."""
     w = cell.workload
-    shape: dict[str, object] = {"grid": grid, **{name: getattr(w, name) for name in figures.SHAPE_COLUMNS}}
+    shape: dict[str, object] = {"grid": grid, **w.columns}
     rows: list[dict[str, object]] = []
     for name, timing in cell.timings.items():
         row: dict[str, object] = {
@@ -72,7 +72,8 @@ def rows_of(grid: str, cell: Cell, pairs: Sequence[tuple[str, str]], facts: dict
 def write_csv(
     path: Path, rows: Sequence[dict[str, object]], pairs: Sequence[tuple[str, str]], facts: dict[str, str]
 ) -> None:
-    columns = ["grid", *figures.SHAPE_COLUMNS, "provider", "clock", "mode", "median_us", "best_us", "spread", "tflops"]
+    columns = ["grid", *figures.SHAPE_COLUMNS, *figures.OPTION_COLUMNS, "provider", "clock", "mode"]
+    columns += ["median_us", "best_us", "spread", "tflops"]
     for peer in dict.fromkeys(peer for _, peer in pairs):
         columns += [f"ratio_{peer}", f"ratio_{peer}_spread"]
     columns += ["rounds", "calls", "input_sets", "difference", "plan", "missing", *facts]
@@ -123,8 +124,7 @@ class Table:
             if ratio:
                 self.ratios.setdefault((grid, cell.clock, cell.mode, ours, peer), []).append(ratio.median)
         if self.has_others and cell.clock == "events":
-            shape = (str(getattr(cell.workload, name)) for name in figures.SHAPE_COLUMNS)
-            ahead = figures.others_over(self.gpu, tuple(shape), "cudnn", measured=[])
+            ahead = figures.others_over(self.gpu, figures.problem_key(cell.workload.columns), "cudnn", measured=[])
             text += f" {f'{ahead:.2f}' if ahead else '-':>12}"
         for name in cell.wrong:
             text += f"  WRONG: {name} differs by {cell.differences[name]:.2e} from {cell.compared_with}"
@@ -184,8 +184,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the random inputs (the time)")
     parser.add_argument("--commit", default="", help="commit to name in the CSV (git's)")
     parser.add_argument("--triton-tutorial", type=Path, help="a copy of Triton's fused-attention tutorial")
-    workloads.add_direction_flag(parser)
-    workloads.add_shape_flags(parser)
+    case_flags.add_direction_flag(parser)
+    case_flags.add_shape_flags(parser)
     flags = parser.parse_args(arguments)
     if flags.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error(
@@ -217,7 +217,7 @@ def clocks_of(grid: str, flags: argparse.Namespace, device: torch.device) -> tup
 
 def cells_of(grid: str, flags: argparse.Namespace) -> list[Workload]:
     if grid == "case":
-        return [workloads.from_flags(flags, flags.direction)]
+        return [case_flags.from_flags(flags, flags.direction)]
     return [replace(workload, direction=flags.direction) for workload in workloads.GRIDS[grid]()]
 
 

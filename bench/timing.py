@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 import torch
 
 from bench import backends
+from bench.providers import ours
 from bench.workloads import Inputs, Workload
 from flash_cute._timing import Clock, Contender, Ratio, Timing, input_sets, measure, rotate, speed_ratio
 
@@ -24,7 +24,8 @@ class Cell:
     Attributes:
         missing: the providers that were not timed, with the reason.
         compared_with: the first peer that ran, else the first of ours.
-        differences: of the others, ||result - its|| / ||its||; of the gradients, the largest of the three.
+        differences: of the others, ||result - its|| / ||its||; of the gradients, the largest of the three. A provider
+            that leaves options out (`:plain`) is not compared.
     """
 
     workload: Workload
@@ -89,7 +90,9 @@ def time_cell(
     for name in providers:
         try:
             backend = backends.prepare(name, workload, device, triton_tutorial)
-            results[name] = backends.first_call(backend, workload, inputs[0])
+            result = backends.first_call(backend, workload, inputs[0])
+            if not ours.is_plain(name):
+                results[name] = result
             ready.append(backend)
         except backends.Unavailable as reason:
             missing[name] = str(reason)
@@ -144,22 +147,6 @@ def _wrong(differences: dict[str, float]) -> list[str]:
     return [name for name, difference in differences.items() if not difference <= LARGEST_DIFFERENCE]
 
 
-@functools.cache
-def _explains() -> bool:
-    import flash_cute
-
-    return hasattr(flash_cute, "explain")
-
-
 def _plan(name: str, workload: Workload, inputs: Inputs) -> str:
-    """The kernel (the backward's, if it is run) and tile that the library names, in few words; empty for a peer."""
-    if not backends.is_ours(name) or not _explains():
-        return ""
-    import flash_cute
-
-    causal = backends.causal_argument(workload)
-    backward = workload.direction != "fwd"
-    plan = flash_cute.explain(*inputs[:3], causal, backward=backward, **backends.own_options(name)).data
-    if not plan.get("kernel"):
-        return str(plan["backend"])
-    return "{backend} {block_m}x{block_n} threads {threads} stages {stages}".format(**plan)
+    """The kernel and tile that the library names; empty for a peer."""
+    return ours.plan(name, workload, inputs) if ours.is_ours(name) else ""

@@ -35,7 +35,7 @@ if not __package__:
     # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
-from bench import figures, workloads  # noqa: E402
+from bench import case_flags, figures, workloads  # noqa: E402
 from bench.workloads import Workload  # noqa: E402
 
 SLOWER = 0.99
@@ -134,7 +134,9 @@ def measure(
 ) -> Cell:
     """Compare and time both builds on one workload; their memory is free again afterwards."""
     cell = Cell(workload)
-    shape = {name: getattr(workload, name) for name in ("B", "H", "Hkv", "N", "M", "D", "direction")}
+    names = ("B", "H", "Hkv", "N", "M", "D", "direction", "window", "softcap", "sinks", "alibi")
+    shape = {name: getattr(workload, name) for name in names}
+    shape |= {"Dv": workload.head_dim_v, "lengths": workload.sequences}
     shape["dtype"] = str(workloads.DTYPES[workload.dtype]).removeprefix("torch.")
     causal = False if workload.causal == "none" else workload.causal
     if workload.direction == "fwd":
@@ -177,7 +179,7 @@ def row_of(grid: str, cell: Cell, facts: dict[str, str]) -> dict[str, object]:
     from flash_cute._timing import tflops
 
     row: dict[str, object] = {"grid": grid}
-    row |= {name: getattr(cell.workload, name) for name in figures.SHAPE_COLUMNS}
+    row |= cell.workload.columns
     row |= {"missing": cell.missing, **facts}
     if cell.missing:
         return row
@@ -194,6 +196,7 @@ def row_of(grid: str, cell: Cell, facts: dict[str, str]) -> dict[str, object]:
 COLUMNS = [
     "grid",
     *figures.SHAPE_COLUMNS,
+    *figures.OPTION_COLUMNS,
     *(f"{side}_{column}" for side in SIDES for column in ("us", "tflops", "spread")),
     *("ratio", "ratio_spread", "rounds", "calls", "input_sets", "difference", "missing"),
     *("ours", "other", "options", "gpu", "torch", "driver"),
@@ -261,7 +264,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="cuda (default), or cpu to try the tool")
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs (0)")
     parser.add_argument("--out", type=Path, help="CSV to write")
-    workloads.add_shape_flags(parser)
+    case_flags.add_shape_flags(parser)
     flags = parser.parse_args(arguments)
     flags.directions = flags.directions.split(",")
     for direction in flags.directions:
@@ -324,7 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _workloads(grid: str, direction: workloads.Direction, flags: argparse.Namespace) -> list[Workload]:
     if grid == "case":
-        return [workloads.from_flags(flags, direction)]
+        return [case_flags.from_flags(flags, direction)]
     return [replace(workload, direction=direction) for workload in workloads.GRIDS[grid]()]
 
 

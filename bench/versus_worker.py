@@ -9,7 +9,8 @@ Reads commands from standard input and writes replies to the open file descripto
     {"do": "turn", "calls": 40}            times a batch of calls; seconds per call
     {"do": "release"}                      frees every tensor and returns the memory to the driver
 
-It imports nothing of bench and calls nothing of flash_cute but `fwd` and `bwd`, so that it also runs older builds.
+It imports nothing of bench and calls nothing of flash_cute but `fwd` and `bwd`, and of packed batches `varlen_fwd` and
+`varlen_bwd`, each with the options that are asked for alone, so that it also runs older builds.
 """
 
 from __future__ import annotations
@@ -55,37 +56,70 @@ class Worker:
         seed: int,
         sample: str,
     ) -> dict[str, Any]:
-        """Make inputs and call once. `shape` has B, H, Hkv, N, M, D, dtype (torch's name) and direction."""
+        """Make inputs and call once.
+
+        `shape` has B, H, Hkv, N, M, D, Dv, dtype (torch's name), direction, window (None, or left and right), softcap
+        (0: none), sinks and alibi (whether there are any), and `lengths`: those of a packed batch, or none.
+        """
         backward = shape["direction"] == "bwd"
+        packed = "varlen_" if shape["lengths"] else ""
+        compute: Callable[..., Any] = getattr(flash_cute, f"{packed}fwd")
+        options = {**self._score(shape), **self._lengths(shape), **options}
         first = self._inputs(shape, seed)
         sets = self._number_of_sets(sum(x.nbytes for x in first))
         arguments = [first, *(self._inputs(shape, seed + index) for index in range(1, sets))]
-        function: Callable[..., Any] = flash_cute.bwd if backward else flash_cute.fwd
+        function: Callable[..., Any] = getattr(flash_cute, f"{packed}bwd") if backward else compute
         if backward:
             forward_options = {name: value for name, value in options.items() if name != "deterministic"}
             arguments = [
-                (dout, q, k, v, *flash_cute.fwd(q, k, v, causal, **forward_options)) for dout, q, k, v in arguments
+                (dout, q, k, v, *compute(q, k, v, causal=causal, **forward_options)) for dout, q, k, v in arguments
             ]
 
-        results = function(*arguments[0], causal, **options)
+        results = function(*arguments[0], causal=causal, **options)
         torch.save([_sampled(result) for result in results], sample)
         del results
         following = itertools.cycle(arguments).__next__
-        self.call = lambda: function(*following(), causal, **options)
+        self.call = lambda: function(*following(), causal=causal, **options)
         seconds = [self._seconds(calls) for calls in (1, 2, 2)]
         return {"seconds": min(seconds), "sets": sets}
 
     def _inputs(self, shape: dict[str, Any], seed: int) -> tuple[torch.Tensor, ...]:
-        """q (B, H, N, D), k and v (B, Hkv, M, D), for a backward dout (B, H, N, D) before them; standard normal."""
+        """q (B, H, N, D), k (B, Hkv, M, D), v (B, Hkv, M, Dv), for a backward dout (B, H, N, Dv) before them.
+
+        Of a packed batch (rows, H, D) and so on. Standard normal.
+        """
         generator = torch.Generator(self.device).manual_seed(seed)
 
-        def normal(heads: str, length: str) -> torch.Tensor:
-            size = (shape["B"], shape[heads], shape[length], shape["D"])
+        def normal(heads: str, length: str, columns: str) -> torch.Tensor:
+            rows = (sum(shape["lengths"]),) if shape["lengths"] else ()
+            size = (*rows, shape[heads]) if rows else (shape["B"], shape[heads], shape[length])
             dtype = getattr(torch, shape["dtype"])
-            return torch.randn(size, generator=generator, device=self.device, dtype=dtype)
+            return torch.randn(*size, shape[columns], generator=generator, device=self.device, dtype=dtype)
 
-        forward = (normal("H", "N"), normal("Hkv", "M"), normal("Hkv", "M"))
-        return (normal("H", "N"), *forward) if shape["direction"] == "bwd" else forward
+        forward = (normal("H", "N", "D"), normal("Hkv", "M", "D"), normal("Hkv", "M", "Dv"))
+        return (normal("H", "N", "Dv"), *forward) if shape["direction"] == "bwd" else forward
+
+    def _score(self, shape: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of the window and of the score; the tensors are the same in both builds."""
+        options: dict[str, Any] = {}
+        if shape["window"] is not None:
+            options["window"] = tuple(shape["window"])
+        if shape["softcap"]:
+            options["softcap"] = shape["softcap"]
+        if shape["sinks"]:
+            options["sinks"] = torch.linspace(-1, 1, shape["H"], device=self.device)
+        if shape["alibi"]:
+            options["alibi_slopes"] = torch.linspace(0.5, 0.01, shape["H"], device=self.device)
+        return options
+
+    def _lengths(self, shape: dict[str, Any]) -> dict[str, Any]:
+        """Where the sequences of a packed batch are."""
+        if not shape["lengths"]:
+            return {}
+        ends = itertools.accumulate(shape["lengths"])
+        offsets = torch.tensor([0, *ends], dtype=torch.int32, device=self.device)
+        hints = {"max_seqlen_q": max(shape["lengths"]), "max_seqlen_k": max(shape["lengths"])}
+        return {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets, **hints}
 
     def _number_of_sets(self, bytes_of_one: int) -> int:
         """So many that no call finds its inputs in the L2 cache; three at least, so that no one address decides."""
@@ -133,7 +167,9 @@ def _sampled(result: torch.Tensor) -> torch.Tensor:
 
 def main(device: torch.device, descriptor: int) -> None:
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        torch.cuda.set_device(device)  # which does not take one without an index
     worker = Worker(device)
     with os.fdopen(descriptor, "w") as replies:
         for line in sys.stdin:

@@ -1,37 +1,35 @@
-"""The shapes that are measured: single cases by flags, and named grids."""
+"""The problems that are measured, and the named grids of them."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, Literal
 
 import torch
 
-from bench.figures import shape_label
+from bench.figures import OPTION_COLUMNS, SHAPE_COLUMNS, shape_label
+from bench.lengths import lengths_of
 
 Causal = Literal["none", "top_left", "bottom_right"]
 # "train" is the forward and the backward, through autograd
 Direction = Literal["fwd", "bwd", "train"]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
-DTYPE_NAMES = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "float32": "fp32",
-    "float": "fp32",
-    "float64": "fp64",
-    "double": "fp64",
-}
 
 # q, k and v; and dout, where there is a backward
 Inputs = tuple[torch.Tensor, ...]
 
 
+Window = tuple[int | None, int | None]  # keys that a row sees before its position and behind it; None: no limit
+
+
 @dataclass(frozen=True)
 class Workload:
-    """One attention problem. The fields are named as the flags of `python -m flash_cute` are."""
+    """One attention problem. The fields are named as the flags of `python -m flash_cute` are.
+
+    Of a packed batch (`lengths`, see `bench/lengths.py`) B is the number of sequences, N and M the longest's length.
+    """
 
     B: int
     H: int
@@ -42,61 +40,130 @@ class Workload:
     causal: Causal
     dtype: str
     direction: Direction = "fwd"
+    Dv: int = 0  # v's head dim; 0: D
+    window: Window | None = None
+    softcap: float = 0.0  # 0: none
+    sinks: bool = False
+    alibi: bool = False
+    lengths: str = ""
 
     @property
     def is_causal(self) -> bool:
         return self.causal != "none"
 
     @property
-    def flops(self) -> float:
-        from flash_cute._timing import attention_flops  # here: bench/versus.py chooses which flash_cute after its flags
+    def head_dim_v(self) -> int:
+        return self.Dv or self.D
 
-        shape = (self.B, self.H, self.N, self.M, self.D)
-        forward = attention_flops(*shape, causal=self.is_causal)
-        backward = attention_flops(*shape, causal=self.is_causal, backward=True)
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """The lengths of a packed batch; none of a dense one."""
+        return lengths_of(self.lengths) if self.lengths else ()
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The shape and the options as a CSV has them; of an option that is not there the empty text."""
+        sides = ["" if side is None else str(side) for side in self.window or ()]
+        options = (self.Dv or "", ",".join(sides), f"{self.softcap:g}" if self.softcap else "")
+        chosen = ("yes" if option else "" for option in (self.sinks, self.alibi))
+        shape = {name: getattr(self, name) for name in SHAPE_COLUMNS}
+        return shape | dict(zip(OPTION_COLUMNS, (*options, *chosen, self.lengths), strict=True))
+
+    @property
+    def visible_pairs(self) -> float:
+        """The (row, key) pairs of one head that the mask leaves, in all sequences: of a causal one half of all."""
+        if self.window is None:
+            share = 0.5 if self.is_causal else 1.0
+            return share * (sum(n * n for n in self.sequences) if self.lengths else self.B * self.N * self.M)
+        if self.lengths:
+            return sum(_pairs_in_window(n, n, self.window, self.causal) for n in self.sequences)
+        return self.B * _pairs_in_window(self.N, self.M, self.window, self.causal)
+
+    @property
+    def flops(self) -> float:
+        """Of the products alone: two over D and Dv forward, three over D and two over Dv backward."""
+        forward = 2.0 * self.H * self.visible_pairs * (self.D + self.head_dim_v)
+        backward = 2.0 * self.H * self.visible_pairs * (3 * self.D + 2 * self.head_dim_v)
         return {"fwd": forward, "bwd": backward, "train": forward + backward}[self.direction]
 
     @property
-    def query_bytes(self) -> int:
-        """Bytes of q, as of out, dout and dq."""
-        return self.B * self.H * self.N * self.D * DTYPES[self.dtype].itemsize
+    def rows(self) -> int:
+        """Query rows of one head, in all sequences."""
+        return sum(self.sequences) if self.lengths else self.B * self.N
 
     @property
-    def key_bytes(self) -> int:
-        """Bytes of k, as of v, dk and dv."""
-        return self.B * self.Hkv * self.M * self.D * DTYPES[self.dtype].itemsize
+    def keys(self) -> int:
+        return self.rows if self.lengths else self.B * self.M
+
+    @property
+    def tensor_bytes(self) -> dict[str, int]:
+        """Bytes of q, k, v and out, and so of their gradients."""
+        of_q, of_k = self.rows * self.H, self.keys * self.Hkv
+        elements = {"q": of_q * self.D, "k": of_k * self.D, "v": of_k * self.head_dim_v, "out": of_q * self.head_dim_v}
+        return {name: number * DTYPES[self.dtype].itemsize for name, number in elements.items()}
 
     @property
     def input_bytes(self) -> int:
         """Bytes of what `make_inputs` returns."""
-        return (1 if self.direction == "fwd" else 2) * self.query_bytes + 2 * self.key_bytes
+        of = self.tensor_bytes
+        return of["q"] + of["k"] + of["v"] + (0 if self.direction == "fwd" else of["out"])
 
     @property
     def least_bytes(self) -> int:
         """Bytes of what one direction must read, and of what it must write, each once; lse is float32."""
-        lse = self.B * self.H * self.N * 4
-        forward = 2 * self.query_bytes + 2 * self.key_bytes + lse
-        backward = 4 * self.query_bytes + 4 * self.key_bytes + lse
+        of, lse = self.tensor_bytes, self.rows * self.H * 4
+        forward, backward = sum(of.values()) + lse, 2 * sum(of.values()) + lse
         return {"fwd": forward, "bwd": backward, "train": forward + backward}[self.direction]
 
     @property
     def label(self) -> str:
-        return shape_label(vars(self))
+        return shape_label(self.columns)
 
     def make_inputs(self, device: torch.device, seed: int) -> Inputs:
-        """q (B, H, N, D), k and v (B, Hkv, M, D), and where there is a backward dout (B, H, N, D); standard normal."""
+        """q (B, H, N, D), k (B, Hkv, M, D), v (B, Hkv, M, Dv), and where there is a backward dout (B, H, N, Dv).
+
+        Of a packed batch (rows, H, D) and so on. Standard normal.
+        """
         generator = torch.Generator(device).manual_seed(seed)
 
-        def normal(heads: int, length: int) -> torch.Tensor:
-            shape = (self.B, heads, length, self.D)
+        def normal(heads: int, length: int, columns: int) -> torch.Tensor:
+            shape = (self.rows, heads, columns) if self.lengths else (self.B, heads, length, columns)
             return torch.randn(shape, generator=generator, device=device, dtype=DTYPES[self.dtype])
 
-        forward = (normal(self.H, self.N), normal(self.Hkv, self.M), normal(self.Hkv, self.M))
-        return forward if self.direction == "fwd" else (*forward, normal(self.H, self.N))
+        of_v = self.head_dim_v
+        forward = (normal(self.H, self.N, self.D), normal(self.Hkv, self.M, self.D), normal(self.Hkv, self.M, of_v))
+        return forward if self.direction == "fwd" else (*forward, normal(self.H, self.N, of_v))
+
+    def make_offsets(self, device: torch.device) -> torch.Tensor:
+        """(B + 1,) int32: where each sequence of a packed batch begins, and where the last one ends."""
+        return torch.tensor([0, *accumulate(self.sequences)], dtype=torch.int32, device=device)
+
+    def make_sinks(self, device: torch.device) -> torch.Tensor:
+        """(H,) float32, standard normal, the same ones each time."""
+        return torch.randn(self.H, generator=torch.Generator().manual_seed(0)).to(device)
+
+    def make_slopes(self, device: torch.device) -> torch.Tensor:
+        """(H,) float32: 2 ** -(8 (h + 1) / H), as in the paper of ALiBi (arXiv 2108.12409)."""
+        return 2.0 ** -(8 * torch.arange(1, self.H + 1, device=device) / self.H)
+
+
+def _pairs_in_window(rows: int, keys: int, window: Window, causal: Causal) -> int:
+    """How many (row, key) pairs a window leaves of one sequence, counted exactly."""
+    left, right = window[0], 0 if causal != "none" else window[1]
+    position = torch.arange(rows) + (0 if causal == "top_left" else keys - rows)
+    first = torch.zeros_like(position) if left is None else (position - left).clamp(0, keys)
+    limit = torch.full_like(position, keys) if right is None else (position + right + 1).clamp(0, keys)
+    return int((limit - first).clamp(min=0).sum())
 
 
 def case(B: int, H: int, N: int, D: int, causal: bool, *, M: int = 0, Hkv: int = 0, dtype: str = "bf16") -> Workload:
     return Workload(B, H, Hkv or H, N, M or N, D, "bottom_right" if causal else "none", dtype)
+
+
+def packed(lengths: str, H: int, Hkv: int, D: int) -> Workload:
+    """Causal self-attention in each of the sequences."""
+    found = lengths_of(lengths)
+    return replace(case(len(found), H, max(found), D, True, Hkv=Hkv), lengths=lengths)
 
 
 def paper_grid() -> list[Workload]:
@@ -185,6 +252,45 @@ def cpu_grid() -> list[Workload]:
     ]
 
 
+def window_grid() -> list[Workload]:
+    """Sliding windows of models: a row sees its own key and those before it, 1024, 4096 or 128 in all."""
+    cells = [
+        replace(case(1, 16, 16384, 128, True), window=(1023, 0)),
+        replace(case(1, 32, 32768, 128, True, Hkv=8), window=(4095, 0)),
+        replace(case(1, 8, 8192, 256, True, Hkv=4), window=(1023, 0)),  # Gemma 3
+    ]
+    gpt_oss = replace(case(1, 64, 8192, 64, True, Hkv=8), window=(127, 0))
+    return [*cells, gpt_oss, replace(gpt_oss, sinks=True)]
+
+
+def varlen_grid() -> list[Workload]:
+    """Packed batches, causal: documents, equal lengths, short sequences, and a long one beside short ones."""
+    return [
+        packed(lengths, heads, heads_kv, 128)
+        for heads, heads_kv in ((16, 16), (32, 8))
+        for lengths in ("documents", "16x1024", "short", "28672+16x256")
+    ]
+
+
+def dv_grid() -> list[Workload]:
+    """q and k of head dim 192 over v of 128, as in the training and the prefill of multi-head latent attention."""
+    return [
+        replace(case(b, 16, n, 192, causal), Dv=128)
+        for causal in (False, True)
+        for b, n in ((4, 4096), (2, 8192), (1, 16384))
+    ]
+
+
+def options_grid() -> list[Workload]:
+    """Sinks, a softcap, ALiBi, each on the causal shapes of the paper grid; beside `:plain`, what each costs."""
+    return [
+        replace(plain, **option)
+        for option in ({"sinks": True}, {"softcap": 50.0}, {"alibi": True})
+        for plain in paper_grid()
+        if plain.is_causal
+    ]
+
+
 GRIDS: dict[str, Callable[[], list[Workload]]] = {
     "paper": paper_grid,
     "llama": llama_grid,
@@ -192,57 +298,11 @@ GRIDS: dict[str, Callable[[], list[Workload]]] = {
     "odd": odd_grid,
     "fp16": fp16_grid,
     "small": small_grid,
+    "window": window_grid,
+    "varlen": varlen_grid,
+    "dv": dv_grid,
+    "options": options_grid,
     "deterministic": deterministic_grid,
     "host": host_grid,
     "cpu": cpu_grid,
 }
-
-
-def _dtype_name(text: str) -> str:
-    name = DTYPE_NAMES.get(text, text)
-    if name not in DTYPES:
-        raise argparse.ArgumentTypeError(f"expected one of {', '.join(DTYPES)}, given {text!r}")
-    return name
-
-
-def add_direction_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--direction",
-        choices=get_args(Direction),
-        default="fwd",
-        help="the forward, the backward alone, or both through autograd (fwd)",
-    )
-
-
-def add_shape_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of a single case: the same as those of `python -m flash_cute`."""
-    shape = parser.add_argument_group("a single case")
-    shape.add_argument("--B", type=int, default=4, help="batch (4)")
-    shape.add_argument("--H", type=int, default=16, help="heads of q (16)")
-    shape.add_argument("--Hkv", type=int, default=0, help="heads of k and v (as many as q's)")
-    shape.add_argument("--N", type=int, default=4096, help="queries (4096)")
-    shape.add_argument("--M", type=int, default=0, help="keys (as many as queries)")
-    shape.add_argument("--D", type=int, default=128, help="head dim (128)")
-    shape.add_argument(
-        "--causal",
-        nargs="?",
-        const="bottom_right",
-        default="none",
-        choices=["none", "bottom_right", "top_left"],
-        help="causal mask; bottom_right unless said otherwise",
-    )
-    shape.add_argument("--dtype", type=_dtype_name, default="bf16", help="bf16 (default), fp16, fp32, fp64")
-
-
-def from_flags(flags: argparse.Namespace, direction: Direction) -> Workload:
-    return Workload(
-        flags.B,
-        flags.H,
-        flags.Hkv or flags.H,
-        flags.N,
-        flags.M or flags.N,
-        flags.D,
-        flags.causal,
-        flags.dtype,
-        direction,
-    )

@@ -55,8 +55,19 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """bench's modules. The folder comes last on the path: it must not hide the installed package."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
-    names = ("accuracy", "all", "backends", "figures", "run", "summary", "timing", "workloads")
-    return SimpleNamespace(**{name: importlib.import_module(f"bench.{name}") for name in names})
+    names = (
+        "accuracy",
+        "all",
+        "backends",
+        "case_flags",
+        "figures",
+        "providers.ours",
+        "providers.pytorch",
+        "run",
+        "timing",
+    )
+    names += ("workloads",)
+    return SimpleNamespace(**{name.split(".")[-1]: importlib.import_module(f"bench.{name}") for name in names})
 
 
 @pytest.mark.parametrize("direction", FLOPS)
@@ -82,10 +93,15 @@ def test_missing_peer_is_named(measured: tuple[str, Path]) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu_is_said() -> None:
-    for script in (("bench/run.py", "--grid", "paper"), ("bench/run.py", "--accuracy"), ("bench/all.py", "--out", "x")):
-        done = subprocess.run([sys.executable, *script], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 2 and "there is no CUDA GPU here" in done.stderr
+def test_no_gpu_is_said(bench: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    for main, arguments in (
+        (bench.run.main, ["--grid", "paper"]),
+        (bench.run.main, ["--accuracy"]),
+        (bench.all.main, ["--out", "x"]),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2 and "there is no CUDA GPU here" in capsys.readouterr().err
 
 
 def test_sdpa_on_the_cpu_is_not_named_after_a_cuda_kernel(bench: SimpleNamespace) -> None:
@@ -96,14 +112,14 @@ def test_sdpa_on_the_cpu_is_not_named_after_a_cuda_kernel(bench: SimpleNamespace
 
 
 def test_wrong_provider_is_not_timed(bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = bench.backends._flash_cute_backward
+    right = bench.ours.backward
 
-    def wrong(name: str, workload: Any) -> Any:
-        backend = right(name, workload)
+    def wrong(name: str, *problem: Any) -> Any:
+        backend = right(name, *problem)
         return replace(backend, call=lambda *arguments: tuple(1.1 * x for x in backend.call(*arguments)))
 
     workload = bench.workloads.Workload(1, 2, 1, 33, 33, 16, "none", "fp32", "bwd")
-    monkeypatch.setattr(bench.backends, "_flash_cute_backward", wrong)
+    monkeypatch.setattr(bench.ours, "backward", wrong)
     names, device = ["flash_cute", "math"], torch.device("cpu")
     (cell,) = bench.timing.time_cell(workload, names, device, clocks=["wall"], rounds=5, seconds=0.01)
     assert cell.wrong == ["flash_cute"] and list(cell.timings) == ["math"]
@@ -115,7 +131,7 @@ def test_backward_of_sdpa_is_called_with_what_its_forward_saved(bench: SimpleNam
     """On meta tensors, since only a GPU computes it: argument for argument what the operator takes."""
     heads = 8 if name == "efficient" else 2
     workload = bench.workloads.case(1, 8, 64, 128, True, Hkv=heads)
-    backend = bench.backends._aten_backward(name, workload)
+    backend = bench.pytorch.sdpa_backward(name, workload)
     q, kv = torch.empty(1, 8, 64, 128, device="meta", dtype=torch.half), (1, heads, 64, 128)
     k, v = q.new_empty(kv), q.new_empty(kv)
     dq, dk, dv = backend.call(*backend.arrange((q, k, v, torch.empty_like(q))))[:3]
@@ -186,25 +202,62 @@ def flash_attn_3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """FlashAttention-3's interface over flash_cute's CPU path: (B, N, H, D), gradients written where they are given."""
     import flash_cute
 
+    def mask(causal: bool, window: tuple[int, int]) -> dict[str, Any]:
+        return {"causal": causal, "window": tuple(None if side < 0 else side for side in window)}
+
     def forward(q: Any, k: Any, v: Any, causal: bool = False, return_attn_probs: bool = False, **options: Any) -> Any:
+        chosen = mask(causal, options.pop("window_size", (-1, -1)))
         assert q.is_contiguous() and options == {"deterministic": False}
-        out, lse = flash_cute.fwd(*(x.transpose(1, 2) for x in (q, k, v)), causal)
+        out, lse = flash_cute.fwd(*(x.transpose(1, 2) for x in (q, k, v)), **chosen)
         out = out.transpose(1, 2).contiguous()
         return (out, lse) if return_attn_probs else out
 
+    def packed(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *longest: int, **options: Any) -> Any:
+        chosen = mask(options.pop("causal"), options.pop("window_size", (-1, -1)))
+        both = options.pop("return_attn_probs", False)
+        assert options == {"deterministic": False, "max_seqlen_q": 33, "max_seqlen_k": 33}
+        out, lse = flash_cute.varlen_fwd(q, k, v, cu_seqlens_q, cu_seqlens_k, **chosen)
+        return (out, lse) if both else out
+
     def backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, *rest: Any) -> Any:
-        causal = rest[7]
-        inputs = (x.transpose(1, 2) for x in (dout, q, k, v, out))
-        for given, gradient in zip((dq, dk, dv), flash_cute.bwd(*inputs, lse, causal), strict=True):
-            given.copy_(gradient.transpose(1, 2))
+        offsets, chosen = rest[:2], mask(rest[7], (*rest[8:10], -1, -1)[:2])  # trailing defaults are not passed
+        if offsets[0] is None:
+            inputs = (x.transpose(1, 2) for x in (dout, q, k, v, out))
+            gradients = (x.transpose(1, 2) for x in flash_cute.bwd(*inputs, lse, **chosen))
+        else:
+            gradients = flash_cute.varlen_bwd(dout, q, k, v, out, lse, *offsets, **chosen)
+        for given, gradient in zip((dq, dk, dv), gradients, strict=True):
+            given.copy_(gradient)
         return (lse,) * 5
 
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_func=forward))
+    interface = SimpleNamespace(flash_attn_func=forward, flash_attn_varlen_func=packed)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", interface)
     library = torch.library.Library("flash_attn_3", "DEF")
     library.define(FLASH_ATTN_3_BACKWARD)
     library.impl("bwd", backward, "CPU")
     yield
     library._destroy()
+
+
+@pytest.mark.parametrize(
+    "option", [{"Dv": 16}, {"window": (9, 0)}, {"lengths": "9+2x33"}], ids=["Dv", "window", "packed"]
+)
+@pytest.mark.parametrize("direction", FLOPS)
+@pytest.mark.usefixtures("flash_attn_3")
+def test_flash_attention_3_has_windows_packed_batches_and_a_head_dim_of_vs_own(
+    bench: SimpleNamespace, direction: str, option: dict[str, Any]
+) -> None:
+    lengths = {"B": 3, "N": 33, "M": 33} if "lengths" in option else {}
+    plain = bench.workloads.Workload(2, 4, 2, 65, 65, 32, "bottom_right", "fp32", direction)
+    workload = replace(plain, **option, **lengths)
+    device = torch.device("cpu")
+    inputs = workload.make_inputs(device, seed=0)
+    results = []
+    for name in ("fa3", "flash_cute"):
+        backend = bench.backends.prepare(name, workload, device)
+        results.append(bench.backends.first_call(backend, workload, inputs))
+    for peer, ours in zip(*results, strict=True):
+        torch.testing.assert_close(peer, ours)
 
 
 @pytest.mark.parametrize("direction", FLOPS)

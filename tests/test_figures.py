@@ -104,7 +104,7 @@ def test_each_cell_of_the_main_grid_has_a_bar(bench: SimpleNamespace, gpu: str) 
     for direction in ("fwd", "bwd"):
         for workload in (*bench.workloads.paper_grid(), *bench.workloads.llama_grid()):
             shape = replace(workload, direction=direction)
-            key = tuple(str(getattr(shape, name)) for name in bench.figures.SHAPE_COLUMNS)
+            key = bench.figures.problem_key(shape.columns)
             row = bench.figures.others(gpu)[key]
             rates = [float(row[name]) for name in ("cudnn", "fa3", "fa4") if row[name]]
             # On the H100 the ratio was measured too: it is not the quotient of these medians.

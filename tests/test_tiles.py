@@ -85,7 +85,7 @@ def test_backward(
     def gradients() -> Any:
         with nan_in_new_memory(q):
             given = (dout, q, k, v, out, lse, dlse, *mask, deterministic, f"sm80:{chip}")
-            return torch.ops.flash_cute._bwd(*given)
+            return torch.ops.flash_cute._bwd(*given)[:3]  # behind them dsinks, of sinks that there are none of
 
     given = gradients()
     assert_gradients_match(given, dout, q, k, v, causal, dlse=dlse, window=window)

@@ -259,12 +259,12 @@ def test_a_plan_for_a_gpu(backward: bool) -> None:
 
 @pytest.mark.cuda
 def test_nothing_waits_for_the_device_in_a_check() -> None:
-    def on_cuda(call: dict[str, Any]) -> dict[str, Any]:
-        return {x: y.cuda() if torch.is_tensor(y) else y for x, y in call.items()}
+    def on_the_gpu(arguments: dict[str, Any]) -> dict[str, Any]:
+        return {x: y.cuda() if torch.is_tensor(y) else y for x, y in arguments.items()}
 
-    call = on_cuda(_call())
-    # A call for sm90 is a good one there.
-    bad_calls = [call | on_cuda(changes) for name, (changes, _) in BAD.items() if name != "backend_sm90"]
+    call = on_the_gpu(_call())
+    bad_on_a_gpu = [changes for name, (changes, _) in BAD.items() if name != "backend_sm90"]
+    bad_calls = [call | on_the_gpu(changes) for changes in bad_on_a_gpu]
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

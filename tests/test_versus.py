@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import importlib
+import io
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import flash_cute
 
@@ -25,7 +28,7 @@ def fwd(q, k, v, causal=False):
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = q @ k.mT / q.shape[-1] ** 0.5 + torch.full((q.shape[2], k.shape[2]), -torch.inf).triu(1)
     return 1.1 * scores.softmax(-1) @ v, scores.logsumexp(-1)
-def bwd(*tensors):
+def bwd(*tensors, causal):
     raise ValueError("no backward in this build\\nat all")
 """
 
@@ -49,6 +52,31 @@ def test_both_builds_are_timed_on_the_same_problem(tmp_path: Path) -> None:
         assert float(row["ratio"]) > 0 and float(row["ours_us"]) > 0 and float(row["other_us"]) > 0
         assert (row["ours"], row["other"]) == ("ours", "old") and int(row["rounds"]) in (3, 9)
     assert "fwd: " in printed and "bwd: " in printed
+
+
+def test_options_and_packed_batches_are_timed(tmp_path: Path) -> None:
+    """Later flags count: 3 packed sequences, with every option."""
+    options = ("--lengths", "9+2x33", "--window", "7,", "--softcap", "5", "--sinks", "--alibi", "--Dv", "8")
+    status, _, rows = versus(SITE, tmp_path / "versus.csv", *options)
+    assert status == 0 and list(rows) == ["fwd", "bwd"]
+    for row in rows.values():
+        assert float(row["difference"]) == 0 and not row["missing"]
+        assert (row["B"], row["lengths"], row["window"], row["Dv"]) == ("3", "9+2x33", "7,", "8")
+
+
+def test_a_worker_selects_a_device_with_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--device cuda` is the current one: torch.cuda.set_device takes no device without an index."""
+    monkeypatch.setattr(sys, "path", ["what the script's own folder is", *sys.path, str(ROOT)])
+    worker = importlib.import_module("bench.versus_worker")
+    selected: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", selected.append)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # no command
+    for name in ("cuda", "cuda:1"):
+        reading, writing = os.pipe()
+        worker.main(torch.device(name), writing)
+        os.close(reading)
+    assert selected == [torch.device("cuda", 3), torch.device("cuda", 1)]
 
 
 def test_ratio_is_that_of_rounds_and_above_1_where_ours_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
