@@ -62,7 +62,7 @@ CUTE_DEVICE void add_bias(Scores& scores,         // (rows, columns)
   if (slope == 0.f) return;
   CUTE_UNROLL
   for (int i = 0; i < size<0>(scores); ++i) {
-    float const distance = static_cast<float>(offset + get<0>(tScS(i, _0{})) - get<1>(tScS(_0{}, _0{})));
+    float const distance = static_cast<float>(offset + thread_distance(tScS) + get<0>(tScS_0(i, _0{})));
     CUTE_UNROLL
     for (int j = 0; j < size<1>(scores); ++j) {
       float const column = static_cast<float>(get<1>(tScS_0(_0{}, j)));
@@ -80,7 +80,7 @@ CUTE_DEVICE void add_bias_transposed(Scores& scores,         // (columns, rows)
   if (slope == 0.f) return;
   CUTE_UNROLL
   for (int i = 0; i < size<0>(scores); ++i) {
-    float const distance = static_cast<float>(offset + get<1>(tScS(_0{}, _0{})) - get<0>(tScS(i, _0{})));
+    float const distance = static_cast<float>(offset - thread_distance(tScS) - get<0>(tScS_0(i, _0{})));
     CUTE_UNROLL
     for (int j = 0; j < size<1>(scores); ++j) {
       float const row = static_cast<float>(get<1>(tScS_0(_0{}, j)));

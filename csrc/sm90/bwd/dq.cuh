@@ -15,6 +15,7 @@
 #include <cutlass/numeric_conversion.h>
 
 #include "../../core/registers.cuh"
+#include "read_sequence.cuh"
 #include "task.cuh"
 #include "scores.cuh"
 #include "traits.cuh"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../core/bwd_preprocess.cuh"
+#include "../../core/list_sequence_tiles.cuh"
 #include "../encode_bwd_maps.cuh"
 #include "kernel.cuh"
 #include "sequence_dq.cuh"

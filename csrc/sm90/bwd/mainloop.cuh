@@ -21,6 +21,7 @@
 #include "../../core/mask.cuh"
 #include "../../core/registers.cuh"
 #include "../../core/score_bwd.cuh"
+#include "read_sequence.cuh"
 #include "task.cuh"
 #include "dq.cuh"
 #include "scores.cuh"

@@ -6,7 +6,6 @@
 #include "../../core/mask.cuh"
 #include "../../core/sequence_tiles.cuh"
 #include "../sequence_map.cuh"
-#include "../warpgroup.cuh"
 #include "args.cuh"
 
 namespace flash_cute::sm90::bwd {
@@ -168,19 +167,6 @@ struct SequenceKeyTile : KeyTile {
 struct SequenceTask : SequenceKeyTile {
   int dq_begin;  // -1: there are no more tasks; else 0
 };
-
-// The fields of a sequence that mask and score need, read from shared memory at each use, and for branches made uniform.
-CUTE_DEVICE Sequence read_band(Sequence const volatile& sequence) {
-  return {.len_q = sequence.len_q,
-          .len_k = sequence.len_k,
-          .band = {.lower = sequence.band.lower, .upper = sequence.band.upper},
-          .shift = sequence.shift};
-}
-CUTE_DEVICE Sequence read_uniform(Sequence const volatile& sequence) {
-  return {.len_q = uniform(sequence.len_q),
-          .len_k = uniform(sequence.len_k),
-          .band = {.lower = uniform(sequence.band.lower), .upper = uniform(sequence.band.upper)}};
-}
 
 // The coordinates of row 0 and key 0 of a tile's sequence, for loads of those that are used and stores of all.
 CUTE_DEVICE SequenceOrigin origin_of_rows(BwdParams const& params, SequenceKeyTile const volatile& tile) {

@@ -16,6 +16,7 @@
 #include "../../core/mask.cuh"
 #include "../../core/score_bwd.cuh"
 #include "../bwd/load.cuh"
+#include "../bwd/read_sequence.cuh"
 #include "../bwd/scores.cuh"
 #include "epilogue.cuh"
 #include "traits.cuh"

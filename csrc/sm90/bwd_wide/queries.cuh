@@ -18,6 +18,7 @@
 #include "../../core/registers.cuh"
 #include "../../core/score_bwd.cuh"
 #include "../../core/softmax.cuh"
+#include "../bwd/read_sequence.cuh"
 #include "../bwd/scores.cuh"
 #include "epilogue.cuh"
 #include "traits.cuh"
