@@ -136,7 +136,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
         // Steeper slopes would cost the linear form's differences their precision.
         constexpr float kSteepest = 4.f;  // per column, in units of the exponents of 2
         bool const one_sided = offset >= left_from || offset <= right_to;
-        if (one_sided && slope * params.scale_log2 <= kSteepest) {
+        if (one_sided && fabsf(slope) * params.scale_log2 <= kSteepest) {
           add_linear_biases(scores, tScS_0, offset >= left_from ? slope : -slope, distance, shift);
         } else {
           add_biases(scores, tScS_0, slope, distance);
