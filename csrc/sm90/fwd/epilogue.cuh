@@ -32,7 +32,7 @@ CUTE_DEVICE int64_t out_offset(FwdParams const& params, FwdParams const&, TileCo
   return tile.batch * params.out_strides.batch + tile.head * params.out_strides.head + row * params.out_strides.row;
 }
 CUTE_DEVICE int64_t out_offset(FwdParams const& params, Sequence const& sequence, TileCoord const& tile, int row) {
-  return out_offset(params, params, tile, row) + sequence.first_row * params.out_strides.row;
+  return out_offset(params, params, tile, sequence.first_row + row);
 }
 CUTE_DEVICE int64_t lse_offset(FwdParams const& params, FwdParams const&, TileCoord const& tile) {
   return (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;

@@ -38,7 +38,8 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
       TileCoord const place{
           .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
       if constexpr (reads_sequences(Traits::kVariant)) {
-        epilogue<Traits>(args.params, smem.tile[opaque(draws) & 1].sequence, place, warpgroup, softmax, tOrO);
+        Sequence const sequence = smem.tile[opaque(draws) & 1].sequence;
+        epilogue<Traits>(args.params, sequence, place, warpgroup, softmax, tOrO);
       } else {
         epilogue<Traits>(args.params, args.params, place, warpgroup, softmax, tOrO);
       }
