@@ -23,6 +23,7 @@ os.environ["FLASH_CUTE_TEST_TILES"] = "1"  # before flash_cute is loaded: tests 
 import numerics
 import pytest
 import torch
+import venvs
 from cases import Backward, Causal, Forward
 
 import flash_cute
@@ -82,6 +83,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begins what takes minutes and needs no more than another core, for the tests that have such a part (`begin`)."""
+    if session.config.option.collectonly or hasattr(session.config, "workerinput"):  # of xdist: only one worker has it
+        return
+    for item in session.items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("venv") and hasattr(item.module, "begin"):
+            item.module.begin(**item.callspec.params)
+
+
+def pytest_sessionfinish() -> None:
+    venvs.end()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

@@ -37,18 +37,18 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def measure(direction: str, path: Path) -> str:
-    """What bench/run.py prints for a small case on the CPU; it writes its CSV to `path`."""
+def small_case(direction: str, path: Path) -> list[str]:
+    """Arguments of bench/run.py: a small case on the CPU, whose CSV is `path`."""
     names = ("--ours", "flash_cute,flash_cute:deterministic", "--peers", "math,fa3,triton")
     options = ("--device", "cpu", "--seconds", "0.05", "--rounds", "5", "--commit", "abc", "--out", str(path))
-    return run("bench/run.py", "--direction", direction, *SHAPE, *names, *options)
+    return ["--direction", direction, *SHAPE, *names, *options]
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What was printed of a backward, and its CSV."""
     path = tmp_path_factory.mktemp("bench") / "case.csv"
-    return measure("bwd", path), path
+    return run("bench/run.py", *small_case("bwd", path)), path
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("direction", FLOPS)
-def test_csv_says_what_was_measured(direction: str, tmp_path: Path) -> None:
-    measure(direction, tmp_path / "case.csv")
+def test_csv_says_what_was_measured(bench: SimpleNamespace, direction: str, tmp_path: Path) -> None:
+    assert bench.run.main(small_case(direction, tmp_path / "case.csv")) == 0
     rows = {row["provider"]: row for row in rows_of(tmp_path / "case.csv")}
     ours, peer = rows["flash_cute"], rows["math"]
     flops = 4 * 4 * 65 * 65 * 32 / 2 * FLOPS[direction]

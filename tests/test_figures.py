@@ -125,12 +125,13 @@ def test_summary_has_the_bars(paper: Path) -> None:
     assert run("bench/summary.py", str(paper)).count("FlashAttention-3  MISSED") == 2
 
 
-def test_plots_are_drawn(paper: Path, tmp_path: Path) -> None:
+def test_plots_are_drawn(bench: SimpleNamespace, paper: Path, tmp_path: Path) -> None:
     """Lines over the length, bars where there is a single one, in both marks of those that were not measured."""
     pytest.importorskip("matplotlib")
-    for csv_path in (paper, *(ROOT / "bench/results" / f"h100-{name}.csv" for name in ("paper", "dims", "odd"))):
+    plot = importlib.import_module("bench.plot")
+    for csv_path in (paper, *(bench.figures.RESULTS / f"h100-{name}.csv" for name in ("paper", "dims", "odd"))):
         picture = tmp_path / f"{csv_path.stem}.png"
-        run("bench/plot.py", str(csv_path), "--out", str(picture))
+        assert plot.main([str(csv_path), "--out", str(picture)]) == 0
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 

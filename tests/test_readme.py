@@ -42,8 +42,8 @@ def test_ci_runs_the_commands_of_the_first_lines() -> None:
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 PRINTED = (
     "torch.Size([2, 32, 1024, 128]) torch.Size([2, 32, 1024])",
-    "torch.Size([2, 8, 256, 32])",
-    "torch.Size([1000, 8, 64])",
+    "torch.Size([8])\ntorch.Size([2, 8, 256, 128])",
+    "torch.Size([1000, 8, 64]) torch.Size([680, 8, 64])",
     "torch.Size([2, 8, 512, 64]) torch.Size([2, 2, 512, 64])",
 )
 

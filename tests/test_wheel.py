@@ -5,10 +5,10 @@ Importing would prove nothing: a library built for a later torch loads, and fail
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -60,21 +60,25 @@ print("called")
 """
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pack(folder: Path) -> Path:
     """The wheel that is installed here, packed again from its files: installing changes none of them."""
     dist = distribution("flash_cute")
     files = [file for file in dist.files or [] if ".." not in file.parts and file.suffix != ".pyc"]
     if not any(file.name == "_C.abi3.so" for file in files):
         pytest.skip("flash_cute is installed in editable mode, so there is no wheel to test")
     tag = (dist.read_text("WHEEL") or "").split("Tag: ")[1].split()[0]
-    path = tmp_path_factory.mktemp("wheel") / f"flash_cute-{dist.version}-{tag}.whl"
+    path = folder / f"flash_cute-{dist.version}-{tag}.whl"
     installers_own = ("INSTALLER", "REQUESTED", "direct_url.json")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
         for file in files:
             if file.name not in installers_own:
                 packed.write(str(file.locate()), str(file))
     return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture
@@ -104,26 +108,32 @@ def _is_here(which: str, version: str) -> bool:
     return torch.version.cuda is None if which == "cpu" else torch.__version__.split("+")[0] == version
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A place for a venv; pytest's own would be kept, and a torch takes gigabytes."""
+def call_under_torch(which: str) -> subprocess.CompletedProcess[str]:
+    """CALL under a torch, in a venv that is gone afterwards: it takes gigabytes."""
+    version = _newest() if which == "newest" else {"oldest": OLDEST, "cpu": venvs.CPU_ONLY}[which]
+    if version is None:
+        venvs.cannot("pip cannot ask its index for torch's versions")
     with tempfile.TemporaryDirectory(prefix="flash_cute_") as name:
-        yield Path(name)
+        folder = Path(name)
+        wheel = pack(folder)
+        if _is_here(which, version):
+            python = Path(sys.executable)
+        else:
+            python = venvs.make(folder / "venv", version)
+            installed = venvs.pip(python, "install", "--no-deps", wheel)
+            assert installed.returncode == 0, installed.stderr
+        safe = "-P" if sys.version_info >= (3, 11) else "-B"
+        return venvs.run([python, safe, "-c", CALL], PYTHONDONTWRITEBYTECODE="1")
+
+
+def begin(which: str) -> None:
+    """Called when the tests have been collected."""
+    venvs.begin(call_under_torch, which)
 
 
 @pytest.mark.venv
 @pytest.mark.parametrize("which", ["oldest", "newest", "cpu"])
-def test_operator_works_under_torch(which: str, wheel: Path, folder: Path) -> None:
-    version = {"oldest": OLDEST, "newest": _newest(), "cpu": venvs.CPU_ONLY}[which]
-    if version is None:
-        venvs.cannot("pip cannot ask its index for torch's versions")
-    if _is_here(which, version):
-        python = Path(sys.executable)
-    else:
-        python = venvs.make(folder, version)
-        installed = venvs.pip(python, "install", "--no-deps", wheel)
-        assert installed.returncode == 0, installed.stderr
-    safe = "-P" if sys.version_info >= (3, 11) else "-B"
-    done = venvs.run([python, safe, "-c", CALL], PYTHONDONTWRITEBYTECODE="1")
+def test_operator_works_under_torch(which: str) -> None:
+    done = venvs.result(call_under_torch, which)
     assert done.returncode == 0 and "called" in done.stdout, done.stdout + done.stderr
     print(done.stdout)
