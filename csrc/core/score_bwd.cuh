@@ -18,11 +18,10 @@ template <class Scores, class Factors>
 CUTE_DEVICE void cap_scores(Scores& scores, Factors& factors, ScoreTerms const& terms) {  // fragments of one layout
   CUTE_STATIC_ASSERT_V(size(scores) == size(factors));
   if (terms.softcap_scale == 0.f) return;
+  cap_scores(scores, terms);
   auto pairs = recast<__half2>(factors);
   CUTE_UNROLL
   for (int i = 0; i < size(scores); i += 2) {
-    scores(i) = fast_tanh(scores(i) * terms.softcap_scale);
-    scores(i + 1) = fast_tanh(scores(i + 1) * terms.softcap_scale);
     pairs(i / 2) = __floats2half2_rn(fmaf(-scores(i), scores(i), 1.f), fmaf(-scores(i + 1), scores(i + 1), 1.f));
   }
 }
@@ -46,11 +45,9 @@ CUTE_DEVICE void multiply_by_derivatives(Scores& dscores, Factors const& factors
 template <class Scores>
 CUTE_DEVICE void cap_scores_and_differentiate(Scores& scores, Scores& dscores, ScoreTerms const& terms) {
   if (terms.softcap_scale == 0.f) return;
+  cap_scores(scores, terms);
   CUTE_UNROLL
-  for (int i = 0; i < size(scores); ++i) {
-    scores(i) = fast_tanh(scores(i) * terms.softcap_scale);
-    dscores(i) *= fmaf(-scores(i), scores(i), 1.f);
-  }
+  for (int i = 0; i < size(scores); ++i) dscores(i) *= fmaf(-scores(i), scores(i), 1.f);
 }
 
 // Adds the bias of ALiBi. `offset`: the position of the tile's first row minus its first column.
