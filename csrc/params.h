@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/softcap.h"
 #include "core/tile_order.h"
 #include "core/tile_split.h"
 #include "sm80/bwd/order.h"
@@ -43,6 +44,7 @@ struct Sequences {
 // of scale_log2 / log2(e): of the scale, or of the cap where there is one.
 struct ScoreTerms {
   float softcap_scale;  // scale / cap; 0: no cap
+  SoftcapPolynomial softcap;
   float slope_factor;   // a slope in those units
   float const* slopes;  // (batch, heads_q) or (heads_q); null: none
   int64_t slopes_batch_stride;
@@ -95,30 +97,40 @@ struct FwdParams {
 
   int head_dim_v;  // of v and out: a multiple of 8, at most the kernel's kHeadDimV
 
-  // Read only by the kernels that take sequences at run time, the terms only by those of modified scores.
-  Sequences sequences;
   Sinks sinks;
-  ScoreTerms score;
+  Sequences sequences;  // read only by the kernels that take sequences at run time
+  ScoreTerms score;     // read only by the kernels of modified scores
+};
+
+// The tiles of a batch whose sequences the backward reads at run time, listed on the device by a kernel before it. Sides
+// are listed for one head; there are `sequence_count` sequences, see core/sequence.cuh.
+struct SequenceTiles {
+  int* row_sequence;  // of each row tile; the tiles of a sequence are side by side
+  int* rows_before;   // (sequences + 1): the first row tile of each sequence; the last: the number of all
+  int* key_sequence;  // the same of the key tiles, whose sequences are in the order of processing
+  int* keys_before;
 };
 
 struct BwdParams {
   void const* q;     // (batch, heads_q,  len_q, head_dim), 16-bit elements
   void const* k;     // (batch, heads_kv, len_k, head_dim)
-  void const* v;     // (batch, heads_kv, len_k, head_dim)
-  void const* out;   // (batch, heads_q,  len_q, head_dim), the forward's
-  void const* dout;  // (batch, heads_q,  len_q, head_dim)
+  void const* v;     // (batch, heads_kv, len_k, head_dim_v)
+  void const* out;   // (batch, heads_q,  len_q, head_dim_v), the forward's
+  void const* dout;  // (batch, heads_q,  len_q, head_dim_v)
   float const* lse;   // (batch, heads_q, len_q), contiguous, the forward's
   float const* dlse;  // (batch, heads_q, len_q), contiguous; null: no gradient reaches the LSE
   void* dq;  // (batch, heads_q,  len_q, head_dim)
   void* dk;  // (batch, heads_kv, len_k, head_dim)
-  void* dv;  // (batch, heads_kv, len_k, head_dim)
+  void* dv;  // (batch, heads_kv, len_k, head_dim_v)
+  void* dsinks;  // (heads_q), contiguous, in the sinks' type; null without sinks
 
   // Workspace, see BwdWorkspace. Uninitialised before the launch; the preprocess kernel writes whatever is read.
   float* dq_acc;    // sums of dQ / scale, in the order of the architecture's MMA fragments; null where registers hold
                     // them. On sm90 the parts of split key tiles overwrite sums that have been converted already
-  float* lse_log2;  // (batch, heads_q, rows padded to whole row tiles): lse * log2(e); +inf for padding and for
-                    // rows that see no key, so that their P is 0
+  float* lse_log2;  // (batch, heads_q, rows padded to whole row tiles): lse * log2(e), with sinks of the keys and the
+                    // sink; +inf for padding and for rows that see no key, so that their P is 0
   float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding and for rows that see no key
+  float* sink_parts;  // with sinks, per row tile: the sum of its rows' gradients of the sink
   int* semaphores;  // (batch, heads_q, row tiles): counts the ordered adds to dq_acc, and on sm90, reused later, the
                     // parts of split tiles in memory; see <arch>/bwd/dq.cuh; null without dq_acc
   int* counters;    // [0]: the ticket from which CTAs draw tasks; [1 + h]: progress of KV head h (over all batches),
@@ -152,6 +164,16 @@ struct BwdParams {
   sm80::bwd::LaunchOrder launch_order;  // sm80
   sm90::bwd::TaskOrder task_order;      // sm90, up to head dim 128
   TileSplit split;                      // sm90, up to head dim 128: of key tiles, by rows
+
+  int head_dim_v;  // of v, out, dout and dv: a multiple of 8, at most the kernel's kHeadDim
+  Sinks sinks;     // read before the kernels, with whose statistics they need not know of it
+
+  // Read only by the kernels that take sequences at run time, the terms only by those of modified scores. Their row
+  // tiles have the number head * m_blocks + the number in `tiles`, where m_blocks and n_blocks are the most that there
+  // can be per head, in all sequences.
+  Sequences sequences;
+  SequenceTiles tiles;
+  ScoreTerms score;
 };
 
 }  // namespace flash_cute

@@ -35,6 +35,11 @@ struct BwdWorkspace {
   int64_t semaphores;
   int64_t counters;
   int64_t drawn;
+  int64_t sink_parts;
+  int64_t row_sequence;
+  int64_t rows_before;
+  int64_t key_sequence;
+  int64_t keys_before;
   int64_t bytes;
 };
 
@@ -55,11 +60,12 @@ struct FwdPlan {
 
 struct BwdPlan {
   DType dtype;
+  Variant variant;
   int head_dim;  // the kernel's kHeadDim
   int entry;     // of the architecture's tile table, see <arch>/bwd/tile.h
   KernelShape shape;
   bool deterministic;
-  int m_blocks;
+  int m_blocks;       // where sequences are read at run time: of all of them, at most
   int n_blocks;
   int64_t row_tiles;  // of all heads
   int64_t key_tiles;

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from packed import NO_KERNELS, offsets, pack
+from checks import NOT_SERVED
+from packed import offsets, pack
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flash_cute
@@ -244,16 +245,14 @@ def test_one_side_of_offsets_alone() -> None:
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_a_gpu_is_refused_in_one_sentence(backward: bool) -> None:
-    """As long as there are no kernels; all other checks come first."""
+def test_a_plan_for_a_gpu(backward: bool) -> None:
     call = _call()
     names = ("q", "k", "v", *(x for x in call if "seq" in x))
     given = {x: call[x] for x in names} | {"capability": 90, "backward": backward}
-    try:
-        flash_cute.explain(**given)
-    except ValueError as error:
-        sentence = f"flash_cute: q: expected CPU tensors, since {NO_KERNELS}, got a plan for compute capability 9.0"
-        assert str(error) == sentence
+    given |= {x: given[x].half() for x in "qkv"}
+    assert flash_cute.explain(**given).backend == "sm90"
+    with pytest.raises(ValueError, match=NOT_SERVED):
+        flash_cute.explain(**{**given, "capability": 80})
     with pytest.raises(ValueError, match="cu_seqlens_q: expected int32, got int64"):
         flash_cute.explain(**{**given, "cu_seqlens_q": GOOD.long()})
 
@@ -264,7 +263,9 @@ def test_nothing_waits_for_the_device_in_a_check() -> None:
         return {x: y.cuda() if torch.is_tensor(y) else y for x, y in arguments.items()}
 
     call = on_the_gpu(_call())
-    bad_on_a_gpu = [changes for name, (changes, _) in BAD.items() if name != "backend_sm90"]
+    # The backend is good there, and what was strided is not any more.
+    good = ("backend_sm90", "cu_q_strided", "used_k_strided")
+    bad_on_a_gpu = [changes for name, (changes, _) in BAD.items() if name not in good]
     bad_calls = [call | on_the_gpu(changes) for changes in bad_on_a_gpu]
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -2,36 +2,53 @@
 // workspace tensor.
 #include "bwd.h"
 
+#include "varlen.h"
+
 #ifdef FLASH_CUTE_NO_CUDA
 
 namespace flash_cute {
 
-BwdResult bwd_cuda(BwdArgs const&) {
+namespace {
+
+[[noreturn]] void refuse() {
   throw std::runtime_error("flash_cute: this build has no CUDA kernels (it was built with FLASH_CUTE_NO_CUDA)");
 }
+
+}  // namespace
+
+BwdResult bwd_cuda(BwdArgs const&) { refuse(); }
+BwdResult packed_bwd_cuda(BwdArgs const&, Problem const&, VarlenArgs const&) { refuse(); }
 
 }  // namespace flash_cute
 
 #else
 
-#include "operand.h"
+#include "kernel_args.h"
 
 namespace flash_cute {
 namespace {
 
-void launch_bwd(BwdArgs const& args, Problem const& problem, BwdDecision const& decision, BwdResult const& result) {
-  int const head_dim = decision.padded_head_dim;
+// The gradients as the kernels see them: packed ones as a batch of one.
+struct Gradients {
+  TensorInfo dq;
+  TensorInfo dk;
+  TensorInfo dv;
+};
+
+void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* lengths, BwdDecision const& decision,
+                Gradients const& gradients, Tensor const& dsinks) {
+  int const head_dim = decision.padded_head_dim, head_dim_v = decision.padded_head_dim_v;
   Operand const q(args.call.q, decision.q, head_dim);
   Operand const k(args.call.k, decision.k, head_dim);
-  Operand const v(args.call.v, decision.v, head_dim);
-  Operand const out(args.out, decision.out, head_dim);
-  Operand const dout(args.dout, decision.dout, head_dim);
+  Operand const v(args.call.v, decision.v, head_dim_v);
+  Operand const out(args.out, decision.out, head_dim_v);
+  Operand const dout(args.dout, decision.dout, head_dim_v);
   RowOperand const lse(args.lse);
   std::optional<RowOperand> dlse;
   if (args.dlse) dlse.emplace(*args.dlse);
-  Result const dq(tensor_info("dq", result.dq.get()), decision.dq, head_dim);
-  Result const dk(tensor_info("dk", result.dk.get()), decision.dk, head_dim);
-  Result const dv(tensor_info("dv", result.dv.get()), decision.dv, head_dim);
+  Result const dq(gradients.dq, decision.dq, head_dim);
+  Result const dk(gradients.dk, decision.dk, head_dim);
+  Result const dv(gradients.dv, decision.dv, head_dim_v);
 
   BwdPlan const& plan = decision.plan;
   BwdWorkspace const& offsets = plan.workspace;
@@ -41,7 +58,9 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, BwdDecision const& 
   };
 
   bool const dq_in_memory = !plan.shape.dq_in_registers;
-  bool const draws = offsets.bytes > offsets.drawn;
+  bool const draws = offsets.sink_parts > offsets.drawn;
+  bool const reads = reads_sequences(plan.variant), has_sinks = problem.has_sinks;
+  auto const list = [&](int64_t offset) { return reads ? static_cast<int*>(part(offset)) : nullptr; };
   BwdParams const params{.q = q.data,
                          .k = k.data,
                          .v = v.data,
@@ -52,9 +71,11 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, BwdDecision const& 
                          .dq = dq.data,
                          .dk = dk.data,
                          .dv = dv.data,
+                         .dsinks = has_sinks ? mutable_data_pointer(dsinks.get()) : nullptr,
                          .dq_acc = dq_in_memory ? static_cast<float*>(part(offsets.dq_acc)) : nullptr,
                          .lse_log2 = static_cast<float*>(part(offsets.lse_log2)),
                          .delta = static_cast<float*>(part(offsets.delta)),
+                         .sink_parts = has_sinks ? static_cast<float*>(part(offsets.sink_parts)) : nullptr,
                          .semaphores = dq_in_memory ? static_cast<int*>(part(offsets.semaphores)) : nullptr,
                          .counters = dq_in_memory ? static_cast<int*>(part(offsets.counters)) : nullptr,
                          .drawn = draws ? static_cast<int*>(part(offsets.drawn)) : nullptr,
@@ -74,17 +95,47 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, BwdDecision const& 
                          .head_dim = head_dim,
                          .band = problem.band,
                          .scale = static_cast<float>(problem.scale),
-                         .scale_log2 = static_cast<float>(problem.scale * kLog2E),
+                         .scale_log2 = make_scale_log2(problem),
                          .deterministic = args.deterministic,
                          .m_blocks = plan.m_blocks,
                          .n_blocks = plan.n_blocks,
                          .group = problem.heads_q / problem.heads_kv,
                          .launch_order = plan.launch_order,
                          .task_order = plan.task_order,
-                         .split = plan.split};
+                         .split = plan.split,
+                         .head_dim_v = head_dim_v,
+                         .sinks = make_sinks(args.call),
+                         .sequences = reads ? make_sequences(args.call, problem, lengths) : Sequences{},
+                         .tiles = {.row_sequence = list(offsets.row_sequence),
+                                   .rows_before = list(offsets.rows_before),
+                                   .key_sequence = list(offsets.key_sequence),
+                                   .keys_before = list(offsets.keys_before)},
+                         .score = make_score_terms(args.call, problem)};
   check_cuda(decision.instance.launch(plan, params, current_stream(args.call.q.device_index)),
              "launch the backward");
   for (Result const* gradient : {&dq, &dk, &dv}) gradient->finish();
+}
+
+// `dsinks`: (heads_q,) in the sinks' dtype.
+Tensor allocate_dsinks(FwdArgs const& call) {
+  std::array<int64_t, 1> const sizes{call.sinks ? call.sinks->sizes[0] : 0};
+  return empty_strided(sizes, {1}, call.sinks ? call.sinks->dtype : aoti_torch_dtype_float32(), call.q);
+}
+
+BwdResult run(BwdArgs const& args, Problem const& problem, VarlenArgs const* lengths, BwdDecision const& decision,
+              BwdResult result, Gradients const& gradients) {
+  if (decision.plan.workspace.bytes > 0) {
+    launch_bwd(args, problem, lengths, decision, gradients, result.dsinks);
+  } else {  // no keys, no rows or no heads: all gradients are 0
+    for (Tensor const* gradient : {&result.dq, &result.dk, &result.dv, &result.dsinks}) zero(gradient->get());
+  }
+  return result;
+}
+
+// An output like a packed tensor.
+Tensor empty_like_packed(TensorInfo const& like) {
+  std::array<int64_t, 3> const sizes{like.sizes[2], like.sizes[1], like.sizes[3]};
+  return empty_strided(sizes, packed_output_strides(like, like.sizes[3]), like.dtype, like);
 }
 
 }  // namespace
@@ -97,18 +148,32 @@ BwdResult bwd_cuda(BwdArgs const& args) {
       plan_bwd(call, &args.dout, &args.out, args.deterministic, problem, device_gpu(call.q.device_index));
 
   CurrentDevice const device(call.q.device_index);
-  std::array<int64_t, 1> const sinks{call.sinks ? call.sinks->sizes[0] : 0};
-  int32_t const sinks_dtype = call.sinks ? call.sinks->dtype : aoti_torch_dtype_float32();
   BwdResult result{.dq = empty_like(call.q),
                    .dk = empty_like(call.k),
                    .dv = empty_like(call.v),
-                   .dsinks = empty_strided(sinks, {1}, sinks_dtype, call.q)};
-  if (decision.plan.workspace.bytes > 0) {
-    launch_bwd(args, problem, decision, result);
-  } else {  // no keys, no rows or no heads: all gradients are 0
-    for (Tensor const* gradient : {&result.dq, &result.dk, &result.dv, &result.dsinks}) zero(gradient->get());
-  }
-  return result;
+                   .dsinks = allocate_dsinks(call)};
+  Gradients const gradients{.dq = tensor_info("dq", result.dq.get()),
+                            .dk = tensor_info("dk", result.dk.get()),
+                            .dv = tensor_info("dv", result.dv.get())};
+  return run(args, problem, nullptr, decision, std::move(result), gradients);
+}
+
+BwdResult packed_bwd_cuda(BwdArgs const& args, Problem const& problem, VarlenArgs const& lengths) {
+  FwdArgs const& call = args.call;
+  FLASH_CUTE_CHECK(is_cuda(call.q), "q: expected a CUDA tensor, got ", device_name(call.q));
+  BwdDecision const decision =
+      plan_bwd(call, &args.dout, &args.out, args.deterministic, problem, device_gpu(call.q.device_index));
+
+  CurrentDevice const device(call.q.device_index);
+  BwdResult result{.dq = empty_like_packed(call.q),
+                   .dk = empty_like_packed(call.k),
+                   .dv = empty_like_packed(call.v),
+                   .dsinks = allocate_dsinks(call)};
+  PackedView dq, dk, dv;
+  Gradients const gradients{.dq = dq.info(tensor_info("dq", result.dq.get()), 3),
+                            .dk = dk.info(tensor_info("dk", result.dk.get()), 3),
+                            .dv = dv.info(tensor_info("dv", result.dv.get()), 3)};
+  return run(args, problem, &lengths, decision, std::move(result), gradients);
 }
 
 }  // namespace flash_cute

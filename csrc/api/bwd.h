@@ -12,8 +12,11 @@ struct BwdResult {
   Tensor dsinks;  // (heads_q,) in the sinks' dtype; without sinks (0,), float32
 };
 
-// CUDA tensors, on the current stream of their device.
+struct VarlenArgs;
+
+// CUDA tensors, on the current stream of their device. `lengths`: of packed tensors, whose gradients are packed too.
 BwdResult bwd_cuda(BwdArgs const& args);
+BwdResult packed_bwd_cuda(BwdArgs const& args, Problem const& problem, VarlenArgs const& lengths);
 
 // The plan as JSON, for dout and out laid out like empty_like(q). `capability` 0: that of the tensors' own device.
 std::string bwd_plan_json(FwdArgs const& call, bool deterministic, int64_t capability);

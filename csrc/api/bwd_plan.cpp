@@ -19,8 +19,13 @@ std::string why_tile(BwdDecision const& decision) {
   return text + ".";
 }
 
-std::vector<std::string> reasons(Problem const& problem, BwdDecision const& decision) {
+std::vector<std::string> reasons(Problem const& problem, BwdDecision const& decision, bool packed) {
   std::vector<std::string> sentences{why_backend(problem, decision, "backward"), why_tile(decision)};
+  if (packed) {
+    sentences.push_back("The lengths are read on the device: of the workspace, " +
+                        std::to_string(decision.plan.workspace.bytes >> 20) +
+                        " MB, only the part for the tiles that exist is touched.");
+  }
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
   if (decision.plan.workspace.bytes == 0) {
     sentences.push_back("Nothing is launched: there is no row or no key, and every gradient is 0.");
@@ -49,26 +54,31 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
 
 }  // namespace
 
-std::string bwd_plan_json(FwdArgs const& call, bool deterministic, int64_t capability) {
-  auto const [problem, gpu] = check_planned(call, capability);
+JsonObject bwd_plan_object(FwdArgs const& call, bool deterministic, PlannedCall const& planned) {
+  auto const& [problem, gpu] = planned;
   if (!gpu) {
     JsonObject json = call_json("cpu", call, problem);
     json.boolean("deterministic", true)
         .raw("copies", copies_json(tensors({}), problem))
         .raw("reasons", json_list(cpu_reasons(problem)));
-    return json.text();
+    return json;
   }
   BwdDecision const decision = plan_bwd(call, nullptr, nullptr, deterministic, problem, *gpu);
   JsonObject json = call_json(backend_name(decision.backend), call, problem);
   char const* const kernel = decision.plan.shape.dq_in_registers ? "bwd_keys_kernel" : "bwd_kernel";
-  add_kernel(json, kernel, decision, num_key_tiles(problem, decision.plan.shape));
-  json.boolean("deterministic", deterministic)
+  add_kernel(json, kernel, decision, decision.plan.key_tiles);
+  json.string("variant", variant_name(decision.plan.variant))
+      .boolean("deterministic", deterministic)
       .number("split_tiles", int64_t{decision.plan.split.tiles})
       .number("split_ctas", int64_t{decision.plan.split.ranges})
       .number("workspace_bytes", decision.plan.workspace.bytes)
       .raw("copies", copies_json(tensors(decision), problem))
-      .raw("reasons", json_list(reasons(problem, decision)));
-  return json.text();
+      .raw("reasons", json_list(reasons(problem, decision, call.sequences.has_value())));
+  return json;
+}
+
+std::string bwd_plan_json(FwdArgs const& call, bool deterministic, int64_t capability) {
+  return bwd_plan_object(call, deterministic, check_planned(call, capability)).text();
 }
 
 }  // namespace flash_cute

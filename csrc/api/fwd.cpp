@@ -22,7 +22,7 @@ FwdResult packed_fwd_cuda(FwdArgs const&, Problem const&, VarlenArgs const&) { r
 
 #else
 
-#include "operand.h"
+#include "kernel_args.h"
 
 namespace flash_cute {
 namespace {
@@ -45,55 +45,12 @@ Allocated allocate(TensorInfo const& q, int64_t head_dim_v) {
 
 // (rows, heads, head_dim_v) and (heads, rows).
 Allocated allocate_packed(TensorInfo const& q, int64_t head_dim_v, PackedView& view) {
-  // q's dims in their own order, on which the order of equal strides depends.
-  Sizes const sizes{1, q.sizes[2], q.sizes[1], q.sizes[3]};
-  Sizes const like{q.strides[0], q.strides[2], q.strides[1], q.strides[3]};
-  TensorInfo own = q;
-  own.sizes = sizes.data();
-  own.strides = like.data();
-  Sizes const strides = out_strides(own, head_dim_v);
   std::array<int64_t, 2> const lse_sizes{q.sizes[1], q.sizes[2]};
-  Tensor out = empty_strided<3>({q.sizes[2], q.sizes[1], head_dim_v}, {strides[1], strides[2], strides[3]}, q.dtype, q);
+  Tensor out = empty_strided<3>({q.sizes[2], q.sizes[1], head_dim_v}, packed_output_strides(q, head_dim_v), q.dtype, q);
   TensorInfo const info = view.info(tensor_info("out", out.get()), 3);
   return {{.out = std::move(out),
            .lse = empty_strided(lse_sizes, contiguous_strides(lse_sizes), aoti_torch_dtype_float32(), q)},
           info};
-}
-
-// Where the sequences of a call are, for a kernel that reads them at run time.
-Sequences make_sequences(FwdArgs const& args, Problem const& problem, VarlenArgs const* lengths) {
-  auto const limit = [](std::optional<int64_t> side) {
-    return static_cast<int>(std::min<int64_t>(side.value_or(kNoLimit), kNoLimit));
-  };
-  Sequences sequences{.window_left = limit(args.window_left),
-                      .window_right = problem.causal == Causal::kNone ? limit(args.window_right) : 0,
-                      .bottom_right = problem.causal != Causal::kTopLeft};
-  if (lengths == nullptr) return sequences;
-  auto const data = [](TensorInfo const& tensor) { return static_cast<int const*>(data_pointer(tensor.handle)); };
-  sequences.cu_q = data(lengths->cu_seqlens_q);
-  sequences.cu_k = data(lengths->cu_seqlens_k);
-  if (lengths->seqused_q) sequences.used_q = data(*lengths->seqused_q);
-  if (lengths->seqused_k) sequences.used_k = data(*lengths->seqused_k);
-  return sequences;
-}
-
-ScoreTerms make_score_terms(FwdArgs const& args, Problem const& problem) {
-  bool const capped = problem.softcap > 0;
-  ScoreTerms terms{.softcap_scale = capped ? static_cast<float>(problem.scale / problem.softcap) : 0.f,
-                   .slope_factor = static_cast<float>(1 / (capped ? problem.softcap : problem.scale))};
-  if (!args.alibi_slopes) return terms;
-  TensorInfo const& slopes = *args.alibi_slopes;
-  terms.slopes = static_cast<float const*>(data_pointer(slopes.handle));
-  terms.slopes_batch_stride = problem.alibi_per_batch ? slopes.strides[0] : 0;
-  terms.slopes_head_stride = slopes.strides[slopes.rank - 1];
-  return terms;
-}
-
-Sinks make_sinks(FwdArgs const& args) {
-  if (!args.sinks) return {};
-  return {.data = data_pointer(args.sinks->handle),
-          .stride = args.sinks->strides[0],
-          .is_float32 = args.sinks->dtype == aoti_torch_dtype_float32()};
 }
 
 void launch_fwd(FwdArgs const& args, Problem const& problem, VarlenArgs const* lengths, FwdDecision const& decision,
@@ -127,14 +84,14 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, VarlenArgs const* l
                    .len_k = problem.len_k,
                    .head_dim = decision.padded_head_dim,
                    .band = problem.band,
-                   .scale_log2 = static_cast<float>((problem.softcap > 0 ? problem.softcap : problem.scale) * kLog2E),
+                   .scale_log2 = make_scale_log2(problem),
                    .order = plan.order,
                    .split = plan.split,
                    .draws_tiles = plan.draws_tiles,
-                   .head_dim_v = decision.padded_head_dim_v};
+                   .head_dim_v = decision.padded_head_dim_v,
+                   .sinks = make_sinks(args)};
   if (reads_sequences(plan.variant)) {
     params.sequences = make_sequences(args, problem, lengths);
-    params.sinks = make_sinks(args);
     params.score = make_score_terms(args, problem);
     if (lengths && decision.backend == Backend::kSm80) {
       params.sequences.tiles_before = reinterpret_cast<int*>(bytes + offsets.tiles_before);

@@ -9,22 +9,25 @@ std::vector<NamedCopy> tensors(FwdDecision const& decision) {
   return {{"q", decision.q, false}, {"k", decision.k, false}, {"v", decision.v, false}, {"out", decision.out, true}};
 }
 
-std::string why_tile(Problem const& problem, FwdDecision const& decision) {
+// `tiles`: those of all heads; of packed sequences the most that there can be.
+std::string why_tile(Problem const& problem, FwdDecision const& decision, int64_t tiles, bool packed) {
   KernelShape const& shape = decision.plan.shape;
   std::string text = "Tile of " + std::to_string(shape.block_m) + " query rows by " + std::to_string(shape.block_n) +
                      " keys: " + table_entry(decision);
   if (decision.backend == Backend::kSm80) {
     text += sm80_chip_text(decision.plan.entry);
   } else {
-    text += ", with " + std::to_string(num_row_tiles(problem, shape)) + " tiles for " +
+    text += std::string(", with ") + (packed ? "at most " : "") + std::to_string(tiles) + " tiles for " +
             std::to_string(decision.gpu.num_sms) + " multiprocessors";
   }
   if (problem.len_k == 0) text += " (there are no keys: out is 0, lse -inf)";
   return text + ".";
 }
 
-std::vector<std::string> reasons(Problem const& problem, FwdDecision const& decision) {
-  std::vector<std::string> sentences{why_backend(problem, decision, "forward"), why_tile(problem, decision)};
+std::vector<std::string> reasons(Problem const& problem, FwdDecision const& decision, int64_t tiles, bool packed) {
+  std::vector<std::string> sentences{why_backend(problem, decision, "forward"),
+                                     why_tile(problem, decision, tiles, packed)};
+  if (packed) sentences.push_back("The lengths are read on the device, which finds the tiles that there are.");
   if (decision.plan.draws_tiles) {
     sentences.push_back("The longest tiles come first, and a CTA that is done draws the next from a counter.");
   }
@@ -44,28 +47,34 @@ std::vector<std::string> reasons(Problem const& problem, FwdDecision const& deci
 
 }  // namespace
 
-std::string fwd_plan_json(FwdArgs const& args, int64_t capability) {
-  auto const [problem, gpu] = check_planned(args, capability);
+JsonObject fwd_plan_object(FwdArgs const& args, PlannedCall const& call) {
+  auto const& [problem, gpu] = call;
   if (!gpu) {
     JsonObject json = call_json("cpu", args, problem);
     json.raw("copies", copies_json(tensors({}), problem)).raw("reasons", json_list(cpu_reasons(problem)));
-    return json.text();
+    return json;
   }
   FwdDecision const decision = plan_fwd(args, problem, *gpu);
-  JsonObject json = call_json(backend_name(decision.backend), args, problem);
-  add_kernel(json, "fwd_kernel", decision, num_row_tiles(problem, decision.plan.shape));
   FwdPlan const& plan = decision.plan;
-  constexpr char const* kVariants[] = {"dense", "packed", "modified"};
+  bool const packed = args.sequences.has_value();
+  int64_t const tiles = most_row_tiles(problem, plan.shape, packed);
+  JsonObject json = call_json(backend_name(decision.backend), args, problem);
+  add_kernel(json, "fwd_kernel", decision, tiles);
   json.number("kernel_head_dim_v", int64_t{plan.head_dim_v})
-      .string("variant", kVariants[static_cast<int>(plan.variant)]);
+      .string("variant", variant_name(plan.variant));
   if (decision.backend == Backend::kSm90) {
     json.boolean("late_wait", sm90::fwd::tile_config(plan.head_dim, plan.entry, plan.head_dim_v).late_wait);
   }
   json.number("split_tiles", int64_t{decision.plan.split.tiles})
       .number("split_ctas", int64_t{decision.plan.split.ranges})
       .number("workspace_bytes", decision.plan.workspace.bytes);
-  json.raw("copies", copies_json(tensors(decision), problem)).raw("reasons", json_list(reasons(problem, decision)));
-  return json.text();
+  json.raw("copies", copies_json(tensors(decision), problem))
+      .raw("reasons", json_list(reasons(problem, decision, tiles, packed)));
+  return json;
+}
+
+std::string fwd_plan_json(FwdArgs const& args, int64_t capability) {
+  return fwd_plan_object(args, check_planned(args, capability)).text();
 }
 
 }  // namespace flash_cute

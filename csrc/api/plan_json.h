@@ -176,6 +176,11 @@ void add_kernel(JsonObject& json, std::string_view kernel, DecisionType const& d
       .number("capability", int64_t{decision.gpu.capability});
 }
 
+inline char const* variant_name(Variant variant) {
+  constexpr char const* kNames[] = {"dense", "packed", "modified"};
+  return kNames[static_cast<int>(variant)];
+}
+
 inline std::vector<std::string> cpu_reasons(Problem const& problem) {
   return {problem.backend == Backend::kCpu ? "Backend cpu was asked for." : "Backend cpu serves CPU tensors."};
 }
@@ -211,5 +216,9 @@ PlannedCall check_planned(FwdArgs const& args, int64_t capability, Check const& 
 inline PlannedCall check_planned(FwdArgs const& args, int64_t capability) {
   return check_planned(args, capability, [&](bool on_cuda) { return check_fwd(args, on_cuda); });
 }
+
+// The plan of a checked call.
+JsonObject fwd_plan_object(FwdArgs const& args, PlannedCall const& call);
+JsonObject bwd_plan_object(FwdArgs const& args, bool deterministic, PlannedCall const& call);
 
 }  // namespace flash_cute

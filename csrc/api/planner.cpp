@@ -59,19 +59,19 @@ void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
   plan.workspace.bytes = plan.workspace.parts + sm90::fwd::parts_bytes(plan.shape, plan.head_dim_v, plan.split);
 }
 
-// The row tiles of a batch whose sequences the kernel reads at run time. Of a packed one the host knows the most that
-// there can be: each sequence, or rows between sequences, may end in a tile that is not full.
-int64_t most_row_tiles(Problem const& problem, KernelShape const& shape, bool packed) {
-  if (!packed) return num_row_tiles(problem, shape);
-  int64_t const rows = problem.len_q;
-  return (rows / shape.block_m + std::min<int64_t>(rows, int64_t{problem.batch} + 2)) * problem.heads_q;
+// The tiles per head of a batch whose sequences the kernel reads at run time, `length` rows or keys long. Of a packed
+// one the host knows the most that there can be: each sequence, or rows between sequences, may end in a tile that is not
+// full.
+int64_t most_tiles(Problem const& problem, int length, int block, bool packed) {
+  if (!packed) return num_tiles(length, block, problem.batch);
+  return int64_t{length} / block + std::min<int64_t>(length, int64_t{problem.batch} + 2);
 }
 
 Variant fwd_variant(Problem const& problem, FwdDecision const& decision, bool packed) {
   if (problem.softcap > 0 || problem.has_alibi) return Variant::kModified;
   bool const one_head_dim = decision.instance.head_dim == decision.instance.head_dim_v;
   bool const own_head_dim = one_head_dim && problem.head_dim_v != problem.head_dim;
-  return packed || problem.has_sinks || own_head_dim ? Variant::kPacked : Variant::kDense;
+  return packed || own_head_dim ? Variant::kPacked : Variant::kDense;
 }
 
 // A kernel that reads the sequences at run time, also where the batch is dense.
@@ -100,8 +100,9 @@ void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gp
   }
 }
 
-BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool draws_tasks) {
-  int64_t const rows = plan.row_tiles * plan.shape.block_m;
+// `block_m`: the rows of one of `plan.row_tiles`.
+BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, int block_m, bool draws_tasks) {
+  int64_t const rows = plan.row_tiles * block_m;
   bool const sums = !plan.shape.dq_in_registers;
   BwdWorkspace workspace{};
   workspace.lse_log2 = workspace.dq_acc + (sums ? aligned(4 * rows * plan.head_dim) : 0);
@@ -110,7 +111,15 @@ BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool dra
   workspace.counters = workspace.semaphores + (sums ? 4 * plan.row_tiles : 0);
   int64_t const heads = int64_t{problem.batch} * problem.heads_q;
   workspace.drawn = workspace.counters + (sums ? aligned(4 * (1 + heads)) : 0);
-  workspace.bytes = workspace.drawn + (draws_tasks ? aligned(4 * plan.key_tiles) : 0);
+  workspace.sink_parts = workspace.drawn + (draws_tasks ? aligned(4 * plan.key_tiles) : 0);
+  workspace.row_sequence = workspace.sink_parts + (problem.has_sinks ? aligned(4 * plan.row_tiles) : 0);
+  workspace.bytes = workspace.row_sequence;
+  if (!reads_sequences(plan.variant)) return workspace;
+  int64_t const sequences = aligned(4 * (int64_t{problem.batch} + 3));  // and one more number, see SequenceTiles
+  workspace.rows_before = workspace.row_sequence + aligned(4 * int64_t{plan.m_blocks});
+  workspace.key_sequence = workspace.rows_before + sequences;
+  workspace.keys_before = workspace.key_sequence + aligned(4 * int64_t{plan.n_blocks});
+  workspace.bytes = workspace.keys_before + sequences;
   return workspace;
 }
 
@@ -131,8 +140,11 @@ void order_sm90(BwdPlan& plan, Problem const& problem, Gpu gpu, TensorInfo const
 
 }  // namespace
 
+int64_t most_row_tiles(Problem const& problem, KernelShape const& shape, bool packed) {
+  return most_tiles(problem, problem.len_q, shape.block_m, packed) * problem.heads_q;
+}
+
 FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
-  check_served_by_fwd(problem);
   auto decision = decide<FwdDecision>(kFwdKernels, args, problem, gpu);
   decision.out = out_copy(args.q, problem.head_dim_v);
   FwdPlan& plan = decision.plan;
@@ -167,28 +179,41 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
 
 BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, bool deterministic,
                      Problem const& problem, Gpu gpu) {
-  check_served_by_bwd(problem);
   auto decision = decide<BwdDecision>(kBwdKernels, call, problem, gpu);
-  decision.dout = dout ? read_copy(*dout) : write_copy(call.q);
-  decision.out = out ? read_copy(*out) : write_copy(call.q);
+  decision.dout = dout ? read_copy(*dout) : out_copy(call.q, problem.head_dim_v);
+  decision.out = out ? read_copy(*out) : out_copy(call.q, problem.head_dim_v);
   decision.dq = write_copy(call.q);
   decision.dk = write_copy(call.k);
   decision.dv = write_copy(call.v);
   BwdPlan& plan = decision.plan;
   bool const sm90 = decision.backend == Backend::kSm90, wide = plan.head_dim > sm90::bwd::kMaxHeadDim;
+  bool const packed = call.sequences.has_value();
+  plan.variant = problem.softcap > 0 || problem.has_alibi ? Variant::kModified
+                 : packed                                 ? Variant::kPacked
+                                                          : Variant::kDense;
+  bool const reads = reads_sequences(plan.variant);
+  check_served_by_bwd(problem, decision.backend, plan.variant);
   if (!sm90) plan.entry = sm80_entry(problem, gpu);
   plan.shape = !sm90  ? sm80::bwd::kernel_shape(plan.head_dim, plan.entry)
                : wide ? sm90::bwd_wide::kernel_shape(plan.head_dim)
-                      : sm90::bwd::kernel_shape(plan.head_dim);
+                      : sm90::bwd::kernel_shape(plan.head_dim, plan.variant);
   plan.deterministic = deterministic;
-  plan.row_tiles = num_row_tiles(problem, plan.shape);
-  plan.key_tiles = num_key_tiles(problem, plan.shape);
+  int const listed_rows = wide && reads && sm90 ? sm90::bwd_wide::kQueryTileRows : plan.shape.block_m;
+  plan.row_tiles = reads ? most_tiles(problem, problem.len_q, listed_rows, packed) * problem.heads_q
+                         : num_row_tiles(problem, plan.shape);
+  plan.key_tiles = reads ? most_tiles(problem, problem.len_k, plan.shape.block_n, packed) * problem.heads_kv
+                         : num_key_tiles(problem, plan.shape);
   check_num_tiles("q", plan.row_tiles, plan.shape.block_m, "rows", call.q);
   check_num_tiles("k", plan.key_tiles, plan.shape.block_n, "keys", call.k);
   if (plan.row_tiles == 0 || plan.key_tiles == 0) return decision;
-  plan.m_blocks = static_cast<int>(num_tiles(problem.len_q, plan.shape.block_m, 1));
-  plan.n_blocks = static_cast<int>(num_tiles(problem.len_k, plan.shape.block_n, 1));
-  if (sm90 && !wide) {
+  plan.m_blocks = static_cast<int>(reads ? plan.row_tiles / problem.heads_q
+                                         : num_tiles(problem.len_q, plan.shape.block_m, 1));
+  plan.n_blocks = static_cast<int>(reads ? plan.key_tiles / problem.heads_kv
+                                         : num_tiles(problem.len_k, plan.shape.block_n, 1));
+  if (reads) {
+    plan.ctas = sm90 && !wide ? std::min<int64_t>(plan.key_tiles, gpu.num_sms) : plan.key_tiles;
+    plan.dq_ctas = plan.row_tiles;
+  } else if (sm90 && !wide) {
     order_sm90(plan, problem, gpu, call.q);
   } else {
     int64_t const heads_q = int64_t{problem.batch} * problem.heads_q;
@@ -203,7 +228,7 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
         sm80::bwd::launch_order(plan.head_dim, plan.shape, is_masked(problem), deterministic, rows, group,
                                 plan.n_blocks, problem.batch * problem.heads_kv, gpu.num_sms);
   }
-  plan.workspace = bwd_workspace(plan, problem, /*draws_tasks=*/!sm90 && deterministic);
+  plan.workspace = bwd_workspace(plan, problem, listed_rows, /*draws_tasks=*/!sm90 && deterministic);
   return decision;
 }
 

@@ -119,6 +119,9 @@ DecisionType decide(Kernels<InstanceType> const& kernels, FwdArgs const& args, P
   return decision;
 }
 
+// The row tiles of a forward, of all heads; of packed sequences the most that there can be.
+int64_t most_row_tiles(Problem const& problem, KernelShape const& shape, bool packed);
+
 FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu);
 
 // `dout` and `out` null: tensors allocated like empty_like(q), as the forward's out is.

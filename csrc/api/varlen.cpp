@@ -2,7 +2,6 @@
 #include "varlen.h"
 
 #include "plan_json.h"
-#include "served.h"
 
 namespace flash_cute {
 namespace {
@@ -52,26 +51,19 @@ void check_lengths(FwdArgs const& call, VarlenArgs const& lengths) {
   check_hint("max_seqlen_k", lengths.max_seqlen_k);
 }
 
-// All that CUDA calls and plans end in until the kernels have passed the tests on a GPU, which alone may run them.
-[[noreturn]] void refuse_cuda(std::string const& given) {
-  fail("q: expected CPU tensors, since varlen has no CUDA kernels yet, got ", given);
-}
-
 std::string hint_json(std::optional<int64_t> hint) { return hint ? std::to_string(*hint) : "null"; }
 
-// What the plans of both directions begin with.
-JsonObject plan_json(VarlenFwdArgs const& args, int64_t capability, Problem& problem) {
-  auto const planned =
-      check_planned(args.call, capability, [&](bool on_cuda) { return check_varlen_fwd(args, on_cuda); });
-  if (planned.gpu) refuse_cuda("a plan for compute capability " + capability_text(planned.gpu->capability));
-  problem = planned.problem;
-  JsonObject json = call_json("cpu", args.call, problem);
+PlannedCall check_planned_varlen(VarlenFwdArgs const& args, int64_t capability) {
+  return check_planned(args.call, capability, [&](bool on_cuda) { return check_varlen_fwd(args, on_cuda); });
+}
+
+std::string with_lengths(JsonObject json, VarlenArgs const& lengths) {
   json.boolean("packed", true)
-      .raw("max_seqlen_q", hint_json(args.lengths.max_seqlen_q))
-      .raw("max_seqlen_k", hint_json(args.lengths.max_seqlen_k))
-      .boolean("seqused_q", args.lengths.seqused_q.has_value())
-      .boolean("seqused_k", args.lengths.seqused_k.has_value());
-  return json;
+      .raw("max_seqlen_q", hint_json(lengths.max_seqlen_q))
+      .raw("max_seqlen_k", hint_json(lengths.max_seqlen_k))
+      .boolean("seqused_q", lengths.seqused_q.has_value())
+      .boolean("seqused_k", lengths.seqused_k.has_value());
+  return json.text();
 }
 
 }  // namespace
@@ -105,43 +97,20 @@ Problem check_varlen_bwd(VarlenBwdArgs const& args, bool on_cuda) {
 }
 
 FwdResult varlen_fwd_cuda(VarlenFwdArgs const& args) {
-  Problem const problem = check_varlen_fwd(args, /*on_cuda=*/true);
-  if (!unserved_allowed()) refuse_cuda(device_name(args.call.q));
-  return packed_fwd_cuda(args.call, problem, args.lengths);
+  return packed_fwd_cuda(args.call, check_varlen_fwd(args, /*on_cuda=*/true), args.lengths);
 }
 
 BwdResult varlen_bwd_cuda(VarlenBwdArgs const& args) {
-  check_varlen_bwd(args, /*on_cuda=*/true);
-  refuse_cuda(device_name(args.bwd.call.q));
+  return packed_bwd_cuda(args.bwd, check_varlen_bwd(args, /*on_cuda=*/true), args.lengths);
 }
 
 std::string varlen_fwd_plan_json(VarlenFwdArgs const& args, int64_t capability) {
-  Problem problem;
-  JsonObject json = plan_json(args, capability, problem);
-  json.raw("copies", copies_json({{"q", Copy::kNone, false},
-                                  {"k", Copy::kNone, false},
-                                  {"v", Copy::kNone, false},
-                                  {"out", Copy::kNone, true}},
-                                 problem))
-      .raw("reasons", json_list(cpu_reasons(problem)));
-  return json.text();
+  return with_lengths(fwd_plan_object(args.call, check_planned_varlen(args, capability)), args.lengths);
 }
 
-std::string varlen_bwd_plan_json(VarlenFwdArgs const& args, bool, int64_t capability) {
-  Problem problem;
-  JsonObject json = plan_json(args, capability, problem);
-  json.boolean("deterministic", true)
-      .raw("copies", copies_json({{"q", Copy::kNone, false},
-                                  {"k", Copy::kNone, false},
-                                  {"v", Copy::kNone, false},
-                                  {"out", Copy::kNone, false},
-                                  {"dout", Copy::kNone, false},
-                                  {"dq", Copy::kNone, true},
-                                  {"dk", Copy::kNone, true},
-                                  {"dv", Copy::kNone, true}},
-                                 problem))
-      .raw("reasons", json_list(cpu_reasons(problem)));
-  return json.text();
+std::string varlen_bwd_plan_json(VarlenFwdArgs const& args, bool deterministic, int64_t capability) {
+  PlannedCall const planned = check_planned_varlen(args, capability);
+  return with_lengths(bwd_plan_object(args.call, deterministic, planned), args.lengths);
 }
 
 }  // namespace flash_cute

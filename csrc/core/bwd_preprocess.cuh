@@ -1,6 +1,10 @@
 // The kernel before the backward's main one: per row the log-sum-exp in base 2 and delta = rowsum(dO * O) - dLSE; it
 // also clears the dQ accumulator (where asked) and the counters. Memory-bound: O and dO are read once, the accumulator
 // is written once.
+//
+// With sinks the log-sum-exp becomes that of the keys and the sink, L' = LSE + log(1 + e) with e = exp(sink - LSE), so
+// that the main kernel's P is the share of each key. The LSE itself is of the keys alone: in delta its gradient is
+// multiplied by 1 + e. The gradient of the sink is minus the sum of its share, e / (1 + e), times rowsum(dO * O).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,6 +14,9 @@
 #include <cutlass/numeric_conversion.h>
 
 #include "../plan.h"
+#include "sequence_tiles.cuh"
+#include "sink.cuh"
+#include "variant.h"
 
 namespace flash_cute {
 
@@ -44,10 +51,57 @@ CUTE_DEVICE float dot(uint4 const& a, uint4 const& b) {
   return sum;
 }
 
+// The rows of this CTA's tile.
+struct RowTileRows {
+  int head;
+  int first;           // in its sequence
+  int used;            // rows of the sequence; negative: the CTA has no tile
+  int64_t statistic;   // index of the sequence's row 0 among those of the LSE
+  int64_t out_offset;  // of the sequence's row 0
+  int64_t dout_offset;
+};
+
+template <int kBlockM, bool kSequences>
+CUTE_DEVICE RowTileRows find_rows(BwdParams const& params) {
+  if constexpr (kSequences) {
+    ListedRowTile const tile = listed_row_tile(params, blockIdx.x);
+    if (!tile.exists) return {.used = -1};
+    Sequence const sequence = read_sequence(params, tile.index);
+    return {.head = tile.head,
+            .first = tile.m_block * kBlockM,
+            .used = sequence.len_q,
+            .statistic = statistic_index(params, tile.index, tile.head, sequence, 0),
+            .out_offset = sequence_offset(params, params.out_strides, tile.index, sequence.first_row, tile.head),
+            .dout_offset = sequence_offset(params, params.dout_strides, tile.index, sequence.first_row, tile.head)};
+  } else {
+    int64_t const batch_head = blockIdx.x / params.m_blocks;
+    int64_t const batch = batch_head / params.heads_q, head = batch_head % params.heads_q;
+    return {.head = static_cast<int>(head),
+            .first = static_cast<int>(blockIdx.x % params.m_blocks) * kBlockM,
+            .used = params.len_q,
+            .statistic = batch_head * params.len_q,
+            .out_offset = batch * params.out_strides.batch + head * params.out_strides.head,
+            .dout_offset = batch * params.dout_strides.batch + head * params.dout_strides.head};
+  }
+}
+
+// Sums the threads' values into the CTA's part of a sink's gradient, in a fixed order.
+CUTE_DEVICE void store_sink_part(BwdParams const& params, float sum) {
+  __shared__ float sums[kThreads / 32];
+  CUTE_UNROLL
+  for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffff, sum, lane);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  float all = 0.f;
+  for (float const part : sums) all += part;
+  params.sink_parts[blockIdx.x] = all;
+}
+
 }  // namespace preprocess
 
 // One CTA per row tile.
-template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums>
+template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums, bool kSequences>
 __global__ void __launch_bounds__(preprocess::kThreads)
     bwd_preprocess_kernel(__grid_constant__ BwdParams const params) {
   using namespace preprocess;
@@ -55,44 +109,57 @@ __global__ void __launch_bounds__(preprocess::kThreads)
   constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
   constexpr float kLog2e = 1.4426950408889634f;
   static_assert(kBlockM % kRowsAtOnce == 0 && kThreadsPerRow <= 32);
-  int const m_block = blockIdx.x % params.m_blocks;
-  int64_t const batch_head = blockIdx.x / params.m_blocks;
-  int64_t const batch = batch_head / params.heads_q, head = batch_head % params.heads_q;
+  RowTileRows const rows = find_rows<kBlockM, kSequences>(params);
+  if (kSequences && params.counters != nullptr && threadIdx.x == 0 && blockIdx.x == 0) params.counters[0] = 0;
+  if (kSequences && rows.used < 0) {  // there are fewer tiles than the host has to expect
+    if (params.sink_parts != nullptr && threadIdx.x == 0) params.sink_parts[blockIdx.x] = 0.f;
+    return;
+  }
   int const column = threadIdx.x % kThreadsPerRow * kVector;
-
-  auto const* const out = static_cast<Element const*>(params.out) + batch * params.out_strides.batch +
-                          head * params.out_strides.head + column;
-  auto const* const dout = static_cast<Element const*>(params.dout) + batch * params.dout_strides.batch +
-                           head * params.dout_strides.head + column;
+  auto const* const out = static_cast<Element const*>(params.out) + rows.out_offset + column;
+  auto const* const dout = static_cast<Element const*>(params.dout) + rows.dout_offset + column;
   // All loads are issued first, so that they are in flight together.
   constexpr int kSteps = kBlockM / kRowsAtOnce;
   uint4 o[kSteps], d[kSteps];
   CUTE_UNROLL
   for (int i = 0; i < kSteps; ++i) {
-    int const row = m_block * kBlockM + i * kRowsAtOnce + threadIdx.x / kThreadsPerRow;
+    int const row = rows.first + i * kRowsAtOnce + threadIdx.x / kThreadsPerRow;
     o[i] = d[i] = make_uint4(0, 0, 0, 0);
-    if (row < params.len_q && column < params.head_dim) {
+    if (row < rows.used && column < params.head_dim_v) {
       o[i] = __ldcs(reinterpret_cast<uint4 const*>(out + row * params.out_strides.row));
       d[i] = __ldg(reinterpret_cast<uint4 const*>(dout + row * params.dout_strides.row));
     }
   }
+  bool const has_sink = params.sinks.data != nullptr;
+  float const sink_log2 = has_sink ? head_sink_log2<Element>(params.sinks, rows.head) : -INFINITY;
+  float sink_sum = 0.f;  // of this thread's rows: the sink's share times rowsum(dO * O)
   CUTE_UNROLL
   for (int i = 0; i < kSteps; ++i) {
     int const tile_row = i * kRowsAtOnce + threadIdx.x / kThreadsPerRow;
-    int const row = m_block * kBlockM + tile_row;
-    bool const inside = row < params.len_q;
+    int const row = rows.first + tile_row;
+    bool const inside = row < rows.used;
     float delta = dot<Element>(o[i], d[i]);
     CUTE_UNROLL
     for (int lane = kThreadsPerRow / 2; lane > 0; lane /= 2) delta += __shfl_xor_sync(0xffffffff, delta, lane);
     if (column == 0) {
-      int64_t const source = batch_head * params.len_q + row;
+      int64_t const source = rows.statistic + row;
       float const lse = inside ? params.lse[source] : -INFINITY;
-      if (inside && params.dlse != nullptr) delta -= params.dlse[source];
+      float lse_log2 = lse * kLog2e, factor = 1.f;
+      if (has_sink && lse != -INFINITY) {
+        // Where the keys' share is below exp(-69), their weights are 0 to float32 in any case.
+        constexpr float kMost = 69.f * kLog2e;
+        float const e = exp2f(fminf(sink_log2 - lse_log2, kMost));
+        factor = 1.f + e;
+        sink_sum += e / factor * delta;
+        lse_log2 += log2f(factor);
+      }
+      if (inside && params.dlse != nullptr) delta -= params.dlse[source] * factor;
       int64_t const target = int64_t{blockIdx.x} * kBlockM + Order::position(tile_row);
-      params.lse_log2[target] = lse == -INFINITY ? INFINITY : lse * kLog2e;
+      params.lse_log2[target] = lse == -INFINITY ? INFINITY : lse_log2;
       params.delta[target] = lse == -INFINITY ? 0.f : delta;  // a row that sees no key: 0, even if dO or dLSE is NaN
     }
   }
+  if (has_sink) store_sink_part(params, sink_sum);
 
   if constexpr (kClearSums) {
     static_assert(kBlockM * kHeadDim % (4 * kThreads) == 0);
@@ -104,15 +171,46 @@ __global__ void __launch_bounds__(preprocess::kThreads)
   }
   if (params.semaphores != nullptr && threadIdx.x == 0) {
     params.semaphores[blockIdx.x] = 0;
-    if (blockIdx.x == 0) params.counters[0] = 0;
-    if (m_block == 0) params.counters[1 + batch_head] = 0;
+    if (!kSequences && blockIdx.x == 0) params.counters[0] = 0;
+    if (!kSequences && rows.first == 0) params.counters[1 + blockIdx.x / params.m_blocks] = 0;
   }
 }
 
-template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums>
+// The gradient of a head's sink, from the parts of its row tiles in a fixed order. One CTA per query head.
+template <class Element>
+__global__ void __launch_bounds__(preprocess::kThreads)
+    bwd_sinks_kernel(__grid_constant__ BwdParams const params, int tiles, int batches, int64_t batch_stride) {
+  int const head = blockIdx.x;
+  double sum = 0;
+  for (int batch = 0; batch < batches; ++batch) {
+    float const* const parts = params.sink_parts + batch * batch_stride + int64_t{head} * tiles;
+    for (int i = threadIdx.x; i < tiles; i += preprocess::kThreads) sum += parts[i];
+  }
+  __shared__ double sums[preprocess::kThreads];
+  sums[threadIdx.x] = sum;
+  for (int half = preprocess::kThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  if (threadIdx.x > 0) return;
+  float const gradient = -static_cast<float>(sums[0]);
+  if (params.sinks.is_float32) {
+    static_cast<float*>(params.dsinks)[head] = gradient;
+  } else {
+    static_cast<Element*>(params.dsinks)[head] = static_cast<Element>(gradient);
+  }
+}
+
+// `kSequences`: the kernel behind reads sequences at run time.
+template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums, bool kSequences = false>
 cudaError_t launch_bwd_preprocess(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
-  bwd_preprocess_kernel<Element, kBlockM, kHeadDim, Order, kClearSums>
+  bwd_preprocess_kernel<Element, kBlockM, kHeadDim, Order, kClearSums, kSequences>
       <<<unsigned(plan.row_tiles), preprocess::kThreads, 0, stream>>>(params);
+  cudaError_t const error = cudaGetLastError();
+  if (error != cudaSuccess || params.sinks.data == nullptr) return error;
+  int const batches = kSequences ? 1 : params.batch;
+  bwd_sinks_kernel<Element><<<unsigned(params.heads_q), preprocess::kThreads, 0, stream>>>(
+      params, params.m_blocks, batches, int64_t{params.heads_q} * params.m_blocks);
   return cudaGetLastError();
 }
 

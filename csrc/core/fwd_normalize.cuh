@@ -6,7 +6,6 @@
 #include "sequence.cuh"
 #include "sink.cuh"
 #include "softmax.cuh"
-#include "variant.h"
 
 namespace flash_cute {
 
@@ -41,14 +40,10 @@ CUTE_DEVICE void normalize(Lengths const& sequence, float* lse, int first_row, O
 }
 
 // The factors that normalize the rows of a head.
-template <class Traits, class Softmax>
+template <class Element, class Softmax>
 CUTE_DEVICE auto row_factors(FwdParams const& params, Softmax const& softmax, int head) {
-  if constexpr (reads_sequences(Traits::kVariant)) {
-    float const sink_log2 = head_sink_log2<typename Traits::Element>(params.sinks, head);
-    return [&softmax, sink_log2](int i) { return softmax.inverse(i, sink_log2); };
-  } else {
-    return [&softmax](int i) { return softmax.inverse(i); };
-  }
+  float const sink_log2 = head_sink_log2<Element>(params.sinks, head);
+  return [&softmax, sink_log2](int i) { return softmax.inverse(i, sink_log2); };
 }
 
 }  // namespace flash_cute

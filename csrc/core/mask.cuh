@@ -77,8 +77,8 @@ CUTE_HOST_DEVICE TileRange key_range(Params const& params, int m_block) {
 }
 
 // Backward: the row tiles that a key tile visits. A key tile that reaches past len_k is masked at every row tile.
-template <int kBlockM, int kBlockN>
-CUTE_HOST_DEVICE TileRange row_range(BwdParams const& params, int n_block) {
+template <int kBlockM, int kBlockN, class Params>
+CUTE_HOST_DEVICE TileRange row_range(Params const& params, int n_block) {
   int const first = n_block * kBlockN;
   int const last = min(first + kBlockN, params.len_k) - 1;
   int const rows = max(0, min(params.len_q, row_limit(params, last)));
@@ -96,8 +96,8 @@ struct KeyTiles {
   int begin;
   int end;
 };
-template <int kBlockM, int kBlockN>
-CUTE_HOST_DEVICE KeyTiles visiting_key_tiles(BwdParams const& params, int m_block) {
+template <int kBlockM, int kBlockN, class Params>
+CUTE_HOST_DEVICE KeyTiles visiting_key_tiles(Params const& params, int m_block) {
   int const first = first_column(params, m_block * kBlockM);
   int const limit = max(0, column_limit(params, (m_block + 1) * kBlockM - 1));
   int const end = first < params.len_k ? ceil_div(limit, kBlockN) : 0;
@@ -174,11 +174,11 @@ CUTE_DEVICE void apply_mask(Scores& scores,             // (rows, columns)
 }
 
 // The same for a transposed tile: tScS holds (column, row).
-template <class Scores, class Coords, class Coords0>
+template <class Scores, class Coords, class Coords0, class Params>
 CUTE_DEVICE void apply_mask_transposed(Scores& scores,         // (columns, rows)
                                        Coords const& tScS,     // (columns, rows) -> (column, row)
                                        Coords0 const& /*tScS_0*/,  // the same for thread 0, static
-                                       BwdParams const& params, int tile_row, int tile_column) {
+                                       Params const& params, int tile_row, int tile_column) {
   constexpr int kPeriod = element_period<Coords0>();
   int const thread_row = tile_row + get<1>(tScS(_0{}, _0{}));
   CUTE_UNROLL

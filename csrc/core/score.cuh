@@ -37,28 +37,76 @@ CUTE_DEVICE float head_slope(ScoreTerms const& terms, int batch, int head) {
   return terms.slope_factor * __ldg(terms.slopes + batch * terms.slopes_batch_stride + head * terms.slopes_head_stride);
 }
 
-// Raw scores q.k of one tile to modified ones, see ScoreTerms. `offset`: the position of the tile's first row minus its
-// first column.
+// A thread's part of the distance from row to column, see add_biases.
+template <class Coords>
+CUTE_DEVICE int thread_distance(Coords const& tScS) {  // (rows, columns) -> (row, column)
+  return get<0>(tScS(_0{}, _0{})) - get<1>(tScS(_0{}, _0{}));
+}
+
+// Caps the raw scores q.k of one tile, see ScoreTerms. Per score, five instructions where all scores of the warp are
+// within the polynomial's limit, half the cap, else twelve and one of the special-function unit. Both keep NaN.
+template <class Scores>
+CUTE_DEVICE void cap_scores(Scores& scores, ScoreTerms const& terms) {  // (rows, columns)
+  constexpr int kChains = 4;  // for the latency
+  float largest[kChains] = {};
+  CUTE_UNROLL
+  for (int i = 0; i < size(scores); ++i) largest[i % kChains] = fmaxf(largest[i % kChains], fabsf(scores(i)));
+  float const all = fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
+  if (__any_sync(0xffffffff, all > terms.softcap.limit)) {
+    CUTE_UNROLL
+    for (int i = 0; i < size(scores); ++i) scores(i) = fast_tanh(scores(i) * terms.softcap_scale);
+  } else {
+    float const* const c = terms.softcap.c;
+    CUTE_UNROLL
+    for (int i = 0; i < size(scores); ++i) {
+      float const square = scores(i) * scores(i);
+      scores(i) *= fmaf(fmaf(c[2], square, c[1]), square, c[0]);
+    }
+  }
+}
+
+// Adds ALiBi's biases to the scores of one tile. `distance`: the row's position minus the column, of thread 0's first
+// element, plus the thread's own part of it.
+template <class Scores, class Coords0>
+CUTE_DEVICE void add_biases(Scores& scores,         // (rows, columns)
+                            Coords0 const& tScS_0,  // (rows, columns) -> (row, column) of thread 0, static
+                            float slope, int distance) {
+  CUTE_UNROLL
+  for (int i = 0; i < size<0>(scores); ++i) {
+    float const row_distance = static_cast<float>(distance + get<0>(tScS_0(i, _0{})));
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(scores); ++j) {
+      float const column = static_cast<float>(get<1>(tScS_0(_0{}, j)));
+      scores(i, j) = fmaf(-slope, fabsf(row_distance - column), scores(i, j));
+    }
+  }
+}
+
+// The same for a tile of which every column that a row sees is on one side of the row's position, so that |distance| is
+// linear: the columns' part alone is added, one instruction per score; `shift` gets what is missing of each row's.
+// `slope`: negative where the columns are on the right.
+template <class Scores, class Coords0, int kRows>
+CUTE_DEVICE void add_linear_biases(Scores& scores,         // (rows, columns)
+                                   Coords0 const& tScS_0,  // (rows, columns) -> (row, column) of thread 0, static
+                                   float slope, int distance, float (&shift)[kRows]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    shift[i] = -slope * static_cast<float>(distance + get<0>(tScS_0(i, _0{})));
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(scores); ++j) {
+      scores(i, j) = fmaf(slope, static_cast<float>(get<1>(tScS_0(_0{}, j))), scores(i, j));
+    }
+  }
+}
+
+// Raw scores of one tile to modified ones. `offset`: the position of the tile's first row minus its first column.
 template <class Scores, class Coords, class Coords0>
 CUTE_DEVICE void modify_scores(Scores& scores,         // (rows, columns)
                                Coords const& tScS,     // (rows, columns) -> (row, column)
                                Coords0 const& tScS_0,  // the same for thread 0, static
                                ScoreTerms const& terms, float slope, int offset) {
-  if (terms.softcap_scale != 0.f) {
-    CUTE_UNROLL
-    for (int i = 0; i < size(scores); ++i) scores(i) = fast_tanh(scores(i) * terms.softcap_scale);
-  }
-  if (slope != 0.f) {
-    CUTE_UNROLL
-    for (int i = 0; i < size<0>(scores); ++i) {
-      float const distance = static_cast<float>(offset + get<0>(tScS(i, _0{})) - get<1>(tScS(_0{}, _0{})));
-      CUTE_UNROLL
-      for (int j = 0; j < size<1>(scores); ++j) {
-        float const column = static_cast<float>(get<1>(tScS_0(_0{}, j)));
-        scores(i, j) = fmaf(-slope, fabsf(distance - column), scores(i, j));
-      }
-    }
-  }
+  if (terms.softcap_scale != 0.f) cap_scores(scores, terms);
+  if (slope != 0.f) add_biases(scores, tScS_0, slope, offset + thread_distance(tScS));
 }
 
 }  // namespace flash_cute

@@ -69,27 +69,37 @@ struct OnlineSoftmax {
     CUTE_DEVICE void operator()() const {}
   };
 
+  // What is missing of the scores of each row of a tile, see add_linear_biases.
+  struct NoShift {};
+  using Shift = float[kRows];
+
   // Updates the maximum of the rows that need it, and rescales their accumulator and sums. `wait_product` waits for the
   // GEMM in flight into acc, and `release` then frees its operand: both before the warp's vote, or, with kLateWait,
   // after it. (If the compiler may choose, it waits halfway through the maximum.)
   template <bool kLateWait = false, class Scores, class Accumulator, class WaitProduct = Nothing,
-            class Release = Nothing>
+            class Release = Nothing, class Shifts = NoShift>
   CUTE_DEVICE void update_max(Scores const& scores,  // (rows, columns)
                               Accumulator& acc,      // (rows, head dim)
-                              WaitProduct wait_product = {}, Release release = {}) {
+                              WaitProduct wait_product = {}, Release release = {}, Shifts const& shift = {}) {
     static_assert(decltype(size<0>(scores))::value == kRows);
+    constexpr bool kShifted = !std::is_same_v<Shifts, NoShift>;
+    static_assert(kLazy || !kShifted);
     auto const max = [](float a, float b) { return fmaxf(a, b); };
     bool grown = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float even = scores(i, _0{}), odd = scores(i, _1{});  // two rows: four chains, since two would expose the latency
-      if constexpr (kLazy) even = fmaxf(even, own_max[i]);
+      if constexpr (kLazy && !kShifted) even = fmaxf(even, own_max[i]);
       CUTE_UNROLL
       for (int j = 2; j < size<1>(scores); ++j) {
         float& chain = kRows == 2 && j % 2 == 1 ? odd : even;
         chain = fmaxf(chain, scores(i, j));
       }
-      own_max[i] = kLazy ? fmaxf(even, odd) : quad_reduce(fmaxf(even, odd), max);
+      if constexpr (kShifted) {
+        own_max[i] = fmaxf(own_max[i], fmaxf(even, odd) + shift[i]);
+      } else {
+        own_max[i] = kLazy ? fmaxf(even, odd) : quad_reduce(fmaxf(even, odd), max);
+      }
       grown |= kLazy ? own_max[i] > limit[i] : own_max[i] * scale_log2 > offset[i];
     }
     if constexpr (!kLateWait) {
@@ -121,13 +131,16 @@ struct OnlineSoftmax {
   }
 
   // Raw scores to numerators.
-  template <class Scores>
-  CUTE_DEVICE void numerators(Scores& scores) {  // (rows, columns)
+  template <class Scores, class Shifts = NoShift>
+  CUTE_DEVICE void numerators(Scores& scores,  // (rows, columns)
+                              Shifts const& shift = {}) {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
+      float subtracted = offset[i];
+      if constexpr (!std::is_same_v<Shifts, NoShift>) subtracted -= shift[i] * scale_log2;
       CUTE_UNROLL
       for (int j = 0; j < size<1>(scores); ++j) {
-        scores(i, j) = numerator(i, scores(i, j));
+        scores(i, j) = exp2_approx(scores(i, j) * scale_log2 - subtracted);
         sum[i] += scores(i, j);
       }
     }
@@ -161,9 +174,7 @@ struct OnlineSoftmax {
   }
 
   // After finish(): the factor that normalizes the accumulator (infinite where all scores are -inf), and the row's
-  // log-sum-exp (-inf there).
-  CUTE_DEVICE float inverse(int i) const { return reciprocal(sum[i] + error[i]); }
-  // The same with a sink in the denominator.
+  // log-sum-exp (-inf there). `sink_log2`: the base-2 logarithm of one more term of the divisor; -inf: none.
   CUTE_DEVICE float inverse(int i, float sink_log2) const {
     return reciprocal(sum[i] + error[i] + exp2_approx(sink_log2 - offset[i]));
   }

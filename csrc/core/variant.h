@@ -1,4 +1,4 @@
-// The kinds of a forward kernel at one tile. Plain constants: no torch, no CuTe.
+// The kinds of a kernel at one tile. Plain constants: no torch, no CuTe.
 #pragma once
 
 namespace flash_cute {

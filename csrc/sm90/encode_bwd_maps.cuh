@@ -2,7 +2,9 @@
 #pragma once
 
 #include "../plan.h"
+#include "../core/variant.h"
 #include "bwd/args.cuh"
+#include "sequence_map.cuh"
 #include "tensor_map.cuh"
 
 namespace flash_cute::sm90 {
@@ -14,27 +16,33 @@ struct MapBoxes {
   int columns;
 };
 
-template <class Element>
+template <class Element, Variant kVariant>
 cudaError_t encode_bwd_maps(bwd::KernelArgs& args, MapBoxes const& boxes) {
   BwdParams const& params = args.params;
+  bool const packed = params.sequences.cu_q != nullptr;
+  int const batch = packed ? 1 : params.batch;
   cudaError_t error = cudaSuccess;
-  auto const encode_query = [&](CUtensorMap* map, void const* data, Strides const& strides, int box_rows) {
+  auto const encode = [&](CUtensorMap* map, void const* data, Strides const& strides, std::array<int, 4> const& sizes,
+                          int box_rows) {
     if (error != cudaSuccess) return;
-    error = encode_map<Element>(map, data, strides, {params.head_dim, params.len_q, params.heads_q, params.batch},
-                                {.rows = box_rows, .columns = boxes.columns});
+    Box const box{.rows = box_rows, .columns = boxes.columns};
+    if constexpr (reads_sequences(kVariant)) {
+      error = encode_sequence_map<Element>(map, data, strides, sizes, packed, box);
+    } else {
+      error = encode_map<Element>(map, data, strides, sizes, box);
+    }
   };
-  auto const encode_key = [&](CUtensorMap* map, void const* data, Strides const& strides, int box_rows) {
-    if (error != cudaSuccess) return;
-    error = encode_map<Element>(map, data, strides, {params.head_dim, params.len_k, params.heads_kv, params.batch},
-                                {.rows = box_rows, .columns = boxes.columns});
-  };
-  encode_query(&args.q, params.q, params.q_strides, boxes.query_rows);
-  encode_query(&args.dout, params.dout, params.dout_strides, boxes.query_rows);
-  encode_query(&args.dq, params.dq, params.dq_strides, 64);
-  encode_key(&args.k, params.k, params.k_strides, boxes.key_rows);
-  encode_key(&args.v, params.v, params.v_strides, boxes.key_rows);
-  encode_key(&args.dk, params.dk, params.dk_strides, 64);
-  encode_key(&args.dv, params.dv, params.dv_strides, 64);
+  std::array<int, 4> const query{params.head_dim, params.len_q, params.heads_q, batch};
+  std::array<int, 4> const query_v{params.head_dim_v, params.len_q, params.heads_q, batch};
+  std::array<int, 4> const key{params.head_dim, params.len_k, params.heads_kv, batch};
+  std::array<int, 4> const key_v{params.head_dim_v, params.len_k, params.heads_kv, batch};
+  encode(&args.q, params.q, params.q_strides, query, boxes.query_rows);
+  encode(&args.dout, params.dout, params.dout_strides, query_v, boxes.query_rows);
+  encode(&args.dq, params.dq, params.dq_strides, query, 64);
+  encode(&args.k, params.k, params.k_strides, key, boxes.key_rows);
+  encode(&args.v, params.v, params.v_strides, key_v, boxes.key_rows);
+  encode(&args.dk, params.dk, params.dk_strides, key, 64);
+  encode(&args.dv, params.dv, params.dv_strides, key_v, 64);
   return error;
 }
 

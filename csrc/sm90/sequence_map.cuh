@@ -45,6 +45,18 @@ CUTE_DEVICE void load_sequence_tile(CUtensorMap const& map, uint64_t* full, TMA:
   }
 }
 
+// Stores such a tile. Rows that the sequence does not have are not written.
+template <class Columns>
+CUTE_DEVICE void store_sequence_tile(CUtensorMap const& map, typename Columns::Element const* smem, int rows, int row,
+                                     int head, SequenceOrigin const& origin) {
+  constexpr int kChunk = Columns::kChunk;
+  CUTE_UNROLL
+  for (int chunk = 0; chunk < Columns::kChunks; ++chunk) {
+    SM90_TMA_STORE_5D::copy(&map, smem + chunk * rows * kChunk, chunk * kChunk, origin.row + row, head, origin.last,
+                            origin.back);
+  }
+}
+
 // Encodes the map (column, row, head, last, back). `sizes`: columns, rows, heads and batch of the tensor; a packed one
 // has no batch.
 template <class Element>

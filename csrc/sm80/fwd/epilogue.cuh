@@ -32,7 +32,7 @@ CUTE_DEVICE void epilogue(FwdParams const& params, Lengths const& sequence, RowT
   } else {
     lse = params.lse + (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
   }
-  normalize(sequence, lse, first_row, softmax, acc, tOcO, row_factors<Traits>(params, softmax, tile.head));
+  normalize(sequence, lse, first_row, softmax, acc, tOcO, row_factors<Element>(params, softmax, tile.head));
 
   // O overwrites Q. A warp writes only rows that it alone has read, so that no barrier is needed before.
   auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)

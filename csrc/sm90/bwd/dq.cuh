@@ -15,6 +15,7 @@
 #include <cutlass/numeric_conversion.h>
 
 #include "../../core/registers.cuh"
+#include "read_sequence.cuh"
 #include "task.cuh"
 #include "scores.cuh"
 #include "traits.cuh"
@@ -115,21 +116,27 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     smem.task_pipeline.wait_full(at_step(draws));  // the producer has written the task
-    auto task = [&]() -> Task const volatile& { return smem.task[opaque(draws) & 1]; };
+    auto task = [&]() -> typename Traits::Task const volatile& { return smem.task[opaque(draws) & 1]; };
     if (task().dq_begin < 0) break;
+    auto lengths = [&]() -> decltype(auto) {
+      if constexpr (reads_sequences(Traits::kVariant)) {
+        return read_band(task().sequence);
+      } else {
+        return (params);
+      }
+    };
     RowTile row_tile{task().first.m_block, task().first.head};
 #pragma unroll 1
     for (int count = task().begin; count < task().end; ++count, row_tile.advance(args.params.group)) {
       if (count % 2 != kParity) continue;
-      int const head = task().batch * params.heads_q + task().head_kv * params.group + row_tile.head;
-      int const index = head * params.m_blocks + row_tile.m_block;
+      int const index = row_tile_index<Traits>(params, task(), row_tile);
       // Whether this key tile is the first that visits the row tile, and its rank among those that do. Recomputed at
       // each use: these threads have 24 registers.
       auto is_first = [&] {
-        return first_column(params, row_tile.m_block * Traits::kBlockM) >= task().n_block * Traits::kBlockN;
+        return first_column(lengths(), row_tile.m_block * Traits::kBlockM) >= task().n_block * Traits::kBlockN;
       };
       auto turn = [&] {
-        return task().n_block - first_column(params, row_tile.m_block * Traits::kBlockM) / Traits::kBlockN;
+        return task().n_block - first_column(lengths(), row_tile.m_block * Traits::kBlockM) / Traits::kBlockN;
       };
       auto const state = dq_state<Traits>(count);
 #pragma unroll 1
@@ -157,14 +164,17 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
       }
       if (params.deterministic || is_first()) end_turn(params.semaphores + index);
     }
-    if (task().n_block >= 0) {
-      int* done = head_counter(args, task().batch * params.heads_kv + task().head_kv);
-      if (task().parts != 0) wait_parts<Traits>(args, task());
-      if (task().parts < 0) done = part_counter(args, task().split);
-      end_turn(done);
+    if constexpr (!reads_sequences(Traits::kVariant)) {  // whose sums a later kernel converts
+      if (task().n_block >= 0) {
+        int* done = head_counter(args, task().batch * params.heads_kv + task().head_kv);
+        if (task().parts != 0) wait_parts<Traits>(args, task());
+        if (task().parts < 0) done = part_counter(args, task().split);
+        end_turn(done);
+      }
     }
     smem.task_pipeline.arrive_empty(at_step(draws));
   }
+  if constexpr (reads_sequences(Traits::kVariant)) bulk_wait_written();  // before the kernel that converts the sums
 }
 
 // Waits for other CTAs on behalf of the consumers, and tells them through sums_pipeline that the sums of a task's dQ

@@ -13,7 +13,7 @@
 namespace flash_cute::sm90::bwd {
 
 template <class Traits, class Accumulator>
-CUTE_DEVICE void epilogue(KernelArgs const& args, KeyTile const& tile, typename Traits::SharedStorage& smem,
+CUTE_DEVICE void epilogue(KernelArgs const& args, KeyTile const& tile, int draws, typename Traits::SharedStorage& smem,
                           Accumulator const& tdKrdK,    // (MMA, MMA_N, MMA_D)
                           Accumulator const& tdVrdV) {  // (MMA, MMA_N, MMA_D)
   using Element = typename Traits::Element;
@@ -35,11 +35,17 @@ CUTE_DEVICE void epilogue(KernelArgs const& args, KeyTile const& tile, typename 
   if (thread % 128 == 0) {
     int const row = tile.n_block * Traits::kBlockN + warpgroup * Traits::kKeys;
     int const head = tile.head_kv, batch = tile.batch;
-    CUTE_UNROLL
-    for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
-      int const offset = chunk * Traits::kKeys * Traits::kChunk;
-      SM90_TMA_STORE_4D::copy(&args.dv, dv + offset, chunk * Traits::kChunk, row, head, batch);
-      SM90_TMA_STORE_4D::copy(&args.dk, dk + offset, chunk * Traits::kChunk, row, head, batch);
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      SequenceOrigin const origin = origin_of_results(args.params, smem.task[draws & 1]);
+      store_sequence_tile<Traits>(args.dv, dv, Traits::kKeys, row, head, origin);
+      store_sequence_tile<Traits>(args.dk, dk, Traits::kKeys, row, head, origin);
+    } else {
+      CUTE_UNROLL
+      for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
+        int const offset = chunk * Traits::kKeys * Traits::kChunk;
+        SM90_TMA_STORE_4D::copy(&args.dv, dv + offset, chunk * Traits::kChunk, row, head, batch);
+        SM90_TMA_STORE_4D::copy(&args.dk, dk + offset, chunk * Traits::kChunk, row, head, batch);
+      }
     }
     tma_store_arrive();
   }

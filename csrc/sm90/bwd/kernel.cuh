@@ -50,6 +50,26 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
   end_task(draws + 1);
 }
 
+// The same where sequences are read at run time: a ticket is a key tile's rank in the order of processing, and the sums
+// of dQ are converted by another kernel.
+template <class Traits>
+CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::SharedStorage& smem) {
+#pragma unroll 1
+  for (int draws = 0;; ++draws) {
+    SequenceTask& task = smem.task[draws & 1];
+    SequenceTask const volatile& before = smem.task[(draws + 1) & 1];
+    int const rank = atomicAdd(args.params.counters, 1);
+    smem.task_pipeline.wait_empty(at_step(draws));  // all have finished the task of two draws before
+    task.begin = draws > 0 ? before.end : 0;
+    task.keys_phase = draws > 0 && before.keys_phase != (before.begin < before.end);
+    bool const exists = SequenceKeyTile::make<Traits>(args, rank, task);
+    task.dq_begin = exists ? 0 : -1;
+    smem.task_pipeline.publish(at_step(draws));
+    if (!exists) break;
+    load_key_tile<Traits>(args, smem, task);
+  }
+}
+
 CUTE_DEVICE KeyTile read_uniform(KeyTile const volatile& tile) {
   KeyTile result;
   result.n_block = uniform(tile.n_block);
@@ -63,6 +83,27 @@ CUTE_DEVICE KeyTile read_uniform(KeyTile const volatile& tile) {
   return result;
 }
 
+// What follows the main loop: parts, dK and dV, and the task's share of dQ.
+template <class Traits, class Accumulator>
+CUTE_DEVICE void finish_task(KernelArgs const& args, KeyTile const& tile, int draws,
+                             typename Traits::SharedStorage& smem, Task const volatile& task,
+                             Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
+                             Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
+  smem.sums_pipeline.wait_full(at_step(draws));  // the watcher: other CTAs' sums and parts for this task are complete
+  int const parts = uniform(task.parts);
+  if (parts < 0) store_part<Traits>(args, uniform(task.range), uniform(task.split), tdKrdK, tdVrdV);
+  if (parts > 0) merge_parts<Traits>(args, uniform(task.range), parts, tdKrdK, tdVrdV);
+  int const dq_begin = uniform(task.dq_begin), dq_end = uniform(task.dq_end);
+  DqRows<Traits> dq_rows;
+  dq_rows.load(args, dq_begin, dq_end);
+  if (tile.n_block >= 0 && parts >= 0) epilogue<Traits>(args, tile, draws, smem, tdKrdK, tdVrdV);
+  for (int row_tile = dq_begin; row_tile < dq_end;) {
+    dq_rows.store(args, row_tile, dq_end);
+    row_tile += dq_rows.kRowTiles;
+    dq_rows.load(args, row_tile, dq_end);
+  }
+}
+
 template <class Traits>
 CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem) {
   typename Traits::MmaKeys mma;
@@ -72,30 +113,22 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     smem.task_pipeline.wait_full(at_step(draws));  // the producer has written the task
-    Task const volatile& task = smem.task[draws & 1];
+    typename Traits::Task const volatile& task = smem.task[draws & 1];
     if (uniform(task.dq_begin) < 0) break;
-    KeyTile const tile = read_uniform(task);
+    KeyTile const tile = read_uniform(static_cast<KeyTile const volatile&>(task));
     if (tile.n_block >= 0) {
       clear(tdKrdK);
       clear(tdVrdV);
       if (tile.begin < tile.end) {
-        mainloop<Traits>(args, tile, smem, tdKrdK, tdVrdV);
+        mainloop<Traits>(args, tile, draws, smem, tdKrdK, tdVrdV);
       } else {
         wait_results_read();
       }
     }
-    smem.sums_pipeline.wait_full(at_step(draws));  // the watcher: other CTAs' sums and parts for this task are complete
-    int const parts = uniform(task.parts);
-    if (parts < 0) store_part<Traits>(args, uniform(task.range), uniform(task.split), tdKrdK, tdVrdV);
-    if (parts > 0) merge_parts<Traits>(args, uniform(task.range), parts, tdKrdK, tdVrdV);
-    int const dq_begin = uniform(task.dq_begin), dq_end = uniform(task.dq_end);
-    DqRows<Traits> dq_rows;
-    dq_rows.load(args, dq_begin, dq_end);
-    if (tile.n_block >= 0 && parts >= 0) epilogue<Traits>(args, tile, smem, tdKrdK, tdVrdV);
-    for (int row_tile = dq_begin; row_tile < dq_end;) {
-      dq_rows.store(args, row_tile, dq_end);
-      row_tile += dq_rows.kRowTiles;
-      dq_rows.load(args, row_tile, dq_end);
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      epilogue<Traits>(args, tile, draws, smem, tdKrdK, tdVrdV);
+    } else {
+      finish_task<Traits>(args, tile, draws, smem, task, tdKrdK, tdVrdV);
     }
     __syncwarp();  // all lanes have passed their waits, also where there was no key tile
     smem.task_pipeline.release(at_step(draws));
@@ -118,7 +151,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     smem.q_pipeline.init(4 * Traits::kWarpgroups);
     smem.dout_pipeline.init(4 * Traits::kWarpgroups);
-    smem.task_pipeline.init(4 * Traits::kWarpgroups + 3);
+    // The consumer warps, the adding threads and the watcher, which dense batches have.
+    smem.task_pipeline.init(4 * Traits::kWarpgroups + (reads_sequences(Traits::kVariant) ? 2 : 3));
     smem.ds_pipeline.init(Traits::kTurns ? 4 : 4 * Traits::kWarpgroups, 4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.dq_pipeline) pipeline.init(1, 4);
     smem.sums_pipeline.init(1);
@@ -131,12 +165,16 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
     int const warp = threadIdx.x / 32;
     if (threadIdx.x % 32 == 0) {
       if (warp == 0) {
-        producer<Traits>(args, smem);
+        if constexpr (reads_sequences(Traits::kVariant)) {
+          sequence_producer<Traits>(args, smem);
+        } else {
+          producer<Traits>(args, smem);
+        }
       } else if (warp == 1) {
         add_dq<Traits, 0>(args, smem);
       } else if (warp == 2) {
         add_dq<Traits, 1>(args, smem);
-      } else {
+      } else if constexpr (!reads_sequences(Traits::kVariant)) {
         watch_sums<Traits>(args, smem);
       }
     }

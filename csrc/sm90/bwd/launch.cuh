@@ -2,8 +2,10 @@
 #pragma once
 
 #include "../../core/bwd_preprocess.cuh"
+#include "../../core/list_sequence_tiles.cuh"
 #include "../encode_bwd_maps.cuh"
 #include "kernel.cuh"
+#include "sequence_dq.cuh"
 
 namespace flash_cute::sm90::bwd {
 
@@ -12,25 +14,45 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   KernelArgs args{};
   args.params = params;
   MapBoxes const boxes{.query_rows = Traits::kBlockM, .key_rows = Traits::kBlockN, .columns = Traits::kChunk};
-  cudaError_t error = encode_bwd_maps<typename Traits::Element>(args, boxes);
+  constexpr bool kSequences = reads_sequences(Traits::kVariant);
+  cudaError_t error = encode_bwd_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
   error = cudaFuncSetAttribute(bwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
+  if constexpr (kSequences) {
+    error = launch_sequence_tiles<Traits::kListedRows, Traits::kBlockN>(params, stream);
+    if (error != cudaSuccess) return error;
+  }
   constexpr bool kClearSums = false;  // the first key tile that visits a row tile stores, see dq.cuh
-  error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, StatOrder, kClearSums>(
-      plan, params, stream);
+  error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, StatOrder, kClearSums,
+                                kSequences>(plan, params, stream);
   if (error != cudaSuccess) return error;
   bwd_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
+  if constexpr (kSequences) {
+    error = cudaGetLastError();
+    if (error != cudaSuccess) return error;
+    convert_dq_kernel<Traits><<<unsigned(plan.dq_ctas), Traits::kConsumerThreads, 0, stream>>>(params);
+  }
   return cudaGetLastError();
+}
+
+template <int kHeadDim, Variant kVariant>
+cudaError_t launch_variant(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  constexpr TileConfig kTile = tile_config(kHeadDim, kVariant);
+  return plan.dtype == DType::kFloat16
+             ? launch_kernels<Traits<cutlass::half_t, kHeadDim, kTile, kVariant>>(plan, params, stream)
+             : launch_kernels<Traits<cutlass::bfloat16_t, kHeadDim, kTile, kVariant>>(plan, params, stream);
 }
 
 template <int kHeadDim>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
-  constexpr TileConfig kTile = tile_config(kHeadDim);
-  return plan.dtype == DType::kFloat16
-             ? launch_kernels<Traits<cutlass::half_t, kHeadDim, kTile>>(plan, params, stream)
-             : launch_kernels<Traits<cutlass::bfloat16_t, kHeadDim, kTile>>(plan, params, stream);
+  switch (plan.variant) {
+    case Variant::kDense: return launch_variant<kHeadDim, Variant::kDense>(plan, params, stream);
+    case Variant::kPacked: return launch_variant<kHeadDim, Variant::kPacked>(plan, params, stream);
+    case Variant::kModified: return launch_variant<kHeadDim, Variant::kModified>(plan, params, stream);
+    default: return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace flash_cute::sm90::bwd

@@ -10,8 +10,21 @@
 
 namespace flash_cute::sm90::bwd {
 
-template <class Traits, class SharedStorage>
-CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, KeyTile const volatile& tile) {
+// Loads `rows` rows of one head of a map, rows that a sequence does not have as zeros.
+template <class Traits, class Tile>
+CUTE_DEVICE void load_tile_of(BwdParams const& params, CUtensorMap const& map, uint64_t* full,
+                              TMA::CacheHintSm90 hint, typename Traits::Element* smem, int rows, int row, int head,
+                              Tile const volatile& tile, bool of_keys) {
+  if constexpr (reads_sequences(Traits::kVariant)) {
+    SequenceOrigin const origin = of_keys ? origin_of_keys(params, tile) : origin_of_rows(params, tile);
+    load_sequence_tile<Traits>(map, full, hint, smem, rows, row, head, origin);
+  } else {
+    load_tile<Traits>(map, full, hint, smem, rows, row, head, tile.batch);
+  }
+}
+
+template <class Traits, class SharedStorage, class Tile>
+CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile const volatile& tile) {
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   constexpr uint32_t kKBytes = Traits::kKElements * sizeof(Element);
@@ -21,8 +34,8 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, KeyT
   auto load_keys = [&](CUtensorMap const& map, Pipeline<1>& pipeline, Element* buffer) {
     PipelineState<1> const keys{0, tile.keys_phase};
     pipeline.wait_empty(keys);  // all consumer warps have finished their GEMMs with the last key tile's K or V
-    load_tile<Traits>(map, pipeline.expect(keys, kKBytes), TMA::CacheHintSm90::EVICT_FIRST, buffer, kBlockN,
-                      tile.n_block * kBlockN, tile.head_kv, tile.batch);
+    load_tile_of<Traits>(params, map, pipeline.expect(keys, kKBytes), TMA::CacheHintSm90::EVICT_FIRST, buffer, kBlockN,
+                         tile.n_block * kBlockN, tile.head_kv, tile, /*of_keys=*/true);
   };
   RowTile row_tile{tile.first.m_block, tile.first.head};
   bool first = true;
@@ -34,9 +47,10 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, KeyT
       pipeline.wait_empty(state);  // all consumer warps have finished dK += dS^T Q, or dV += P^T dO, of two steps ago
       uint64_t* const full = pipeline.expect(state, kQBytes);
       int const head = tile.head_kv * args.params.group + row_tile.head;
-      load_tile<Traits>(map, full, TMA::CacheHintSm90::EVICT_LAST, buffer + state.stage * Traits::kQElements, kBlockM,
-                        row_tile.m_block * kBlockM, head, tile.batch);
-      int64_t const index = int64_t{tile.batch * params.heads_q + head} * args.params.m_blocks + row_tile.m_block;
+      load_tile_of<Traits>(params, map, full, TMA::CacheHintSm90::EVICT_LAST,
+                           buffer + state.stage * Traits::kQElements, kBlockM, row_tile.m_block * kBlockM, head, tile,
+                           /*of_keys=*/false);
+      int64_t const index = row_tile_index<Traits>(params, tile, row_tile);
       SM90_BULK_COPY_G2S::copy(stat + index * kBlockM, full, stat_buffer + state.stage * kBlockM, kStatBytes);
     };
     load_rows(args.q, smem.q_pipeline, smem.q[0], params.lse_log2, smem.lse_log2[0]);

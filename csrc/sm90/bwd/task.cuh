@@ -4,6 +4,8 @@
 #include <climits>
 
 #include "../../core/mask.cuh"
+#include "../../core/sequence_tiles.cuh"
+#include "../sequence_map.cuh"
 #include "args.cuh"
 
 namespace flash_cute::sm90::bwd {
@@ -131,5 +133,65 @@ struct Task : KeyTile {
     }
   };
 };
+
+// A key tile of a sequence that is read at run time. `batch` is the sequence's index.
+struct SequenceKeyTile : KeyTile {
+  Sequence sequence;
+  int keys;            // of k and v that the sequence has; those from len_k on are not used, and see no row
+  int first_row_tile;  // among those of a head, see SequenceTiles
+
+  // The key tile of a rank in the order of processing; false if there is none. `begin` must be set.
+  template <class Traits>
+  CUTE_DEVICE static bool make(KernelArgs const& args, int rank, SequenceKeyTile& tile) {
+    BwdParams const& params = args.params;
+    constexpr int kBlockN = Traits::kBlockN;
+    auto const distance = [&](int n_blocks) { return heads_distance(/*masked=*/true, params.deterministic, n_blocks); };
+    ListedKeyTile const listed = listed_key_tile<Traits::kListedRows, kBlockN>(params, rank, distance);
+    if (!listed.exists) return false;
+    Sequence const sequence = read_sequence(params, listed.index);
+    TileRange const range = row_range<Traits::kBlockM, kBlockN>(sequence, listed.n_block);
+    bool const used = listed.n_block * kBlockN < sequence.len_k;
+    tile.n_block = listed.n_block;
+    tile.head_kv = listed.head_kv;
+    tile.batch = listed.index;
+    tile.first.m_block = range.end - 1;
+    tile.first.head = 0;
+    tile.end = tile.begin + (used ? params.group * (range.end - range.begin) : 0);
+    tile.sequence = sequence;
+    tile.keys = key_extent(params, listed.index).length;
+    tile.first_row_tile = params.tiles.rows_before[listed.index];
+    return true;
+  }
+};
+
+struct SequenceTask : SequenceKeyTile {
+  int dq_begin;  // -1: there are no more tasks; else 0
+};
+
+// The coordinates of row 0 and key 0 of a tile's sequence, for loads of those that are used and stores of all.
+CUTE_DEVICE SequenceOrigin origin_of_rows(BwdParams const& params, SequenceKeyTile const volatile& tile) {
+  if (params.sequences.cu_q == nullptr) return SequenceOrigin::dense(tile.batch);
+  return SequenceOrigin::packed(tile.sequence.first_row, tile.sequence.len_q);
+}
+CUTE_DEVICE SequenceOrigin origin_of_keys(BwdParams const& params, SequenceKeyTile const volatile& tile) {
+  if (params.sequences.cu_q == nullptr) return SequenceOrigin::dense(tile.batch);
+  return SequenceOrigin::packed(tile.sequence.first_key, tile.sequence.len_k);
+}
+CUTE_DEVICE SequenceOrigin origin_of_results(BwdParams const& params, SequenceKeyTile const volatile& tile) {
+  if (params.sequences.cu_q == nullptr) return SequenceOrigin::dense(tile.batch);
+  return SequenceOrigin::packed(tile.sequence.first_key, tile.keys);
+}
+
+// The number of a row tile among those of all heads: the place of its statistics, its sums and its semaphore.
+template <class Traits, class Tile>
+CUTE_DEVICE int row_tile_index(BwdParams const& params, Tile const volatile& tile, RowTile const& row_tile) {
+  int const head = tile.head_kv * params.group + row_tile.head;
+  if constexpr (reads_sequences(Traits::kVariant)) {
+    constexpr int kPerListed = Traits::kListedRows / Traits::kBlockM;
+    return (head * params.m_blocks + tile.first_row_tile) * kPerListed + row_tile.m_block;
+  } else {
+    return (tile.batch * params.heads_q + head) * params.m_blocks + row_tile.m_block;
+  }
+}
 
 }  // namespace flash_cute::sm90::bwd

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../core/kernel_shape.h"
+#include "../../core/variant.h"
 
 namespace flash_cute::sm90::bwd {
 
@@ -17,7 +18,11 @@ struct TileConfig {
   int v_steps;   // k steps (16 columns) of V that stay in registers
 };
 
-constexpr TileConfig tile_config(int head_dim) {
+constexpr TileConfig tile_config(int head_dim, Variant variant = Variant::kDense) {
+  // A modified score keeps its derivative in registers, too.
+  if (variant == Variant::kModified) {
+    return {.block_m = 64, .block_n = 128, .stages = 2, .late_dp = true, .v_steps = 0};
+  }
   if (head_dim > 64) return {.block_m = 64, .block_n = 128, .stages = 2, .late_dp = true, .v_steps = 4};
   // With 64 rows per step: 15 to 30 % slower.
   return {.block_m = 128, .block_n = 128, .stages = 2, .late_dp = head_dim == 64, .v_steps = 0};
@@ -31,8 +36,8 @@ constexpr int smem_bytes(TileConfig tile, int head_dim) {
   return operands + results + 8 * tile.stages * tile.block_m + 1024;
 }
 
-constexpr KernelShape kernel_shape(int head_dim) {
-  TileConfig const tile = tile_config(head_dim);
+constexpr KernelShape kernel_shape(int head_dim, Variant variant = Variant::kDense) {
+  TileConfig const tile = tile_config(head_dim, variant);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,
           .threads = 384,

@@ -15,10 +15,11 @@ namespace flash_cute::sm90::bwd {
 
 using namespace cute;
 
-template <class Element_, int kHeadDim_, TileConfig kTile_>
+template <class Element_, int kHeadDim_, TileConfig kTile_, Variant kVariant_ = Variant::kDense>
 struct Traits {
   using Element = Element_;
   static constexpr TileConfig kTile = kTile_;
+  static constexpr Variant kVariant = kVariant_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kBlockM = kTile.block_m;
   static constexpr int kBlockN = kTile.block_n;
@@ -27,8 +28,9 @@ struct Traits {
   static constexpr int kWarpgroups = kBlockN / kKeys;
   static constexpr int kConsumerThreads = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumerThreads;
+  // Together 3 * 168, the registers per thread at launch.
   static constexpr int kProducerRegs = 24;
-  static constexpr int kConsumerRegs = 240;  // 24 + 2 * 240 = 3 * 168, the registers per thread at launch
+  static constexpr int kConsumerRegs = 240;
   static_assert(kWarpgroups == 2 && kHeadDim % 32 == 0 && (kBlockM == 64 || kBlockM == 128));
 
   // Everything but dQ is computed transposed, each warpgroup for its 64 keys: S^T = K Q^T and dP^T = V dO^T from shared
@@ -82,6 +84,9 @@ struct Traits {
   static constexpr int kDqElements = kTurns ? kQElements : kQElements / kWarpgroups;  // per warpgroup and step
   static constexpr int kDqBuffers = kTurns ? 1 : 2;
   static constexpr int kPartRowTiles = part_row_tiles(kBlockM, kBlockN);
+
+  static constexpr int kListedRows = kBlockM;  // of the row tiles in SequenceTiles
+  using Task = std::conditional_t<reads_sequences(kVariant), SequenceTask, bwd::Task>;
 
   struct alignas(1024) SharedStorage {
     Element k[kKElements];

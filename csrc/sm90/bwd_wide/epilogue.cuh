@@ -14,18 +14,23 @@ namespace flash_cute::sm90::bwd_wide {
 // outside the tensor. `buffer` is operand A of the warpgroup's WGMMAs, and no other warpgroup reads it. It may be
 // overwritten without a barrier: a warp writes the 16 rows that its own part of those WGMMAs reads, and it has waited
 // for that part. What other warps may still have in flight is the last GEMM, on stale data, whose result is not used.
-template <class Traits, class Accumulator>
+template <class Traits, class Accumulator, class Place>
 CUTE_DEVICE void store_sums(CUtensorMap const& map, typename Traits::Element* buffer, int warpgroup,
                             Accumulator const& sums,  // (MMA, MMA_M, MMA_D)
-                            float factor, int row, int head, int batch) {
+                            float factor, int row, int head,
+                            Place const& place) {  // the batch, or a SequenceOrigin
   int const thread = threadIdx.x % 128;
   stage_rows<typename Traits::MmaSums, typename Traits::SmemLayout>(buffer, thread, sums, factor);
   tma_store_fence();
   named_sync(kResults + warpgroup, 128);  // all threads of the warpgroup have written their share
   if (thread == 0) {
-    CUTE_UNROLL
-    for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
-      SM90_TMA_STORE_4D::copy(&map, buffer + chunk * 64 * Traits::kChunk, chunk * Traits::kChunk, row, head, batch);
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      store_sequence_tile<Traits>(map, buffer, 64, row, head, place);
+    } else {
+      CUTE_UNROLL
+      for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
+        SM90_TMA_STORE_4D::copy(&map, buffer + chunk * 64 * Traits::kChunk, chunk * Traits::kChunk, row, head, place);
+      }
     }
     tma_store_arrive();
     tma_store_wait<0>();  // shared memory must live until the TMA store has read it

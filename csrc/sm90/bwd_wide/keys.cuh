@@ -14,7 +14,9 @@
 #include "../../core/convert.cuh"
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
+#include "../../core/score_bwd.cuh"
 #include "../bwd/load.cuh"
+#include "../bwd/read_sequence.cuh"
 #include "../bwd/scores.cuh"
 #include "epilogue.cuh"
 #include "traits.cuh"
@@ -26,6 +28,28 @@ using bwd::RowStats;
 using bwd::differentiate;
 using bwd::exponentiate;
 using bwd::load_key_tile;
+
+// Where the results of a key tile are: its batch, or the coordinates of its sequence.
+template <class Traits>
+CUTE_DEVICE auto place_of_results(BwdParams const& params, typename Traits::Tile const volatile& tile) {
+  if constexpr (reads_sequences(Traits::kVariant)) {
+    return bwd::origin_of_results(params, tile);
+  } else {
+    return int{tile.batch};
+  }
+}
+
+// The row tiles of a key tile.
+template <class Traits>
+CUTE_DEVICE TileRange row_range_of(BwdParams const& params, typename Traits::Tile const volatile& tile) {
+  if constexpr (reads_sequences(Traits::kVariant)) {
+    TileRange range = row_range<64, 64>(bwd::read_uniform(tile.sequence), uniform(tile.n_block));
+    if (uniform(tile.begin) == uniform(tile.end)) range.end = range.begin;  // keys that are not used
+    return range;
+  } else {
+    return row_range<64, 64>(params, tile.n_block);
+  }
+}
 
 // What the two roles have in common: the fragments' types, and the loop over row tiles.
 template <class Traits>
@@ -55,14 +79,14 @@ struct KeysRole {
     return partition_fragment_C(mma_sums, Shape<_64, Int<Traits::kHeadDim>>{});  // (MMA, MMA_N, MMA_D)
   }
 
-  // Calls step(m, i, last) for the i-th row tile, m.
+  // Calls step(m, i, last, head) for the i-th row tile, m of head number `head` of the group.
   template <class Step>
   CUTE_DEVICE void for_each_row_tile(TileRange range, Step&& step) const {
     int const steps = args.params.group * (range.end - range.begin);
     RowTile row_tile{range.end - 1};
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
-      step(row_tile.m_block, i, i + 1 == steps);
+      step(row_tile.m_block, i, i + 1 == steps, row_tile.head);
       row_tile.advance(args.params.group);
     }
   }
@@ -73,8 +97,15 @@ template <class Traits>
 CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorage& smem) {
   using Element = typename Traits::Element;
   BwdParams const& params = args.params;
-  KeyTile const volatile& tile = smem.tile;
-  TileRange const range = row_range<64, 64>(params, tile.n_block);
+  typename Traits::Tile const volatile& tile = smem.tile;
+  TileRange const range = row_range_of<Traits>(params, tile);
+  auto const lengths = [&]() -> decltype(auto) {
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      return bwd::read_band(tile.sequence);
+    } else {
+      return (params);
+    }
+  };
   KeysRole<Traits> role{args, smem};
   Operands const operands(smem);
   auto tSrK = role.a_operand(smem.k);                  // (MMA, MMA_N, MMA_D)
@@ -102,18 +133,32 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     warpgroup_wait<0>();
     warpgroup_fence_operand(tSrS);
   }
-  role.for_each_row_tile(range, [&](int m, int i, bool last) __attribute__((always_inline)) {
+  role.for_each_row_tile(range, [&](int m, int i, bool last, int head) __attribute__((always_inline)) {
     PipelineState<2> const state = at_step(i);
+    auto rF = make_tensor_like<cutlass::half_t>(tSrS);  // (MMA, MMA_N, MMA_M): derivatives of modified scores
+    if constexpr (Traits::kVariant == Variant::kModified) {
+      auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
+      float const slope = head_slope(params.score, tile.batch, tile.head_kv * params.group + head);
+      cap_scores(tSrS, rF, params.score);
+      add_bias_transposed(scores, tScS, tScS_0, slope, (m - tile.n_block) * 64 + lengths().shift);
+    }
     if (range.needs_mask(m)) {
       // (keys, rows) -> (key, row)
       auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
-      apply_mask_transposed(scores, tScS, tScS_0, params, m * 64, tile.n_block * 64);
+      apply_mask_transposed(scores, tScS, tScS_0, lengths(), m * 64, tile.n_block * 64);
     }
     exponentiate(scores, lse_log2, params.scale_log2, 0, size<1>(scores));
     __syncwarp();  // all lanes have read the statistics
     smem.q_pipeline.release(state);  // the other release of this stage comes from the dK warpgroup
     convert(tSrS, rP);
-    auto rP4 = recast<uint4>(rP);  // (MMA / 8, MMA_N, MMA_M)
+    auto rGiven = make_tensor_like<Element>(tSrS);  // (MMA, MMA_N, MMA_M): for the dK warpgroup
+    if constexpr (Traits::kVariant == Variant::kModified) {
+      multiply_by_derivatives(tSrS, rF, params.score, 0, size(tSrS));
+      convert(tSrS, rGiven);
+    } else {
+      rGiven = rP;
+    }
+    auto rP4 = recast<uint4>(rGiven);  // (MMA / 8, MMA_N, MMA_M)
     static_assert(decltype(size(rP4))::value * 128 == std::extent_v<decltype(smem.p), 1>);
     smem.p_pipeline.wait_empty(state);  // the dK warpgroup's four warps have read P^T of two steps before
     CUTE_UNROLL
@@ -133,7 +178,8 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     warpgroup_wait<0>();  // S^T
     warpgroup_fence_operand(tSrS);
   });
-  store_sums<Traits>(args.dv, smem.k, 0, tdVrdV, 1.f, tile.n_block * 64, tile.head_kv, tile.batch);
+  store_sums<Traits>(args.dv, smem.k, 0, tdVrdV, 1.f, tile.n_block * 64, tile.head_kv,
+                     place_of_results<Traits>(params, tile));
 }
 
 // dS^T = P^T (V dO^T - delta), dK += dS^T Q.
@@ -141,7 +187,7 @@ template <class Traits>
 CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorage& smem) {
   using Element = typename Traits::Element;
   BwdParams const& params = args.params;
-  TileRange const range = row_range<64, 64>(params, smem.tile.n_block);
+  TileRange const range = row_range_of<Traits>(params, smem.tile);
   KeysRole<Traits> role{args, smem};
   Operands const operands(smem);
   auto tSrV = role.a_operand(smem.v);               // (MMA, MMA_N, MMA_D)
@@ -168,7 +214,7 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
     warpgroup_wait<0>();
     warpgroup_fence_operand(tSrdP);
   }
-  role.for_each_row_tile(range, [&](int /*m*/, int i, bool last) __attribute__((always_inline)) {
+  role.for_each_row_tile(range, [&](int /*m*/, int i, bool last, int /*head*/) __attribute__((always_inline)) {
     PipelineState<2> const state = at_step(i);
     auto rP4 = recast<uint4>(rP);  // (MMA / 8, MMA_N, MMA_M)
     static_assert(decltype(size(rP4))::value * 128 == std::extent_v<decltype(smem.p), 1>);
@@ -194,8 +240,9 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
     warpgroup_wait<0>();  // dP^T
     warpgroup_fence_operand(tSrdP);
   });
-  KeyTile const volatile& tile = smem.tile;
-  store_sums<Traits>(args.dk, smem.v, 1, tdKrdK, params.scale, tile.n_block * 64, tile.head_kv, tile.batch);
+  typename Traits::Tile const volatile& tile = smem.tile;
+  store_sums<Traits>(args.dk, smem.v, 1, tdKrdK, params.scale, tile.n_block * 64, tile.head_kv,
+                     place_of_results<Traits>(params, tile));
 }
 
 template <class Traits>
@@ -210,7 +257,12 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_co
     prefetch_tma_descriptor(&args.k);
     prefetch_tma_descriptor(&args.v);
     smem.tile.begin = 0;
-    KeyTile::make<Traits>(args, blockIdx.x / args.params.n_blocks, blockIdx.x % args.params.n_blocks, smem.tile);
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      smem.tile.n_block = -1;
+      bwd::SequenceKeyTile::make<Traits>(args, blockIdx.x, smem.tile);
+    } else {
+      KeyTile::make<Traits>(args, blockIdx.x / args.params.n_blocks, blockIdx.x % args.params.n_blocks, smem.tile);
+    }
     smem.tile.keys_phase = 0;
     smem.k_pipeline.init(4);
     smem.v_pipeline.init(4);
@@ -220,6 +272,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_co
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
   __syncthreads();  // thread 0 has written the tile and initialised the barriers
+  if (reads_sequences(Traits::kVariant) && smem.tile.n_block < 0) return;  // there are fewer tiles than CTAs
 
   if (warpgroup == 0) {
     lower_max_registers<Traits::kProducerRegs>();

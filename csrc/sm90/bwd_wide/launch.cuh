@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../core/bwd_preprocess.cuh"
+#include "../../core/list_sequence_tiles.cuh"
 #include "../encode_bwd_maps.cuh"
 #include "keys.cuh"
 #include "queries.cuh"
@@ -13,16 +14,22 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   KernelArgs args{};
   args.params = params;
   MapBoxes const boxes{.query_rows = kRows, .key_rows = kKeys, .columns = Traits::kChunk};
-  cudaError_t error = encode_bwd_maps<typename Traits::Element>(args, boxes);
+  constexpr bool kSequences = reads_sequences(Traits::kVariant);
+  cudaError_t error = encode_bwd_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = smem_bytes(Traits::kHeadDim);
   for (auto* const kernel : {bwd_keys_kernel<Traits>, bwd_queries_kernel<Traits>}) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
     if (error != cudaSuccess) return error;
   }
+  if constexpr (kSequences) {
+    error = launch_sequence_tiles<Traits::kListedRows, kKeys>(params, stream);
+    if (error != cudaSuccess) return error;
+  }
   constexpr bool kClearSums = false;  // there are none in memory
-  error = launch_bwd_preprocess<typename Traits::Element, kRows, Traits::kHeadDim, StatOrder, kClearSums>(
-      plan, params, stream);
+  constexpr int kTileRows = kSequences ? Traits::kListedRows : kRows;
+  error = launch_bwd_preprocess<typename Traits::Element, kTileRows, Traits::kHeadDim, StatOrder, kClearSums,
+                                kSequences>(plan, params, stream);
   if (error != cudaSuccess) return error;
   bwd_keys_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
   error = cudaGetLastError();
@@ -31,10 +38,21 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   return cudaGetLastError();
 }
 
+template <int kHeadDim, Variant kVariant>
+cudaError_t launch_variant(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  return plan.dtype == DType::kFloat16
+             ? launch_kernels<Traits<cutlass::half_t, kHeadDim, kVariant>>(plan, params, stream)
+             : launch_kernels<Traits<cutlass::bfloat16_t, kHeadDim, kVariant>>(plan, params, stream);
+}
+
 template <int kHeadDim>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
-  return plan.dtype == DType::kFloat16 ? launch_kernels<Traits<cutlass::half_t, kHeadDim>>(plan, params, stream)
-                                       : launch_kernels<Traits<cutlass::bfloat16_t, kHeadDim>>(plan, params, stream);
+  switch (plan.variant) {
+    case Variant::kDense: return launch_variant<kHeadDim, Variant::kDense>(plan, params, stream);
+    case Variant::kPacked: return launch_variant<kHeadDim, Variant::kPacked>(plan, params, stream);
+    case Variant::kModified: return launch_variant<kHeadDim, Variant::kModified>(plan, params, stream);
+    default: return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace flash_cute::sm90::bwd_wide

@@ -16,7 +16,9 @@
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
 #include "../../core/registers.cuh"
+#include "../../core/score_bwd.cuh"
 #include "../../core/softmax.cuh"
+#include "../bwd/read_sequence.cuh"
 #include "../bwd/scores.cuh"
 #include "epilogue.cuh"
 #include "traits.cuh"
@@ -44,19 +46,81 @@ struct QueryTile {
   }
 };
 
+// The same where sequences are read at run time, in shared memory.
+CUTE_DEVICE void find_query_tile(BwdParams const& params, SequenceQueryTile& tile) {
+  int const head = blockIdx.x / params.m_blocks;
+  ListedRowTile const listed =
+      listed_row_tile(params, (2 * head + 1) * params.m_blocks - 1 - static_cast<int>(blockIdx.x));
+  tile.m_block = -1;
+  if (!listed.exists) return;
+  tile.m_block = listed.m_block;
+  tile.head = listed.head;
+  tile.batch = listed.index;
+  tile.first_row_tile = params.tiles.rows_before[listed.index];
+  tile.sequence = read_sequence(params, listed.index);
+}
+
+// What the roles know of their tile: a QueryTile, or the one in shared memory; its lengths and mask; its key tiles.
+template <class Traits>
+CUTE_DEVICE decltype(auto) query_tile(KernelArgs const& args, typename Traits::QueriesStorage const& smem) {
+  if constexpr (reads_sequences(Traits::kVariant)) {
+    return (smem.tile);
+  } else {
+    return QueryTile(args);
+  }
+}
+CUTE_DEVICE int block_of(QueryTile const& tile) { return tile.m_block; }
+CUTE_DEVICE int block_of(SequenceQueryTile const& tile) { return uniform(tile.m_block); }
+CUTE_DEVICE BwdParams const& lengths_of(BwdParams const& params, QueryTile const&) { return params; }
+CUTE_DEVICE Sequence lengths_of(BwdParams const&, SequenceQueryTile const& tile) { return bwd::read_band(tile.sequence); }
+CUTE_DEVICE TileRange key_range_of(BwdParams const& params, QueryTile const& tile) {
+  return key_range<QueryTile::kRows, 64>(params, tile.m_block);
+}
+CUTE_DEVICE TileRange key_range_of(BwdParams const&, SequenceQueryTile const& tile) {
+  int const m_block = block_of(tile);
+  TileRange range = key_range<QueryTile::kRows, 64>(bwd::read_uniform(tile.sequence), m_block);
+  if (m_block * QueryTile::kRows >= uniform(tile.sequence.len_q)) range.end = range.begin;  // rows that are not used
+  return range;
+}
+// The place of rows, keys and results in their tensors: the batch, or the coordinates of the sequence.
+CUTE_DEVICE int place_of_rows(BwdParams const&, QueryTile const& tile) { return tile.batch; }
+CUTE_DEVICE int place_of_keys(BwdParams const&, QueryTile const& tile) { return tile.batch; }
+CUTE_DEVICE int place_of_dq(BwdParams const&, QueryTile const& tile) { return tile.batch; }
+CUTE_DEVICE SequenceOrigin place(BwdParams const& params, SequenceQueryTile const& tile, int first, int length) {
+  if (params.sequences.cu_q == nullptr) return SequenceOrigin::dense(tile.batch);
+  return SequenceOrigin::packed(first, length);
+}
+CUTE_DEVICE SequenceOrigin place_of_rows(BwdParams const& params, SequenceQueryTile const& tile) {
+  return place(params, tile, tile.sequence.first_row, tile.sequence.len_q);
+}
+CUTE_DEVICE SequenceOrigin place_of_keys(BwdParams const& params, SequenceQueryTile const& tile) {
+  return place(params, tile, tile.sequence.first_key, tile.sequence.len_k);
+}
+CUTE_DEVICE SequenceOrigin place_of_dq(BwdParams const& params, SequenceQueryTile const& tile) {
+  return place(params, tile, tile.sequence.first_row, tile.sequence.rows);
+}
+template <class Traits, class... Rest>
+CUTE_DEVICE void load_at(int batch, Rest&&... rest) {
+  load_tile<Traits>(rest..., batch);
+}
+template <class Traits, class... Rest>
+CUTE_DEVICE void load_at(SequenceOrigin const& origin, Rest&&... rest) {
+  load_sequence_tile<Traits>(rest..., origin);
+}
+
 template <class Traits>
 CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesStorage& smem) {
   constexpr uint32_t kBytes = Traits::kKElements * sizeof(typename Traits::Element);
-  QueryTile const tile(args);
-  TileRange const range = key_range<QueryTile::kRows, 64>(args.params, tile.m_block);
+  auto const& tile = query_tile<Traits>(args, smem);
+  TileRange const range = key_range_of(args.params, tile);
   int const head_kv = tile.head / args.params.group;
   if (range.begin == range.end) return;
   auto load_rows = [&](int warpgroup) {
     uint64_t* const full = smem.rows_pipeline[warpgroup].expect({}, 2 * kBytes);
     int const row = tile.m_block * QueryTile::kRows + warpgroup * 64;
-    load_tile<Traits>(args.q, full, TMA::CacheHintSm90::EVICT_FIRST, smem.q[warpgroup], 64, row, tile.head, tile.batch);
-    load_tile<Traits>(args.dout, full, TMA::CacheHintSm90::EVICT_FIRST, smem.dout[warpgroup], 64, row, tile.head,
-                      tile.batch);
+    auto const place = place_of_rows(args.params, tile);
+    load_at<Traits>(place, args.q, full, TMA::CacheHintSm90::EVICT_FIRST, smem.q[warpgroup], 64, row, tile.head);
+    load_at<Traits>(place, args.dout, full, TMA::CacheHintSm90::EVICT_FIRST, smem.dout[warpgroup], 64, row, tile.head);
   };
   load_rows(0);
   PipelineState<2> k_state;
@@ -64,27 +128,34 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
 #pragma unroll 1
   for (int n = range.end - 1; n >= range.begin; --n) {
     smem.k_pipeline.wait_empty(k_state);  // all consumer warps have finished dQ += dS K of two steps ago
-    load_tile<Traits>(args.k, smem.k_pipeline.expect(k_state, kBytes), TMA::CacheHintSm90::EVICT_LAST,
-                      smem.k[k_state.stage], 64, n * 64, head_kv, tile.batch);
+    load_at<Traits>(place_of_keys(args.params, tile), args.k, smem.k_pipeline.expect(k_state, kBytes),
+                    TMA::CacheHintSm90::EVICT_LAST, smem.k[k_state.stage], 64, n * 64, head_kv);
     k_state.advance();
     smem.v_pipeline.wait_empty(v_state);  // all consumer warps have finished dP = dO V^T of the step before
-    load_tile<Traits>(args.v, smem.v_pipeline.expect(v_state, kBytes), TMA::CacheHintSm90::EVICT_LAST, smem.v, 64,
-                      n * 64, head_kv, tile.batch);
+    load_at<Traits>(place_of_keys(args.params, tile), args.v, smem.v_pipeline.expect(v_state, kBytes),
+                    TMA::CacheHintSm90::EVICT_LAST, smem.v, 64, n * 64, head_kv);
     v_state.advance();
     if (n == range.end - 1) load_rows(1);
   }
 }
 
 // Loads the statistics of this thread's two rows among the warpgroup's 64.
-CUTE_DEVICE void load_row_stats(BwdParams const& params, QueryTile const& tile, int warpgroup, float (&lse_log2)[2],
+template <class Tile>
+CUTE_DEVICE void load_row_stats(BwdParams const& params, Tile const& tile, int warpgroup, float (&lse_log2)[2],
                                 float (&delta)[2]) {
+  constexpr bool kSequences = std::is_same_v<Tile, SequenceQueryTile>;
   int const row_tile = tile.m_block * 2 + warpgroup;
   CUTE_UNROLL
   for (int i = 0; i < 2; ++i) {
     int const row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i;
-    int64_t const index = (int64_t{tile.batch * params.heads_q + tile.head} * params.m_blocks + row_tile) * 64 +
-                          StatOrder::position(row);
-    bool const inside = row_tile < params.m_blocks;
+    int64_t first;  // row tile of the head and batch, or sequence
+    if constexpr (kSequences) {
+      first = 2 * (int64_t{tile.head} * params.m_blocks + tile.first_row_tile);
+    } else {
+      first = int64_t{tile.batch * params.heads_q + tile.head} * params.m_blocks;
+    }
+    int64_t const index = (first + row_tile) * 64 + StatOrder::position(row);
+    bool const inside = kSequences || row_tile < params.m_blocks;
     lse_log2[i] = inside ? params.lse_log2[index] : INFINITY;
     delta[i] = inside ? params.delta[index] : 0.f;
   }
@@ -106,13 +177,24 @@ CUTE_DEVICE void compute_ds(Scores const& scores, Dscores& dscores, float scale_
   }
 }
 
+// Subtracts a number per row.
+template <class Dscores>
+CUTE_DEVICE void subtract(Dscores& dscores, float const (&delta)[2]) {  // (rows, keys)
+  CUTE_STATIC_ASSERT_V(size<0>(dscores) == _2{});
+  CUTE_UNROLL
+  for (int j = 0; j < size<1>(dscores); ++j) {
+    dscores(0, j) -= delta[0];
+    dscores(1, j) -= delta[1];
+  }
+}
+
 template <class Traits>
 CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesStorage& smem, int warpgroup) {
   using Element = typename Traits::Element;
   BwdParams const& params = args.params;
-  QueryTile const tile(args);
-  TileRange const range = key_range<QueryTile::kRows, 64>(params, tile.m_block);
-  int const first_row = tile.m_block * QueryTile::kRows + warpgroup * 64;
+  auto const& tile = query_tile<Traits>(args, smem);
+  TileRange const range = key_range_of(params, tile);
+  int const first_row = block_of(tile) * QueryTile::kRows + warpgroup * 64;
   typename Traits::MmaScores mma_scores;
   typename Traits::MmaSums mma_sums;
   Operands const operands(smem);
@@ -167,11 +249,24 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   for (int i = 0; i < range.end - range.begin; ++i) {
     int const n = range.end - 1 - i;
     smem.v_pipeline.release({0, i & 1});
+    if constexpr (Traits::kVariant == Variant::kModified) {
+      auto tScS = rowcol_view(mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));  // (rows, keys) -> (row, key)
+      subtract(dscores, delta);
+      cap_scores_and_differentiate(tSrS, tSrdP, params.score);
+      add_bias(scores, tScS, tScS_0, head_slope(params.score, tile.batch, tile.head),
+               first_row - n * kKeys + tile.sequence.shift);
+    }
     if (range.needs_mask(n)) {
       auto tScS = rowcol_view(mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));  // (rows, keys) -> (row, key)
-      apply_mask(scores, tScS, tScS_0, params, first_row - n * kKeys, params.len_k - n * kKeys);
+      decltype(auto) lengths = lengths_of(params, tile);
+      apply_mask(scores, tScS, tScS_0, lengths, first_row - n * kKeys, lengths.len_k - n * kKeys);
     }
-    compute_ds(scores, dscores, params.scale_log2, lse_log2, delta);
+    if constexpr (Traits::kVariant == Variant::kModified) {
+      constexpr float kSubtracted[2] = {0.f, 0.f};
+      compute_ds(scores, dscores, params.scale_log2, lse_log2, kSubtracted);
+    } else {
+      compute_ds(scores, dscores, params.scale_log2, lse_log2, delta);
+    }
     convert(tSrdP, rdS);
     issue_gemm<Accumulate::kAdd>(mma_sums, tdQrdS, operands.at(tdQrK, smem.k[i & 1]), tdQrdQ);
     if (i == 0 && warpgroup == 0) named_arrive(kHalfStep, Traits::kConsumerThreads);
@@ -183,9 +278,10 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
     warpgroup_fence_operand(tSrS);
     warpgroup_fence_operand(tSrdP);
   }
-  QueryTile const out(args);
+  auto const& out = query_tile<Traits>(args, smem);
   int const out_row = out.m_block * QueryTile::kRows + warpgroup * 64;
-  store_sums<Traits>(args.dq, smem.q[warpgroup], warpgroup, tdQrdQ, params.scale, out_row, out.head, out.batch);
+  store_sums<Traits>(args.dq, smem.q[warpgroup], warpgroup, tdQrdQ, params.scale, out_row, out.head,
+                     place_of_dq(params, out));
 }
 
 template <class Traits>
@@ -199,12 +295,14 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_queries_kernel(__grid
     prefetch_tma_descriptor(&args.dout);
     prefetch_tma_descriptor(&args.k);
     prefetch_tma_descriptor(&args.v);
+    if constexpr (reads_sequences(Traits::kVariant)) find_query_tile(args.params, smem.tile);
     for (auto& pipeline : smem.rows_pipeline) pipeline.init(4);
     smem.k_pipeline.init(8);
     smem.v_pipeline.init(8);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
   __syncthreads();  // thread 0 has initialised the barriers
+  if (reads_sequences(Traits::kVariant) && smem.tile.m_block < 0) return;  // there are fewer tiles than CTAs
 
   if (warpgroup == 0) {
     lower_max_registers<Traits::kProducerRegs>();

@@ -6,6 +6,7 @@
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
 
+#include "../../core/variant.h"
 #include "../bwd/task.cuh"
 #include "../pipeline.cuh"
 #include "../wgmma_atoms.cuh"
@@ -18,9 +19,19 @@ using bwd::KernelArgs;
 using bwd::KeyTile;
 using bwd::RowTile;
 
-template <class Element_, int kHeadDim_>
+// A tile of query rows where sequences are read at run time.
+struct SequenceQueryTile {
+  int m_block;  // of kQueryTileRows rows; -1: the CTA has none
+  int head;
+  int batch;    // the sequence's index
+  int first_row_tile;  // of its sequence, among those of a head
+  Sequence sequence;
+};
+
+template <class Element_, int kHeadDim_, Variant kVariant_ = Variant::kDense>
 struct Traits {
   using Element = Element_;
+  static constexpr Variant kVariant = kVariant_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kBlockM = kRows;
   static constexpr int kBlockN = kKeys;
@@ -49,16 +60,21 @@ struct Traits {
   static constexpr int kQElements = 64 * kHeadDim;
   static constexpr int kKElements = 64 * kHeadDim;
 
+  static constexpr int kListedRows = kQueryTileRows;  // of the row tiles in SequenceTiles
+  using Tile = std::conditional_t<reads_sequences(kVariant), bwd::SequenceKeyTile, KeyTile>;
+
   // dK and dV.
   struct alignas(1024) KeysStorage {
     Element k[kKElements];  // dV in the epilogue
     Element v[kKElements];  // dK in the epilogue
     Element q[kStages][kQElements];
     Element dout[kStages][kQElements];
-    uint4 p[kStages][64 * 64 / 8];  // P^T in fragment order: read by the threads of the same index in the warpgroup
+    // P^T in fragment order: read by the threads of the same index in the warpgroup. Of modified scores times their
+    // derivative.
+    uint4 p[kStages][64 * 64 / 8];
     alignas(128) float lse_log2[kStages][kBlockM];
     alignas(128) float delta[kStages][kBlockM];
-    KeyTile tile;
+    Tile tile;
     Pipeline<1> k_pipeline;
     Pipeline<1> v_pipeline;
     Pipeline<kStages> q_pipeline;     // Q and lse_log2
@@ -75,6 +91,7 @@ struct Traits {
     Pipeline<1> rows_pipeline[kWarpgroups];  // Q and dO
     Pipeline<kStages> k_pipeline;
     Pipeline<1> v_pipeline;
+    SequenceQueryTile tile;  // written only where sequences are read at run time
   };
   static_assert(sizeof(QueriesStorage) == smem_bytes(kHeadDim) &&
                 sizeof(KeysStorage) <= sizeof(QueriesStorage));

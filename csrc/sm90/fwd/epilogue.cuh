@@ -32,7 +32,7 @@ CUTE_DEVICE int64_t out_offset(FwdParams const& params, FwdParams const&, TileCo
   return tile.batch * params.out_strides.batch + tile.head * params.out_strides.head + row * params.out_strides.row;
 }
 CUTE_DEVICE int64_t out_offset(FwdParams const& params, Sequence const& sequence, TileCoord const& tile, int row) {
-  return out_offset(params, params, tile, row) + sequence.first_row * params.out_strides.row;
+  return out_offset(params, params, tile, sequence.first_row + row);
 }
 CUTE_DEVICE int64_t lse_offset(FwdParams const& params, FwdParams const&, TileCoord const& tile) {
   return (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
@@ -61,8 +61,7 @@ CUTE_DEVICE void epilogue(FwdParams const& params, Lengths const& sequence, Tile
   auto cO = make_identity_tensor(Shape<Int<kRows>, Int<Traits::kHeadDimV>>{});
   auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO));  // (rows, head dim) -> (row, column)
   float* const lse = params.lse + lse_offset(params, sequence, tile);
-  normalize(sequence, lse, first_row, softmax, acc, tOcO,
-            row_factors<Traits>(params, softmax, tile.head));
+  normalize(sequence, lse, first_row, softmax, acc, tOcO, row_factors<Element>(params, softmax, tile.head));
   auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)
   convert(tOrO, rO);
 

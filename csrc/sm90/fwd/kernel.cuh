@@ -38,7 +38,8 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
       TileCoord const place{
           .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
       if constexpr (reads_sequences(Traits::kVariant)) {
-        epilogue<Traits>(args.params, smem.tile[opaque(draws) & 1].sequence, place, warpgroup, softmax, tOrO);
+        Sequence const sequence = smem.tile[opaque(draws) & 1].sequence;
+        epilogue<Traits>(args.params, sequence, place, warpgroup, softmax, tOrO);
       } else {
         epilogue<Traits>(args.params, args.params, place, warpgroup, softmax, tOrO);
       }
@@ -61,6 +62,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.q_pipeline) pipeline.init(4);
     smem.tile_pipeline.init(4 * Traits::kWarpgroups + (reads_sequences(Traits::kVariant) ? 1 : 0));
+    if constexpr (reads_sequences(Traits::kVariant)) smem.next_tile.init(1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
   __syncthreads();  // thread 0 has initialised the barriers

@@ -12,10 +12,12 @@
 namespace flash_cute::sm90::fwd {
 
 // Loads the tiles [begin, end) of K and V, from the last to the first, and Q, in the order in which the consumers use
-// them. `count`: as in KeySpan. `load(columns, map, full, hint, smem, rows, row, head)` loads one tile.
-template <class Traits, class Load>
+// them. `count`: as in KeySpan. `load(columns, map, full, hint, smem, rows, row, head)` loads one tile. `announce()` is
+// called once, when kTilesAhead key tiles are left to load.
+template <class Traits, class Load, class Announce>
 CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedStorage& smem, int draws, int count,
-                               TileCoord const volatile& tile, int begin, int end, Load const& load) {
+                               TileCoord const volatile& tile, int begin, int end, Load const& load,
+                               Announce const& announce) {
   using ColumnsQK = typename Traits::ColumnsQK;
   using ColumnsV = typename Traits::ColumnsV;
   constexpr int kBlockN = Traits::kBlockN;
@@ -29,6 +31,7 @@ CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedSt
     load(columns, map, pipeline.expect(state, kBytes), TMA::CacheHintSm90::EVICT_LAST, place[state.stage], kBlockN,
          n * kBlockN, tile.head_kv);
   };
+  if (end - begin <= kTilesAhead) announce();
   if (end > begin) load_keys(ColumnsQK{}, end - 1, count, args.k, smem.k_pipeline, smem.k);
 #pragma unroll 1
   for (int wg = 0; wg < Traits::kWarpgroups; ++wg) {
@@ -40,6 +43,7 @@ CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedSt
   }
 #pragma unroll 1
   for (int n = end - 1; n >= begin; --n, ++count) {
+    if (n - begin == kTilesAhead) announce();
     if (n > begin) load_keys(ColumnsQK{}, n - 1, count + 1, args.k, smem.k_pipeline, smem.k);
     load_keys(ColumnsV{}, n, count, args.v, smem.v_pipeline, smem.v);
   }
@@ -74,7 +78,7 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
                           int rows, int row, int head) {
       load_tile<decltype(columns)>(map, full, hint, place, rows, row, head, tile.batch);
     };
-    load_row_tile<Traits>(args, smem, draws, count, tile, begin, end, load);
+    load_row_tile<Traits>(args, smem, draws, count, tile, begin, end, load, [] {});
     count += end - begin;
   }
 }
@@ -97,7 +101,8 @@ CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::Shar
                                            queries ? tile.sequence.len_q : tile.sequence.len_k);
       load_sequence_tile<decltype(columns)>(map, full, hint, place, rows, row, head, origin);
     };
-    load_row_tile<Traits>(args, smem, draws, tile.keys.count, tile, tile.keys.begin, tile.keys.end, load);
+    load_row_tile<Traits>(args, smem, draws, tile.keys.count, tile, tile.keys.begin, tile.keys.end, load,
+                          [&] { smem.next_tile.publish({0, draws & 1}); });
     smem.tile_pipeline.arrive_empty(at_step(draws));  // the scheduler may overwrite the tile
   }
 }

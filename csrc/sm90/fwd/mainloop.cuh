@@ -28,7 +28,8 @@ template <class Traits>
 struct WarpgroupTiles {
   int first_row;
   int begin;
-  int whole_end;  // tiles from here on cross the band's upper edge or the end of the keys
+  int whole_begin;  // tiles before this one cross the band's lower edge
+  int whole_end;    // tiles from here on cross its upper edge or the end of the keys
   int end;
   int before;  // the CTA's key tiles below `begin`, which only its other warpgroups compute
   int after;   // the same from `end` on
@@ -42,6 +43,7 @@ struct WarpgroupTiles {
     bool const has_rows = first_row < sequence.len_q;
     begin = has_rows ? min(cta_end, max(cta_begin, range.begin)) : cta_end;
     end = has_rows ? max(begin, min(cta_end, range.end)) : begin;
+    whole_begin = range.whole_begin;
     whole_end = max(begin, min(end, range.whole_end));
     before = begin - cta_begin;
     after = cta_end - end;
@@ -120,20 +122,37 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
     smem.v_pipeline.release(v_state);
     v_state.advance();
   };
-  float slope = 0.f;  // of the tile's head
-  int offset;         // the key tile's: the tile's first row minus its first column
-  auto modify = [&]() __attribute__((always_inline)) {
+  int offset;  // the key tile's: the tile's first row minus its first column
+  // ALiBi, of the tile's head and sequence. Key tiles at offsets from `left_from` on have no columns on the right of
+  // the positions of rows that see them; those at `right_to` and below have none on the left.
+  float slope = 0.f;
+  int thread_offset = 0, left_from = 0;
+  auto modify = [&](auto& shift) __attribute__((always_inline)) {
     if constexpr (Traits::kVariant == Variant::kModified) {
-      auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
-      modify_scores(scores, tScS, tScS_0, params.score, slope, offset + sequence().shift);
+      if (params.score.softcap_scale != 0.f) cap_scores(scores, params.score);
+      shift[0] = shift[1] = 0.f;
+      if (slope != 0.f) {
+        int const right_to = left_from - (kRows - 1) - (kBlockN - 1), distance = offset + thread_offset;
+        // Steeper slopes would cost the linear form's differences their precision.
+        constexpr float kSteepest = 4.f;  // per column, in units of the exponents of 2
+        bool const one_sided = offset >= left_from || offset <= right_to;
+        if (one_sided && fabsf(slope) * params.scale_log2 <= kSteepest) {
+          add_linear_biases(scores, tScS_0, offset >= left_from ? slope : -slope, distance, shift);
+        } else {
+          add_biases(scores, tScS_0, slope, distance);
+        }
+      }
     }
   };
   // Turns S(n) into P(n), and rescales the accumulator if the maximum changes.
+  using Softmax = OnlineSoftmax<2>;
+  using Shift = std::conditional_t<Traits::kVariant == Variant::kModified, Softmax::Shift, Softmax::NoShift>;
   auto finish_scores = [&](auto&& mask, auto wait_product, auto release) {
-    modify();
+    Shift shift;
+    modify(shift);
     mask();
-    softmax.update_max<Traits::kTile.late_wait>(scores, acc, wait_product, release);
-    softmax.numerators(scores);
+    softmax.update_max<Traits::kTile.late_wait>(scores, acc, wait_product, release, shift);
+    softmax.numerators(scores, shift);
     convert(tSrS, rP);  // no branch in between, so that conversions overlap with the exponentials
   };
   auto step = [&](auto&& mask) __attribute__((always_inline)) {
@@ -184,21 +203,30 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   offset = tiles.first_row - (tiles.end - 1) * kBlockN;
   if constexpr (Traits::kVariant == Variant::kModified) {
     slope = head_slope(params.score, uniform(tile().batch), uniform(tile().head));
+    int const position_shift = uniform(sequence().shift);
+    thread_offset = position_shift + thread_distance(rowcol_view(mma_qk.get_slice(threadIdx.x % 128).partition_C(cS)));
+    left_from = uniform(sequence().band.upper) <= position_shift ? -kNoLimit : kBlockN - 1 - position_shift;
   }
   auto mask = [&](int columns) __attribute__((always_inline)) {
     // (rows, columns) -> (row, column)
     auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
     apply_mask(scores, tScS, tScS_0, sequence(), offset, columns);
   };
-  auto mask_at_edge = [&](int columns) __attribute__((always_inline)) {
-    if (columns < kBlockN || crosses_band<kRows, kBlockN>(uniform_sequence(), offset)) mask(columns);
+  // Masks a tile if it crosses an edge. Where the band is in shared memory, a tile's number tells, from registers.
+  auto mask_at_edge = [&](int n, int columns) __attribute__((always_inline)) {
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      if (unsigned(n - tiles.whole_begin) >= unsigned(tiles.whole_end - tiles.whole_begin)) mask(columns);
+    } else {
+      if (columns < kBlockN || crosses_band<kRows, kBlockN>(params, offset)) mask(columns);
+    }
   };
   smem.k_pipeline.wait_full(k_state);
   issue_qk();
   warpgroup_wait<0>();
   warpgroup_fence_operand(tSrS);
   release_k();
-  finish_scores([&] { mask_at_edge(uniform_sequence().len_k - (tiles.end - 1) * kBlockN); }, [] {}, [] {});
+  finish_scores([&] { mask_at_edge(tiles.end - 1, uniform_sequence().len_k - (tiles.end - 1) * kBlockN); }, [] {},
+                [] {});
   // Without a lower edge there is one loop for the tiles at the upper edge and one for the whole tiles: a test per step
   // costs 2 % at head dims 64 and 128, and nothing above.
   if (kHeadDimV <= 128 && !uniform_sequence().band.has_lower()) {
@@ -213,7 +241,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   }
   for (; left > 0; --left) {
     offset += kBlockN;
-    step([&] { mask_at_edge(kBlockN); });
+    step([&] { mask_at_edge(tiles.begin + left - 1, kBlockN); });
   }
 
   smem.q_pipeline[warpgroup].release(q_state());  // the last S has been computed: the next tile's Q may be loaded

@@ -31,6 +31,10 @@ struct TileCoord {
   int parts;  // parts of the tile by other CTAs, which this one merges; -1: this CTA's share is a part
 };
 
+// A CTA's next tile is determined when it has this many key tiles of the last one left to load: it takes about as long
+// as two of them to read the lengths of its sequence and to find its place.
+constexpr int kTilesAhead = 2;
+
 // A tile of a sequence that was read at run time.
 struct SequenceTile : TileCoord {
   Sequence sequence;

@@ -49,13 +49,17 @@ constexpr bool has_entry(int head_dim, int entry) {
 // The kernels of every kind: where sequences are read at run time, those of masked problems, and none of few rows. With
 // a head dim of v's own (192 and 128) the tiles are those of head dim 128.
 constexpr bool has_kernel(int head_dim, int head_dim_v, int entry, Variant variant) {
-  if (head_dim_v != head_dim) return entry == kWide || entry == kPair;
+  if (head_dim_v != head_dim && (entry == kWide || entry == kPair)) return true;
+  if (head_dim_v != head_dim) return variant == Variant::kDense && entry != kNarrow;  // candidates
   if (variant == Variant::kDense) return has_entry(head_dim, entry);
   return has_entry(head_dim, entry) && (entry == kTall || entry == kPair || (entry == kWide && head_dim > 64));
 }
 
 constexpr TileConfig tile_config(int head_dim, int entry, int head_dim_v) {
   bool const late_wait = entry == kWideLate || entry == kPairLate;
+  if (head_dim_v != head_dim && entry == kTall) {  // candidate
+    return {.block_m = 128, .block_n = 112, .stages = 2, .ping_pong = true, .late_wait = false};
+  }
   switch (entry) {
     case kTall: return {.block_m = 256, .block_n = 64, .stages = 2, .ping_pong = true, .late_wait = false};
     case kPair:

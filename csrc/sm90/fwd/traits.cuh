@@ -85,6 +85,7 @@ struct Traits {
     Tile tile[2];
     Pipeline<2> tile_pipeline;
     int range;  // this CTA's range of the split tiles; negative: none
+    Pipeline<1> next_tile;  // full: the producer will soon have loaded its tile. Where sequences are read at run time
   };
   static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim, kHeadDimV));
 };

@@ -1,0 +1,64 @@
+// Parts of the kernels' parameters that both directions have: where the sequences are, the terms of the score, sinks.
+#pragma once
+
+#include "operand.h"
+#include "varlen.h"
+
+namespace flash_cute {
+
+// Where the sequences of a call are, for a kernel that reads them at run time. `lengths` null: a dense batch.
+inline Sequences make_sequences(FwdArgs const& args, Problem const& problem, VarlenArgs const* lengths) {
+  auto const limit = [](std::optional<int64_t> side) {
+    return static_cast<int>(std::min<int64_t>(side.value_or(kNoLimit), kNoLimit));
+  };
+  Sequences sequences{.window_left = limit(args.window_left),
+                      .window_right = problem.causal == Causal::kNone ? limit(args.window_right) : 0,
+                      .bottom_right = problem.causal != Causal::kTopLeft};
+  if (lengths == nullptr) return sequences;
+  auto const data = [](TensorInfo const& tensor) { return static_cast<int const*>(data_pointer(tensor.handle)); };
+  sequences.cu_q = data(lengths->cu_seqlens_q);
+  sequences.cu_k = data(lengths->cu_seqlens_k);
+  if (lengths->seqused_q) sequences.used_q = data(*lengths->seqused_q);
+  if (lengths->seqused_k) sequences.used_k = data(*lengths->seqused_k);
+  return sequences;
+}
+
+inline ScoreTerms make_score_terms(FwdArgs const& args, Problem const& problem) {
+  bool const capped = problem.softcap > 0;
+  double const softcap_scale = capped ? problem.scale / problem.softcap : 0;
+  ScoreTerms terms{.softcap_scale = static_cast<float>(softcap_scale),
+                   .softcap = softcap_polynomial(softcap_scale),
+                   .slope_factor = static_cast<float>(1 / (capped ? problem.softcap : problem.scale))};
+  if (!args.alibi_slopes) return terms;
+  TensorInfo const& slopes = *args.alibi_slopes;
+  terms.slopes = static_cast<float const*>(data_pointer(slopes.handle));
+  terms.slopes_batch_stride = problem.alibi_per_batch ? slopes.strides[0] : 0;
+  terms.slopes_head_stride = slopes.strides[slopes.rank - 1];
+  return terms;
+}
+
+// What an exponent is a multiple of: the scale or, of capped scores, the cap; times log2(e).
+inline float make_scale_log2(Problem const& problem) {
+  return static_cast<float>((problem.softcap > 0 ? problem.softcap : problem.scale) * kLog2E);
+}
+
+inline Sinks make_sinks(FwdArgs const& args) {
+  if (!args.sinks) return {};
+  return {.data = data_pointer(args.sinks->handle),
+          .stride = args.sinks->strides[0],
+          .is_float32 = args.sinks->dtype == aoti_torch_dtype_float32()};
+}
+
+// The strides of an output like a packed tensor (rows, heads, head_dim), whose info is its view as a batch of one:
+// those of dims rows, heads and `head_dim`. The order of equal strides depends on that of the tensor's own dims.
+inline std::array<int64_t, 3> packed_output_strides(TensorInfo const& like, int64_t head_dim) {
+  Sizes const sizes{1, like.sizes[2], like.sizes[1], like.sizes[3]};
+  Sizes const strides{like.strides[0], like.strides[2], like.strides[1], like.strides[3]};
+  TensorInfo own = like;
+  own.sizes = sizes.data();
+  own.strides = strides.data();
+  Sizes const output = out_strides(own, head_dim);
+  return {output[1], output[2], output[3]};
+}
+
+}  // namespace flash_cute

@@ -1,0 +1,104 @@
+// Lists the tiles of a batch whose sequences are read at run time, for the backward: see SequenceTiles.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cute/tensor.hpp>
+
+#include "sequence.cuh"
+#include "sequence_prefix.cuh"
+
+namespace flash_cute {
+
+using namespace cute;
+
+// The order in which the key tiles of sequences are processed: first those of the sequences with more than half of the
+// most rows, last those with at most a quarter. The tiles that take longest must not be left to the end.
+struct LengthClass {
+  static constexpr int kNumber = 3;
+
+  CUTE_HOST_DEVICE static int of(int rows, int most_rows) {
+    return rows > most_rows / 2 ? 0 : rows > most_rows / 4 ? 1 : 2;
+  }
+};
+
+// Numbers the tiles: `rows_before` and `keys_before`. One CTA.
+template <int kBlockM, int kBlockN>
+__global__ void __launch_bounds__(sequence_prefix::kThreads)
+    number_sequence_tiles_kernel(__grid_constant__ BwdParams const params) {
+  constexpr int kThreads = sequence_prefix::kThreads;
+  SequenceTiles const& tiles = params.tiles;
+  int const sequences = sequence_count(params);
+  int const per_thread = ceil_div(sequences, int{kThreads});
+  int const begin = min(static_cast<int>(threadIdx.x) * per_thread, sequences);
+  int const end = min(begin + per_thread, sequences);
+  auto const row_tiles = [&](int index) { return ceil_div(row_extent(params, index).length, kBlockM); };
+  auto const key_tiles = [&](int index) { return ceil_div(key_extent(params, index).length, kBlockN); };
+
+  __shared__ int most_rows;
+  if (threadIdx.x == 0) most_rows = 0;
+  __syncthreads();
+  int own_rows = 0, own_most = 0;
+  for (int index = begin; index < end; ++index) {
+    own_most = max(own_most, row_extent(params, index).used);
+    own_rows += row_tiles(index);
+  }
+  atomicMax(&most_rows, own_most);
+  __syncthreads();
+
+  int own_keys[LengthClass::kNumber] = {};
+  for (int index = begin; index < end; ++index) {
+    int const of = LengthClass::of(row_extent(params, index).used, most_rows);
+    CUTE_UNROLL
+    for (int i = 0; i < LengthClass::kNumber; ++i) own_keys[i] += of == i ? key_tiles(index) : 0;
+  }
+  int all_rows, all_keys = 0, keys_before[LengthClass::kNumber];
+  int rows_before = sequence_prefix::exclusive_sum(own_rows, all_rows);
+  CUTE_UNROLL
+  for (int i = 0; i < LengthClass::kNumber; ++i) {
+    __syncthreads();  // all threads have read the sums before
+    int all_of_class;
+    keys_before[i] = all_keys + sequence_prefix::exclusive_sum(own_keys[i], all_of_class);
+    all_keys += all_of_class;
+  }
+  for (int index = begin; index < end; ++index) {
+    tiles.rows_before[index] = rows_before;
+    rows_before += row_tiles(index);
+    int const of = LengthClass::of(row_extent(params, index).used, most_rows);
+    CUTE_UNROLL
+    for (int i = 0; i < LengthClass::kNumber; ++i) {
+      if (of != i) continue;
+      tiles.keys_before[index] = keys_before[i];
+      keys_before[i] += key_tiles(index);
+    }
+  }
+  if (threadIdx.x == 0) {
+    tiles.rows_before[sequences] = all_rows;
+    tiles.keys_before[sequences] = all_keys;
+  }
+}
+
+// Fills `row_sequence` and `key_sequence`. A warp per sequence.
+template <int kBlockM, int kBlockN>
+__global__ void __launch_bounds__(256) list_sequence_tiles_kernel(__grid_constant__ BwdParams const params) {
+  SequenceTiles const& tiles = params.tiles;
+  int const index = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (index >= sequence_count(params)) return;
+  int const rows = ceil_div(row_extent(params, index).length, kBlockM);
+  int const keys = ceil_div(key_extent(params, index).length, kBlockN);
+  int const first_row = tiles.rows_before[index], first_key = tiles.keys_before[index];
+  for (int i = lane; i < rows; i += 32) tiles.row_sequence[first_row + i] = index;
+  for (int i = lane; i < keys; i += 32) tiles.key_sequence[first_key + i] = index;
+}
+
+template <int kBlockM, int kBlockN>
+cudaError_t launch_sequence_tiles(BwdParams const& params, cudaStream_t stream) {
+  number_sequence_tiles_kernel<kBlockM, kBlockN><<<1, sequence_prefix::kThreads, 0, stream>>>(params);
+  cudaError_t const error = cudaGetLastError();
+  if (error != cudaSuccess) return error;
+  unsigned const sequences = params.batch + 2;  // at most, see sequence_count
+  list_sequence_tiles_kernel<kBlockM, kBlockN><<<(sequences + 7) / 8, 256, 0, stream>>>(params);
+  return cudaGetLastError();
+}
+
+}  // namespace flash_cute
