@@ -49,8 +49,7 @@ struct Cta {
   };
   struct NextTile {
     Cta& cta;
-    // The producer has this many key tiles of the last tile left to load.
-    static constexpr int kTilesAhead = 2;
+    // The producer has kTilesAhead key tiles of the last tile left to load.
     void wait_full(sm90::PipelineState<1>) {
       Tile const& last = cta.tiles.back();
       cta.wait_until(std::max(last.begin, last.end - 1 - kTilesAhead));
