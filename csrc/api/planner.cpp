@@ -186,6 +186,7 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
   decision.dk = write_copy(call.k);
   decision.dv = write_copy(call.v);
   BwdPlan& plan = decision.plan;
+  plan.head_dim_v = decision.instance.head_dim_v;
   bool const sm90 = decision.backend == Backend::kSm90, wide = plan.head_dim > sm90::bwd::kMaxHeadDim;
   bool const packed = call.sequences.has_value();
   plan.variant = problem.softcap > 0 || problem.has_alibi ? Variant::kModified
@@ -195,7 +196,7 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
   check_served_by_bwd(problem, decision.backend, plan.variant);
   if (!sm90) plan.entry = sm80_entry(problem, gpu);
   plan.shape = !sm90  ? sm80::bwd::kernel_shape(plan.head_dim, plan.entry)
-               : wide ? sm90::bwd_wide::kernel_shape(plan.head_dim)
+               : wide ? sm90::bwd_wide::kernel_shape(plan.head_dim, plan.head_dim_v)
                       : sm90::bwd::kernel_shape(plan.head_dim, plan.variant);
   plan.deterministic = deterministic;
   int const listed_rows = wide && reads && sm90 ? sm90::bwd_wide::kQueryTileRows : plan.shape.block_m;
