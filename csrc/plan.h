@@ -53,6 +53,7 @@ struct FwdPlan {
   KernelShape shape;
   int64_t ctas;
   TileOrder order;
+  int tile_heads;  // see FwdParams
   TileSplit split;
   bool draws_tiles;
   FwdWorkspace workspace;
