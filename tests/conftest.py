@@ -20,10 +20,10 @@ from typing import Any
 
 os.environ["FLASH_CUTE_TEST_TILES"] = "1"  # before flash_cute is loaded: tests may force a tile, see test_tiles.py
 
+import background
 import numerics
 import pytest
 import torch
-import venvs
 from cases import Backward, Causal, Forward
 
 import flash_cute
@@ -86,16 +86,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begins what takes minutes and needs no more than another core, for the tests that have such a part (`begin`)."""
-    if session.config.option.collectonly or hasattr(session.config, "workerinput"):  # of xdist: only one worker has it
+    """Begins what some of the tests will wait for, see background.py."""
+    if session.config.option.collectonly or hasattr(session.config, "workerinput"):
         return
     for item in session.items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("venv") and hasattr(item.module, "begin"):
-            item.module.begin(**item.callspec.params)
+        if isinstance(item, pytest.Function) and hasattr(item.module, "begin"):
+            item.module.begin(item)
 
 
 def pytest_sessionfinish() -> None:
-    venvs.end()
+    background.end()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

@@ -7,10 +7,12 @@ import dataclasses
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import background
 import numpy as np
 import pytest
 import torch
@@ -26,8 +28,21 @@ from flash_cute.inspect.kernels import NO_LIMIT, Kernel, band_module
 CAPABILITY = {"a100": 80, "99kb": 86, "h100": 90}
 
 
+def compile_all() -> None:
+    """Minutes of a core, unless the cache has them; what goes wrong there is said again by the fixture."""
+    site = Path(inspect.__file__).parents[2]
+    background.run([sys.executable, "-m", "flash_cute.inspect", "kernels"], PYTHONPATH=str(site))
+
+
+def begin(item: pytest.Function) -> None:
+    """See `background`."""
+    if "kernels" in item.fixturenames:
+        background.begin(compile_all)
+
+
 @pytest.fixture(scope="session")
 def kernels() -> tuple[Kernel, ...]:
+    background.result(compile_all)
     return inspect.kernels()
 
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import background
 import pytest
 import venvs
 
@@ -197,7 +198,7 @@ def _build(tree: Path) -> str:
     """Builds a wheel of one architecture and head dim, with the smallest torch: it is installed for each build."""
     constraint = tree.parent / "constraint.txt"
     constraint.write_text(f"torch=={venvs.CPU_ONLY}\n")
-    done = venvs.run(
+    done = background.run(
         [sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "-w", tree.parent / "wheels", "."],
         cwd=tree,
         PIP_CONSTRAINT=str(constraint),

@@ -12,6 +12,7 @@ import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
+import background
 import pytest
 import torch
 import venvs
@@ -99,7 +100,7 @@ def test_installed_package_is_small(wheel: Path) -> None:
 
 
 def _newest() -> str | None:
-    answer = venvs.run([sys.executable, "-m", "pip", "index", "versions", "torch"]).stdout
+    answer = background.run([sys.executable, "-m", "pip", "index", "versions", "torch"]).stdout
     return answer.split("(")[1].split(")")[0] if "(" in answer else None
 
 
@@ -123,17 +124,18 @@ def call_under_torch(which: str) -> subprocess.CompletedProcess[str]:
             installed = venvs.pip(python, "install", "--no-deps", wheel)
             assert installed.returncode == 0, installed.stderr
         safe = "-P" if sys.version_info >= (3, 11) else "-B"
-        return venvs.run([python, safe, "-c", CALL], PYTHONDONTWRITEBYTECODE="1")
+        return background.run([python, safe, "-c", CALL], PYTHONDONTWRITEBYTECODE="1")
 
 
-def begin(which: str) -> None:
-    """Called when the tests have been collected."""
-    venvs.begin(call_under_torch, which)
+def begin(item: pytest.Function) -> None:
+    """See `background`."""
+    if item.function is test_operator_works_under_torch:
+        background.begin(call_under_torch, item.callspec.params["which"])
 
 
 @pytest.mark.venv
 @pytest.mark.parametrize("which", ["oldest", "newest", "cpu"])
 def test_operator_works_under_torch(which: str) -> None:
-    done = venvs.result(call_under_torch, which)
+    done = background.result(call_under_torch, which)
     assert done.returncode == 0 and "called" in done.stdout, done.stdout + done.stderr
     print(done.stdout)

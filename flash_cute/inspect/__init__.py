@@ -4,6 +4,6 @@ Needs the extra `flash_cute[inspect]` and a C++ compiler, and no GPU. `python -m
 """
 
 from .build import InspectError
-from .kernels import Band, Buffer, Details, Kernel, Problem, find, kernels
+from .kernels import Band, Buffer, Details, Kernel, PackedProblem, Problem, find, kernels
 
-__all__ = ["Band", "Buffer", "Details", "InspectError", "Kernel", "Problem", "find", "kernels"]
+__all__ = ["Band", "Buffer", "Details", "InspectError", "Kernel", "PackedProblem", "Problem", "find", "kernels"]

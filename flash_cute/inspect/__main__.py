@@ -3,7 +3,7 @@
 table                       budget, occupancy and roofline of every kernel
 check                       every check on every kernel; exit status 1 if one fails
 kernels                     their names, for the options below
-draw banks --operand V      a picture of one kernel: banks, threads, mask, schedule, budget, or all
+draw banks --operand V      a picture of one kernel: banks, threads, mask, schedule, packed, budget, or all
 tour --out docs             the guided tours of docs/ and their pictures; --check: only say what is stale
 
 Only what a command needs is compiled, once: about 10 s of one core per direction, architecture and head dim.
@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import build, pictures, tables, tour
+from . import build, packed, pictures, tables, tour
 from .build import InspectError
 from .checks import CHECKS, mask_definition
-from .kernels import CAUSAL, Kernel, Problem, find, kernels
+from .kernels import CAUSAL, Kernel, PackedProblem, Problem, find, kernels
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,6 +81,13 @@ def _parser() -> argparse.ArgumentParser:
         help="keys that a row sees before and after its position; -1: no limit",
     )
     draw.add_argument("--lengths", type=_positive, nargs=2, default=(2048, 2048), metavar=("LEN_Q", "LEN_K"))
+    draw.add_argument(
+        "--packed",
+        type=_lengths,
+        default=(3000, 1100, 700, 260, 100, 100, 30),
+        metavar="LENGTH[,LENGTH...]",
+        help="the sequences of packed",
+    )
     draw.add_argument("--heads", type=_positive, default=8)
     draw.add_argument("--sms", type=_positive, default=8, help="multiprocessors of the schedule")
     draw.add_argument("--format", nargs="+", choices=("svg", "png"), default=["svg", "png"])
@@ -110,6 +117,12 @@ def _limit(text: str) -> int | None:
 
 def _head_dims(text: str) -> tuple[int, ...]:
     return tuple(_positive(part) for part in text.split(","))
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    if not all(part.isdecimal() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"expected numbers of at least 0, got {text}")
+    return tuple(int(part) for part in text.split(","))
 
 
 def _asked(options: argparse.Namespace, archs: Sequence[str] = build.ARCHS) -> tuple[Kernel, ...]:
@@ -183,6 +196,13 @@ def _draw_schedule(options: argparse.Namespace, kernel: Kernel) -> pictures.Pict
     return pictures.gantt_picture(runs, options.sms)
 
 
+def _draw_packed(options: argparse.Namespace, kernel: Kernel) -> pictures.Picture:
+    mask = {"causal": options.causal, "window": tuple(options.window)}
+    return packed.packed_picture(
+        kernel, PackedProblem(options.packed, options.heads, options.heads, **mask), options.sms
+    )
+
+
 def _draw_budget(options: argparse.Namespace, kernel: Kernel) -> pictures.Picture:
     """Of this entry at every head dim; of sm90's backward, whose tables have one entry each, of all kernels."""
     every = kernels(options.csrc, archs=(options.arch,), directions=(options.direction,))
@@ -197,6 +217,7 @@ DRAW = {
     "threads": _draw_threads,
     "mask": _draw_mask,
     "schedule": _draw_schedule,
+    "packed": _draw_packed,
     "budget": _draw_budget,
 }
 
@@ -218,6 +239,8 @@ def _draw(options: argparse.Namespace) -> int:
 
 def _has(kernel: Kernel, picture: str) -> bool:
     """Whether there is such a picture of the kernel; one that is asked for by name says what is wrong."""
+    if picture == "packed":
+        return kernel.has_packed
     return kernel.is_forward or picture == "budget" or (picture == "banks" and kernel.arch == "sm80")
 
 

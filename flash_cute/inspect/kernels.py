@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from . import build
 
-__all__ = ["Band", "Buffer", "Details", "Kernel", "Problem", "band_module", "find", "kernels"]
+__all__ = ["Band", "Buffer", "Details", "Kernel", "PackedProblem", "Problem", "band_module", "find", "kernels"]
 
 IntArray = npt.NDArray[Any]  # of integers
 
@@ -89,6 +90,37 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class PackedProblem:
+    """One call with packed sequences, each of which attends to itself."""
+
+    lengths: tuple[int, ...]
+    heads_q: int
+    heads_kv: int
+    causal: str = "none"
+    window: tuple[int | None, int | None] = (None, None)
+
+    def __post_init__(self) -> None:
+        if not self.lengths or min(self.lengths) < 0:
+            raise ValueError(f"lengths: expected numbers of at least 0, got {self.lengths}")
+        longest = max(1, max(self.lengths))
+        Problem(1, self.heads_q, self.heads_kv, longest, longest, 0, self.causal, self.window)  # checks the rest
+
+    def as_dict(self, head_dim: int) -> dict[str, Any]:
+        offsets = [0, *itertools.accumulate(self.lengths)]
+        left, right = (NO_LIMIT if side is None else side for side in self.window)
+        return {
+            "cu_q": offsets,
+            "cu_k": offsets,
+            "heads_q": self.heads_q,
+            "heads_kv": self.heads_kv,
+            "head_dim": head_dim,
+            "window_left": left,
+            "window_right": right if self.causal == "none" else 0,
+            "bottom_right": int(self.causal != "top_left"),
+        }
+
+
+@dataclass(frozen=True)
 class Buffer:
     """A part of a CTA's shared memory; offset and size in bytes."""
 
@@ -149,6 +181,11 @@ class Kernel:
         return self.folder == "fwd"
 
     @property
+    def has_packed(self) -> bool:
+        """Whether packed batches have a kernel of this tile that can be simulated."""
+        return bool(self.facts.get("packed"))
+
+    @property
     def block_m(self) -> int:
         return self.facts["block_m"]
 
@@ -174,6 +211,22 @@ class Kernel:
         columns = self.module.schedule(self.index, problem.as_dict(), sms)
         names = ("m_block", "head", "batch", "begin", "whole_begin", "whole_end", "end")
         return dict(zip((*names, "cta", "round", "key_begin", "key_end", "parts"), columns, strict=False))
+
+    def packed_schedule(self, problem: PackedProblem, sms: int = 1) -> dict[str, IntArray]:
+        """Of a packed batch: columns m_block, head, sequence, its key tiles [begin, end), of which [whole_begin,
+        whole_end) need no mask, the cta, the ticket that it drew for the tile, and start and finish.
+
+        The scheduler's own code, run by a warp of every CTA on `sms` multiprocessors. A tile takes one unit of time per
+        key tile, and one more. Ordered by ticket.
+
+        Raises:
+            ValueError: no kernel of packed batches has this tile.
+        """
+        if sms < 1:
+            raise ValueError(f"sms: expected at least 1 multiprocessor, got {sms}")
+        columns = self.module.packed_schedule(self.index, problem.as_dict(self.head_dim), sms)
+        names = ("m_block", "head", "sequence", "begin", "whole_begin", "whole_end", "end", "cta", "ticket")
+        return dict(zip((*names, "start", "finish"), columns[:, columns[8].argsort()], strict=True))
 
     def masked(self, problem: Problem, m_block: int, n_block: int) -> tuple[IntArray, IntArray]:
         """(BLK_M, BLK_N) twice: how many threads hold each score of a tile, and how many set it to -inf."""

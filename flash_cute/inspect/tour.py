@@ -12,7 +12,8 @@ from typing import Any
 from . import build, tables
 from .banks import accesses, conflicts
 from .drawing import Picture
-from .kernels import Kernel, Problem, find, kernels
+from .kernels import Kernel, PackedProblem, Problem, find, kernels
+from .packed import packed_picture
 from .pictures import bank_picture, budget_picture, gantt_picture, mask_picture, thread_value_picture
 
 __all__ = ["COMMAND", "FOLDER", "TOURS", "needed", "pictures", "stale", "text", "write"]
@@ -25,6 +26,9 @@ HEAD_DIM = 128
 SHORT = Problem(1, 1, 1, len_q=768, len_k=1024, head_dim=HEAD_DIM)
 FULL = Problem(1, 6, 6, len_q=2048, len_k=2048, head_dim=HEAD_DIM)
 CAUSAL = replace(FULL, causal="bottom_right")
+# Causal, with the 128 keys of gpt-oss's windows; and documents packed one after the other.
+WINDOW = replace(CAUSAL, window=(127, None))
+PACKED = PackedProblem((3000, 1100, 700, 260, 100, 100, 30), 4, 1, "bottom_right")
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def pictures(tour: Tour, among: Sequence[Kernel]) -> dict[str, Picture]:
     kernel = tour.kernel(among)
     alike = [other for other in among if (other.arch, other.folder, other.entry) == (tour.arch, "fwd", tour.entry)]
     drawn = {
-        "schedule": gantt_picture([(kernel, FULL), (kernel, CAUSAL)], tour.sms),
+        "schedule": gantt_picture([(kernel, problem) for problem in (FULL, CAUSAL, WINDOW)], tour.sms),
         "mask": mask_picture(kernel, replace(SHORT, causal="bottom_right")),
         "window": mask_picture(kernel, replace(SHORT, window=(400, 100))),
         "budget": budget_picture(alike, None),
@@ -73,6 +77,7 @@ def pictures(tour: Tour, among: Sequence[Kernel]) -> dict[str, Picture]:
             "banks_o": bank_picture(kernel, "O", "to shared"),
         }
     return drawn | {
+        "packed": packed_picture(kernel, PACKED, tour.sms),
         "banks": bank_picture(kernel, "K", "tensor"),
         "banks_v": bank_picture(kernel, "V", "tensor"),
         "mma": thread_value_picture(kernel, ["S.mma", "P.mma"]),
@@ -85,7 +90,10 @@ def text(tour: Tour, among: Sequence[Kernel], drawn: dict[str, Picture]) -> str:
     chip = next(chip for chip in tables.CHIPS if chip.name == tour.chip)
     panels = drawn["schedule"].data["panels"]
     values = _common_values(kernel, chip) | tour.values(kernel, chip)
-    values |= {"sms": tour.sms, "balance_full": panels[0]["balance"], "balance_causal": panels[1]["balance"]}
+    values |= {"sms": tour.sms, "window_keys": 1 + (WINDOW.window[0] or 0)}
+    values |= {f"balance_{name}": panels[i]["balance"] for i, name in enumerate(("full", "causal", "window"))}
+    if "packed" in drawn:
+        values |= {"sequences": len(PACKED.lengths), "balance_packed": drawn["packed"].data["balance"]}
     values |= {f"picture_{name}": f"{FOLDER}/{picture.name}.svg" for name, picture in drawn.items()}
     page = tour.template.read_text().format(**values)
     return "\n\n".join(_wrapped(block) for block in page.strip().split("\n\n")) + "\n"

@@ -32,6 +32,18 @@ Problem to_problem(py::dict problem) {
           get("len_k"), get("head_dim"), get("lower"),   get("upper")};
 }
 
+PackedProblem to_packed_problem(py::dict problem) {
+  auto get = [&](char const* name) { return problem[name].cast<int>(); };
+  return {problem["cu_q"].cast<std::vector<int>>(),
+          problem["cu_k"].cast<std::vector<int>>(),
+          get("heads_q"),
+          get("heads_kv"),
+          get("head_dim"),
+          get("window_left"),
+          get("window_right"),
+          get("bottom_right") != 0};
+}
+
 py::list kernels() {
   py::list all;
   for (Kernel const& kernel : registry()) {
@@ -72,6 +84,11 @@ PYBIND11_MODULE(_traits, module) {
   module.def("describe", &describe);
   module.def("schedule", [](size_t index, py::dict problem, int num_sms) {
     return to_numpy(registry().at(index).schedule(to_problem(problem), num_sms));
+  });
+  module.def("packed_schedule", [](size_t index, py::dict problem, int num_sms) {
+    Kernel const& kernel = registry().at(index);
+    if (kernel.packed_schedule == nullptr) throw py::value_error("no kernel of packed batches has this tile");
+    return to_numpy(kernel.packed_schedule(to_packed_problem(problem), num_sms));
   });
   module.def("masked", [](size_t index, py::dict problem, int m_block, int n_block) {
     return to_numpy(registry().at(index).masked(to_problem(problem), m_block, n_block));

@@ -9,6 +9,13 @@ struct Problem {
   int batch, heads_q, heads_kv, len_q, len_k, head_dim, lower, upper;
 };
 
+// A packed batch, causal or with a window: `window_left` and `window_right` keys, kNoLimit for all.
+struct PackedProblem {
+  std::vector<int> cu_q, cu_k;  // (sequences + 1)
+  int heads_q, heads_kv, head_dim, window_left, window_right;
+  bool bottom_right;
+};
+
 // The first mode varies fastest (numpy's order "F").
 struct Array {
   std::vector<int> shape;
@@ -46,6 +53,8 @@ struct Kernel {
   // (BLK_M, BLK_N): how many threads set this score to -inf when the tile is masked, plus 1000 times how many
   // hold it.
   Array (*masked)(Problem const&, int m_block, int n_block);
+  // (11, tiles), see sm90_fwd_packed.h. Null where there is no kernel of packed batches.
+  Array (*packed_schedule)(PackedProblem const&, int num_sms) = nullptr;
 };
 
 using Registry = std::vector<Kernel>;

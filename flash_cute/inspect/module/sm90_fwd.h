@@ -7,6 +7,7 @@
 #include "describe.h"
 #include "kernel_shape.h"
 #include "problem.h"
+#include "sm90_fwd_packed.h"
 
 #include "sm90/fwd/scheduler.cuh"
 #include "sm90/fwd/tile.h"
@@ -170,6 +171,17 @@ Array schedule(Problem const& problem, int num_sms) {
   return array;
 }
 
+// Of the tiles that packed batches have a kernel of.
+template <int kHeadDim, int kEntry>
+constexpr auto packed_schedule_of() -> Array (*)(PackedProblem const&, int) {
+  if constexpr (has_kernel(kHeadDim, kHeadDim, kEntry, Variant::kPacked)) {
+    constexpr TileConfig kTile = tile_config(kHeadDim, kEntry);
+    return &packed_schedule<kTile.block_m, kTile.block_n>;
+  } else {
+    return nullptr;
+  }
+}
+
 template <int kHeadDim, int kEntry>
 Kernel kernel() {
   constexpr TileConfig kTile = tile_config(kHeadDim, kEntry);
@@ -197,11 +209,13 @@ Kernel kernel() {
                     {"warpgroups", Traits::kWarpgroups},
                     {"warpgroup_rows", Traits::kRows},
                     {"producer_registers", Traits::kProducerRegs},
-                    {"consumer_registers", Traits::kConsumerRegs}},
+                    {"consumer_registers", Traits::kConsumerRegs},
+                    {"packed", has_kernel(kHeadDim, kHeadDim, kEntry, Variant::kPacked)}},
           .describe = &describe<Layouts>,
           .schedule = &schedule<kHeadDim, kEntry>,
           .masked = &masked<FwdParams, false, typename Traits::MmaQK, 128, Traits::kWarpgroups, Traits::kRows,
-                            Traits::kBlockN>};
+                            Traits::kBlockN>,
+          .packed_schedule = packed_schedule_of<kHeadDim, kEntry>()};
 }
 
 template <int kHeadDim>
