@@ -17,7 +17,7 @@ LEFT_OUT = {("sm90", "bwd"): (96,)}
 
 # Head dims of q and k, and of v, that have a kernel of their own beside those that have one head dim. It is built with
 # the kernel of the first one.
-HEAD_DIM_PAIRS = {("sm90", "fwd"): ((192, 128),)}
+HEAD_DIM_PAIRS = {("sm90", "fwd"): ((192, 128),), ("sm90", "bwd"): ((192, 128),)}
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Instance:
     @property
     def arguments(self) -> str:
         """The template arguments of its `launch`."""
-        return f"{self.head_dim}, {self.head_dim_v}" if self.direction == "fwd" else f"{self.head_dim}"
+        return f"{self.head_dim}, {self.head_dim_v}"
 
     @property
     def source(self) -> str:

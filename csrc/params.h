@@ -96,6 +96,7 @@ struct FwdParams {
   bool draws_tiles;  // dynamic schedule, from the ticket; else static
 
   int head_dim_v;  // of v and out: a multiple of 8, at most the kernel's kHeadDimV
+  int tile_heads;  // heads of a row tile, see sm90/fwd/tile.h; the order counts heads in units of it
 
   Sinks sinks;
   Sequences sequences;  // read only by the kernels that take sequences at run time

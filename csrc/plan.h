@@ -53,6 +53,7 @@ struct FwdPlan {
   KernelShape shape;
   int64_t ctas;
   TileOrder order;
+  int tile_heads;  // see FwdParams
   TileSplit split;
   bool draws_tiles;
   FwdWorkspace workspace;
@@ -61,8 +62,9 @@ struct FwdPlan {
 struct BwdPlan {
   DType dtype;
   Variant variant;
-  int head_dim;  // the kernel's kHeadDim
-  int entry;     // of the architecture's tile table, see <arch>/bwd/tile.h
+  int head_dim;    // the kernel's kHeadDim
+  int head_dim_v;  // the kernel's kHeadDimV
+  int entry;       // of the architecture's tile table, see <arch>/bwd/tile.h
   KernelShape shape;
   bool deterministic;
   int m_blocks;       // where sequences are read at run time: of all of them, at most
@@ -84,7 +86,7 @@ template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);
 }
 namespace sm80::bwd {
-template <int kHeadDim>
+template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
 }
 namespace sm90::fwd {
@@ -92,11 +94,11 @@ template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);
 }
 namespace sm90::bwd {
-template <int kHeadDim>
+template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
 }
 namespace sm90::bwd_wide {
-template <int kHeadDim>
+template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
 }
 

@@ -67,7 +67,8 @@ JsonObject bwd_plan_object(FwdArgs const& call, bool deterministic, PlannedCall 
   JsonObject json = call_json(backend_name(decision.backend), call, problem);
   char const* const kernel = decision.plan.shape.dq_in_registers ? "bwd_keys_kernel" : "bwd_kernel";
   add_kernel(json, kernel, decision, decision.plan.key_tiles);
-  json.string("variant", variant_name(decision.plan.variant))
+  json.number("kernel_head_dim_v", int64_t{decision.plan.head_dim_v})
+      .string("variant", variant_name(decision.plan.variant))
       .boolean("deterministic", deterministic)
       .number("split_tiles", int64_t{decision.plan.split.tiles})
       .number("split_ctas", int64_t{decision.plan.split.ranges})

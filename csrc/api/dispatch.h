@@ -36,13 +36,11 @@ using BwdInstance = Instance<cudaError_t (*)(BwdPlan const&, BwdParams const&, c
 
 // A kernel that is in the generated list but not in the build is a link error. An empty last entry ends each array, so
 // that it is valid without kernels.
-#define FLASH_CUTE_FWD_INSTANCE(kernel, head_dim, head_dim_v) \
-  {head_dim, head_dim_v, &kernel::launch<head_dim, head_dim_v>},
-#define FLASH_CUTE_BWD_INSTANCE(kernel, head_dim) {head_dim, head_dim, &kernel::launch<head_dim>},
-inline constexpr FwdInstance kFwdSm80[] = {FLASH_CUTE_FWD_INSTANCES_SM80(FLASH_CUTE_FWD_INSTANCE){}};
-inline constexpr FwdInstance kFwdSm90[] = {FLASH_CUTE_FWD_INSTANCES_SM90(FLASH_CUTE_FWD_INSTANCE){}};
-inline constexpr BwdInstance kBwdSm80[] = {FLASH_CUTE_BWD_INSTANCES_SM80(FLASH_CUTE_BWD_INSTANCE){}};
-inline constexpr BwdInstance kBwdSm90[] = {FLASH_CUTE_BWD_INSTANCES_SM90(FLASH_CUTE_BWD_INSTANCE){}};
+#define FLASH_CUTE_INSTANCE(kernel, head_dim, head_dim_v) {head_dim, head_dim_v, &kernel::launch<head_dim, head_dim_v>},
+inline constexpr FwdInstance kFwdSm80[] = {FLASH_CUTE_FWD_INSTANCES_SM80(FLASH_CUTE_INSTANCE){}};
+inline constexpr FwdInstance kFwdSm90[] = {FLASH_CUTE_FWD_INSTANCES_SM90(FLASH_CUTE_INSTANCE){}};
+inline constexpr BwdInstance kBwdSm80[] = {FLASH_CUTE_BWD_INSTANCES_SM80(FLASH_CUTE_INSTANCE){}};
+inline constexpr BwdInstance kBwdSm90[] = {FLASH_CUTE_BWD_INSTANCES_SM90(FLASH_CUTE_INSTANCE){}};
 
 // The kernels of one direction in this build.
 template <class InstanceType>

@@ -89,6 +89,7 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, VarlenArgs const* l
                    .split = plan.split,
                    .draws_tiles = plan.draws_tiles,
                    .head_dim_v = decision.padded_head_dim_v,
+                   .tile_heads = plan.tile_heads,
                    .sinks = make_sinks(args)};
   if (reads_sequences(plan.variant)) {
     params.sequences = make_sequences(args, problem, lengths);

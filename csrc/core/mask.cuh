@@ -66,14 +66,19 @@ struct TileRange {
   }
 };
 
-// The key tiles that a row tile visits; none begins at or past len_k.
-template <int kBlockM, int kBlockN, class Params>
-CUTE_HOST_DEVICE TileRange key_range(Params const& params, int m_block) {
-  int const first = m_block * kBlockM;
-  int const last = min(first + kBlockM, params.len_q) - 1;
+// The key tiles that row tile `m_block` of `block_m` rows visits; none begins at or past len_k.
+template <int kBlockN, class Params>
+CUTE_HOST_DEVICE TileRange key_range(Params const& params, int m_block, int block_m) {
+  int const first = m_block * block_m;
+  int const last = min(first + block_m, params.len_q) - 1;
   return TileRange::make(first_column(params, first) / kBlockN, ceil_div(first_column(params, last), kBlockN),
                          max(0, column_limit(params, first)) / kBlockN,
                          ceil_div(max(0, column_limit(params, last)), kBlockN));
+}
+
+template <int kBlockM, int kBlockN, class Params>
+CUTE_HOST_DEVICE TileRange key_range(Params const& params, int m_block) {
+  return key_range<kBlockN>(params, m_block, kBlockM);
 }
 
 // Backward: the row tiles that a key tile visits. A key tile that reaches past len_k is masked at every row tile.

@@ -33,8 +33,9 @@ cudaError_t launch_entry(BwdPlan const& plan, BwdParams const& params, cudaStrea
              : launch_kernels<Traits<cutlass::bfloat16_t, kHeadDim, kTile>>(plan, params, stream);
 }
 
-template <int kHeadDim>
+template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  static_assert(kHeadDimV == kHeadDim);
   switch (plan.entry) {
     case kA100: return launch_entry<kHeadDim, kA100>(plan, params, stream);
     case kSmem99K: return launch_entry<kHeadDim, kSmem99K>(plan, params, stream);

@@ -45,8 +45,9 @@ cudaError_t launch_variant(BwdPlan const& plan, BwdParams const& params, cudaStr
              : launch_kernels<Traits<cutlass::bfloat16_t, kHeadDim, kTile, kVariant>>(plan, params, stream);
 }
 
-template <int kHeadDim>
+template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  static_assert(kHeadDimV == kHeadDim);
   switch (plan.variant) {
     case Variant::kDense: return launch_variant<kHeadDim, Variant::kDense>(plan, params, stream);
     case Variant::kPacked: return launch_variant<kHeadDim, Variant::kPacked>(plan, params, stream);

@@ -11,15 +11,15 @@
 namespace flash_cute::sm90::bwd {
 
 // Loads `rows` rows of one head of a map, rows that a sequence does not have as zeros.
-template <class Traits, class Tile>
+template <class Traits, class Columns, class Tile>
 CUTE_DEVICE void load_tile_of(BwdParams const& params, CUtensorMap const& map, uint64_t* full,
                               TMA::CacheHintSm90 hint, typename Traits::Element* smem, int rows, int row, int head,
                               Tile const volatile& tile, bool of_keys) {
   if constexpr (reads_sequences(Traits::kVariant)) {
     SequenceOrigin const origin = of_keys ? origin_of_keys(params, tile) : origin_of_rows(params, tile);
-    load_sequence_tile<Traits>(map, full, hint, smem, rows, row, head, origin);
+    load_sequence_tile<Columns>(map, full, hint, smem, rows, row, head, origin);
   } else {
-    load_tile<Traits>(map, full, hint, smem, rows, row, head, tile.batch);
+    load_tile<Columns>(map, full, hint, smem, rows, row, head, tile.batch);
   }
 }
 
@@ -27,36 +27,40 @@ template <class Traits, class SharedStorage, class Tile>
 CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile const volatile& tile) {
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
-  constexpr uint32_t kKBytes = Traits::kKElements * sizeof(Element);
   constexpr uint32_t kStatBytes = kBlockM * sizeof(float);
-  constexpr uint32_t kQBytes = Traits::kQElements * sizeof(Element) + kStatBytes;
   BwdParams const& params = args.params;
-  auto load_keys = [&](CUtensorMap const& map, Pipeline<1>& pipeline, Element* buffer) {
+  auto load_keys = [&](auto columns, CUtensorMap const& map, Pipeline<1>& pipeline, Element* buffer) {
+    using Columns = decltype(columns);
+    constexpr uint32_t kBytes = kBlockN * Columns::kChunk * Columns::kChunks * sizeof(Element);
     PipelineState<1> const keys{0, tile.keys_phase};
     pipeline.wait_empty(keys);  // all consumer warps have finished their GEMMs with the last key tile's K or V
-    load_tile_of<Traits>(params, map, pipeline.expect(keys, kKBytes), TMA::CacheHintSm90::EVICT_FIRST, buffer, kBlockN,
-                         tile.n_block * kBlockN, tile.head_kv, tile, /*of_keys=*/true);
+    load_tile_of<Traits, Columns>(params, map, pipeline.expect(keys, kBytes), TMA::CacheHintSm90::EVICT_FIRST, buffer,
+                                  kBlockN, tile.n_block * kBlockN, tile.head_kv, tile, /*of_keys=*/true);
   };
   RowTile row_tile{tile.first.m_block, tile.first.head};
   bool first = true;
 #pragma unroll 1
   for (int count = tile.begin; count < tile.end; ++count, row_tile.advance(args.params.group)) {
-    auto load_rows = [&](CUtensorMap const& map, Pipeline<Traits::kStages>& pipeline, Element* buffer,
+    auto load_rows = [&](auto columns, CUtensorMap const& map, Pipeline<Traits::kStages>& pipeline, Element* buffer,
                          float const* stat, float* stat_buffer) {
+      using Columns = decltype(columns);
+      constexpr uint32_t kElements = kBlockM * Columns::kChunk * Columns::kChunks;
       PipelineState<2> const state = at_step(count);
       pipeline.wait_empty(state);  // all consumer warps have finished dK += dS^T Q, or dV += P^T dO, of two steps ago
-      uint64_t* const full = pipeline.expect(state, kQBytes);
+      uint64_t* const full = pipeline.expect(state, kElements * sizeof(Element) + kStatBytes);
       int const head = tile.head_kv * args.params.group + row_tile.head;
-      load_tile_of<Traits>(params, map, full, TMA::CacheHintSm90::EVICT_LAST,
-                           buffer + state.stage * Traits::kQElements, kBlockM, row_tile.m_block * kBlockM, head, tile,
-                           /*of_keys=*/false);
+      load_tile_of<Traits, Columns>(params, map, full, TMA::CacheHintSm90::EVICT_LAST,
+                                    buffer + state.stage * kElements, kBlockM, row_tile.m_block * kBlockM, head, tile,
+                                    /*of_keys=*/false);
       int64_t const index = row_tile_index<Traits>(params, tile, row_tile);
       SM90_BULK_COPY_G2S::copy(stat + index * kBlockM, full, stat_buffer + state.stage * kBlockM, kStatBytes);
     };
-    load_rows(args.q, smem.q_pipeline, smem.q[0], params.lse_log2, smem.lse_log2[0]);
-    if (first) load_keys(args.k, smem.k_pipeline, smem.k);
-    load_rows(args.dout, smem.dout_pipeline, smem.dout[0], params.delta, smem.delta[0]);
-    if (first) load_keys(args.v, smem.v_pipeline, smem.v);
+    typename Traits::ColumnsQK const qk{};
+    typename Traits::ColumnsV const v{};
+    load_rows(qk, args.q, smem.q_pipeline, smem.q[0], params.lse_log2, smem.lse_log2[0]);
+    if (first) load_keys(qk, args.k, smem.k_pipeline, smem.k);
+    load_rows(v, args.dout, smem.dout_pipeline, smem.dout[0], params.delta, smem.delta[0]);
+    if (first) load_keys(v, args.v, smem.v_pipeline, smem.v);
     first = false;
   }
 }

@@ -79,8 +79,13 @@ struct Traits {
                                  SM90::GMMA::Major::K, SM90::GMMA::Major::MN>()));
   using SmemLayoutOut = decltype(tile_to_shape(AtomK{}, Shape<Int<kKeys>, Int<kHeadDim>>{}));
 
+  using ColumnsQK = Traits;  // of Q and K: chunks as one TMA box writes them
+  using ColumnsV = Traits;   // of V and dO
+
   static constexpr int kQElements = kBlockM * kHeadDim;
+  static constexpr int kDoElements = kQElements;
   static constexpr int kKElements = kBlockN * kHeadDim;
+  static constexpr int kVElements = kKElements;
   static constexpr int kDqElements = kTurns ? kQElements : kQElements / kWarpgroups;  // per warpgroup and step
   static constexpr int kDqBuffers = kTurns ? 1 : 2;
   static constexpr int kPartRowTiles = part_row_tiles(kBlockM, kBlockN);

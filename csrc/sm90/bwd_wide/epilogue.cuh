@@ -10,26 +10,28 @@
 
 namespace flash_cute::sm90::bwd_wide {
 
-// Stores a warpgroup's 64 x D sums times `factor`, through `buffer` in shared memory, by TMA, which clips what is
+// Stores a warpgroup's 64 x kColumns sums times `factor`, through `buffer` in shared memory, by TMA, which clips what is
 // outside the tensor. `buffer` is operand A of the warpgroup's WGMMAs, and no other warpgroup reads it. It may be
 // overwritten without a barrier: a warp writes the 16 rows that its own part of those WGMMAs reads, and it has waited
 // for that part. What other warps may still have in flight is the last GEMM, on stale data, whose result is not used.
-template <class Traits, class Accumulator, class Place>
+template <class Traits, int kColumns, class Accumulator, class Place>
 CUTE_DEVICE void store_sums(CUtensorMap const& map, typename Traits::Element* buffer, int warpgroup,
                             Accumulator const& sums,  // (MMA, MMA_M, MMA_D)
                             float factor, int row, int head,
                             Place const& place) {  // the batch, or a SequenceOrigin
   int const thread = threadIdx.x % 128;
-  stage_rows<typename Traits::MmaSums, typename Traits::SmemLayout>(buffer, thread, sums, factor);
+  using Columns = typename Traits::template Columns<kColumns>;
+  using Mma = typename Traits::template MmaSums<kColumns>;
+  stage_rows<Mma, typename Traits::template SmemLayout<kColumns>>(buffer, thread, sums, factor);
   tma_store_fence();
   named_sync(kResults + warpgroup, 128);  // all threads of the warpgroup have written their share
   if (thread == 0) {
     if constexpr (reads_sequences(Traits::kVariant)) {
-      store_sequence_tile<Traits>(map, buffer, 64, row, head, place);
+      store_sequence_tile<Columns>(map, buffer, 64, row, head, place);
     } else {
       CUTE_UNROLL
-      for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
-        SM90_TMA_STORE_4D::copy(&map, buffer + chunk * 64 * Traits::kChunk, chunk * Traits::kChunk, row, head, place);
+      for (int chunk = 0; chunk < Columns::kChunks; ++chunk) {
+        SM90_TMA_STORE_4D::copy(&map, buffer + chunk * 64 * Columns::kChunk, chunk * Columns::kChunk, row, head, place);
       }
     }
     tma_store_arrive();

@@ -51,32 +51,33 @@ CUTE_DEVICE TileRange row_range_of(BwdParams const& params, typename Traits::Til
   }
 }
 
-// What the two roles have in common: the fragments' types, and the loop over row tiles.
-template <class Traits>
+// What the two roles have in common: the fragments' types, and the loop over row tiles. The scores are summed over
+// kScoreColumns columns; the accumulator has kSumColumns.
+template <class Traits, int kScoreColumns, int kSumColumns>
 struct KeysRole {
   using Element = typename Traits::Element;
   KernelArgs const& args;
   typename Traits::KeysStorage& smem;
   typename Traits::MmaScores mma_scores;
-  typename Traits::MmaSums mma_sums;
+  typename Traits::template MmaSums<kSumColumns> mma_sums;
 
   CUTE_DEVICE auto a_operand(Element* buffer) const {
-    auto sX = make_tensor(make_smem_ptr(buffer), typename Traits::SmemLayout{});  // (64, D)
-    return mma_scores.get_slice(0).partition_fragment_A(sX);                     // (MMA, MMA_M, MMA_D)
+    auto sX = make_tensor(make_smem_ptr(buffer), typename Traits::template SmemLayout<kScoreColumns>{});  // (64, D)
+    return mma_scores.get_slice(0).partition_fragment_A(sX);  // (MMA, MMA_M, MMA_D)
   }
   CUTE_DEVICE auto b_operand(Element* buffer) const {
-    auto sX = make_tensor(make_smem_ptr(buffer), typename Traits::SmemLayout{});  // (64, D)
-    return mma_scores.get_slice(0).partition_fragment_B(sX);                     // (MMA, MMA_N, MMA_D)
+    auto sX = make_tensor(make_smem_ptr(buffer), typename Traits::template SmemLayout<kScoreColumns>{});  // (64, D)
+    return mma_scores.get_slice(0).partition_fragment_B(sX);  // (MMA, MMA_N, MMA_D)
   }
   CUTE_DEVICE auto b_operand_of_sums(Element* buffer) const {
-    auto sXt = make_tensor(make_smem_ptr(buffer), typename Traits::SmemLayoutT{});  // (D, 64)
-    return mma_sums.get_slice(0).partition_fragment_B(sXt);                        // (MMA, MMA_D, MMA_K)
+    auto sXt = make_tensor(make_smem_ptr(buffer), typename Traits::template SmemLayoutT<kSumColumns>{});  // (D, 64)
+    return mma_sums.get_slice(0).partition_fragment_B(sXt);  // (MMA, MMA_D, MMA_K)
   }
   CUTE_DEVICE auto scores() const {
     return partition_fragment_C(mma_scores, Shape<_64, _64>{});  // (MMA, MMA_N, MMA_M)
   }
   CUTE_DEVICE auto sums() const {
-    return partition_fragment_C(mma_sums, Shape<_64, Int<Traits::kHeadDim>>{});  // (MMA, MMA_N, MMA_D)
+    return partition_fragment_C(mma_sums, Shape<_64, Int<kSumColumns>>{});  // (MMA, MMA_N, MMA_D)
   }
 
   // Calls step(m, i, last, head) for the i-th row tile, m of head number `head` of the group.
@@ -106,7 +107,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
       return (params);
     }
   };
-  KeysRole<Traits> role{args, smem};
+  KeysRole<Traits, Traits::kHeadDim, Traits::kHeadDimV> role{args, smem};
   Operands const operands(smem);
   auto tSrK = role.a_operand(smem.k);                  // (MMA, MMA_N, MMA_D)
   auto tSrQ = role.b_operand(smem.q[0]);               // (MMA, MMA_M, MMA_D)
@@ -178,7 +179,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     warpgroup_wait<0>();  // S^T
     warpgroup_fence_operand(tSrS);
   });
-  store_sums<Traits>(args.dv, smem.k, 0, tdVrdV, 1.f, tile.n_block * 64, tile.head_kv,
+  store_sums<Traits, Traits::kHeadDimV>(args.dv, smem.k, 0, tdVrdV, 1.f, tile.n_block * 64, tile.head_kv,
                      place_of_results<Traits>(params, tile));
 }
 
@@ -188,7 +189,7 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
   using Element = typename Traits::Element;
   BwdParams const& params = args.params;
   TileRange const range = row_range_of<Traits>(params, smem.tile);
-  KeysRole<Traits> role{args, smem};
+  KeysRole<Traits, Traits::kHeadDimV, Traits::kHeadDim> role{args, smem};
   Operands const operands(smem);
   auto tSrV = role.a_operand(smem.v);               // (MMA, MMA_N, MMA_D)
   auto tSrdO = role.b_operand(smem.dout[0]);        // (MMA, MMA_M, MMA_D)
@@ -241,7 +242,7 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
     warpgroup_fence_operand(tSrdP);
   });
   typename Traits::Tile const volatile& tile = smem.tile;
-  store_sums<Traits>(args.dk, smem.v, 1, tdKrdK, params.scale, tile.n_block * 64, tile.head_kv,
+  store_sums<Traits, Traits::kHeadDim>(args.dk, smem.v, 1, tdKrdK, params.scale, tile.n_block * 64, tile.head_kv,
                      place_of_results<Traits>(params, tile));
 }
 

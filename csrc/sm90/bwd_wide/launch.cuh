@@ -17,7 +17,7 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   constexpr bool kSequences = reads_sequences(Traits::kVariant);
   cudaError_t error = encode_bwd_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
   if (error != cudaSuccess) return error;
-  constexpr int kSmemBytes = smem_bytes(Traits::kHeadDim);
+  constexpr int kSmemBytes = smem_bytes(Traits::kHeadDim, Traits::kHeadDimV);
   for (auto* const kernel : {bwd_keys_kernel<Traits>, bwd_queries_kernel<Traits>}) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
     if (error != cudaSuccess) return error;
@@ -38,19 +38,19 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   return cudaGetLastError();
 }
 
-template <int kHeadDim, Variant kVariant>
+template <int kHeadDim, int kHeadDimV, Variant kVariant>
 cudaError_t launch_variant(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   return plan.dtype == DType::kFloat16
-             ? launch_kernels<Traits<cutlass::half_t, kHeadDim, kVariant>>(plan, params, stream)
-             : launch_kernels<Traits<cutlass::bfloat16_t, kHeadDim, kVariant>>(plan, params, stream);
+             ? launch_kernels<Traits<cutlass::half_t, kHeadDim, kHeadDimV, kVariant>>(plan, params, stream)
+             : launch_kernels<Traits<cutlass::bfloat16_t, kHeadDim, kHeadDimV, kVariant>>(plan, params, stream);
 }
 
-template <int kHeadDim>
+template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   switch (plan.variant) {
-    case Variant::kDense: return launch_variant<kHeadDim, Variant::kDense>(plan, params, stream);
-    case Variant::kPacked: return launch_variant<kHeadDim, Variant::kPacked>(plan, params, stream);
-    case Variant::kModified: return launch_variant<kHeadDim, Variant::kModified>(plan, params, stream);
+    case Variant::kDense: return launch_variant<kHeadDim, kHeadDimV, Variant::kDense>(plan, params, stream);
+    case Variant::kPacked: return launch_variant<kHeadDim, kHeadDimV, Variant::kPacked>(plan, params, stream);
+    case Variant::kModified: return launch_variant<kHeadDim, kHeadDimV, Variant::kModified>(plan, params, stream);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -99,28 +99,31 @@ CUTE_DEVICE SequenceOrigin place_of_keys(BwdParams const& params, SequenceQueryT
 CUTE_DEVICE SequenceOrigin place_of_dq(BwdParams const& params, SequenceQueryTile const& tile) {
   return place(params, tile, tile.sequence.first_row, tile.sequence.rows);
 }
-template <class Traits, class... Rest>
+template <class Columns, class... Rest>
 CUTE_DEVICE void load_at(int batch, Rest&&... rest) {
-  load_tile<Traits>(rest..., batch);
+  load_tile<Columns>(rest..., batch);
 }
-template <class Traits, class... Rest>
+template <class Columns, class... Rest>
 CUTE_DEVICE void load_at(SequenceOrigin const& origin, Rest&&... rest) {
-  load_sequence_tile<Traits>(rest..., origin);
+  load_sequence_tile<Columns>(rest..., origin);
 }
 
 template <class Traits>
 CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesStorage& smem) {
-  constexpr uint32_t kBytes = Traits::kKElements * sizeof(typename Traits::Element);
+  using ColumnsQK = typename Traits::ColumnsQK;
+  using ColumnsV = typename Traits::ColumnsV;
+  constexpr uint32_t kBytes = Traits::kTileElements * sizeof(typename Traits::Element);
+  constexpr uint32_t kBytesV = Traits::kTileElementsV * sizeof(typename Traits::Element);
   auto const& tile = query_tile<Traits>(args, smem);
   TileRange const range = key_range_of(args.params, tile);
   int const head_kv = tile.head / args.params.group;
   if (range.begin == range.end) return;
   auto load_rows = [&](int warpgroup) {
-    uint64_t* const full = smem.rows_pipeline[warpgroup].expect({}, 2 * kBytes);
+    uint64_t* const full = smem.rows_pipeline[warpgroup].expect({}, kBytes + kBytesV);
     int const row = tile.m_block * QueryTile::kRows + warpgroup * 64;
     auto const place = place_of_rows(args.params, tile);
-    load_at<Traits>(place, args.q, full, TMA::CacheHintSm90::EVICT_FIRST, smem.q[warpgroup], 64, row, tile.head);
-    load_at<Traits>(place, args.dout, full, TMA::CacheHintSm90::EVICT_FIRST, smem.dout[warpgroup], 64, row, tile.head);
+    load_at<ColumnsQK>(place, args.q, full, TMA::CacheHintSm90::EVICT_FIRST, smem.q[warpgroup], 64, row, tile.head);
+    load_at<ColumnsV>(place, args.dout, full, TMA::CacheHintSm90::EVICT_FIRST, smem.dout[warpgroup], 64, row, tile.head);
   };
   load_rows(0);
   PipelineState<2> k_state;
@@ -128,12 +131,12 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
 #pragma unroll 1
   for (int n = range.end - 1; n >= range.begin; --n) {
     smem.k_pipeline.wait_empty(k_state);  // all consumer warps have finished dQ += dS K of two steps ago
-    load_at<Traits>(place_of_keys(args.params, tile), args.k, smem.k_pipeline.expect(k_state, kBytes),
-                    TMA::CacheHintSm90::EVICT_LAST, smem.k[k_state.stage], 64, n * 64, head_kv);
+    load_at<ColumnsQK>(place_of_keys(args.params, tile), args.k, smem.k_pipeline.expect(k_state, kBytes),
+                       TMA::CacheHintSm90::EVICT_LAST, smem.k[k_state.stage], 64, n * 64, head_kv);
     k_state.advance();
     smem.v_pipeline.wait_empty(v_state);  // all consumer warps have finished dP = dO V^T of the step before
-    load_at<Traits>(place_of_keys(args.params, tile), args.v, smem.v_pipeline.expect(v_state, kBytes),
-                    TMA::CacheHintSm90::EVICT_LAST, smem.v, 64, n * 64, head_kv);
+    load_at<ColumnsV>(place_of_keys(args.params, tile), args.v, smem.v_pipeline.expect(v_state, kBytesV),
+                      TMA::CacheHintSm90::EVICT_LAST, smem.v, 64, n * 64, head_kv);
     v_state.advance();
     if (n == range.end - 1) load_rows(1);
   }
@@ -196,14 +199,16 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   TileRange const range = key_range_of(params, tile);
   int const first_row = block_of(tile) * QueryTile::kRows + warpgroup * 64;
   typename Traits::MmaScores mma_scores;
-  typename Traits::MmaSums mma_sums;
+  typename Traits::template MmaSums<Traits::kHeadDim> mma_sums;
   Operands const operands(smem);
-  using SmemLayout = typename Traits::SmemLayout;
+  using SmemLayout = typename Traits::template SmemLayout<Traits::kHeadDim>;
+  using SmemLayoutV = typename Traits::template SmemLayout<Traits::kHeadDimV>;
+  using SmemLayoutT = typename Traits::template SmemLayoutT<Traits::kHeadDim>;
   auto sQ = make_tensor(make_smem_ptr(smem.q[0]), SmemLayout{});                         // (64, D)
-  auto sdO = make_tensor(make_smem_ptr(smem.dout[0]), SmemLayout{});                     // (64, D)
+  auto sdO = make_tensor(make_smem_ptr(smem.dout[0]), SmemLayoutV{});                    // (64, D)
   auto sK = make_tensor(make_smem_ptr(smem.k[0]), SmemLayout{});                         // (BLK_N, D)
-  auto sKt = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutT{});      // (D, BLK_N)
-  auto sV = make_tensor(make_smem_ptr(smem.v), SmemLayout{});                            // (BLK_N, D)
+  auto sKt = make_tensor(make_smem_ptr(smem.k[0]), SmemLayoutT{});                       // (D, BLK_N)
+  auto sV = make_tensor(make_smem_ptr(smem.v), SmemLayoutV{});                           // (BLK_N, D)
   auto tSrQ = mma_scores.get_slice(0).partition_fragment_A(sQ);                          // (MMA, MMA_M, MMA_D)
   auto tSrdO = mma_scores.get_slice(0).partition_fragment_A(sdO);                        // (MMA, MMA_M, MMA_D)
   auto tSrK = mma_scores.get_slice(0).partition_fragment_B(sK);                          // (MMA, MMA_N, MMA_D)
@@ -280,7 +285,7 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   }
   auto const& out = query_tile<Traits>(args, smem);
   int const out_row = out.m_block * QueryTile::kRows + warpgroup * 64;
-  store_sums<Traits>(args.dq, smem.q[warpgroup], warpgroup, tdQrdQ, params.scale, out_row, out.head,
+  store_sums<Traits, Traits::kHeadDim>(args.dq, smem.q[warpgroup], warpgroup, tdQrdQ, params.scale, out_row, out.head,
                      place_of_dq(params, out));
 }
 

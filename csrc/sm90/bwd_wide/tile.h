@@ -10,16 +10,20 @@ constexpr int kKeys = 64;            // per CTA of dK and dV, and per step of dQ
 constexpr int kQueryTileRows = 128;  // per CTA of dQ
 constexpr int kStages = 2;
 
-// The dQ kernel has seven tiles of 64 rows, and 1 KB for the barriers; that of dK and dV has six and P^T, which is
-// less.
-constexpr int smem_bytes(int head_dim) { return 7 * 2 * 64 * head_dim + 1024; }
+// The dQ kernel has tiles of 64 rows, two each of Q, dO and K and one of V, and 1 KB for the barriers. That of dK and dV
+// has one K, and room for dK in place of V; two of P^T; and 2 KB for row statistics and barriers.
+constexpr int smem_bytes(int head_dim, int head_dim_v) {
+  int const queries = 2 * 64 * (4 * head_dim + 3 * head_dim_v) + 1024;
+  int const keys = 2 * 64 * (4 * head_dim + 2 * head_dim_v) + 2 * 2 * 64 * 64 + 2048;
+  return queries > keys ? queries : keys;
+}
 
-constexpr KernelShape kernel_shape(int head_dim) {
+constexpr KernelShape kernel_shape(int head_dim, int head_dim_v) {
   return {.block_m = kRows,
           .block_n = kKeys,
           .threads = 384,
           .stages = kStages,
-          .smem_bytes = smem_bytes(head_dim),
+          .smem_bytes = smem_bytes(head_dim, head_dim_v),
           .ctas_per_sm = 1,
           .dq_in_registers = true};
 }

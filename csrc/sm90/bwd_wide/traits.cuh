@@ -28,11 +28,12 @@ struct SequenceQueryTile {
   Sequence sequence;
 };
 
-template <class Element_, int kHeadDim_, Variant kVariant_ = Variant::kDense>
+template <class Element_, int kHeadDim_, int kHeadDimV_ = kHeadDim_, Variant kVariant_ = Variant::kDense>
 struct Traits {
   using Element = Element_;
   static constexpr Variant kVariant = kVariant_;
-  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kHeadDim = kHeadDim_;    // of Q, K, dQ, dK
+  static constexpr int kHeadDimV = kHeadDimV_;  // of V, O, dV
   static constexpr int kBlockM = kRows;
   static constexpr int kBlockN = kKeys;
   static constexpr int kStages = bwd_wide::kStages;
@@ -41,34 +42,45 @@ struct Traits {
   static constexpr int kThreads = 128 + kConsumerThreads;
   static constexpr int kProducerRegs = 24;
   static constexpr int kConsumerRegs = 240;  // 24 + 2 * 240 = 3 * 168, the registers per thread at launch
-  static_assert(kBlockM == 64 && kBlockN == 64 && kStages == 2 && kHeadDim % 64 == 0);
+  static_assert(kBlockM == 64 && kBlockN == 64 && kStages == 2);
+  static_assert(kHeadDim % 64 == 0 && kHeadDimV % 64 == 0 && kHeadDimV <= kHeadDim);
 
   // Each GEMM is by one warpgroup: 64 x 64 scores, transposed or not, from shared memory, and sums of 64 rows with P^T
   // or dS in registers.
   using MmaScores = decltype(make_tiled_mma(wgmma_ss_atom<Element, 64>()));
+  template <int kColumns>
   using MmaSums = decltype(make_tiled_mma(
-      SM90::GMMA::rs_op_selector<Element, Element, float, Shape<_64, Int<kHeadDim>, _64>, SM90::GMMA::Major::K,
+      SM90::GMMA::rs_op_selector<Element, Element, float, Shape<_64, Int<kColumns>, _64>, SM90::GMMA::Major::K,
                                  SM90::GMMA::Major::MN>()));
 
   // A tile is 64 rows of Q, K, V or dO, stored in chunks of kChunk columns, and read through two layouts: K-major where
   // a GEMM sums over the head dim, MN-major where it sums over the tile's rows.
   static constexpr int kChunk = 64;
-  static constexpr int kChunks = kHeadDim / kChunk;
-  using SmemLayout = decltype(tile_to_shape(SM90::GMMA::Layout_K_SW128_Atom<Element>{}, Shape<_64, Int<kHeadDim>>{}));
-  using SmemLayoutT = decltype(tile_to_shape(SM90::GMMA::Layout_MN_SW128_Atom<Element>{}, Shape<Int<kHeadDim>, _64>{},
+  template <int kColumns>
+  struct Columns {
+    using Element = Element_;
+    static constexpr int kChunk = 64;
+    static constexpr int kChunks = kColumns / kChunk;
+  };
+  using ColumnsQK = Columns<kHeadDim>;
+  using ColumnsV = Columns<kHeadDimV>;
+  template <int kColumns>
+  using SmemLayout = decltype(tile_to_shape(SM90::GMMA::Layout_K_SW128_Atom<Element>{}, Shape<_64, Int<kColumns>>{}));
+  template <int kColumns>
+  using SmemLayoutT = decltype(tile_to_shape(SM90::GMMA::Layout_MN_SW128_Atom<Element>{}, Shape<Int<kColumns>, _64>{},
                                              Step<_2, _1>{}));
-  static constexpr int kQElements = 64 * kHeadDim;
-  static constexpr int kKElements = 64 * kHeadDim;
+  static constexpr int kTileElements = 64 * kHeadDim;    // of Q or K
+  static constexpr int kTileElementsV = 64 * kHeadDimV;  // of V or dO
 
   static constexpr int kListedRows = kQueryTileRows;  // of the row tiles in SequenceTiles
   using Tile = std::conditional_t<reads_sequences(kVariant), bwd::SequenceKeyTile, KeyTile>;
 
   // dK and dV.
   struct alignas(1024) KeysStorage {
-    Element k[kKElements];  // dV in the epilogue
-    Element v[kKElements];  // dK in the epilogue
-    Element q[kStages][kQElements];
-    Element dout[kStages][kQElements];
+    Element k[kTileElements];  // dV in the epilogue
+    Element v[kTileElements];  // V, smaller where kHeadDimV is; dK in the epilogue
+    Element q[kStages][kTileElements];
+    Element dout[kStages][kTileElementsV];
     // P^T in fragment order: read by the threads of the same index in the warpgroup. Of modified scores times their
     // derivative.
     uint4 p[kStages][64 * 64 / 8];
@@ -84,17 +96,16 @@ struct Traits {
 
   // dQ. A CTA has 64 rows per warpgroup.
   struct alignas(1024) QueriesStorage {
-    Element q[kWarpgroups][kQElements];  // dQ in the epilogue
-    Element dout[kWarpgroups][kQElements];
-    Element k[kStages][kKElements];
-    Element v[kKElements];
+    Element q[kWarpgroups][kTileElements];  // dQ in the epilogue
+    Element dout[kWarpgroups][kTileElementsV];
+    Element k[kStages][kTileElements];
+    Element v[kTileElementsV];
     Pipeline<1> rows_pipeline[kWarpgroups];  // Q and dO
     Pipeline<kStages> k_pipeline;
     Pipeline<1> v_pipeline;
     SequenceQueryTile tile;  // written only where sequences are read at run time
   };
-  static_assert(sizeof(QueriesStorage) == smem_bytes(kHeadDim) &&
-                sizeof(KeysStorage) <= sizeof(QueriesStorage));
+  static_assert(cute::max(sizeof(QueriesStorage), sizeof(KeysStorage)) == smem_bytes(kHeadDim, kHeadDimV));
 };
 
 }  // namespace flash_cute::sm90::bwd_wide

@@ -54,7 +54,7 @@ CUTE_DEVICE void epilogue(FwdParams const& params, Lengths const& sequence, Tile
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   thread %= 128;
-  int const first_row = tile.m_block * Traits::kBlockM + warpgroup * kRows;
+  int const first_row = warpgroup_first_row<Traits>(params, tile.m_block, warpgroup);
 
   typename Traits::MmaPV mma;
   auto acc = rowcol_view(tOrO);  // (rows, head dim)

@@ -35,8 +35,9 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
     }
     if (parts >= 0) {
       TileCoord const volatile& tile = smem.tile[opaque(draws) & 1];  // recomputed: kept across the merge, it spilled
-      TileCoord const place{
-          .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
+      TileCoord const place{.m_block = uniform(tile.m_block),
+                            .head = warpgroup_head<Traits>(args.params, uniform(tile.head), warpgroup),
+                            .batch = uniform(tile.batch)};
       if constexpr (reads_sequences(Traits::kVariant)) {
         Sequence const sequence = smem.tile[opaque(draws) & 1].sequence;
         epilogue<Traits>(args.params, sequence, place, warpgroup, softmax, tOrO);

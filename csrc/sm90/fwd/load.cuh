@@ -39,7 +39,8 @@ CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedSt
     PipelineState<1> const state{0, draws & 1};
     smem.q_pipeline[wg].wait_empty(state);
     load(ColumnsQK{}, args.q, smem.q_pipeline[wg].expect(state, kQBytes), TMA::CacheHintSm90::EVICT_FIRST, smem.q[wg],
-         Traits::kRows, tile.m_block * Traits::kBlockM + wg * Traits::kRows, tile.head);
+         Traits::kRows, warpgroup_first_row<Traits>(args.params, tile.m_block, wg),
+         warpgroup_head<Traits>(args.params, tile.head, wg));
   }
 #pragma unroll 1
   for (int n = end - 1; n >= begin; --n, ++count) {
@@ -67,7 +68,7 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
     } else {
       deal_tile(params.order, params.split, number, gridDim.x, draws, tile);
     }
-    TileRange const range = key_range<Traits::kBlockM, Traits::kBlockN>(params, tile.m_block);
+    TileRange const range = tile_range<Traits>(params, tile.m_block);
     int const begin = max(tile.keys.begin, range.begin), end = max(begin, min(tile.keys.end, range.end));
     tile.keys.begin = begin;
     tile.keys.end = end;

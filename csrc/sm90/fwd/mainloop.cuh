@@ -35,8 +35,10 @@ struct WarpgroupTiles {
   int after;   // the same from `end` on
 
   template <class Lengths>
-  CUTE_DEVICE WarpgroupTiles(Lengths const& sequence, TileCoord const volatile& tile, int warpgroup) {
-    int const m_block = uniform(tile.m_block) * Traits::kWarpgroups + warpgroup;
+  CUTE_DEVICE WarpgroupTiles(FwdParams const& params, Lengths const& sequence, TileCoord const volatile& tile,
+                             int warpgroup) {
+    int const cta_block = uniform(tile.m_block);
+    int const m_block = has_own_heads<Traits>(params) ? cta_block : cta_block * Traits::kWarpgroups + warpgroup;
     int const cta_begin = uniform(tile.keys.begin), cta_end = uniform(tile.keys.end);
     TileRange const range = key_range<Traits::kRows, Traits::kBlockN>(sequence, m_block);
     first_row = m_block * Traits::kRows;
@@ -188,7 +190,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   };
 
   clear(tOrO);
-  WarpgroupTiles<Traits> const tiles(uniform_sequence(), tile(), warpgroup);
+  WarpgroupTiles<Traits> const tiles(params, uniform_sequence(), tile(), warpgroup);
   smem.q_pipeline[warpgroup].wait_full(q_state());  // TMA: the warpgroup's rows of Q have landed
   if (tiles.begin == tiles.end) {
     int const count = tiles.before + tiles.after;
@@ -252,7 +254,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   warpgroup_fence_operand(tOrO);
   release_v();
   if (uniform_sequence().band.has_lower()) {
-    int const before = WarpgroupTiles<Traits>(uniform_sequence(), tile(), warpgroup).before;
+    int const before = WarpgroupTiles<Traits>(params, uniform_sequence(), tile(), warpgroup).before;
     pass_on(before, before);
   }
 }

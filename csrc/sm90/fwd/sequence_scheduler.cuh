@@ -46,9 +46,9 @@ struct LengthPasses {
 
 // The order of one sequence's row tiles. Heads whose K and V fit in L2 together are processed together.
 CUTE_DEVICE TileOrder sequence_order(FwdParams const& params, Sequence const& sequence, int m_blocks) {
-  constexpr int kL2Elements = (32 << 20) / 4;  // of K or of V, 16 bits each
+  constexpr int kL2Elements = (32 << 20) / 2;  // of K and V, 16 bits each
   int const heads_per_kv = params.heads_q / params.heads_kv;
-  int const heads = max(1, kL2Elements / params.head_dim / max(1, sequence.len_k)) * heads_per_kv;
+  int const heads = max(1, kL2Elements / (params.head_dim + params.head_dim_v) / max(1, sequence.len_k)) * heads_per_kv;
   int const group = min(heads, params.heads_q);
   return {.m_blocks = m_blocks,
           .heads_q = params.heads_q,

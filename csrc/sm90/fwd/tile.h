@@ -192,13 +192,26 @@ constexpr Entry choose_for_sequences(int head_dim, int head_dim_v, Variant varia
   return time(kPair, head_dim == 64 ? 80 : 93) < time(fastest, 100) ? kPair : fastest;
 }
 
+// A row tile of one head visits, with a window, the window's keys and about as many as it has rows, of which each of its
+// warpgroups sees the window's and 64. So where heads share K and V, each warpgroup of a tall tile can have the same 64
+// rows of another head. (Tiles of two and three warpgroups gain less, and at head dim 256 the kernel would spill.)
+constexpr int most_tile_heads(int block_m) { return block_m == 256 ? 4 : 1; }
+
+// The heads of a row tile; `window`: it is narrow, most rows see the same number of keys.
+constexpr int tile_heads(KernelShape const& shape, bool window, int heads_per_kv) {
+  int const heads = most_tile_heads(shape.block_m);
+  return window && heads_per_kv % heads == 0 ? heads : 1;
+}
+
 // With a mask, row tiles differ in length and heads are grouped, longest tiles first. The fewer bytes of K and V per
 // group, the surer they stay in L2; but where a head has many keys, a group of few heads has too few tiles to overlap
 // with its longest ones. The last group has at least one tile per SM, or its longest tile would start when other SMs
 // run out of work.
 constexpr TileOrder tile_order(KernelShape const& shape, bool masked, int batch, int heads_q, int heads_kv, int len_q,
-                               int len_k, int head_dim, int num_sms) {
-  int const m_blocks = (len_q + shape.block_m - 1) / shape.block_m;
+                               int len_k, int head_dim, int num_sms, int tile_heads = 1) {
+  int const rows = shape.block_m / tile_heads;
+  heads_q /= tile_heads;
+  int const m_blocks = (len_q + rows - 1) / rows;
   int const num_heads = batch * heads_q, heads_per_kv = heads_q / heads_kv;
   int64_t const l2_bytes = int64_t{len_k <= 1024 ? 4 : 32} << 20;
   int const group = masked ? heads_in_l2(l2_bytes, len_k, head_dim, heads_per_kv, num_heads) : num_heads;

@@ -34,6 +34,7 @@ struct Traits {
   static_assert(kBlockM % kRows == 0 && kWarpgroups <= 4 && kBlockN % 16 == 0);
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0);
   static_assert(!kTile.ping_pong || kWarpgroups > 1);
+  static constexpr int kTileHeads = reads_sequences(kVariant) ? 1 : most_tile_heads(kBlockM);
 
   // Registers per thread, by setmaxnreg in steps of 8. A CTA starts with the same number for every thread (65536 /
   // kThreads, rounded down to a multiple of 8), and the consumers can get only what the producer gives up: asking for
