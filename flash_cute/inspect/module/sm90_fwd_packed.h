@@ -22,7 +22,7 @@ inline FwdParams packed_params(PackedProblem const& problem, int* ticket) {
   params.heads_kv = problem.heads_kv;
   params.len_q = problem.cu_q.back();
   params.len_k = problem.cu_k.back();
-  params.head_dim = problem.head_dim;
+  params.head_dim = params.head_dim_v = problem.head_dim;
   params.sequences = {.cu_q = problem.cu_q.data(),
                       .cu_k = problem.cu_k.data(),
                       .used_q = nullptr,
