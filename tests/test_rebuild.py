@@ -206,7 +206,7 @@ def _build(tree: Path) -> str:
         FLASH_CUTE_ARCHS="sm90",
         FLASH_CUTE_HEAD_DIMS="32",
     )
-    if "No matching distribution found for torch" in done.stdout + done.stderr:
+    if re.search("No matching distribution found for torch|Cannot install torch", done.stdout + done.stderr):
         venvs.cannot(f"pip cannot install torch {venvs.CPU_ONLY}")
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
     return done.stdout + done.stderr
