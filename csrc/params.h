@@ -132,10 +132,13 @@ struct BwdParams {
                     // sink; +inf for padding and for rows that see no key, so that their P is 0
   float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding and for rows that see no key
   float* sink_parts;  // with sinks, per row tile: the sum of its rows' gradients of the sink
+  void* scaled_dout;  // (batch, heads_q, len_q, head_dim_v), contiguous: dO times the keys' share of the row, see
+                      // core/bwd_preprocess.cuh; null where the kernels read dO itself
   int* semaphores;  // (batch, heads_q, row tiles): counts the ordered adds to dq_acc, and on sm90, reused later, the
                     // parts of split tiles in memory; see <arch>/bwd/dq.cuh; null without dq_acc
   int* counters;    // [0]: the ticket from which CTAs draw tasks; [1 + h]: progress of KV head h (over all batches),
-                    // see head_counter in sm90/bwd/dq.cuh; null without dq_acc
+                    // see head_counter in sm90/bwd/dq.cuh, or the DqQueue; null without dq_acc
+  int* dq_queue;    // sm90, sequences read at run time, per row tile: see sm90/bwd/dq_queue.cuh
   int* drawn;       // sm80, deterministic: (key tiles) the ticket that each CTA drew; else null
 
   Strides q_strides;

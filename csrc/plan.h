@@ -36,6 +36,8 @@ struct BwdWorkspace {
   int64_t counters;
   int64_t drawn;
   int64_t sink_parts;
+  int64_t scaled_dout;
+  int64_t dq_queue;
   int64_t row_sequence;
   int64_t rows_before;
   int64_t key_sequence;
@@ -67,6 +69,7 @@ struct BwdPlan {
   int entry;       // of the architecture's tile table, see <arch>/bwd/tile.h
   KernelShape shape;
   bool deterministic;
+  bool scales_dout;   // see BwdParams::scaled_dout
   int m_blocks;       // where sequences are read at run time: of all of them, at most
   int n_blocks;
   int64_t row_tiles;  // of all heads

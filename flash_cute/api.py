@@ -160,8 +160,7 @@ def bwd(
         q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, backend: as given to the forward.
         out, lse: what the forward returned, `(B, Hq, Nq, Dv)` in q's dtype and `(B, Hq, Nq)` float32 (float64 for
             float64 inputs). Of parts of the keys: the out and lse of the whole give that part's share of the gradients.
-        dlse: gradient of lse, like it in shape and dtype. `None`: 0. On a GPU with sinks and in float16 it loses precision
-            where the keys have less than a thousandth of a row's weight, which float16 then rounds; bfloat16 does not.
+        dlse: gradient of lse, like it in shape and dtype. `None`: 0.
         deterministic: whether dq must have the same bits in every run. `None`: what
             `torch.are_deterministic_algorithms_enabled()` says.
 

@@ -76,8 +76,10 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
                          .lse_log2 = static_cast<float*>(part(offsets.lse_log2)),
                          .delta = static_cast<float*>(part(offsets.delta)),
                          .sink_parts = has_sinks ? static_cast<float*>(part(offsets.sink_parts)) : nullptr,
+                         .scaled_dout = plan.scales_dout ? part(offsets.scaled_dout) : nullptr,
                          .semaphores = dq_in_memory ? static_cast<int*>(part(offsets.semaphores)) : nullptr,
                          .counters = dq_in_memory ? static_cast<int*>(part(offsets.counters)) : nullptr,
+                         .dq_queue = reads && dq_in_memory ? static_cast<int*>(part(offsets.dq_queue)) : nullptr,
                          .drawn = draws ? static_cast<int*>(part(offsets.drawn)) : nullptr,
                          .q_strides = q.strides,
                          .k_strides = k.strides,
@@ -145,7 +147,7 @@ BwdResult bwd_cuda(BwdArgs const& args) {
   FwdArgs const& call = args.call;
   FLASH_CUTE_CHECK(is_cuda(call.q), "q: expected a CUDA tensor, got ", device_name(call.q));
   BwdDecision const decision =
-      plan_bwd(call, &args.dout, &args.out, args.deterministic, problem, device_gpu(call.q.device_index));
+      plan_bwd(call, &args.dout, &args.out, args.deterministic, args.dlse.has_value(), problem, device_gpu(call.q.device_index));
 
   CurrentDevice const device(call.q.device_index);
   BwdResult result{.dq = empty_like(call.q),
@@ -162,7 +164,7 @@ BwdResult packed_bwd_cuda(BwdArgs const& args, Problem const& problem, VarlenArg
   FwdArgs const& call = args.call;
   FLASH_CUTE_CHECK(is_cuda(call.q), "q: expected a CUDA tensor, got ", device_name(call.q));
   BwdDecision const decision =
-      plan_bwd(call, &args.dout, &args.out, args.deterministic, problem, device_gpu(call.q.device_index));
+      plan_bwd(call, &args.dout, &args.out, args.deterministic, args.dlse.has_value(), problem, device_gpu(call.q.device_index));
 
   CurrentDevice const device(call.q.device_index);
   BwdResult result{.dq = empty_like_packed(call.q),

@@ -63,7 +63,7 @@ JsonObject bwd_plan_object(FwdArgs const& call, bool deterministic, PlannedCall 
         .raw("reasons", json_list(cpu_reasons(problem)));
     return json;
   }
-  BwdDecision const decision = plan_bwd(call, nullptr, nullptr, deterministic, problem, *gpu);
+  BwdDecision const decision = plan_bwd(call, nullptr, nullptr, deterministic, /*has_dlse=*/false, problem, *gpu);
   JsonObject json = call_json(backend_name(decision.backend), call, problem);
   char const* const kernel = decision.plan.shape.dq_in_registers ? "bwd_keys_kernel" : "bwd_kernel";
   add_kernel(json, kernel, decision, decision.plan.key_tiles);

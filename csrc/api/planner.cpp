@@ -103,7 +103,8 @@ void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gp
 }
 
 // `block_m`: the rows of one of `plan.row_tiles`.
-BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, int block_m, bool draws_tasks) {
+BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool packed, int padded_head_dim_v, int block_m,
+                           bool draws_tasks) {
   int64_t const rows = plan.row_tiles * block_m;
   bool const sums = !plan.shape.dq_in_registers;
   BwdWorkspace workspace{};
@@ -112,9 +113,14 @@ BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, int bloc
   workspace.semaphores = workspace.delta + aligned(4 * rows);
   workspace.counters = workspace.semaphores + (sums ? 4 * plan.row_tiles : 0);
   int64_t const heads = int64_t{problem.batch} * problem.heads_q;
-  workspace.drawn = workspace.counters + (sums ? aligned(4 * (1 + heads)) : 0);
+  int64_t const counters = std::max<int64_t>(1 + heads, 4);  // see DqQueue
+  workspace.drawn = workspace.counters + (sums ? aligned(4 * counters) : 0);
   workspace.sink_parts = workspace.drawn + (draws_tasks ? aligned(4 * plan.key_tiles) : 0);
-  workspace.row_sequence = workspace.sink_parts + (problem.has_sinks ? aligned(4 * plan.row_tiles) : 0);
+  workspace.scaled_dout = workspace.sink_parts + (problem.has_sinks ? aligned(4 * plan.row_tiles) : 0);
+  int64_t const all_rows = int64_t{packed ? 1 : problem.batch} * problem.heads_q * problem.len_q;
+  workspace.dq_queue = workspace.scaled_dout + (plan.scales_dout ? aligned(2 * all_rows * padded_head_dim_v) : 0);
+  bool const queue = sums && reads_sequences(plan.variant);
+  workspace.row_sequence = workspace.dq_queue + (queue ? aligned(4 * plan.row_tiles) : 0);
   workspace.bytes = workspace.row_sequence;
   if (!reads_sequences(plan.variant)) return workspace;
   int64_t const sequences = aligned(4 * (int64_t{problem.batch} + 3));  // and one more number, see SequenceTiles
@@ -127,7 +133,9 @@ BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, int bloc
 
 void order_sm90(BwdPlan& plan, Problem const& problem, Gpu gpu, TensorInfo const& q) {
   bool const masked = is_masked(problem);
-  int64_t const visited = (longest_rows(problem, plan.shape) + plan.shape.block_m - 1) / plan.shape.block_m;
+  int64_t visited = (longest_rows(problem, plan.shape) + plan.shape.block_m - 1) / plan.shape.block_m;
+  // Where a window limits the rows of a key tile, few heads at a time keep Q, dO and dQ in L2.
+  if (problem.band.has_lower()) visited *= problem.heads_q / problem.heads_kv;
   sm90::bwd::TileCounts const counts{.m_blocks = plan.m_blocks,
                                      .n_blocks = plan.n_blocks,
                                      .group = problem.heads_q / problem.heads_kv,
@@ -181,7 +189,7 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
 }
 
 BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, bool deterministic,
-                     Problem const& problem, Gpu gpu) {
+                     bool has_dlse, Problem const& problem, Gpu gpu) {
   auto decision = decide<BwdDecision>(kBwdKernels, call, problem, gpu);
   decision.dout = dout ? read_copy(*dout) : out_copy(call.q, problem.head_dim_v);
   decision.out = out ? read_copy(*out) : out_copy(call.q, problem.head_dim_v);
@@ -202,6 +210,7 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
                : wide ? sm90::bwd_wide::kernel_shape(plan.head_dim, plan.head_dim_v)
                       : sm90::bwd::kernel_shape(plan.head_dim, plan.variant);
   plan.deterministic = deterministic;
+  plan.scales_dout = problem.has_sinks && has_dlse && plan.dtype == DType::kFloat16;
   int const listed_rows = wide && reads && sm90 ? sm90::bwd_wide::kQueryTileRows : plan.shape.block_m;
   plan.row_tiles = reads ? most_tiles(problem, problem.len_q, listed_rows, packed) * problem.heads_q
                          : num_row_tiles(problem, plan.shape);
@@ -232,7 +241,8 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
         sm80::bwd::launch_order(plan.head_dim, plan.shape, is_masked(problem), deterministic, rows, group,
                                 plan.n_blocks, problem.batch * problem.heads_kv, gpu.num_sms);
   }
-  plan.workspace = bwd_workspace(plan, problem, listed_rows, /*draws_tasks=*/!sm90 && deterministic);
+  plan.workspace = bwd_workspace(plan, problem, packed, decision.padded_head_dim_v, listed_rows,
+                                 /*draws_tasks=*/!sm90 && deterministic);
   return decision;
 }
 

@@ -124,8 +124,9 @@ int64_t most_row_tiles(Problem const& problem, KernelShape const& shape, bool pa
 
 FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu);
 
-// `dout` and `out` null: tensors allocated like empty_like(q), as the forward's out is.
+// `dout` and `out` null: tensors allocated like empty_like(q), as the forward's out is. `has_dlse`: a gradient reaches
+// the LSE.
 BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, bool deterministic,
-                     Problem const& problem, Gpu gpu);
+                     bool has_dlse, Problem const& problem, Gpu gpu);
 
 }  // namespace flash_cute

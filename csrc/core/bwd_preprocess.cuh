@@ -5,6 +5,10 @@
 // With sinks the log-sum-exp becomes that of the keys and the sink, L' = LSE + log(1 + e) with e = exp(sink - LSE), so
 // that the main kernel's P is the share of each key. The LSE itself is of the keys alone: in delta its gradient is
 // multiplied by 1 + e. The gradient of the sink is minus the sum of its share, e / (1 + e), times rowsum(dO * O).
+//
+// With float16, sinks and a gradient of the LSE, P of a row in which the sink has nearly all of the weight would be
+// rounded to 0, while that gradient needs it times 1 + e. There the log-sum-exp stays that of the keys, P sums to 1, and
+// what is multiplied by the keys' share, 1 / (1 + e), is dO: in `scaled_dout`, which the main kernel reads instead.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -85,6 +89,43 @@ CUTE_DEVICE RowTileRows find_rows(BwdParams const& params) {
   }
 }
 
+// exp(sink - LSE). Where the keys' share of the row is below exp(-69), their weights are 0 to float32 in any case.
+CUTE_DEVICE float relative_sink(float sink_log2, float lse_log2) {
+  constexpr float kMost = 69.f * 1.4426950408889634f;
+  return exp2f(fminf(sink_log2 - lse_log2, kMost));
+}
+
+template <class Element>
+CUTE_DEVICE uint4 scaled(uint4 const& x, float factor) {
+  using Vector = cutlass::Array<Element, kVector>;
+  auto values = cutlass::NumericArrayConverter<float, Element, kVector>{}(reinterpret_cast<Vector const&>(x));
+  CUTE_UNROLL
+  for (int i = 0; i < kVector; ++i) values[i] *= factor;
+  auto const result = cutlass::NumericArrayConverter<Element, float, kVector>{}(values);
+  return reinterpret_cast<uint4 const&>(result);
+}
+
+// Prepares the sums of this CTA's row tile, where sequences are read at run time. If no key tile of kBlockN keys visits
+// it, its rows of dQ are 0.
+template <class Element, int kBlockM, int kBlockN>
+CUTE_DEVICE void prepare_sums(BwdParams const& params) {
+  if (threadIdx.x == 0) params.semaphores[blockIdx.x] = params.dq_queue[blockIdx.x] = 0;
+  ListedRowTile const tile = listed_row_tile(params, blockIdx.x);
+  Sequence const sequence = read_sequence(params, tile.index);
+  if (row_tile_visits<kBlockM, kBlockN>(sequence, tile.m_block) > 0) {
+    if (threadIdx.x == 0) atomicAdd(params.counters + DqQueue::kExpected, 1);
+    return;
+  }
+  int const vectors = params.head_dim / kVector, first = tile.m_block * kBlockM;
+  auto* const dq = static_cast<Element*>(params.dq) +
+                   sequence_offset(params, params.dq_strides, tile.index, sequence.first_row, tile.head);
+  for (int i = threadIdx.x; i < kBlockM * vectors; i += kThreads) {
+    int const row = first + i / vectors;
+    if (row >= sequence.rows) break;
+    *reinterpret_cast<uint4*>(dq + row * params.dq_strides.row + i % vectors * kVector) = make_uint4(0, 0, 0, 0);
+  }
+}
+
 // Sums the threads' values into the CTA's part of a sink's gradient, in a fixed order.
 CUTE_DEVICE void store_sink_part(BwdParams const& params, float sum) {
   __shared__ float sums[kThreads / 32];
@@ -101,16 +142,16 @@ CUTE_DEVICE void store_sink_part(BwdParams const& params, float sum) {
 }  // namespace preprocess
 
 // One CTA per row tile.
-template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums, bool kSequences>
+template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums, int kSequenceKeys>
 __global__ void __launch_bounds__(preprocess::kThreads)
     bwd_preprocess_kernel(__grid_constant__ BwdParams const params) {
   using namespace preprocess;
+  constexpr bool kSequences = kSequenceKeys > 0;
   constexpr int kThreadsPerRow = threads_per_row(kHeadDim);
   constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
   constexpr float kLog2e = 1.4426950408889634f;
   static_assert(kBlockM % kRowsAtOnce == 0 && kThreadsPerRow <= 32);
   RowTileRows const rows = find_rows<kBlockM, kSequences>(params);
-  if (kSequences && params.counters != nullptr && threadIdx.x == 0 && blockIdx.x == 0) params.counters[0] = 0;
   if (kSequences && rows.used < 0) {  // there are fewer tiles than the host has to expect
     if (params.sink_parts != nullptr && threadIdx.x == 0) params.sink_parts[blockIdx.x] = 0.f;
     return;
@@ -146,12 +187,14 @@ __global__ void __launch_bounds__(preprocess::kThreads)
       float const lse = inside ? params.lse[source] : -INFINITY;
       float lse_log2 = lse * kLog2e, factor = 1.f;
       if (has_sink && lse != -INFINITY) {
-        // Where the keys' share is below exp(-69), their weights are 0 to float32 in any case.
-        constexpr float kMost = 69.f * kLog2e;
-        float const e = exp2f(fminf(sink_log2 - lse_log2, kMost));
-        factor = 1.f + e;
-        sink_sum += e / factor * delta;
-        lse_log2 += log2f(factor);
+        float const e = relative_sink(sink_log2, lse_log2);
+        sink_sum += e / (1.f + e) * delta;
+        if (params.scaled_dout != nullptr) {
+          delta /= 1.f + e;
+        } else {
+          factor += e;
+          lse_log2 += log2f(factor);
+        }
       }
       if (inside && params.dlse != nullptr) delta -= params.dlse[source] * factor;
       int64_t const target = int64_t{blockIdx.x} * kBlockM + Order::position(tile_row);
@@ -160,6 +203,21 @@ __global__ void __launch_bounds__(preprocess::kThreads)
     }
   }
   if (has_sink) store_sink_part(params, sink_sum);
+  if (params.scaled_dout != nullptr) {
+    CUTE_UNROLL
+    for (int i = 0; i < kSteps; ++i) {
+      int const row = rows.first + i * kRowsAtOnce + threadIdx.x / kThreadsPerRow;
+      if (row >= rows.used || column >= params.head_dim_v) continue;
+      float const lse = params.lse[rows.statistic + row];
+      float const share = 1.f / (1.f + relative_sink(sink_log2, lse * kLog2e));
+      auto* const place = static_cast<Element*>(params.scaled_dout) + (rows.statistic + row) * params.head_dim_v + column;
+      *reinterpret_cast<uint4*>(place) = lse == -INFINITY ? make_uint4(0, 0, 0, 0) : scaled<Element>(d[i], share);
+    }
+  }
+  if constexpr (kSequences) {
+    if (params.dq_queue != nullptr) prepare_sums<Element, kBlockM, kSequenceKeys>(params);
+    return;
+  }
 
   if constexpr (kClearSums) {
     static_assert(kBlockM * kHeadDim % (4 * kThreads) == 0);
@@ -171,8 +229,8 @@ __global__ void __launch_bounds__(preprocess::kThreads)
   }
   if (params.semaphores != nullptr && threadIdx.x == 0) {
     params.semaphores[blockIdx.x] = 0;
-    if (!kSequences && blockIdx.x == 0) params.counters[0] = 0;
-    if (!kSequences && rows.first == 0) params.counters[1 + blockIdx.x / params.m_blocks] = 0;
+    if (blockIdx.x == 0) params.counters[0] = 0;
+    if (rows.first == 0) params.counters[1 + blockIdx.x / params.m_blocks] = 0;
   }
 }
 
@@ -201,10 +259,22 @@ __global__ void __launch_bounds__(preprocess::kThreads)
   }
 }
 
-// `kSequences`: the kernel behind reads sequences at run time.
-template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums, bool kSequences = false>
+// The main kernel's parameters: its dO may be a scaled one, see above.
+inline BwdParams with_scaled_dout(BwdParams params) {
+  if (params.scaled_dout == nullptr) return params;
+  int64_t const head = int64_t{params.len_q} * params.head_dim_v;
+  bool const packed = params.sequences.cu_q != nullptr;
+  params.dout = params.scaled_dout;
+  params.dout_strides = {.batch = packed ? 0 : params.heads_q * head, .head = head, .row = params.head_dim_v};
+  return params;
+}
+
+// `kSequenceKeys`: the keys per tile of a main kernel that reads sequences at run
+// time; else 0.
+template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums, int kSequenceKeys = 0>
 cudaError_t launch_bwd_preprocess(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
-  bwd_preprocess_kernel<Element, kBlockM, kHeadDim, Order, kClearSums, kSequences>
+  constexpr bool kSequences = kSequenceKeys > 0;
+  bwd_preprocess_kernel<Element, kBlockM, kHeadDim, Order, kClearSums, kSequenceKeys>
       <<<unsigned(plan.row_tiles), preprocess::kThreads, 0, stream>>>(params);
   cudaError_t const error = cudaGetLastError();
   if (error != cudaSuccess || params.sinks.data == nullptr) return error;

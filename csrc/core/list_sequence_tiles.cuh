@@ -37,6 +37,7 @@ __global__ void __launch_bounds__(sequence_prefix::kThreads)
 
   __shared__ int most_rows;
   if (threadIdx.x == 0) most_rows = 0;
+  if (threadIdx.x < 4 && params.counters != nullptr) params.counters[threadIdx.x] = 0;
   __syncthreads();
   int own_rows = 0, own_most = 0;
   for (int index = begin; index < end; ++index) {

@@ -9,6 +9,22 @@ namespace flash_cute {
 
 using namespace cute;
 
+// The key tiles that visit a row tile of a sequence.
+template <int kBlockM, int kBlockN>
+CUTE_DEVICE int row_tile_visits(Sequence const& sequence, int m_block) {
+  if (m_block * kBlockM >= sequence.len_q) return 0;  // rows that are not used
+  KeyTiles const visiting = visiting_key_tiles<kBlockM, kBlockN>(sequence, m_block);
+  return visiting.end - visiting.begin;
+}
+
+// The numbers in BwdParams::counters where sequences are read at run time, see sm90/bwd/dq_queue.cuh.
+struct DqQueue {
+  static constexpr int kTicket = 0;
+  static constexpr int kTail = 1;      // row tiles whose sums are complete
+  static constexpr int kHead = 2;      // of them, those that a CTA has taken
+  static constexpr int kExpected = 3;  // row tiles that are visited
+};
+
 // A row tile among those of all heads.
 struct ListedRowTile {
   bool exists;

@@ -17,7 +17,7 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, RowOrder, kClearSums>(
       plan, params, stream);
   if (error != cudaSuccess) return error;
-  kernel<<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(params);
+  kernel<<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(with_scaled_dout(params));
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   bwd_convert_kernel<Traits><<<unsigned(plan.dq_ctas), Traits::kThreads, 0, stream>>>(params);

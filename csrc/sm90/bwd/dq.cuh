@@ -15,6 +15,7 @@
 #include <cutlass/numeric_conversion.h>
 
 #include "../../core/registers.cuh"
+#include "dq_queue.cuh"
 #include "read_sequence.cuh"
 #include "task.cuh"
 #include "scores.cuh"
@@ -162,9 +163,14 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
         tma_store_wait<0>();  // the bulk copy has read shared memory, which the warpgroup may overwrite
         smem.dq_pipeline[warpgroup].arrive_empty(state);
       }
-      if (params.deterministic || is_first()) end_turn(params.semaphores + index);
+      if constexpr (reads_sequences(Traits::kVariant)) {
+        int const visits = row_tile_visits<Traits::kBlockM, Traits::kBlockN>(lengths(), row_tile.m_block);
+        count_add<Traits>(params, index, visits);
+      } else {
+        if (params.deterministic || is_first()) end_turn(params.semaphores + index);
+      }
     }
-    if constexpr (!reads_sequences(Traits::kVariant)) {  // whose sums a later kernel converts
+    if constexpr (!reads_sequences(Traits::kVariant)) {
       if (task().n_block >= 0) {
         int* done = head_counter(args, task().batch * params.heads_kv + task().head_kv);
         if (task().parts != 0) wait_parts<Traits>(args, task());
@@ -174,7 +180,6 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
     }
     smem.task_pipeline.arrive_empty(at_step(draws));
   }
-  if constexpr (reads_sequences(Traits::kVariant)) bulk_wait_written();  // before the kernel that converts the sums
 }
 
 // Waits for other CTAs on behalf of the consumers, and tells them through sums_pipeline that the sums of a task's dQ

@@ -1,13 +1,15 @@
 // The Hopper backward, persistent: a CTA takes a key tile, loops over the row tiles of all query heads that read it,
 // stores its dK and dV, converts a share of an earlier head's dQ, and takes the next task. Two consumer warpgroups have
 // 64 keys each. In a third warpgroup one thread issues all loads, two add dQ to global memory, and one waits for other
-// CTAs' sums and parts.
+// CTAs' sums and parts, or schedules where sequences are read at run time.
 #pragma once
 
 #include "task.cuh"
 #include "epilogue.cuh"
 #include "load.cuh"
 #include "mainloop.cuh"
+#include "sequence_dq.cuh"
+#include "sequence_scheduler.cuh"
 #include "split.cuh"
 #include "traits.cuh"
 #include "../warpgroup.cuh"
@@ -50,23 +52,16 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
   end_task(draws + 1);
 }
 
-// The same where sequences are read at run time: a ticket is a key tile's rank in the order of processing, and the sums
-// of dQ are converted by another kernel.
+// The same where sequences are read at run time, and another thread schedules.
 template <class Traits>
 CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::SharedStorage& smem) {
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
-    SequenceTask& task = smem.task[draws & 1];
-    SequenceTask const volatile& before = smem.task[(draws + 1) & 1];
-    int const rank = atomicAdd(args.params.counters, 1);
-    smem.task_pipeline.wait_empty(at_step(draws));  // all have finished the task of two draws before
-    task.begin = draws > 0 ? before.end : 0;
-    task.keys_phase = draws > 0 && before.keys_phase != (before.begin < before.end);
-    bool const exists = SequenceKeyTile::make<Traits>(args, rank, task);
-    task.dq_begin = exists ? 0 : -1;
-    smem.task_pipeline.publish(at_step(draws));
-    if (!exists) break;
+    smem.task_pipeline.wait_full(at_step(draws));  // the scheduler has written the task
+    SequenceTask const volatile& task = smem.task[draws & 1];
+    if (task.dq_begin < 0) break;
     load_key_tile<Traits>(args, smem, task);
+    smem.task_pipeline.arrive_empty(at_step(draws));
   }
 }
 
@@ -104,6 +99,23 @@ CUTE_DEVICE void finish_task(KernelArgs const& args, KeyTile const& tile, int dr
   }
 }
 
+// The same where sequences are read at run time.
+template <class Traits, class Accumulator>
+CUTE_DEVICE void finish_sequence_task(KernelArgs const& args, KeyTile const& tile, int draws,
+                                      typename Traits::SharedStorage& smem, SequenceTask const volatile& task,
+                                      Accumulator const& tdKrdK,    // (MMA, MMA_N, MMA_D)
+                                      Accumulator const& tdVrdV) {  // (MMA, MMA_N, MMA_D)
+  int const dq_end = uniform(task.dq_end);
+  SequenceDqRows<Traits> dq_rows;
+  dq_rows.load(args.params, task, 0, dq_end);
+  if (tile.n_block >= 0) epilogue<Traits>(args, tile, draws, smem, tdKrdK, tdVrdV);
+  for (int i = 0; i < dq_end;) {
+    dq_rows.store(args.params, task, i, dq_end);
+    i += dq_rows.kRowTiles;
+    dq_rows.load(args.params, task, i, dq_end);
+  }
+}
+
 template <class Traits>
 CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem) {
   typename Traits::MmaKeys mma;
@@ -126,7 +138,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
       }
     }
     if constexpr (reads_sequences(Traits::kVariant)) {
-      epilogue<Traits>(args, tile, draws, smem, tdKrdK, tdVrdV);
+      finish_sequence_task<Traits>(args, tile, draws, smem, task, tdKrdK, tdVrdV);
     } else {
       finish_task<Traits>(args, tile, draws, smem, task, tdKrdK, tdVrdV);
     }
@@ -151,8 +163,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     smem.q_pipeline.init(4 * Traits::kWarpgroups);
     smem.dout_pipeline.init(4 * Traits::kWarpgroups);
-    // The consumer warps, the adding threads and the watcher, which dense batches have.
-    smem.task_pipeline.init(4 * Traits::kWarpgroups + (reads_sequences(Traits::kVariant) ? 2 : 3));
+    // The consumer warps, the adding threads, and the watcher or, where another thread schedules, the producer.
+    smem.task_pipeline.init(4 * Traits::kWarpgroups + 3);
     smem.ds_pipeline.init(Traits::kTurns ? 4 : 4 * Traits::kWarpgroups, 4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.dq_pipeline) pipeline.init(1, 4);
     smem.sums_pipeline.init(1);
@@ -174,7 +186,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
         add_dq<Traits, 0>(args, smem);
       } else if (warp == 2) {
         add_dq<Traits, 1>(args, smem);
-      } else if constexpr (!reads_sequences(Traits::kVariant)) {
+      } else if constexpr (reads_sequences(Traits::kVariant)) {
+        schedule_tasks<Traits>(args, smem);
+      } else {
         watch_sums<Traits>(args, smem);
       }
     }

@@ -5,14 +5,13 @@
 #include "../../core/list_sequence_tiles.cuh"
 #include "../encode_bwd_maps.cuh"
 #include "kernel.cuh"
-#include "sequence_dq.cuh"
 
 namespace flash_cute::sm90::bwd {
 
 template <class Traits>
 cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   KernelArgs args{};
-  args.params = params;
+  args.params = with_scaled_dout(params);
   MapBoxes const boxes{.query_rows = Traits::kBlockM, .key_rows = Traits::kBlockN, .columns = Traits::kChunk};
   constexpr bool kSequences = reads_sequences(Traits::kVariant);
   cudaError_t error = encode_bwd_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
@@ -26,14 +25,9 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   }
   constexpr bool kClearSums = false;  // the first key tile that visits a row tile stores, see dq.cuh
   error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, StatOrder, kClearSums,
-                                kSequences>(plan, params, stream);
+                                kSequences ? Traits::kBlockN : 0>(plan, params, stream);
   if (error != cudaSuccess) return error;
   bwd_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
-  if constexpr (kSequences) {
-    error = cudaGetLastError();
-    if (error != cudaSuccess) return error;
-    convert_dq_kernel<Traits><<<unsigned(plan.dq_ctas), Traits::kConsumerThreads, 0, stream>>>(params);
-  }
   return cudaGetLastError();
 }
 

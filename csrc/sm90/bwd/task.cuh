@@ -148,24 +148,44 @@ struct SequenceKeyTile : KeyTile {
     auto const distance = [&](int n_blocks) { return heads_distance(/*masked=*/true, params.deterministic, n_blocks); };
     ListedKeyTile const listed = listed_key_tile<Traits::kListedRows, kBlockN>(params, rank, distance);
     if (!listed.exists) return false;
-    Sequence const sequence = read_sequence(params, listed.index);
-    TileRange const range = row_range<Traits::kBlockM, kBlockN>(sequence, listed.n_block);
-    bool const used = listed.n_block * kBlockN < sequence.len_k;
-    tile.n_block = listed.n_block;
-    tile.head_kv = listed.head_kv;
-    tile.batch = listed.index;
-    tile.first.m_block = range.end - 1;
-    tile.first.head = 0;
-    tile.end = tile.begin + (used ? params.group * (range.end - range.begin) : 0);
-    tile.sequence = sequence;
-    tile.keys = key_extent(params, listed.index).length;
-    tile.first_row_tile = params.tiles.rows_before[listed.index];
+    // Step by step through memory: the thread has few registers.
+    SequenceKeyTile volatile& there = tile;
+    there.n_block = listed.n_block;
+    there.head_kv = listed.head_kv;
+    there.batch = listed.index;
+    tile.sequence = read_sequence(params, listed.index);
+    there.keys = key_extent(params, there.batch).length;
+    there.first_row_tile = params.tiles.rows_before[there.batch];
+    Sequence const sequence{.len_q = there.sequence.len_q,
+                            .len_k = there.sequence.len_k,
+                            .band = {.lower = there.sequence.band.lower, .upper = there.sequence.band.upper}};
+    TileRange const range = row_range<Traits::kBlockM, kBlockN>(sequence, there.n_block);
+    bool const used = there.n_block * kBlockN < sequence.len_k;
+    there.first.m_block = range.end - 1;
+    there.first.head = 0;
+    there.end = there.begin + (used ? params.group * (range.end - range.begin) : 0);
     return true;
   }
 };
 
+// A row tile whose sums of dQ are complete.
+struct DqTile {
+  int number;     // among those of all heads
+  int head;       // query head
+  int batch;      // the sequence's index
+  int first_row;  // of the sequence, in dq
+  int row;        // of the tile, in the sequence
+  int used;       // rows of the sequence; those from here on get 0
+  int rows;       // of the sequence in dq
+};
+
+// A unit of work: a key tile, or none, and row tiles whose sums it converts.
 struct SequenceTask : SequenceKeyTile {
-  int dq_begin;  // -1: there are no more tasks; else 0
+  static constexpr int kMostRowTiles = 8;
+
+  int dq_begin;  // 0; -1: there are no more tasks
+  int dq_end;    // the number of row tiles
+  DqTile dq[kMostRowTiles];
 };
 
 // The coordinates of row 0 and key 0 of a tile's sequence, for loads of those that are used and stores of all.

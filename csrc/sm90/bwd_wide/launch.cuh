@@ -12,7 +12,7 @@ namespace flash_cute::sm90::bwd_wide {
 template <class Traits>
 cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   KernelArgs args{};
-  args.params = params;
+  args.params = with_scaled_dout(params);
   MapBoxes const boxes{.query_rows = kRows, .key_rows = kKeys, .columns = Traits::kChunk};
   constexpr bool kSequences = reads_sequences(Traits::kVariant);
   cudaError_t error = encode_bwd_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
@@ -29,7 +29,7 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   constexpr bool kClearSums = false;  // there are none in memory
   constexpr int kTileRows = kSequences ? Traits::kListedRows : kRows;
   error = launch_bwd_preprocess<typename Traits::Element, kTileRows, Traits::kHeadDim, StatOrder, kClearSums,
-                                kSequences>(plan, params, stream);
+                                kSequences ? kKeys : 0>(plan, params, stream);
   if (error != cudaSuccess) return error;
   bwd_keys_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
   error = cudaGetLastError();

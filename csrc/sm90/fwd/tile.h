@@ -50,7 +50,7 @@ constexpr bool has_entry(int head_dim, int entry) {
 // a head dim of v's own (192 and 128) the tiles are those of head dim 128.
 constexpr bool has_kernel(int head_dim, int head_dim_v, int entry, Variant variant) {
   if (head_dim_v != head_dim && (entry == kWide || entry == kPair)) return true;
-  if (head_dim_v != head_dim) return variant == Variant::kDense && entry != kNarrow;  // candidates
+  if (head_dim_v != head_dim) return variant == Variant::kDense && entry >= 0 && entry != kNarrow;  // candidates
   if (variant == Variant::kDense) return has_entry(head_dim, entry);
   return has_entry(head_dim, entry) && (entry == kTall || entry == kPair || (entry == kWide && head_dim > 64));
 }
