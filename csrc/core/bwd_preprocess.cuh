@@ -109,7 +109,7 @@ CUTE_DEVICE uint4 scaled(uint4 const& x, float factor) {
 // it, its rows of dQ are 0.
 template <class Element, int kBlockM, int kBlockN>
 CUTE_DEVICE void prepare_sums(BwdParams const& params) {
-  if (threadIdx.x == 0) params.semaphores[blockIdx.x] = params.dq_queue[blockIdx.x] = 0;
+  if (threadIdx.x == 0) params.semaphores[blockIdx.x] = 0;
   ListedRowTile const tile = listed_row_tile(params, blockIdx.x);
   Sequence const sequence = read_sequence(params, tile.index);
   if (row_tile_visits<kBlockM, kBlockN>(sequence, tile.m_block) > 0) {
@@ -152,6 +152,8 @@ __global__ void __launch_bounds__(preprocess::kThreads)
   constexpr float kLog2e = 1.4426950408889634f;
   static_assert(kBlockM % kRowsAtOnce == 0 && kThreadsPerRow <= 32);
   RowTileRows const rows = find_rows<kBlockM, kSequences>(params);
+  // The queue's places are those of all tiles that there might be.
+  if (kSequences && threadIdx.x == 0 && params.dq_queue != nullptr) params.dq_queue[blockIdx.x] = 0;
   if (kSequences && rows.used < 0) {  // there are fewer tiles than the host has to expect
     if (params.sink_parts != nullptr && threadIdx.x == 0) params.sink_parts[blockIdx.x] = 0.f;
     return;
