@@ -1,8 +1,6 @@
 // Launches a plan. Included only by the generated instance files.
 #pragma once
 
-#include <type_traits>
-
 #include "../../core/sequence_prefix.cuh"
 #include "kernel.cuh"
 
@@ -11,8 +9,7 @@ namespace flash_cute::sm80::fwd {
 template <class Traits>
 cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   constexpr bool kSequences = reads_sequences(Traits::kVariant);
-  using Storage = std::conditional_t<kSequences, typename Traits::SequenceStorage, typename Traits::SharedStorage>;
-  constexpr int kSmemBytes = sizeof(Storage);
+  constexpr int kSmemBytes = sizeof(typename Traits::Storage);
   if constexpr (kSmemBytes > 48 * 1024) {
     cudaError_t const error =
         cudaFuncSetAttribute(fwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);

@@ -38,7 +38,7 @@ struct LowerEdge {  // at the band's lower edge
 // Leaves the unnormalized O in tOrO and the row statistics in softmax.
 template <class Traits, class Lengths, class Softmax, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowTileCoord const& tile,
-                          typename Traits::SharedStorage& smem, Softmax& softmax,
+                          typename Traits::Storage& smem, Softmax& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
@@ -46,9 +46,15 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
   int const thread = threadIdx.x;
   int const head_kv = tile.head / (params.heads_q / params.heads_kv);
 
-  TileRange const range = key_range<kBlockM, kBlockN>(sequence, tile.m_block);
+  auto const key_tiles = [&] {
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      return smem.tile.keys;
+    } else {
+      return key_range<kBlockM, kBlockN>(sequence, tile.m_block);
+    }
+  };
+  TileRange const range = key_tiles();
   if (range.begin == range.end) return;
-  if (reads_sequences(Traits::kVariant) && tile.m_block * kBlockM >= sequence.len_q) return;  // rows that are not used
 
   // Shared memory.
   auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});    // (BLK_M, D)
@@ -101,14 +107,16 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     gV -= kBlockN * params.v_strides.row;
   };
 
-  // The tiles at the band's lower edge, recomputed at each use: kept in registers, they spilled.
-  // With eight warps the recomputation spilled too: they branch, which costs 1 %.
-  constexpr bool kBranches = Traits::kWarps == 8;
+  // The tiles at the band's lower edge, recomputed at each use, or read again from shared memory: kept in registers, they
+  // spilled. With eight warps the recomputation spilled too: they branch, which costs 1 %.
+  constexpr bool kBranches = Traits::kWarps == 8 && !reads_sequences(Traits::kVariant);
   auto begin = [&] {
+    if constexpr (reads_sequences(Traits::kVariant)) return smem.tile.keys.begin;
     if (kBranches && !sequence.band.has_lower()) return 0;
     return first_column(sequence, opaque(tile.m_block) * kBlockM) / kBlockN;
   };
   auto whole_begin = [&] {
+    if constexpr (reads_sequences(Traits::kVariant)) return smem.tile.keys.whole_begin;
     if (kBranches && !sequence.band.has_lower()) return 0;
     return ceil_div(first_column(sequence, opaque(tile.m_block) * kBlockM + (kBlockM - 1)), kBlockN);
   };
@@ -147,8 +155,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     if constexpr (Traits::kVariant == Variant::kModified) {
       auto tScS = rowcol_view(mma.get_slice(fresh_thread_index()).partition_C(cS));  // the same of this one
       int const first_position = tile.m_block * kBlockM + sequence.shift;
-      float const slope = head_slope(params.score, tile.batch, tile.head);  // again in each step: it would be spilled
-      modify_scores(scores, tScS, tScS_0, params.score, slope, first_position - n * kBlockN);
+      modify_scores(scores, tScS, tScS_0, params.score, smem.tile.slope, first_position - n * kBlockN);
     }
     if constexpr (decltype(kind)::kMasked) {
       auto tScS = rowcol_view(mma.get_slice(fresh_thread_index()).partition_C(cS));

@@ -20,6 +20,8 @@ using namespace cute;
 struct SequenceTile {
   RowTileCoord coord;
   Sequence sequence;
+  TileRange keys;
+  float slope;  // of the head, see head_slope
 };
 
 template <class Element_, int kHeadDim_, TileConfig kTile_, Variant kVariant_ = Variant::kDense>
@@ -78,6 +80,7 @@ struct Traits {
   struct SequenceStorage : SharedStorage {
     SequenceTile tile;
   };
+  using Storage = std::conditional_t<reads_sequences(kVariant), SequenceStorage, SharedStorage>;
   static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
   static_assert(sizeof(SequenceStorage) <= sizeof(SharedStorage) + kSequenceBytes);
 };
