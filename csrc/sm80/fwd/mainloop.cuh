@@ -95,15 +95,25 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
   CUTE_STATIC_ASSERT_V(size<1>(tSsQ) == size<1>(tSrQ_copy) && size<2>(tSsQ) == size<2>(tSrQ_copy));
   CUTE_STATIC_ASSERT_V(size<1>(tOsV) == size<1>(tOrV_copy) && size<2>(tOsV) == size<2>(tOrV_copy));
 
+  // ptxas moves what depends on a special register out of the loop, where it spills in some kernels. It does not do that
+  // to what depends on shared memory.
+  auto thread_again = [&] {
+    if constexpr (Traits::kRecomputes) {
+      return fresh_thread_index() + smem.tile.zero;
+    } else {
+      return fresh_thread_index();
+    }
+  };
   // Loads, too, run from the last tile to the first. Only the last tile can reach past len_k: it has `keys` rows.
   auto load_k = [&](int keys, int stage, auto kind) {
     constexpr RowCheck kRowCheck = decltype(kind)::kRowCheck;
-    load_tile<kRowCheck>(gmem_load, gK, params.k_strides.row, sK(_, _, stage), keys, params.head_dim);
+    load_tile<kRowCheck>(gmem_load, gK, params.k_strides.row, sK(_, _, stage), keys, params.head_dim, thread_again());
     gK -= kBlockN * params.k_strides.row;
   };
   auto load_v = [&](int keys, int stage, auto kind) {
     constexpr RowCheck kRowCheck = decltype(kind)::kRowCheck;
-    load_tile<kRowCheck>(gmem_load, gV, params.v_strides.row, sV(_, _, stage), keys, value_columns<Traits>(params));
+    load_tile<kRowCheck>(gmem_load, gV, params.v_strides.row, sV(_, _, stage), keys, value_columns<Traits>(params),
+                         thread_again());
     gV -= kBlockN * params.v_strides.row;
   };
 
@@ -135,7 +145,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
 
     auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
     clear(tSrS);
-    auto tSsK = copy_k.get_slice(fresh_thread_index()).partition_S(sK);          // (CPY, CPY_N, CPY_D, stage)
+    auto tSsK = copy_k.get_slice(thread_again()).partition_S(sK);          // (CPY, CPY_N, CPY_D, stage)
     CUTE_STATIC_ASSERT_V(size<1>(tSsK) == size<1>(tSrK_copy) && size<2>(tSsK) == size<2>(tSrK_copy));
     pipelined_gemm(mma, tSrS, tSrQ, tSrK, [&](int k) {
       copy(copy_k, tSsK(_, _, k, stage), tSrK_copy(_, _, k));
@@ -153,12 +163,12 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     auto cS = make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{});
     auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));  // (rows, columns) -> (row, column) of thread 0
     if constexpr (Traits::kVariant == Variant::kModified) {
-      auto tScS = rowcol_view(mma.get_slice(fresh_thread_index()).partition_C(cS));  // the same of this one
+      auto tScS = rowcol_view(mma.get_slice(thread_again()).partition_C(cS));  // the same of this one
       int const first_position = tile.m_block * kBlockM + sequence.shift;
       modify_scores(scores, tScS, tScS_0, params.score, smem.tile.slope, first_position - n * kBlockN);
     }
     if constexpr (decltype(kind)::kMasked) {
-      auto tScS = rowcol_view(mma.get_slice(fresh_thread_index()).partition_C(cS));
+      auto tScS = rowcol_view(mma.get_slice(thread_again()).partition_C(cS));
       apply_mask(scores, tScS, tScS_0, sequence, tile.m_block * kBlockM - n * kBlockN, sequence.len_k - n * kBlockN);
     }
     auto acc = rowcol_view(tOrO);  // (rows, head dim)

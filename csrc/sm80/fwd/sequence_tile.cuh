@@ -54,7 +54,7 @@ CUTE_DEVICE void place_tile(FwdParams const& params, SequenceTile& tile) {
       if (Traits::kVariant == Variant::kModified && coord.batch < params.batch) {
         slope = head_slope(params.score, coord.batch, coord.head);
       }
-      tile = {coord, sequence, keys, slope};
+      tile = {coord, sequence, keys, 0, slope};
     }
   }
   __syncthreads();

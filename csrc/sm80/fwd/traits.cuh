@@ -21,6 +21,7 @@ struct SequenceTile {
   RowTileCoord coord;
   Sequence sequence;
   TileRange keys;
+  int zero;     // 0, see thread_again in mainloop.cuh
   float slope;  // of the head, see head_slope
 };
 
@@ -37,6 +38,7 @@ struct Traits {
   static constexpr int kWarps = kTile.warps;
   static constexpr int kThreads = 32 * kWarps;
   static_assert(kHeadDim % 32 == 0 && kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
+  static constexpr bool kRecomputes = kVariant == Variant::kModified || (kVariant == Variant::kPacked && kHeadDim == 128);
   static_assert(kStages == 1 || kStages == 2);
 
   // Split-Q: the warps are tiled along M only, so that softmax reduces within a quad of threads.
