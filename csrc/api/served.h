@@ -25,10 +25,4 @@ inline void check_served_by_fwd(Problem const& problem) {
   if (!unserved_allowed()) check_served_by_bwd(problem);
 }
 
-// The sm80 kernels that read sequences at run time are not built yet.
-inline void check_variant_built(Backend backend, Variant variant) {
-  FLASH_CUTE_CHECK(backend == Backend::kSm90 || variant == Variant::kDense,
-                   "backend: expected 'sm90' for these options, which have no sm80 kernel yet");
-}
-
 }  // namespace flash_cute

@@ -95,8 +95,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
   CUTE_STATIC_ASSERT_V(size<1>(tSsQ) == size<1>(tSrQ_copy) && size<2>(tSsQ) == size<2>(tSrQ_copy));
   CUTE_STATIC_ASSERT_V(size<1>(tOsV) == size<1>(tOrV_copy) && size<2>(tOsV) == size<2>(tOrV_copy));
 
-  // ptxas moves what depends on a special register out of the loop, where it spills in some kernels. It does not do that
-  // to what depends on shared memory.
+  // ptxas moves what depends on a special register out of the loops, and some kernels then spill. What depends on shared
+  // memory stays where it is.
   auto thread_again = [&] {
     if constexpr (Traits::kRecomputes) {
       return fresh_thread_index() + smem.tile.zero;
@@ -178,7 +178,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     auto rP = make_tensor_like<Element>(tSrS);  // (MMA, MMA_M, MMA_N)
     convert(tSrS, rP);
     auto tOrP = make_tensor(rP.data(), operand_a_layout(rP.layout()));  // (MMA, MMA_M, MMA_K)
-    pipelined_gemm(mma, tOrO, tOrP, tOrV, [&](int k) { copy(copy_v, tOsV(_, _, k, stage), tOrV_copy(_, _, k)); });
+    auto tOsV_step = copy_v.get_slice(Traits::kRecomputes ? thread_again() : thread).partition_S(sVt);
+    pipelined_gemm(mma, tOrO, tOrP, tOrV, [&](int k) { copy(copy_v, tOsV_step(_, _, k, stage), tOrV_copy(_, _, k)); });
   };
 
   int const rows = sequence.len_q - tile.m_block * kBlockM;

@@ -38,7 +38,9 @@ struct Traits {
   static constexpr int kWarps = kTile.warps;
   static constexpr int kThreads = 32 * kWarps;
   static_assert(kHeadDim % 32 == 0 && kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
-  static constexpr bool kRecomputes = kVariant == Variant::kModified || (kVariant == Variant::kPacked && kHeadDim == 128);
+  // Whether thread indices are computed again in each step, see thread_again in mainloop.cuh: else these kernels spill.
+  static constexpr bool kRecomputes =
+      kVariant == Variant::kModified || (kVariant == Variant::kPacked && (kHeadDim == 128 || kHeadDim == 256));
   static_assert(kStages == 1 || kStages == 2);
 
   // Split-Q: the warps are tiled along M only, so that softmax reduces within a quad of threads.
