@@ -16,11 +16,11 @@ CUTE_DEVICE float clamp_keeping_nan(float x, float low, float high) {
   return x;
 }
 
-// tanh(y) from kTanhScale * y, with a relative error of at most 2.5e-5: z P(z^2) / Q(z^2), minimax for |y| <= 5.8, and
-// constant beyond. It takes one instruction of the special-function unit, which limits the kernels at head dim 128 since
-// it also computes the exponentials of the softmax. 1 - 2 / (1 + exp(2 y)) takes two; tanh.approx takes one, too, but its
-// relative error of 5e-4 is too large for the log-sum-exp. The scale makes the leading coefficients of P and Q equal, so
-// that they cancel: a product of an immediate would take a register, a sum takes none.
+// tanh(y) from z = kTanhScale * y, with a relative error of at most 2.5e-5: z P(z^2) / Q(z^2), minimax for |y| <= 5.8,
+// and constant beyond. It takes one instruction of the special-function unit, which limits the kernels at head dim 128
+// since it also computes the exponentials of the softmax. 1 - 2 / (1 + exp(2 y)) takes two; tanh.approx takes one, too,
+// but its relative error of 5e-4 is too large for the log-sum-exp. The scale makes the leading coefficients of P and Q
+// equal, so that they cancel: all constants are addends, which are immediates. As factors they take registers.
 constexpr float kTanhScale = 0.03758956275517571f;
 CUTE_DEVICE float tanh_of_scaled(float z) {
   constexpr float kEnd = 5.8f * kTanhScale;

@@ -95,8 +95,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
   CUTE_STATIC_ASSERT_V(size<1>(tSsQ) == size<1>(tSrQ_copy) && size<2>(tSsQ) == size<2>(tSrQ_copy));
   CUTE_STATIC_ASSERT_V(size<1>(tOsV) == size<1>(tOrV_copy) && size<2>(tOsV) == size<2>(tOrV_copy));
 
-  // ptxas moves what depends on a special register out of the loops, and some kernels then spill. What depends on shared
-  // memory stays where it is.
+  // ptxas moves what depends on a special register out of the loops, and some kernels then spill. What depends on
+  // shared memory stays where it is.
   auto thread_again = [&] {
     if constexpr (Traits::kRecomputes) {
       return fresh_thread_index() + smem.tile.zero;
@@ -117,8 +117,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     gV -= kBlockN * params.v_strides.row;
   };
 
-  // The tiles at the band's lower edge, recomputed at each use, or read again from shared memory: kept in registers, they
-  // spilled. With eight warps the recomputation spilled too: they branch, which costs 1 %.
+  // The tiles at the band's lower edge, recomputed at each use, or read again from shared memory: kept in registers,
+  // they spilled. With eight warps the recomputation spilled too: they branch, which costs 1 %.
   constexpr bool kBranches = Traits::kWarps == 8 && !reads_sequences(Traits::kVariant);
   auto begin = [&] {
     if constexpr (reads_sequences(Traits::kVariant)) return smem.tile.keys.begin;

@@ -62,7 +62,7 @@ constexpr TileConfig tile_config(int head_dim, int chip, Variant variant) {
   if (head_dim <= 192) {
     return {.block_m = 64, .block_n = 48, .warps = 4, .stages = 2, .q_in_regs = !modified, .ctas_per_sm = 2};
   }
-  return tile_config(head_dim, kH100);
+  return {.block_m = 64, .block_n = 48, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
 }
 
 // Q, then `stages` buffers each of K and V, 16-bit; the output tile reuses Q's memory.
