@@ -87,8 +87,7 @@ void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gp
     plan.shape = sm90::fwd::kernel_shape(plan.head_dim, plan.entry, plan.head_dim_v);
   } else {
     plan.entry = sm80_entry(problem, gpu);
-    plan.shape = sm80::fwd::kernel_shape(plan.head_dim, plan.entry);
-    plan.shape.smem_bytes += sm80::fwd::kSequenceBytes;
+    plan.shape = sm80::fwd::kernel_shape(plan.head_dim, plan.entry, plan.variant);
     plan.order = sm80::fwd::tile_order(plan.shape, /*masked=*/true, problem.batch, problem.heads_q, problem.heads_kv,
                                        problem.len_q, problem.len_k, decision.padded_head_dim);
   }
@@ -161,7 +160,6 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
   bool const sm90 = decision.backend == Backend::kSm90, packed = args.sequences.has_value();
   plan.head_dim_v = decision.instance.head_dim_v;
   plan.variant = fwd_variant(problem, decision, packed);
-  check_variant_built(decision.backend, plan.variant);
   if (reads_sequences(plan.variant)) {
     plan_fwd_of_sequences(decision, problem, gpu, packed);
     check_num_tiles("q", most_row_tiles(problem, plan.shape, packed), plan.shape.block_m, "rows", args.q);

@@ -16,19 +16,19 @@ CUTE_DEVICE float clamp_keeping_nan(float x, float low, float high) {
   return x;
 }
 
-// tanh with a relative error of at most 2.4e-5: y P(y^2) / Q(y^2), minimax on [-5.8, 5.8], and constant beyond. It
-// takes one instruction of the special-function unit, which limits the kernels at head dim 128 since it also computes
-// the exponentials of the softmax. 1 - 2 / (1 + exp(2 y)) takes two; tanh.approx takes one, too, but its relative error
-// of 5e-4 is too large for the log-sum-exp.
-CUTE_DEVICE float fast_tanh(float y) {
-  constexpr float kEnd = 5.8f;
-  constexpr float kP[] = {0.999994158744812f, 0.11520373076200485f, 0.0015391312772408128f};
-  constexpr float kQ[] = {1.f, 0.4484960436820984f, 0.017753582447767258f, 5.7855271734297276e-05f};
-  y = clamp_keeping_nan(y, -kEnd, kEnd);
-  float const u = y * y;
-  float const p = fmaf(fmaf(kP[2], u, kP[1]), u, kP[0]);
-  float const q = fmaf(fmaf(fmaf(kQ[3], u, kQ[2]), u, kQ[1]), u, kQ[0]);
-  return y * p * reciprocal(q);
+// tanh(y) from z = kTanhScale * y, with a relative error of at most 2.5e-5: z P(z^2) / Q(z^2), minimax for |y| <= 5.8,
+// and constant beyond. It takes one instruction of the special-function unit, which limits the kernels at head dim 128
+// since it also computes the exponentials of the softmax. 1 - 2 / (1 + exp(2 y)) takes two; tanh.approx takes one, too,
+// but its relative error of 5e-4 is too large for the log-sum-exp. The scale makes the leading coefficients of P and Q
+// equal, so that they cancel: all constants are addends, which are immediates. As factors they take registers.
+constexpr float kTanhScale = 0.03758956275517571f;
+CUTE_DEVICE float tanh_of_scaled(float z) {
+  constexpr float kEnd = 5.8f * kTanhScale;
+  z = clamp_keeping_nan(z, -kEnd, kEnd);
+  float const u = z * z;
+  float const p = fmaf(u + 0.10576097059514178f, u, 0.0012971520771215138f);
+  float const q = fmaf(fmaf(u + 0.43358835689823977f, u, 0.015476928441675603f), u, 4.8759664223607274e-05f);
+  return z * p * reciprocal(q);
 }
 
 // A head's slope in the units of the modified scores; 0 where there are no slopes.
@@ -53,8 +53,9 @@ CUTE_DEVICE void cap_scores(Scores& scores, ScoreTerms const& terms) {  // (rows
   for (int i = 0; i < size(scores); ++i) largest[i % kChains] = fmaxf(largest[i % kChains], fabsf(scores(i)));
   float const all = fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
   if (__any_sync(0xffffffff, all > terms.softcap.limit)) {
+    float const scale = terms.softcap_scale * kTanhScale;
     CUTE_UNROLL
-    for (int i = 0; i < size(scores); ++i) scores(i) = fast_tanh(scores(i) * terms.softcap_scale);
+    for (int i = 0; i < size(scores); ++i) scores(i) = tanh_of_scaled(scores(i) * scale);
   } else {
     float const* const c = terms.softcap.c;
     CUTE_UNROLL

@@ -29,9 +29,9 @@ CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy,
                            Element const* gmem,  // the tile's first element
                            int64_t row_stride,   // in elements
                            Smem&& sX,            // (BLK, D)
-                           int rows, int columns) {
+                           int rows, int columns, int thread) {
   using Chunk = SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>;
-  auto const slice = tiled_copy.get_slice(fresh_thread_index());
+  auto const slice = tiled_copy.get_slice(thread);
   auto tXsX = slice.partition_D(sX);                                     // (CPY, CPY_ROW, CPY_COLUMN)
   auto cX = make_identity_tensor(make_shape(size<0>(sX), size<1>(sX)));  // (BLK, D) -> (row, column)
   auto tXcX = slice.partition_S(cX);                                     // (CPY, CPY_ROW, CPY_COLUMN) -> (row, column)
@@ -53,6 +53,12 @@ CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy,
     gmem += row_step * row_stride;
     gmem = opaque(gmem);  // else the compiler keeps a 64-bit offset for each r
   }
+}
+
+template <RowCheck kRowCheck, class TiledCopy, class Element, class Smem>
+CUTE_DEVICE void load_tile(TiledCopy const& tiled_copy, Element const* gmem, int64_t row_stride, Smem&& sX, int rows,
+                           int columns) {
+  load_tile<kRowCheck>(tiled_copy, gmem, row_stride, sX, rows, columns, fresh_thread_index());
 }
 
 // Stores the rows below `rows` and the columns below `columns` of one tile.

@@ -14,7 +14,7 @@ namespace flash_cute::sm80::fwd {
 
 template <class Traits, class Lengths, class Softmax, class Accumulator>
 CUTE_DEVICE void epilogue(FwdParams const& params, Lengths const& sequence, RowTileCoord const& tile,
-                          typename Traits::SharedStorage& smem, Softmax const& softmax,
+                          typename Traits::Storage& smem, Softmax const& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;

@@ -12,7 +12,7 @@ namespace flash_cute::sm80::fwd {
 // `sequence`: a Sequence in shared memory; for dense batches the parameters themselves.
 template <class Traits, class Lengths>
 CUTE_DEVICE void compute_tile(FwdParams const& params, Lengths const& sequence, RowTileCoord const& tile,
-                              typename Traits::SharedStorage& smem) {
+                              typename Traits::Storage& smem) {
   typename Traits::Mma mma;
   auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
   clear(tOrO);
@@ -26,12 +26,11 @@ template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.ctas_per_sm)
     fwd_kernel(__grid_constant__ FwdParams const params) {
   extern __shared__ char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::Storage*>(smem_raw);
   if constexpr (reads_sequences(Traits::kVariant)) {
-    auto& smem = *reinterpret_cast<typename Traits::SequenceStorage*>(smem_raw);
-    place_tile<Traits::kBlockM>(params, smem.tile);
+    place_tile<Traits>(params, smem.tile);
     if (smem.tile.coord.m_block >= 0) compute_tile<Traits>(params, smem.tile.sequence, smem.tile.coord, smem);
   } else {
-    auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
     compute_tile<Traits>(params, params, params.order.coord(blockIdx.x), smem);
   }
 }

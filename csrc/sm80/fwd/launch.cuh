@@ -1,8 +1,6 @@
 // Launches a plan. Included only by the generated instance files.
 #pragma once
 
-#include <type_traits>
-
 #include "../../core/sequence_prefix.cuh"
 #include "kernel.cuh"
 
@@ -11,8 +9,7 @@ namespace flash_cute::sm80::fwd {
 template <class Traits>
 cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   constexpr bool kSequences = reads_sequences(Traits::kVariant);
-  using Storage = std::conditional_t<kSequences, typename Traits::SequenceStorage, typename Traits::SharedStorage>;
-  constexpr int kSmemBytes = sizeof(Storage);
+  constexpr int kSmemBytes = sizeof(typename Traits::Storage);
   if constexpr (kSmemBytes > 48 * 1024) {
     cudaError_t const error =
         cudaFuncSetAttribute(fwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
@@ -31,7 +28,7 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
 
 template <int kHeadDim, int kChip, Variant kVariant>
 cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
-  constexpr TileConfig kTile = tile_config(kHeadDim, kChip);
+  constexpr TileConfig kTile = tile_config(kHeadDim, kChip, kVariant);
   static_assert(smem_bytes(kTile, kHeadDim) + kSequenceBytes <= kMaxSmemBytes[kChip]);
   return plan.dtype == DType::kFloat16
              ? launch_kernel<Traits<cutlass::half_t, kHeadDim, kTile, kVariant>>(plan, params, stream)
@@ -40,7 +37,13 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
 
 template <int kHeadDim, int kChip>
 cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
-  return launch_kernel<kHeadDim, kChip, Variant::kDense>(plan, params, stream);
+  using enum Variant;
+  switch (plan.variant) {
+    case kDense: return launch_kernel<kHeadDim, kChip, kDense>(plan, params, stream);
+    case kPacked: return launch_kernel<kHeadDim, kChip, kPacked>(plan, params, stream);
+    case kModified: return launch_kernel<kHeadDim, kChip, kModified>(plan, params, stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
 template <int kHeadDim, int kHeadDimV>

@@ -38,7 +38,7 @@ struct LowerEdge {  // at the band's lower edge
 // Leaves the unnormalized O in tOrO and the row statistics in softmax.
 template <class Traits, class Lengths, class Softmax, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowTileCoord const& tile,
-                          typename Traits::SharedStorage& smem, Softmax& softmax,
+                          typename Traits::Storage& smem, Softmax& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
@@ -46,9 +46,15 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
   int const thread = threadIdx.x;
   int const head_kv = tile.head / (params.heads_q / params.heads_kv);
 
-  TileRange const range = key_range<kBlockM, kBlockN>(sequence, tile.m_block);
+  auto const key_tiles = [&] {
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      return smem.tile.keys;
+    } else {
+      return key_range<kBlockM, kBlockN>(sequence, tile.m_block);
+    }
+  };
+  TileRange const range = key_tiles();
   if (range.begin == range.end) return;
-  if (reads_sequences(Traits::kVariant) && tile.m_block * kBlockM >= sequence.len_q) return;  // rows that are not used
 
   // Shared memory.
   auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});    // (BLK_M, D)
@@ -89,26 +95,38 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
   CUTE_STATIC_ASSERT_V(size<1>(tSsQ) == size<1>(tSrQ_copy) && size<2>(tSsQ) == size<2>(tSrQ_copy));
   CUTE_STATIC_ASSERT_V(size<1>(tOsV) == size<1>(tOrV_copy) && size<2>(tOsV) == size<2>(tOrV_copy));
 
+  // ptxas moves what depends on a special register out of the loops, and some kernels then spill. What depends on
+  // shared memory stays where it is.
+  auto thread_again = [&] {
+    if constexpr (Traits::kRecomputes) {
+      return fresh_thread_index() + smem.tile.zero;
+    } else {
+      return fresh_thread_index();
+    }
+  };
   // Loads, too, run from the last tile to the first. Only the last tile can reach past len_k: it has `keys` rows.
   auto load_k = [&](int keys, int stage, auto kind) {
     constexpr RowCheck kRowCheck = decltype(kind)::kRowCheck;
-    load_tile<kRowCheck>(gmem_load, gK, params.k_strides.row, sK(_, _, stage), keys, params.head_dim);
+    load_tile<kRowCheck>(gmem_load, gK, params.k_strides.row, sK(_, _, stage), keys, params.head_dim, thread_again());
     gK -= kBlockN * params.k_strides.row;
   };
   auto load_v = [&](int keys, int stage, auto kind) {
     constexpr RowCheck kRowCheck = decltype(kind)::kRowCheck;
-    load_tile<kRowCheck>(gmem_load, gV, params.v_strides.row, sV(_, _, stage), keys, value_columns<Traits>(params));
+    load_tile<kRowCheck>(gmem_load, gV, params.v_strides.row, sV(_, _, stage), keys, value_columns<Traits>(params),
+                         thread_again());
     gV -= kBlockN * params.v_strides.row;
   };
 
-  // The tiles at the band's lower edge, recomputed at each use: kept in registers, they spilled.
-  // With eight warps the recomputation spilled too: they branch, which costs 1 %.
-  constexpr bool kBranches = Traits::kWarps == 8;
+  // The tiles at the band's lower edge, recomputed at each use, or read again from shared memory: kept in registers,
+  // they spilled. With eight warps the recomputation spilled too: they branch, which costs 1 %.
+  constexpr bool kBranches = Traits::kWarps == 8 && !reads_sequences(Traits::kVariant);
   auto begin = [&] {
+    if constexpr (reads_sequences(Traits::kVariant)) return smem.tile.keys.begin;
     if (kBranches && !sequence.band.has_lower()) return 0;
     return first_column(sequence, opaque(tile.m_block) * kBlockM) / kBlockN;
   };
   auto whole_begin = [&] {
+    if constexpr (reads_sequences(Traits::kVariant)) return smem.tile.keys.whole_begin;
     if (kBranches && !sequence.band.has_lower()) return 0;
     return ceil_div(first_column(sequence, opaque(tile.m_block) * kBlockM + (kBlockM - 1)), kBlockN);
   };
@@ -127,7 +145,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
 
     auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
     clear(tSrS);
-    auto tSsK = copy_k.get_slice(fresh_thread_index()).partition_S(sK);          // (CPY, CPY_N, CPY_D, stage)
+    auto tSsK = copy_k.get_slice(thread_again()).partition_S(sK);          // (CPY, CPY_N, CPY_D, stage)
     CUTE_STATIC_ASSERT_V(size<1>(tSsK) == size<1>(tSrK_copy) && size<2>(tSsK) == size<2>(tSrK_copy));
     pipelined_gemm(mma, tSrS, tSrQ, tSrK, [&](int k) {
       copy(copy_k, tSsK(_, _, k, stage), tSrK_copy(_, _, k));
@@ -145,13 +163,12 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     auto cS = make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{});
     auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));  // (rows, columns) -> (row, column) of thread 0
     if constexpr (Traits::kVariant == Variant::kModified) {
-      auto tScS = rowcol_view(mma.get_slice(fresh_thread_index()).partition_C(cS));  // the same of this one
+      auto tScS = rowcol_view(mma.get_slice(thread_again()).partition_C(cS));  // the same of this one
       int const first_position = tile.m_block * kBlockM + sequence.shift;
-      float const slope = head_slope(params.score, tile.batch, tile.head);  // again in each step: it would be spilled
-      modify_scores(scores, tScS, tScS_0, params.score, slope, first_position - n * kBlockN);
+      modify_scores(scores, tScS, tScS_0, params.score, smem.tile.slope, first_position - n * kBlockN);
     }
     if constexpr (decltype(kind)::kMasked) {
-      auto tScS = rowcol_view(mma.get_slice(fresh_thread_index()).partition_C(cS));
+      auto tScS = rowcol_view(mma.get_slice(thread_again()).partition_C(cS));
       apply_mask(scores, tScS, tScS_0, sequence, tile.m_block * kBlockM - n * kBlockN, sequence.len_k - n * kBlockN);
     }
     auto acc = rowcol_view(tOrO);  // (rows, head dim)
@@ -161,7 +178,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     auto rP = make_tensor_like<Element>(tSrS);  // (MMA, MMA_M, MMA_N)
     convert(tSrS, rP);
     auto tOrP = make_tensor(rP.data(), operand_a_layout(rP.layout()));  // (MMA, MMA_M, MMA_K)
-    pipelined_gemm(mma, tOrO, tOrP, tOrV, [&](int k) { copy(copy_v, tOsV(_, _, k, stage), tOrV_copy(_, _, k)); });
+    auto tOsV_step = copy_v.get_slice(Traits::kRecomputes ? thread_again() : thread).partition_S(sVt);
+    pipelined_gemm(mma, tOrO, tOrP, tOrV, [&](int k) { copy(copy_v, tOsV_step(_, _, k, stage), tOrV_copy(_, _, k)); });
   };
 
   int const rows = sequence.len_q - tile.m_block * kBlockM;

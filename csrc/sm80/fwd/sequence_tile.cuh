@@ -6,6 +6,7 @@
 
 #include <cute/tensor.hpp>
 
+#include "../../core/score.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm80::fwd {
@@ -20,7 +21,7 @@ CUTE_DEVICE int find_sequence(int const* prefix, int count, int value) {
     int const step = ceil_div(end - begin, 32);
     int const index = begin + lane * step;
     bool const below = index < end && __ldg(prefix + index) <= value;
-    int const last = __popc(__ballot_sync(0xffffffff, below)) - 1;  // lane 0's always is
+    int const last = 31 - __clz(__ballot_sync(0xffffffff, below));  // lane 0's always is
     begin += last * step;
     end = min(begin + step, end);
   }
@@ -28,7 +29,7 @@ CUTE_DEVICE int find_sequence(int const* prefix, int count, int value) {
 }
 
 // The tile of this CTA; m_block -1 if there is none. By all threads, which a barrier joins.
-template <int kBlockM>
+template <class Traits>
 CUTE_DEVICE void place_tile(FwdParams const& params, SequenceTile& tile) {
   if (threadIdx.x < 32) {
     int const* const prefix = params.sequences.tiles_before;
@@ -45,7 +46,19 @@ CUTE_DEVICE void place_tile(FwdParams const& params, SequenceTile& tile) {
         coord.head = blockIdx.x % params.heads_q;
       }
     }
-    if (threadIdx.x == 0) tile = {coord, read_sequence(params, coord.batch)};
+    if (threadIdx.x == 0) {
+      Sequence const sequence = read_sequence(params, coord.batch);
+      // Bad offsets may overlap, so that the prefix sums overflow: no tile lies outside of its sequence all the same.
+      int const m_blocks = ceil_div(sequence.rows, int{Traits::kBlockM});
+      if (static_cast<unsigned>(coord.m_block) >= static_cast<unsigned>(m_blocks)) coord.m_block = -1;
+      TileRange keys = key_range<Traits::kBlockM, Traits::kBlockN>(sequence, coord.m_block);
+      if (coord.m_block * Traits::kBlockM >= sequence.len_q) keys.end = keys.begin;  // rows that are not used
+      float slope = 0.f;
+      if (Traits::kVariant == Variant::kModified && coord.batch < params.batch) {
+        slope = head_slope(params.score, coord.batch, coord.head);
+      }
+      tile = {coord, sequence, keys, 0, slope};
+    }
   }
   __syncthreads();
 }

@@ -4,6 +4,7 @@
 
 #include "../../core/kernel_shape.h"
 #include "../../core/tile_order.h"
+#include "../../core/variant.h"
 #include "../chip.h"
 
 namespace flash_cute::sm80::fwd {
@@ -46,6 +47,24 @@ constexpr TileConfig tile_config(int head_dim, int chip) {
   }
 }
 
+// The tiles of the kernels that read sequences at run time: those of dense kernels where these leave enough registers,
+// else one for all chips.
+constexpr TileConfig tile_config(int head_dim, int chip, Variant variant) {
+  bool const modified = variant == Variant::kModified;
+  if (variant == Variant::kDense || head_dim == 64) return tile_config(head_dim, chip);
+  if (modified && head_dim <= 32) {
+    return {.block_m = 128, .block_n = 32, .warps = 4, .stages = 2, .q_in_regs = true, .ctas_per_sm = 2};
+  }
+  if (head_dim <= 96 && !modified) return tile_config(head_dim, chip);
+  if (head_dim <= 128) {
+    return {.block_m = 128, .block_n = 32, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
+  }
+  if (head_dim <= 192) {
+    return {.block_m = 64, .block_n = 48, .warps = 4, .stages = 2, .q_in_regs = !modified, .ctas_per_sm = 2};
+  }
+  return {.block_m = 64, .block_n = 48, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
+}
+
 // Q, then `stages` buffers each of K and V, 16-bit; the output tile reuses Q's memory.
 constexpr int smem_bytes(TileConfig tile, int head_dim) {
   return 2 * head_dim * (tile.block_m + 2 * tile.stages * tile.block_n);
@@ -54,14 +73,22 @@ constexpr int smem_bytes(TileConfig tile, int head_dim) {
 // What a kernel adds to it whose sequences are read at run time.
 constexpr int kSequenceBytes = 128;
 
-constexpr KernelShape kernel_shape(int head_dim, int chip) {
-  TileConfig const tile = tile_config(head_dim, chip);
+// How many CTAs of a tile an SM of the chip has room for, up to those that the register budget is set for.
+constexpr int ctas_that_fit(TileConfig tile, int smem_bytes, int chip) {
+  constexpr int kReservedBytes = 1024;  // per CTA, and an SM has so much more than one CTA may have
+  int const fitting = (kMaxSmemBytes[chip] + kReservedBytes) / (smem_bytes + kReservedBytes);
+  return tile.ctas_per_sm < fitting ? tile.ctas_per_sm : fitting;
+}
+
+constexpr KernelShape kernel_shape(int head_dim, int chip, Variant variant = Variant::kDense) {
+  TileConfig const tile = tile_config(head_dim, chip, variant);
+  int const smem = smem_bytes(tile, head_dim) + (reads_sequences(variant) ? kSequenceBytes : 0);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,
           .threads = 32 * tile.warps,
           .stages = tile.stages,
-          .smem_bytes = smem_bytes(tile, head_dim),
-          .ctas_per_sm = tile.ctas_per_sm};
+          .smem_bytes = smem,
+          .ctas_per_sm = ctas_that_fit(tile, smem, chip)};
 }
 
 // With a mask row tiles differ in length: heads are grouped so that their K and V share L2 with the Q and O streams.

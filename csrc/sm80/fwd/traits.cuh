@@ -20,6 +20,9 @@ using namespace cute;
 struct SequenceTile {
   RowTileCoord coord;
   Sequence sequence;
+  TileRange keys;
+  int zero;     // 0, see thread_again in mainloop.cuh
+  float slope;  // of the head, see head_slope
 };
 
 template <class Element_, int kHeadDim_, TileConfig kTile_, Variant kVariant_ = Variant::kDense>
@@ -35,6 +38,9 @@ struct Traits {
   static constexpr int kWarps = kTile.warps;
   static constexpr int kThreads = 32 * kWarps;
   static_assert(kHeadDim % 32 == 0 && kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
+  // Whether thread indices are computed again in each step, see thread_again in mainloop.cuh: else these kernels spill.
+  static constexpr bool kRecomputes =
+      kVariant == Variant::kModified || (kVariant == Variant::kPacked && (kHeadDim == 128 || kHeadDim == 256));
   static_assert(kStages == 1 || kStages == 2);
 
   // Split-Q: the warps are tiled along M only, so that softmax reduces within a quad of threads.
@@ -78,6 +84,7 @@ struct Traits {
   struct SequenceStorage : SharedStorage {
     SequenceTile tile;
   };
+  using Storage = std::conditional_t<reads_sequences(kVariant), SequenceStorage, SharedStorage>;
   static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
   static_assert(sizeof(SequenceStorage) <= sizeof(SharedStorage) + kSequenceBytes);
 };
