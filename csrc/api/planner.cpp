@@ -92,11 +92,11 @@ void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gp
                                        problem.len_q, problem.len_k, decision.padded_head_dim);
   }
   int64_t const tiles = most_row_tiles(problem, plan.shape, packed);
-  plan.draws_tiles = sm90;
+  plan.draws_tiles = sm90 && tiles > gpu.num_sms;
   plan.ctas = sm90 ? std::min<int64_t>(tiles, gpu.num_sms) : tiles;
-  if (sm90) {
+  if (plan.draws_tiles) {
     plan.workspace = {.ticket = 0, .part_flags = 0, .parts = 0, .tiles_before = 0, .zeroed = 4, .bytes = 4};
-  } else if (packed) {
+  } else if (!sm90 && packed) {
     plan.workspace.bytes = 4 * (int64_t{problem.batch} + 3);  // the prefix sums, see Sequences::tiles_before
   }
 }

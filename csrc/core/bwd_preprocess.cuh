@@ -112,7 +112,8 @@ CUTE_DEVICE void prepare_sums(BwdParams const& params) {
   if (threadIdx.x == 0) params.semaphores[blockIdx.x] = 0;
   ListedRowTile const tile = listed_row_tile(params, blockIdx.x);
   Sequence const sequence = read_sequence(params, tile.index);
-  if (row_tile_visits<kBlockM, kBlockN>(sequence, tile.m_block) > 0) {
+  bool const fits = sequence_fits<kBlockM, kBlockN>(params, tile.index);
+  if (fits && row_tile_visits<kBlockM, kBlockN>(sequence, tile.m_block) > 0) {
     if (threadIdx.x == 0) atomicAdd(params.counters + DqQueue::kExpected, 1);
     return;
   }

@@ -34,12 +34,15 @@ __global__ void __launch_bounds__(sequence_prefix::kThreads)
   int const end = min(begin + per_thread, sequences);
   auto const row_tiles = [&](int index) { return ceil_div(row_extent(params, index).length, kBlockM); };
   auto const key_tiles = [&](int index) { return ceil_div(key_extent(params, index).length, kBlockN); };
+  // Sequences that bad offsets make overlap may have more tiles than there is room for, see sequence_fits.
+  auto const limited = [](int64_t number) { return static_cast<int>(min(number, int64_t{kNoLimit})); };
 
   __shared__ int most_rows;
   if (threadIdx.x == 0) most_rows = 0;
   if (threadIdx.x < 4 && params.counters != nullptr) params.counters[threadIdx.x] = 0;
   __syncthreads();
-  int own_rows = 0, own_most = 0;
+  int64_t own_rows = 0;
+  int own_most = 0;
   for (int index = begin; index < end; ++index) {
     own_most = max(own_most, row_extent(params, index).used);
     own_rows += row_tiles(index);
@@ -47,35 +50,35 @@ __global__ void __launch_bounds__(sequence_prefix::kThreads)
   atomicMax(&most_rows, own_most);
   __syncthreads();
 
-  int own_keys[LengthClass::kNumber] = {};
+  int64_t own_keys[LengthClass::kNumber] = {};
   for (int index = begin; index < end; ++index) {
     int const of = LengthClass::of(row_extent(params, index).used, most_rows);
     CUTE_UNROLL
     for (int i = 0; i < LengthClass::kNumber; ++i) own_keys[i] += of == i ? key_tiles(index) : 0;
   }
-  int all_rows, all_keys = 0, keys_before[LengthClass::kNumber];
-  int rows_before = sequence_prefix::exclusive_sum(own_rows, all_rows);
+  int64_t all_rows, all_keys = 0, keys_before[LengthClass::kNumber];
+  int64_t rows_before = sequence_prefix::exclusive_sum(own_rows, all_rows);
   CUTE_UNROLL
   for (int i = 0; i < LengthClass::kNumber; ++i) {
     __syncthreads();  // all threads have read the sums before
-    int all_of_class;
+    int64_t all_of_class;
     keys_before[i] = all_keys + sequence_prefix::exclusive_sum(own_keys[i], all_of_class);
     all_keys += all_of_class;
   }
   for (int index = begin; index < end; ++index) {
-    tiles.rows_before[index] = rows_before;
+    tiles.rows_before[index] = limited(rows_before);
     rows_before += row_tiles(index);
     int const of = LengthClass::of(row_extent(params, index).used, most_rows);
     CUTE_UNROLL
     for (int i = 0; i < LengthClass::kNumber; ++i) {
       if (of != i) continue;
-      tiles.keys_before[index] = keys_before[i];
+      tiles.keys_before[index] = limited(keys_before[i]);
       keys_before[i] += key_tiles(index);
     }
   }
   if (threadIdx.x == 0) {
-    tiles.rows_before[sequences] = all_rows;
-    tiles.keys_before[sequences] = all_keys;
+    tiles.rows_before[sequences] = min(limited(all_rows), params.m_blocks);
+    tiles.keys_before[sequences] = min(limited(all_keys), params.n_blocks);
   }
 }
 
@@ -88,8 +91,9 @@ __global__ void __launch_bounds__(256) list_sequence_tiles_kernel(__grid_constan
   int const rows = ceil_div(row_extent(params, index).length, kBlockM);
   int const keys = ceil_div(key_extent(params, index).length, kBlockN);
   int const first_row = tiles.rows_before[index], first_key = tiles.keys_before[index];
-  for (int i = lane; i < rows; i += 32) tiles.row_sequence[first_row + i] = index;
-  for (int i = lane; i < keys; i += 32) tiles.key_sequence[first_key + i] = index;
+  int const row_end = min(first_row + rows, params.m_blocks), key_end = min(first_key + keys, params.n_blocks);
+  for (int i = first_row + lane; i < row_end; i += 32) tiles.row_sequence[i] = index;
+  for (int i = first_key + lane; i < key_end; i += 32) tiles.key_sequence[i] = index;
 }
 
 template <int kBlockM, int kBlockN>

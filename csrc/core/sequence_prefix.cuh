@@ -17,10 +17,11 @@ namespace sequence_prefix {
 constexpr int kThreads = 1024;
 
 // The sum of x over the threads before this one; `total` is that over all. By the whole CTA.
-CUTE_DEVICE int exclusive_sum(int x, int& total) {
-  __shared__ int warp_sums[kThreads / 32];
+template <class T>
+CUTE_DEVICE T exclusive_sum(T x, T& total) {
+  __shared__ T warp_sums[kThreads / 32];
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int const own = inclusive_warp_sum(x);
+  T const own = inclusive_warp_sum(x);
   if (lane == 31) warp_sums[warp] = own;
   __syncthreads();
   if (warp == 0) warp_sums[lane] = inclusive_warp_sum(warp_sums[lane]);

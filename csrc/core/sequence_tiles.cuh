@@ -9,6 +9,16 @@ namespace flash_cute {
 
 using namespace cute;
 
+// Whether all tiles of a sequence have a place. They do unless bad offsets make sequences overlap: then the gradients of
+// a sequence without one are 0.
+template <int kBlockM, int kBlockN>
+CUTE_DEVICE bool sequence_fits(BwdParams const& params, int index) {
+  SequenceTiles const& tiles = params.tiles;
+  int const rows = ceil_div(row_extent(params, index).length, kBlockM);
+  int const keys = ceil_div(key_extent(params, index).length, kBlockN);
+  return tiles.rows_before[index] + rows <= params.m_blocks && tiles.keys_before[index] + keys <= params.n_blocks;
+}
+
 // The key tiles that visit a row tile of a sequence.
 template <int kBlockM, int kBlockN>
 CUTE_DEVICE int row_tile_visits(Sequence const& sequence, int m_block) {

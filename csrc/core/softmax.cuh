@@ -68,6 +68,7 @@ struct OnlineSoftmax {
   struct Nothing {
     CUTE_DEVICE void operator()() const {}
   };
+  struct NoAccumulator {};  // of the first tile
 
   // What is missing of the scores of each row of a tile, see add_linear_biases.
   struct NoShift {};
@@ -120,8 +121,10 @@ struct OnlineSoftmax {
         float const factor = exp2_approx(offset[i] - new_offset);
         offset[i] = new_offset;
         sum[i] *= factor;
-        CUTE_UNROLL
-        for (int j = 0; j < size<1>(acc); ++j) acc(i, j) *= factor;
+        if constexpr (!std::is_same_v<Accumulator, NoAccumulator>) {
+          CUTE_UNROLL
+          for (int j = 0; j < size<1>(acc); ++j) acc(i, j) *= factor;
+        }
       }
     }
     if constexpr (kLateWait) {

@@ -6,11 +6,12 @@
 namespace flash_cute {
 
 // The sum of x over this lane and those before it. By all lanes.
-CUTE_DEVICE int inclusive_warp_sum(int x) {
+template <class T>
+CUTE_DEVICE T inclusive_warp_sum(T x) {
   int const lane = threadIdx.x % 32;
   CUTE_UNROLL
   for (int distance = 1; distance < 32; distance *= 2) {
-    int const other = __shfl_up_sync(0xffffffff, x, distance);
+    T const other = __shfl_up_sync(0xffffffff, x, distance);
     if (lane >= distance) x += other;
   }
   return x;

@@ -160,7 +160,8 @@ struct SequenceKeyTile : KeyTile {
                             .len_k = there.sequence.len_k,
                             .band = {.lower = there.sequence.band.lower, .upper = there.sequence.band.upper}};
     TileRange const range = row_range<Traits::kBlockM, kBlockN>(sequence, there.n_block);
-    bool const used = there.n_block * kBlockN < sequence.len_k;
+    bool const used = there.n_block * kBlockN < sequence.len_k &&
+                      sequence_fits<Traits::kListedRows, kBlockN>(params, there.batch);
     there.first.m_block = range.end - 1;
     there.first.head = 0;
     there.end = there.begin + (used ? params.group * (range.end - range.begin) : 0);

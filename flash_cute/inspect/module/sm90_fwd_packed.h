@@ -17,6 +17,7 @@ using namespace flash_cute::sm90::fwd;
 inline FwdParams packed_params(PackedProblem const& problem, int* ticket) {
   FwdParams params{};
   params.ticket = ticket;
+  params.draws_tiles = true;
   params.batch = int(problem.cu_q.size()) - 1;
   params.heads_q = problem.heads_q;
   params.heads_kv = problem.heads_kv;
