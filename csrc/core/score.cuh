@@ -100,13 +100,18 @@ CUTE_DEVICE void add_linear_biases(Scores& scores,         // (rows, columns)
   }
 }
 
-// Raw scores of one tile to modified ones. `offset`: the position of the tile's first row minus its first column.
+// Raw scores of one tile to modified ones, in few registers: without the polynomial and the linear form. `offset`: the
+// position of the tile's first row minus its first column.
 template <class Scores, class Coords, class Coords0>
 CUTE_DEVICE void modify_scores(Scores& scores,         // (rows, columns)
                                Coords const& tScS,     // (rows, columns) -> (row, column)
                                Coords0 const& tScS_0,  // the same for thread 0, static
                                ScoreTerms const& terms, float slope, int offset) {
-  if (terms.softcap_scale != 0.f) cap_scores(scores, terms);
+  if (terms.softcap_scale != 0.f) {
+    float const scale = terms.softcap_scale * kTanhScale;
+    CUTE_UNROLL
+    for (int i = 0; i < size(scores); ++i) scores(i) = tanh_of_scaled(scores(i) * scale);
+  }
   if (slope != 0.f) add_biases(scores, tScS_0, slope, offset + thread_distance(tScS));
 }
 
