@@ -23,6 +23,7 @@ from test_errors import (
 )
 
 import flash_cute
+from flash_cute import report
 
 
 def test_out_and_dout_have_the_head_dim_of_v() -> None:
@@ -53,7 +54,7 @@ def test_options_on_the_meta_device(which: str) -> None:
         torch.ops.flash_cute.check_fwd(*call.values())
 
 
-NOT_ON_SM80: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 2.0},
     "sinks": {"sinks": _new(4)},
     "alibi_slopes": {"alibi_slopes": _new(4)},
@@ -61,14 +62,29 @@ NOT_ON_SM80: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", NOT_ON_SM80)
+@pytest.mark.skipif(not report.load()["kernels"], reason="this build has no CUDA kernels")
+@pytest.mark.parametrize("name", OPTIONS)
 def test_what_sm80_does_not_serve_yet(name: str) -> None:
     """csrc/api/served.h; the tests of the options know its sentences."""
-    call = _apply(_call("cpu"), NOT_ON_SM80[name])
+    call = _apply(_call("cpu"), OPTIONS[name])
     options = {**_options(call), "backend": None}
-    assert flash_cute.explain(call["q"], call["k"], call["v"], **options, capability=90).backend == "sm90"
-    with pytest.raises(ValueError, match=NOT_SERVED):
-        flash_cute.explain(call["q"], call["k"], call["v"], **options, capability=80)
+    for backward in (False, True):
+        plan = flash_cute.explain(call["q"], call["k"], call["v"], **options, capability=90, backward=backward)
+        assert plan.data["backend"] == "sm90"
+    assert flash_cute.explain(call["q"], call["k"], call["v"], **options, capability=80).data["backend"] == "sm80"
+    if name in ("softcap", "alibi_slopes"):
+        with pytest.raises(ValueError, match=NOT_SERVED):
+            flash_cute.explain(call["q"], call["k"], call["v"], **options, capability=80, backward=True)
+
+
+@pytest.mark.skipif(not report.load()["kernels"], reason="this build has no CUDA kernels")
+def test_sm80_pads_a_head_dim_of_v_in_the_backward() -> None:
+    q, v = (torch.zeros(1, 1, 4, head_dim, dtype=torch.float16) for head_dim in (64, 36))
+    copies = flash_cute.explain(q, q, v, capability=80, backward=True).data["copies"]
+    assert {x for x, why in copies.items() if why} == {"v", "out", "dout", "dv"}
+    assert copies["dv"] == "head dim 36 is padded to 64, that of the others"
+    copies = flash_cute.explain(v, v, q, capability=80, backward=True).data["copies"]
+    assert {x for x, why in copies.items() if why} == {"q", "k", "dq", "dk"}
 
 
 @pytest.mark.parametrize("softcap", [3e38, 1e39, 1e-39])

@@ -6,9 +6,11 @@ namespace flash_cute {
 namespace {
 
 std::vector<NamedCopy> tensors(BwdDecision const& decision) {
-  return {{"q", decision.q, false},     {"k", decision.k, false},       {"v", decision.v, false},
-          {"out", decision.out, false}, {"dout", decision.dout, false}, {"dq", decision.dq, true},
-          {"dk", decision.dk, true},    {"dv", decision.dv, true}};
+  int const head_dim = decision.padded_head_dim, head_dim_v = decision.padded_head_dim_v;
+  return {{"q", decision.q, false, head_dim},        {"k", decision.k, false, head_dim},
+          {"v", decision.v, false, head_dim_v},      {"out", decision.out, false, head_dim_v},
+          {"dout", decision.dout, false, head_dim_v}, {"dq", decision.dq, true, head_dim},
+          {"dk", decision.dk, true, head_dim},       {"dv", decision.dv, true, head_dim_v}};
 }
 
 std::string why_tile(BwdDecision const& decision) {

@@ -6,7 +6,11 @@ namespace flash_cute {
 namespace {
 
 std::vector<NamedCopy> tensors(FwdDecision const& decision) {
-  return {{"q", decision.q, false}, {"k", decision.k, false}, {"v", decision.v, false}, {"out", decision.out, true}};
+  int const head_dim = decision.padded_head_dim, head_dim_v = decision.padded_head_dim_v;
+  return {{"q", decision.q, false, head_dim},
+          {"k", decision.k, false, head_dim},
+          {"v", decision.v, false, head_dim_v},
+          {"out", decision.out, true, head_dim_v}};
 }
 
 // `tiles`: those of all heads; of packed sequences the most that there can be.

@@ -71,14 +71,18 @@ struct NamedCopy {
   char const* name;
   Copy copy;
   bool written;  // by the kernel; else read
+  int padded;    // its head dim as the kernel sees it
 };
 
-inline std::string copy_reason(Copy copy, Problem const& problem) {
-  switch (copy) {
+// `named.padded`: the padded head dim.
+inline std::string copy_reason(NamedCopy const& named, Problem const& problem) {
+  char const last = std::string_view(named.name).back();  // of q, k, dq and dk, or of v, out, dout and dv
+  int const head_dim = last == 'q' || last == 'k' ? problem.head_dim : problem.head_dim_v;
+  switch (named.copy) {
     case Copy::kNone: return "";
     case Copy::kHeadDimPadded:
-      return "head dim " + std::to_string(problem.head_dim) + " is padded to " +
-             std::to_string((problem.head_dim + 7) / 8 * 8) + ", a multiple of 8";
+      return "head dim " + std::to_string(head_dim) + " is padded to " + std::to_string(named.padded) +
+             (named.padded - head_dim < 8 ? ", a multiple of 8" : ", that of the others");
     case Copy::kLastDimStrided: return "its last dim is not contiguous";
     case Copy::kBaseMisaligned: return "its first element is not at a 16-byte boundary";
     case Copy::kStrideMisaligned: return "a batch, head or row stride is not a multiple of 8 elements";
@@ -88,8 +92,8 @@ inline std::string copy_reason(Copy copy, Problem const& problem) {
 
 inline std::string copies_json(std::vector<NamedCopy> const& tensors, Problem const& problem) {
   JsonObject copies;
-  for (auto const& [name, copy, written] : tensors) {
-    copies.raw(name, copy == Copy::kNone ? "null" : json_string(copy_reason(copy, problem)));
+  for (NamedCopy const& named : tensors) {
+    copies.raw(named.name, named.copy == Copy::kNone ? "null" : json_string(copy_reason(named, problem)));
   }
   return copies.text();
 }
@@ -124,11 +128,11 @@ void add_tensor_reasons(std::vector<std::string>& sentences, Problem const& prob
     sentences.push_back("Head dim " + std::to_string(problem.head_dim) + " runs in the kernel for " +
                         std::to_string(decision.plan.head_dim) + ", the smallest in this build that holds it.");
   }
-  for (auto const& [name, copy, written] : tensors) {
-    if (copy == Copy::kNone) continue;
-    sentences.push_back(std::string(name) +
-                        (written ? " is written to a buffer and copied from it: " : " is copied once: ") +
-                        copy_reason(copy, problem) + ".");
+  for (NamedCopy const& named : tensors) {
+    if (named.copy == Copy::kNone) continue;
+    sentences.push_back(std::string(named.name) +
+                        (named.written ? " is written to a buffer and copied from it: " : " is copied once: ") +
+                        copy_reason(named, problem) + ".");
   }
 }
 

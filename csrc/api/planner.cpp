@@ -147,6 +147,18 @@ void order_sm90(BwdPlan& plan, Problem const& problem, Gpu gpu, TensorInfo const
   plan.ctas = std::min<int64_t>(plan.task_order.num_tasks, gpu.num_sms);
 }
 
+// The sm80 backward has one head dim: where v has its own, the tensors of the smaller one are padded by copies.
+void pad_to_one_head_dim(BwdDecision& decision) {
+  int const head_dim = std::max(decision.padded_head_dim, decision.padded_head_dim_v);
+  if (decision.padded_head_dim < head_dim) {
+    decision.q = decision.k = decision.dq = decision.dk = Copy::kHeadDimPadded;
+  }
+  if (decision.padded_head_dim_v < head_dim) {
+    decision.v = decision.out = decision.dout = decision.dv = Copy::kHeadDimPadded;
+  }
+  decision.padded_head_dim = decision.padded_head_dim_v = head_dim;
+}
+
 }  // namespace
 
 int64_t most_row_tiles(Problem const& problem, KernelShape const& shape, bool packed) {
@@ -202,8 +214,11 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
                  : packed                                 ? Variant::kPacked
                                                           : Variant::kDense;
   bool const reads = reads_sequences(plan.variant);
-  check_served_by_bwd(problem, decision.backend, plan.variant);
-  if (!sm90) plan.entry = sm80_entry(problem, gpu);
+  check_served_by_bwd(decision.backend, plan.variant);
+  if (!sm90) {
+    plan.entry = sm80_entry(problem, gpu);
+    pad_to_one_head_dim(decision);
+  }
   plan.shape = !sm90  ? sm80::bwd::kernel_shape(plan.head_dim, plan.entry)
                : wide ? sm90::bwd_wide::kernel_shape(plan.head_dim, plan.head_dim_v)
                       : sm90::bwd::kernel_shape(plan.head_dim, plan.variant);

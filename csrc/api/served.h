@@ -6,11 +6,9 @@
 namespace flash_cute {
 
 // The sm80 backward that reads sequences at run time is not built yet.
-inline void check_served_by_bwd(Problem const& problem, Backend backend, Variant variant) {
+inline void check_served_by_bwd(Backend backend, Variant variant) {
   FLASH_CUTE_CHECK(backend == Backend::kSm90 || variant == Variant::kDense,
                    "backend: expected 'sm90' for these options, which have no sm80 backward yet");
-  FLASH_CUTE_CHECK(backend == Backend::kSm90 || problem.head_dim_v == problem.head_dim,
-                   "backend: expected 'sm90' for a head dim of v's own, which has no sm80 backward yet");
 }
 
 }  // namespace flash_cute
