@@ -115,7 +115,7 @@ BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool pac
   int64_t const counters = std::max<int64_t>(1 + heads, 4);  // see DqQueue
   workspace.drawn = workspace.counters + (sums ? aligned(4 * counters) : 0);
   workspace.sink_parts = workspace.drawn + (draws_tasks ? aligned(4 * plan.key_tiles) : 0);
-  workspace.scaled_dout = workspace.sink_parts + (problem.has_sinks ? aligned(4 * plan.row_tiles) : 0);
+  workspace.scaled_dout = aligned(workspace.sink_parts + (problem.has_sinks ? 4 * plan.row_tiles : 0));
   int64_t const all_rows = int64_t{packed ? 1 : problem.batch} * problem.heads_q * problem.len_q;
   workspace.dq_queue = workspace.scaled_dout + (plan.scales_dout ? aligned(2 * all_rows * padded_head_dim_v) : 0);
   bool const queue = sums && reads_sequences(plan.variant);

@@ -159,6 +159,9 @@ __global__ void __launch_bounds__(preprocess::kThreads)
     if (params.sink_parts != nullptr && threadIdx.x == 0) params.sink_parts[blockIdx.x] = 0.f;
     return;
   }
+  if constexpr (kSequences) {
+    if (params.dq_queue != nullptr) prepare_sums<Element, kBlockM, kSequenceKeys>(params);
+  }
   int const column = threadIdx.x % kThreadsPerRow * kVector;
   auto const* const out = static_cast<Element const*>(params.out) + rows.out_offset + column;
   auto const* const dout = static_cast<Element const*>(params.dout) + rows.dout_offset + column;
@@ -217,10 +220,7 @@ __global__ void __launch_bounds__(preprocess::kThreads)
       *reinterpret_cast<uint4*>(place) = lse == -INFINITY ? make_uint4(0, 0, 0, 0) : scaled<Element>(d[i], share);
     }
   }
-  if constexpr (kSequences) {
-    if (params.dq_queue != nullptr) prepare_sums<Element, kBlockM, kSequenceKeys>(params);
-    return;
-  }
+  if constexpr (kSequences) return;
 
   if constexpr (kClearSums) {
     static_assert(kBlockM * kHeadDim % (4 * kThreads) == 0);

@@ -50,30 +50,27 @@ __global__ void __launch_bounds__(sequence_prefix::kThreads)
   atomicMax(&most_rows, own_most);
   __syncthreads();
 
-  int64_t own_keys[LengthClass::kNumber] = {};
-  for (int index = begin; index < end; ++index) {
-    int const of = LengthClass::of(row_extent(params, index).used, most_rows);
-    CUTE_UNROLL
-    for (int i = 0; i < LengthClass::kNumber; ++i) own_keys[i] += of == i ? key_tiles(index) : 0;
-  }
-  int64_t all_rows, all_keys = 0, keys_before[LengthClass::kNumber];
+  int64_t all_rows;
   int64_t rows_before = sequence_prefix::exclusive_sum(own_rows, all_rows);
-  CUTE_UNROLL
-  for (int i = 0; i < LengthClass::kNumber; ++i) {
-    __syncthreads();  // all threads have read the sums before
-    int64_t all_of_class;
-    keys_before[i] = all_keys + sequence_prefix::exclusive_sum(own_keys[i], all_of_class);
-    all_keys += all_of_class;
-  }
   for (int index = begin; index < end; ++index) {
     tiles.rows_before[index] = limited(rows_before);
     rows_before += row_tiles(index);
-    int const of = LengthClass::of(row_extent(params, index).used, most_rows);
-    CUTE_UNROLL
-    for (int i = 0; i < LengthClass::kNumber; ++i) {
-      if (of != i) continue;
-      tiles.keys_before[index] = limited(keys_before[i]);
-      keys_before[i] += key_tiles(index);
+  }
+  int64_t all_keys = 0;
+#pragma unroll 1
+  for (int part = 0; part < LengthClass::kNumber; ++part) {
+    auto const contains = [&](int index) {
+      return LengthClass::of(row_extent(params, index).used, most_rows) == part;
+    };
+    int64_t own_keys = 0, all_of_part;
+    for (int index = begin; index < end; ++index) own_keys += contains(index) ? key_tiles(index) : 0;
+    __syncthreads();  // all threads have read the sums before
+    int64_t keys_before = all_keys + sequence_prefix::exclusive_sum(own_keys, all_of_part);
+    all_keys += all_of_part;
+    for (int index = begin; index < end; ++index) {
+      if (!contains(index)) continue;
+      tiles.keys_before[index] = limited(keys_before);
+      keys_before += key_tiles(index);
     }
   }
   if (threadIdx.x == 0) {

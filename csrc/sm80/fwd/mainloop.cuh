@@ -178,8 +178,13 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     auto rP = make_tensor_like<Element>(tSrS);  // (MMA, MMA_M, MMA_N)
     convert(tSrS, rP);
     auto tOrP = make_tensor(rP.data(), operand_a_layout(rP.layout()));  // (MMA, MMA_M, MMA_K)
-    auto tOsV_step = copy_v.get_slice(Traits::kRecomputes ? thread_again() : thread).partition_S(sVt);
-    pipelined_gemm(mma, tOrO, tOrP, tOrV, [&](int k) { copy(copy_v, tOsV_step(_, _, k, stage), tOrV_copy(_, _, k)); });
+    if constexpr (Traits::kRecomputes) {
+      auto tOsV_again = copy_v.get_slice(thread_again()).partition_S(sVt);  // (CPY, CPY_D, CPY_N, stage)
+      pipelined_gemm(mma, tOrO, tOrP, tOrV,
+                     [&](int k) { copy(copy_v, tOsV_again(_, _, k, stage), tOrV_copy(_, _, k)); });
+    } else {
+      pipelined_gemm(mma, tOrO, tOrP, tOrV, [&](int k) { copy(copy_v, tOsV(_, _, k, stage), tOrV_copy(_, _, k)); });
+    }
   };
 
   int const rows = sequence.len_q - tile.m_block * kBlockM;

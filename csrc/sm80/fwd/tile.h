@@ -55,7 +55,7 @@ constexpr TileConfig tile_config(int head_dim, int chip, Variant variant) {
   if (modified && head_dim <= 32) {
     return {.block_m = 128, .block_n = 32, .warps = 4, .stages = 2, .q_in_regs = true, .ctas_per_sm = 2};
   }
-  if (head_dim <= 96 && !modified) return tile_config(head_dim, chip);
+  if (head_dim <= 32) return tile_config(head_dim, chip);
   if (head_dim <= 128) {
     return {.block_m = 128, .block_n = 32, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
   }

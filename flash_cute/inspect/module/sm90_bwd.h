@@ -87,7 +87,7 @@ void add(Registry& registry) {
   } else {
     using Traits = sm90::bwd_wide::Traits<cutlass::half_t, kHeadDim>;
     constexpr int kRows = Traits::kBlockM, kKeys = Traits::kBlockN;
-    KernelShape const keys = sm90::bwd_wide::kernel_shape(kHeadDim);
+    KernelShape const keys = sm90::bwd_wide::kernel_shape(kHeadDim, kHeadDim);
     KernelShape queries = keys;
     queries.block_m = sm90::bwd_wide::kQueryTileRows;
     registry.push_back({.arch = "sm90",
