@@ -28,9 +28,11 @@ def dense(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if isinstance(x, Tensor) and x.dim() != 4:  # anything else is attention's to refuse
             raise ValueError(f"flash_cute: {name}: expected 4 dims, (B, N, H, D), got {x.dim()}")
-    heads_first = (x.transpose(1, 2) if isinstance(x, Tensor) else x for x in (q, k, v))
+    q, k, v = (x.transpose(1, 2) if isinstance(x, Tensor) else x for x in (q, k, v))
     result = attention(
-        *heads_first,
+        q,
+        k,
+        v,
         causal,
         scale=softmax_scale,
         window=window(window_size),
@@ -110,6 +112,6 @@ _NUMBERS = ("dropout_p", "attention_chunk", "sm_margin")  # the others are tenso
 def refuse_cache() -> NoReturn:
     """What `flash_attn_with_kvcache` does."""
     raise NotImplementedError(
-        "flash_cute: flash_attn_with_kvcache: KV caches come in a later version. Until then flash_attn_func serves keys "
-        "that are in one tensor; it aligns its causal mask to the last key."
+        "flash_cute: flash_attn_with_kvcache: KV caches come in a later version. Until then flash_attn_func serves "
+        "keys that are in one tensor; it aligns its causal mask to the last key."
     )

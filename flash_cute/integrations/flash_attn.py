@@ -120,8 +120,17 @@ def flash_attn_kvpacked_func(
         torch.Size([2, 16, 8, 64])
     """
     k, v = _flash_options.split("kv", kv, -3, 2)
-    score: tuple[Any, ...] = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
-    return flash_attn_func(q, k, v, *score, return_attn_probs)
+    score: tuple[Any, ...] = (
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    return flash_attn_func(q, k, v, *score)
 
 
 def flash_attn_qkvpacked_func(
@@ -144,8 +153,17 @@ def flash_attn_qkvpacked_func(
         torch.Size([2, 16, 8, 64])
     """
     q, k, v = _flash_options.split("qkv", qkv, -3, 3)
-    score: tuple[Any, ...] = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
-    return flash_attn_func(q, k, v, *score, return_attn_probs)
+    score: tuple[Any, ...] = (
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    return flash_attn_func(q, k, v, *score)
 
 
 def flash_attn_varlen_func(
@@ -235,8 +253,17 @@ def flash_attn_varlen_kvpacked_func(
     """
     k, v = _flash_options.split("kv", kv, -3, 2)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    score: tuple[Any, ...] = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
-    return flash_attn_varlen_func(q, k, v, *lengths, *score, return_attn_probs)
+    score: tuple[Any, ...] = (
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    return flash_attn_varlen_func(q, k, v, *lengths, *score)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -263,8 +290,17 @@ def flash_attn_varlen_qkvpacked_func(
     """
     q, k, v = _flash_options.split("qkv", qkv, -3, 3)
     lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    score: tuple[Any, ...] = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
-    return flash_attn_varlen_func(q, k, v, *lengths, *score, return_attn_probs)
+    score: tuple[Any, ...] = (
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    return flash_attn_varlen_func(q, k, v, *lengths, *score)
 
 
 def flash_attn_with_kvcache(
