@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import inspect
 from collections.abc import Callable
@@ -72,6 +73,12 @@ def test_signatures(module: Any) -> None:
             bare = [x.replace(annotation=x.empty) for x in inspect.signature(getattr(module, name)).parameters.values()]
             given[name] = str(inspect.Signature(bare))[1:-1]
     assert given == SIGNATURES[module]
+
+
+@MODULES
+def test_examples(module: Any) -> None:
+    results = doctest.testmod(module, extraglobs={"torch": torch})
+    assert (results.attempted > 6, results.failed) == (True, 0)
 
 
 # Theirs, and ours beneath: (options of the call, causal, options of flash_cute.attention).
