@@ -1,7 +1,7 @@
 """One call of `scaled_dot_product_attention` as a call of `flash_cute.attention`, or why it cannot be one."""
 
 import math
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,16 +14,11 @@ _DTYPES = {
     "cuda": (torch.float16, torch.bfloat16),
     "cpu": (torch.float16, torch.bfloat16, torch.float32, torch.float64),
 }
-_MOST_HEAD_DIM = 256  # on a GPU; asked here for graphs, which cannot be told after the fact
+_MOST_HEAD_DIM = 256  # on a GPU
 
 
-class Prepared(NamedTuple):
-    """q `(B, Hq, L, E)`, k and v `(B, H, S, ...)`, H a divisor of Hq; the shape of the result if not that of out."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    shape: tuple[int, ...] | None
+# q `(B, Hq, L, E)`, k and v `(B, H, S, ...)`, H a divisor of Hq; the shape of the result if not that of out.
+Prepared: TypeAlias = tuple[Tensor, Tensor, Tensor, tuple[int, ...] | None]
 
 
 def prepare(
@@ -45,35 +40,41 @@ def prepare(
         return "attn_mask: expected None, got a tensor"
     if dropout_p != 0:
         return "dropout_p: expected 0, got another"
-    if not isinstance(query, Tensor) or not isinstance(key, Tensor) or not isinstance(value, Tensor):
+    if scale is not None and not 0 < scale < math.inf:
+        return "scale: expected None or a finite number > 0, got another"
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         return "query, key, value: expected tensors, got another type"
     if query.is_nested or key.is_nested or value.is_nested:
         return "query, key, value: expected strided tensors, got a nested one"
-    device = query.device.type
-    if device not in _DTYPES:
-        return f"query: expected a tensor on cuda or cpu, got one on {device}"
-    if not autocast_is_enabled():
-        if query.dtype not in _DTYPES[device]:
-            return f"query: expected a dtype that flash_cute has on {device}, got {query.dtype}"
-        if key.dtype != query.dtype or value.dtype != query.dtype:
-            return "key, value: expected query's dtype, got another"
-    if scale is not None and not 0 < scale < math.inf:
-        return "scale: expected None or a finite number > 0, got another"
-    if 0 in query.shape or 0 in key.shape or 0 in value.shape:
+    shape_q, shape_k, shape_v = query.shape, key.shape, value.shape
+    if len(shape_q) == len(shape_k) == len(shape_v) == 4:
+        batch, heads, rows, head_dim = shape_q
+        batch_k, heads_kv, keys, head_dim_k = shape_k
+        batch_v, heads_v, keys_v, head_dim_v = shape_v
+        if (
+            batch == batch_k == batch_v
+            and heads_kv == heads_v
+            and (heads_kv == heads or heads_kv == 1 or (enable_gqa and heads_kv and heads % heads_kv == 0))
+            and keys == keys_v
+            and head_dim == head_dim_k
+            and batch * heads * rows * head_dim * keys * head_dim_v != 0
+        ):
+            return query, key, value, None
+    if 0 in shape_q or 0 in shape_k or 0 in shape_v:
         return "query, key, value: expected no dim of size 0, got one"
-    if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
+    if len(shape_q) < 2 or len(shape_k) < 2 or len(shape_v) < 2:
         return "query, key, value: expected at least 2 dims, got fewer"
-    if device == "cuda" and max(query.shape[-1], value.shape[-1]) > _MOST_HEAD_DIM:
-        return f"query, value: expected a head dim of at most {_MOST_HEAD_DIM}, got more"
-    if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+    if shape_q[-1] != shape_k[-1] or shape_k[-2] != shape_v[-2]:
         return "query, key, value: expected shapes that fit, got others"
-    if query.dim() == key.dim() == value.dim() == 4:
-        batch, heads = query.shape[:2]
-        if key.shape[0] == batch == value.shape[0] and key.shape[1] == value.shape[1]:
-            heads_kv = key.shape[1]
-            if heads_kv == heads or heads_kv == 1 or (enable_gqa and heads % heads_kv == 0):
-                return Prepared(query, key, value, None)
     return _broadcast(query, key, value, enable_gqa)
+
+
+def graph_can_serve(query: Tensor, value: Tensor) -> bool:
+    """Whether flash_cute has kernels for these: asked while a graph is traced, which no refusal can be caught in."""
+    device = query.device.type
+    if device == "cuda" and max(query.shape[-1], value.shape[-1]) > _MOST_HEAD_DIM:
+        return False
+    return device in _DTYPES and (autocast_is_enabled() or query.dtype in _DTYPES[device])
 
 
 def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> Prepared | str:
@@ -98,7 +99,7 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> P
     )
     has_heads = max(x.dim() for x in tensors) > 2
     shape = (*batch, *((heads,) if has_heads else ()), query.shape[-2], value.shape[-1])
-    return Prepared(q, k, v, shape)
+    return q, k, v, shape
 
 
 def serve(prepared: Prepared, is_causal: bool, scale: float | None) -> Tensor:

@@ -28,7 +28,7 @@ from .. import varlen_attention
 from .._torch import dispatch_modes, functorch_is_active, jit_is_tracing
 from . import _aten
 from ._flash_options import window
-from ._sdpa_call import attempt, prepare, serve
+from ._sdpa_call import attempt, graph_can_serve, prepare, serve
 from ._tally import Report, tally, this_thread
 
 __all__ = ["disable", "enable", "report", "sdpa", "varlen_attn"]
@@ -77,7 +77,7 @@ def sdpa(
     call = (query, key, value, attn_mask, dropout_p, is_causal)
     if torch.compiler.is_compiling():  # a graph has no counter
         prepared = prepare(*call, scale, enable_gqa)
-        if not isinstance(prepared, str):
+        if not isinstance(prepared, str) and graph_can_serve(query, value):
             return serve(prepared, is_causal, scale)
         return F.scaled_dot_product_attention(*call, scale=scale, enable_gqa=enable_gqa)
     out = attempt(*call, scale, enable_gqa)
