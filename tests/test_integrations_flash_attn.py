@@ -201,7 +201,12 @@ X = torch.zeros(1, 4, 2, 8)
 OFFSETS = torch.tensor([0, 4], dtype=torch.int32)
 REFUSED: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] = [
     (flash_attn.flash_attn_func, (X, X, X), {"dropout_p": 0.1}, "dropout_p: expected 0, since .* got 0.1"),
-    (flash_attn.flash_attn_func, (X, X, X[0]), {}, r"v: expected 4 dims, \(B, N, H, D\), got 3"),
+    (
+        flash_attn.flash_attn_func,
+        (X, X, X[0]),
+        {},
+        r"q, k, v: expected 4 dims each, .* got \(1, 4, 2, 8\), .*, \(4, 2, 8\)",
+    ),
     (flash_attn.flash_attn_func, (X, None, X), {}, "k: expected a torch.Tensor, got None"),
     (flash_attn.flash_attn_func, (X, X, X), {"window_size": 5}, "window_size: expected .left, right., .* got 5"),
     (flash_attn.flash_attn_func, (X, X, X), {"softcap": -1.0}, "softcap: expected"),

@@ -200,6 +200,17 @@ def test_the_function_is_compiled(x: torch.Tensor) -> None:
     torch.testing.assert_close(masked, x)
 
 
+def test_what_attention_refuses_is_passed_on(x: torch.Tensor) -> None:
+    """Reasons that are found in the call itself: a dtype, a transform of torch.func."""
+    with pytest.raises(RuntimeError):
+        sdpa.sdpa(x.int(), x.int(), x.int())
+    mapped = torch.func.vmap(lambda y: sdpa.sdpa(y, x, x))(x[None])
+    torch.testing.assert_close(mapped[0], PYTORCHS(x, x, x))
+    first, second = sdpa.report().passed_on
+    assert first.startswith("q: expected") and "vmap" in second
+    assert sdpa.report().served == {}
+
+
 def test_a_disabled_backend_is_respected(x: torch.Tensor) -> None:
     """As for gradients of gradients, which the math backend has; in strict mode too, since the call asks for it."""
     leaf = x.clone().requires_grad_()

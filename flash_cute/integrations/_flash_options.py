@@ -25,10 +25,12 @@ def dense(
 
     `deterministic=False` is flash-attn's default, and so leaves it to `torch.use_deterministic_algorithms`.
     """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if isinstance(x, Tensor) and x.dim() != 4:  # anything else is attention's to refuse
-            raise ValueError(f"flash_cute: {name}: expected 4 dims, (B, N, H, D), got {x.dim()}")
-    q, k, v = (x.transpose(1, 2) if isinstance(x, Tensor) else x for x in (q, k, v))
+    tensors = isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
+    if tensors and q.dim() == k.dim() == v.dim() == 4:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    elif tensors:  # anything but tensors is attention's to refuse
+        shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+        raise ValueError(f"flash_cute: q, k, v: expected 4 dims each, (B, N, H, D), got {shapes}")
     result = attention(
         q,
         k,
@@ -77,6 +79,8 @@ def packed(
 
 def window(window_size: Any) -> Window | None:
     """`window_size` with None for the sides that flash-attn calls unlimited: those below 0."""
+    if window_size == (-1, -1):
+        return None
     try:
         left, right = window_size
         sides = (None if left is None or left < 0 else left, None if right is None or right < 0 else right)

@@ -84,7 +84,8 @@ def flash_attn_func(
         >>> out.shape, lse.shape
         (torch.Size([2, 128, 8, 64]), torch.Size([2, 8, 128]))
     """
-    _flash_options.refuse(dropout_p=dropout_p)
+    if dropout_p != 0:
+        _flash_options.refuse(dropout_p=dropout_p)
     score: tuple[Any, ...] = (
         softmax_scale,
         causal,
