@@ -17,6 +17,7 @@ from packed import assert_packed_matches, pack, served
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from flash_cute import reference
 from flash_cute.integrations import _aten, _tally, sdpa
 
 PYTORCHS = F.scaled_dot_product_attention  # as a module has it that was imported before enable()
@@ -359,6 +360,40 @@ def test_an_operator_that_refuses_calls_pytorchs(x: torch.Tensor) -> None:
 
     with pytest.raises(RuntimeError, match="illegal memory access"):  # which no other kernel may hide
         _aten.make_override(name, fail, watch, False)("keys", x)
+
+
+def test_an_override_in_the_dispatcher(x: torch.Tensor) -> None:
+    """As on CUDA, with an operator that PyTorch has for the CPU: autograd above it, the original where it refuses."""
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    original = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
+
+    def serve(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: Any = None,
+    ) -> Any:
+        if is_causal:
+            raise ValueError("flash_cute: is_causal: expected False, got True")
+        return tuple(y.float() for y in reference.attention(q, k, v, is_causal, scale))
+
+    leaf = x.clone().requires_grad_()
+    expected = [PYTORCHS(leaf, leaf, leaf, is_causal=is_causal, scale=0.3) for is_causal in (False, True)]
+    library = torch.library.Library("aten", "IMPL")
+    library.impl(name, _aten.make_override(name, serve, original, False), "CPU", with_keyset=True)
+    given = [PYTORCHS(leaf, leaf, leaf, is_causal=is_causal, scale=0.3) for is_causal in (False, True)]
+    del library
+    for out, right in zip(given, expected, strict=True):
+        torch.testing.assert_close(out, right)
+        torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), leaf)[0] for y in (out, right)))
+    report = sdpa.report()
+    assert report.served == {f"aten::{name}": 1}
+    assert report.passed_on == {"is_causal: expected False, got True": 1}
+    PYTORCHS(x, x, x)
+    assert sdpa.report() == report
 
 
 def test_few_reasons_are_kept() -> None:
