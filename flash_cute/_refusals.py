@@ -49,6 +49,14 @@ def check_deterministic(deterministic: Any) -> bool:
     raise ValueError(f"flash_cute: deterministic: expected None, False or True, got {_shown(deterministic)}")
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether `error` is a check's: the call cannot be served, and nothing has been launched.
+
+    Up to torch 2.13 a check's error is a ValueError already; torch 2.15 lost the type.
+    """
+    return isinstance(error, ValueError | RuntimeError) and _REFUSAL.match(str(error)) is not None
+
+
 def raise_refusal(error: Exception, given: Mapping[str, Any], scale: Any, softcap: Any, backend: Any) -> None:
     """Raise our own sentence where `error` is a check's, or comes of an argument's type; else do nothing.
 

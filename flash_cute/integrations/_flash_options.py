@@ -1,0 +1,121 @@
+"""flash-attn's options as flash_cute's: of versions 2 and 3, whose functions differ in their arguments alone."""
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from .. import attention, varlen_attention
+from .._refusals import Window
+
+
+def dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """`(out, lse or None)`: `(B, N, Hq, Dv)` and `(B, Hq, N)`, of q `(B, N, Hq, D)`, k and v likewise, read in place.
+
+    `deterministic=False` is flash-attn's default, and so leaves it to `torch.use_deterministic_algorithms`.
+    """
+    tensors = isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
+    if tensors and q.dim() == k.dim() == v.dim() == 4:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    elif tensors:  # anything but tensors is attention's to refuse
+        shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+        raise ValueError(f"flash_cute: q, k, v: expected 4 dims each, (B, N, H, D), got {shapes}")
+    result = attention(
+        q,
+        k,
+        v,
+        causal,
+        scale=softmax_scale,
+        window=window(window_size),
+        softcap=softcap or None,
+        alibi_slopes=alibi_slopes,
+        return_lse=return_lse,
+        deterministic=deterministic or None,
+    )
+    out, lse = result if isinstance(result, tuple) else (result, None)
+    return out.transpose(1, 2), lse
+
+
+def packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Mapping[str, Any],
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """`(out, lse or None)`: `(Tq, Hq, Dv)` and `(Hq, Tq)`. `lengths`: `varlen_attention`'s, by name."""
+    result = varlen_attention(
+        q,
+        k,
+        v,
+        causal=causal,
+        scale=softmax_scale,
+        window=window(window_size),
+        softcap=softcap or None,
+        alibi_slopes=alibi_slopes,
+        return_lse=return_lse,
+        deterministic=deterministic or None,
+        **lengths,
+    )
+    return result if isinstance(result, tuple) else (result, None)
+
+
+def window(window_size: Any) -> Window | None:
+    """`window_size` with None for the sides that flash-attn calls unlimited: those below 0."""
+    if window_size == (-1, -1):
+        return None
+    try:
+        left, right = window_size
+        sides = (None if left is None or left < 0 else left, None if right is None or right < 0 else right)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "flash_cute: window_size: expected (left, right), each a number of keys or -1 (no limit), "
+            f"got {window_size!r}"
+        ) from None
+    return None if sides == (None, None) else sides
+
+
+def split(name: str, x: Tensor, dim: int, count: int) -> tuple[Tensor, ...]:
+    """The `count` tensors that are stacked in x at `dim`, counted from the last; views."""
+    if not isinstance(x, Tensor) or x.dim() < -dim or x.shape[dim] != count:
+        given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"flash_cute: {name}: expected {count} stacked tensors in dim {dim}, got {given}")
+    return x.unbind(dim)
+
+
+def refuse(**given: Any) -> None:
+    """Raise for the first argument that asks for what flash_cute does not have."""
+    for name, x in given.items():
+        expected = 0 if name in _NUMBERS else None
+        if x is expected or (expected == 0 and isinstance(x, int | float) and x == 0):
+            continue
+        shown = repr(x) if isinstance(x, int | float | str | None) else type(x).__name__
+        raise ValueError(f"flash_cute: {name}: expected {expected}, since flash_cute does not have it, got {shown}")
+
+
+_NUMBERS = ("dropout_p", "attention_chunk", "sm_margin")  # the others are tensors
+
+
+def refuse_cache() -> NoReturn:
+    """What `flash_attn_with_kvcache` does."""
+    raise NotImplementedError(
+        "flash_cute: flash_attn_with_kvcache: KV caches come in a later version. Until then flash_attn_func serves "
+        "keys that are in one tensor; it aligns its causal mask to the last key."
+    )

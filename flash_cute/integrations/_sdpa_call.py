@@ -1,0 +1,133 @@
+"""One call of `scaled_dot_product_attention` as a call of `flash_cute.attention`, or why it cannot be one."""
+
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from .. import attention
+from .._refusals import is_refusal
+from .._torch import autocast_is_enabled
+
+_DTYPES = {
+    "cuda": (torch.float16, torch.bfloat16),
+    "cpu": (torch.float16, torch.bfloat16, torch.float32, torch.float64),
+}
+_MOST_HEAD_DIM = 256  # on a GPU
+
+
+# q `(B, Hq, L, E)`, k and v `(B, H, S, ...)`, H a divisor of Hq; the shape of the result if not that of out.
+Prepared: TypeAlias = tuple[Tensor, Tensor, Tensor, tuple[int, ...] | None]
+
+
+def prepare(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Prepared | str:
+    """The tensors for `flash_cute.attention`, views where that is possible; or the reason that PyTorch must serve it.
+
+    What PyTorch refuses, and what the two would answer differently (empty tensors, scales that are not positive), is
+    left to PyTorch.
+    """
+    if attn_mask is not None:
+        return "attn_mask: expected None, got a tensor"
+    if dropout_p != 0:
+        return "dropout_p: expected 0, got another"
+    if scale is not None and not 0 < scale < math.inf:
+        return "scale: expected None or a finite number > 0, got another"
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        return "query, key, value: expected tensors, got another type"
+    if query.is_nested or key.is_nested or value.is_nested:
+        return "query, key, value: expected strided tensors, got a nested one"
+    shape_q, shape_k, shape_v = query.shape, key.shape, value.shape
+    if len(shape_q) == len(shape_k) == len(shape_v) == 4:
+        batch, heads, rows, head_dim = shape_q
+        batch_k, heads_kv, keys, head_dim_k = shape_k
+        batch_v, heads_v, keys_v, head_dim_v = shape_v
+        if (
+            batch == batch_k == batch_v
+            and heads_kv == heads_v
+            and (heads_kv == heads or heads_kv == 1 or (enable_gqa and heads_kv and heads % heads_kv == 0))
+            and keys == keys_v
+            and head_dim == head_dim_k
+            and batch * heads * rows * head_dim * keys * head_dim_v != 0
+        ):
+            return query, key, value, None
+    if 0 in shape_q or 0 in shape_k or 0 in shape_v:
+        return "query, key, value: expected no dim of size 0, got one"
+    if len(shape_q) < 2 or len(shape_k) < 2 or len(shape_v) < 2:
+        return "query, key, value: expected at least 2 dims, got fewer"
+    if shape_q[-1] != shape_k[-1] or shape_k[-2] != shape_v[-2]:
+        return "query, key, value: expected shapes that fit, got others"
+    return _broadcast(query, key, value, enable_gqa)
+
+
+def graph_can_serve(query: Tensor, value: Tensor) -> bool:
+    """Whether flash_cute has kernels for these: asked while a graph is traced, which no refusal can be caught in."""
+    device = query.device.type
+    if device == "cuda" and max(query.shape[-1], value.shape[-1]) > _MOST_HEAD_DIM:
+        return False
+    return device in _DTYPES and (autocast_is_enabled() or query.dtype in _DTYPES[device])
+
+
+def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> Prepared | str:
+    """Of other shapes: heads and leading dims expanded as PyTorch's matrix products broadcast them."""
+    tensors = (query, key, value)
+    heads, heads_k, heads_v = (x.shape[-3] if x.dim() > 2 else 1 for x in tensors)
+    if enable_gqa:
+        if min(x.dim() for x in tensors) < 3 or heads_k != heads_v or heads % heads_k:
+            return "enable_gqa: expected key and value heads that divide query's, got others"
+    elif len({heads, heads_k, heads_v} - {1}) > 1:
+        return "query, key, value: expected numbers of heads that broadcast, got others"
+    else:
+        heads = max(heads, heads_k, heads_v)
+        heads_k = heads_v = max(heads_k, heads_v)
+    try:
+        batch = torch.broadcast_shapes(*(x.shape[:-3] for x in tensors))
+    except RuntimeError:
+        return "query, key, value: expected leading dims that broadcast, got others"
+    q, k, v = (
+        x.expand(*batch, n, *x.shape[-2:]).reshape(-1, n, *x.shape[-2:])
+        for x, n in zip(tensors, (heads, heads_k, heads_v), strict=True)
+    )
+    has_heads = max(x.dim() for x in tensors) > 2
+    shape = (*batch, *((heads,) if has_heads else ()), query.shape[-2], value.shape[-1])
+    return q, k, v, shape
+
+
+def serve(prepared: Prepared, is_causal: bool, scale: float | None) -> Tensor:
+    """The attention, in the shape that PyTorch returns."""
+    q, k, v, shape = prepared
+    out: Tensor = attention(q, k, v, "top_left" if is_causal else False, scale=scale)
+    return out if shape is None else out.reshape(shape)
+
+
+def attempt(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor | str:
+    """The result, or the reason that flash_cute cannot serve the call; nothing has been launched then."""
+    prepared = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if isinstance(prepared, str):
+        return prepared
+    try:
+        return serve(prepared, is_causal, scale)
+    except NotImplementedError as error:  # forward-mode derivatives, vmap
+        return str(error).removeprefix("flash_cute ")
+    except (ValueError, RuntimeError) as error:
+        if not is_refusal(error):
+            raise
+        return str(error).removeprefix("flash_cute: ")

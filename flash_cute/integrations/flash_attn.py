@@ -1,0 +1,396 @@
+"""flash-attn's functions, served by flash_cute: signatures, layouts, defaults and return values of flash-attn 2.8.
+
+    from flash_cute.integrations.flash_attn import flash_attn_func
+
+in place of `from flash_attn import flash_attn_func`; or, once per process and before the code that wants flash-attn,
+
+    import flash_cute.integrations.flash_attn
+    flash_cute.integrations.flash_attn.install()
+
+after which `import flash_attn`, `flash_attn.flash_attn_interface` and `flash_attn_interface` (FlashAttention-3's
+module) find flash_cute. The method and what it promises are those of `flash_cute.attention` (FlashAttention-2, arXiv
+2307.08691).
+
+What all functions have in common:
+
+* q `(B, N, Hq, D)`, k `(B, Nk, Hkv, D)`, v `(B, Nk, Hkv, Dv)`, read in place; packed q `(Tq, Hq, D)`, k and v likewise,
+  with `cu_seqlens` `(batch + 1,)` int32. float16 or bfloat16, on the CPU also float32 and float64. Hkv divides Hq.
+* `causal` is aligned to the bottom right: row i sees the keys j <= i + Nk - Nq. `window_size=(left, right)`: from
+  i + Nk - Nq - left to i + Nk - Nq + right, -1 is no limit. Rows that see no key are 0.
+* `softmax_scale=None` is `1 / sqrt(D)`; `softcap=0.0` is none; `alibi_slopes` `(Hq,)` or `(B, Hq)`, float32, subtracts
+  `slope * |i + Nk - Nq - j|`.
+* They return out, laid out as q is, or with `return_attn_probs=True` `(out, softmax_lse, None)`: `(B, Hq, N)`, packed
+  `(Hq, Tq)`, float32, natural log, -inf for a row that sees no key. Gradients flow through it, as they do not in
+  flash-attn. In place of the third, flash-attn's S_dmask, which only dropout fills, is None.
+* They raise ValueError, in flash_cute's words, for `dropout_p` other than 0 and whatever else cannot be served.
+"""
+
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NoReturn, TypeAlias
+
+from torch import Tensor
+
+from . import _flash_options, flash_attn_interface
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+    "install",
+    "uninstall",
+]
+
+VERSION = "2.8.3+flash_cute"  # what code that asks for `flash_attn.__version__` is told: the interface's, marked
+Results: TypeAlias = Tensor | tuple[Tensor, Tensor, None]
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Results:
+    """Attention of `(B, N, H, D)` tensors.
+
+    Args:
+        q, k, v: `(B, N, Hq, D)`, `(B, Nk, Hkv, D)` and `(B, Nk, Hkv, Dv)`, of one dtype and device.
+        deterministic: whether the backward must give the same bits in every run.
+        the others: see the module.
+
+    Returns:
+        out `(B, N, Hq, Dv)`, or `(out, softmax_lse, None)`.
+
+    Raises:
+        ValueError, NotImplementedError: as `flash_cute.attention`; also for dropout.
+
+    Example:
+        >>> q = torch.randn(2, 128, 8, 64)
+        >>> k, v = torch.randn(2, 128, 2, 64), torch.randn(2, 128, 2, 64)
+        >>> out, lse, _ = flash_attn_func(q, k, v, causal=True, window_size=(31, 0), return_attn_probs=True)
+        >>> out.shape, lse.shape
+        (torch.Size([2, 128, 8, 64]), torch.Size([2, 8, 128]))
+    """
+    if dropout_p != 0:
+        _flash_options.refuse(dropout_p=dropout_p)
+    score: tuple[Any, ...] = (
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    out, lse = _flash_options.dense(q, k, v, *score)
+    return out if lse is None else (out, lse, None)
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Results:
+    """`flash_attn_func` of k and v in one tensor, kv `(B, Nk, 2, Hkv, D)`, which is read in place.
+
+    Returns, raises: as `flash_attn_func`. autograd stacks the gradients of k and v into kv's.
+
+    Example:
+        >>> q, kv = torch.randn(2, 16, 8, 64), torch.randn(2, 32, 2, 2, 64)
+        >>> flash_attn_kvpacked_func(q, kv).shape
+        torch.Size([2, 16, 8, 64])
+    """
+    k, v = _flash_options.split("kv", kv, -3, 2)
+    score: tuple[Any, ...] = (
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    return flash_attn_func(q, k, v, *score)
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Results:
+    """`flash_attn_func` of q, k and v in one tensor, qkv `(B, N, 3, H, D)`, which is read in place.
+
+    Returns, raises: as `flash_attn_func`. autograd stacks the three gradients into qkv's.
+
+    Example:
+        >>> flash_attn_qkvpacked_func(torch.randn(2, 16, 3, 8, 64), causal=True).shape
+        torch.Size([2, 16, 8, 64])
+    """
+    q, k, v = _flash_options.split("qkv", qkv, -3, 3)
+    score: tuple[Any, ...] = (
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    return flash_attn_func(q, k, v, *score)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Results:
+    """Attention of sequences packed into one tensor, each to itself alone.
+
+    Args:
+        q, k, v: `(Tq, Hq, D)`, `(Tk, Hkv, D)` and `(Tk, Hkv, Dv)`, the rows of all sequences.
+        cu_seqlens_q, cu_seqlens_k: `(batch + 1,)` int32, on q's device: where each sequence begins and the last ends.
+        max_seqlen_q, max_seqlen_k: the longest sequences: hints that influence no result.
+        block_table: None; paged keys come in a later version.
+        the others: see the module.
+
+    Returns:
+        out `(Tq, Hq, Dv)`, or `(out, softmax_lse, None)`, softmax_lse `(Hq, Tq)`.
+
+    Raises:
+        ValueError, NotImplementedError: as `flash_cute.varlen_attention`; also for dropout and a block table.
+
+    Example:
+        >>> q, k, v = (torch.randn(10, 4, 64) for _ in range(3))
+        >>> offsets = torch.tensor([0, 3, 10], dtype=torch.int32)  # two sequences, of 3 and 7 rows
+        >>> flash_attn_varlen_func(q, k, v, offsets, offsets, 7, 7, causal=True).shape
+        torch.Size([10, 4, 64])
+    """
+    _flash_options.refuse(dropout_p=dropout_p, block_table=block_table)
+    lengths = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+    }
+    score: tuple[Any, ...] = (
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    out, lse = _flash_options.packed(q, k, v, lengths, *score)
+    return out if lse is None else (out, lse, None)
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Results:
+    """`flash_attn_varlen_func` of k and v in one tensor, kv `(Tk, 2, Hkv, D)`, which is read in place.
+
+    Returns, raises: as `flash_attn_varlen_func`.
+
+    Example:
+        >>> q, kv = torch.randn(10, 4, 64), torch.randn(10, 2, 2, 64)
+        >>> offsets = torch.tensor([0, 3, 10], dtype=torch.int32)
+        >>> flash_attn_varlen_kvpacked_func(q, kv, offsets, offsets, 7, 7).shape
+        torch.Size([10, 4, 64])
+    """
+    k, v = _flash_options.split("kv", kv, -3, 2)
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    score: tuple[Any, ...] = (
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    return flash_attn_varlen_func(q, k, v, *lengths, *score)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Results:
+    """`flash_attn_varlen_func` of q, k and v in one tensor, qkv `(T, 3, H, D)`, which is read in place.
+
+    Returns, raises: as `flash_attn_varlen_func`.
+
+    Example:
+        >>> offsets = torch.tensor([0, 3, 10], dtype=torch.int32)
+        >>> flash_attn_varlen_qkvpacked_func(torch.randn(10, 3, 4, 64), offsets, 7).shape
+        torch.Size([10, 4, 64])
+    """
+    q, k, v = _flash_options.split("qkv", qkv, -3, 3)
+    lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    score: tuple[Any, ...] = (
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    return flash_attn_varlen_func(q, k, v, *lengths, *score)
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> NoReturn:
+    """Raises NotImplementedError: KV caches come in a later version of flash_cute."""
+    _flash_options.refuse_cache()
+
+
+_ALIASES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_interface")
+
+
+def install(replace: bool = False) -> None:
+    """Make `import flash_attn`, `flash_attn.flash_attn_interface` and `flash_attn_interface` find flash_cute.
+
+    Of this process alone, and of imports from now on: a module that has imported the real functions keeps them. Of
+    flash-attn's other modules (layers, bert_padding, ...) there is none: importing one raises ModuleNotFoundError.
+
+    Args:
+        replace: whether to hide a flash-attn or FlashAttention-3 that is installed or has been imported.
+
+    Raises:
+        ValueError: one is, and `replace` is False.
+
+    Example:
+        >>> install()
+        >>> import flash_attn
+        >>> flash_attn.flash_attn_func(*(torch.randn(1, 16, 2, 64) for _ in range(3))).shape
+        torch.Size([1, 16, 2, 64])
+        >>> uninstall()
+    """
+    if not replace:
+        for name in ("flash_attn", "flash_attn_interface"):
+            if not _is_ours(name) and _is_installed(name):
+                raise ValueError(
+                    f"flash_cute: replace: expected True, since another {name} is installed that install() would hide, "
+                    "got False"
+                )
+    functions = {name: globals()[name] for name in __all__ if name.startswith("flash_attn_")}
+    of_version_3 = {name: getattr(flash_attn_interface, name) for name in flash_attn_interface.__all__}
+    package = _alias("flash_attn", functions)
+    package.__path__ = []
+    submodule = _alias("flash_attn.flash_attn_interface", functions)
+    package.flash_attn_interface = submodule  # type: ignore[attr-defined]
+    for name in [x for x in sys.modules if x == "flash_attn" or x.startswith("flash_attn.")]:
+        del sys.modules[name]  # a real one's submodules would stay beside ours
+    for module in (package, submodule, _alias("flash_attn_interface", of_version_3)):
+        sys.modules[module.__name__] = module
+
+
+def uninstall() -> None:
+    """Undo `install()`: imports from now on find what is installed, if anything is."""
+    for name in _ALIASES:
+        if _is_ours(name):
+            del sys.modules[name]
+
+
+def _alias(name: str, functions: dict[str, Any]) -> ModuleType:
+    module = ModuleType(name, f"flash_cute's functions with the interface of {name}.")
+    module.__spec__ = ModuleSpec(name, None, is_package=name == "flash_attn")  # importlib.util.find_spec reads it
+    module.__version__ = VERSION  # type: ignore[attr-defined]
+    module.__dict__.update(functions)
+    module.__all__ = sorted(functions)  # type: ignore[attr-defined]
+    return module
+
+
+def _is_ours(name: str) -> bool:
+    return getattr(sys.modules.get(name), "__version__", None) == VERSION
+
+
+def _is_installed(name: str) -> bool:
+    if name in sys.modules:
+        return sys.modules[name] is not None
+    return importlib.util.find_spec(name) is not None

@@ -1,0 +1,211 @@
+"""FlashAttention-3's functions (its module `flash_attn_interface`), served by flash_cute.
+
+    from flash_cute.integrations.flash_attn_interface import flash_attn_func
+
+They are those of `flash_cute.integrations.flash_attn`, which says what they have in common, with FlashAttention-3's
+arguments: no dropout and no ALiBi, and with `return_attn_probs=True` they return `(out, softmax_lse)`.
+
+* `num_splits` and `pack_gqa` choose how FlashAttention-3 computes, not what: they are accepted, and flash_cute chooses
+  by itself (`flash_cute.explain` says what).
+* `qv`, `q_descale`, `k_descale`, `v_descale`, `attention_chunk` and `sm_margin` other than their defaults raise
+  ValueError: flash_cute does not have them.
+"""
+
+from typing import Any, NoReturn, TypeAlias
+
+from torch import Tensor
+
+from . import _flash_options
+
+__all__ = ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
+
+Results: TypeAlias = Tensor | tuple[Tensor, Tensor]
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Results:
+    """Attention of `(B, N, H, D)` tensors.
+
+    Args:
+        q, k, v: `(B, N, Hq, D)`, `(B, Nk, Hkv, D)` and `(B, Nk, Hkv, Dv)`, of one dtype and device.
+        the others: see the module.
+
+    Returns:
+        out `(B, N, Hq, Dv)`, or `(out, softmax_lse)`, softmax_lse `(B, Hq, N)` float32.
+
+    Raises:
+        ValueError, NotImplementedError: as `flash_cute.attention`; also for what flash_cute does not have.
+
+    Example:
+        >>> q = torch.randn(2, 16, 8, 192)
+        >>> k, v = torch.randn(2, 16, 8, 192), torch.randn(2, 16, 8, 128)
+        >>> out, lse = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+        >>> out.shape, lse.shape
+        (torch.Size([2, 16, 8, 128]), torch.Size([2, 8, 16]))
+    """
+    _refuse(qv, q_descale, k_descale, v_descale, attention_chunk, sm_margin)
+    score: tuple[Any, ...] = (softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs)
+    out, lse = _flash_options.dense(q, k, v, *score)
+    return out if lse is None else (out, lse)
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Results:
+    """`flash_attn_func` of q, k and v in one tensor, which is read in place.
+
+    Args:
+        qkv: `(B, N, 3, H, D)`, or, with `num_heads_q`, `(B, N, Hq + 2 * Hkv, D)`: q's heads, k's, then v's.
+        num_heads_q: Hq, of the second form.
+        the others: see the module.
+
+    Returns, raises: as `flash_attn_func`.
+
+    Example:
+        >>> flash_attn_qkvpacked_func(torch.randn(2, 16, 8 + 2 + 2, 64), num_heads_q=8).shape
+        torch.Size([2, 16, 8, 64])
+    """
+    _refuse(None, q_descale, k_descale, v_descale, attention_chunk, sm_margin)
+    if isinstance(qkv, Tensor) and qkv.dim() == 4:
+        heads = qkv.shape[2]
+        if num_heads_q is None or not 0 < num_heads_q < heads or (heads - num_heads_q) % 2:
+            raise ValueError(
+                f"flash_cute: num_heads_q: expected Hq of the Hq + 2 * Hkv = {heads} heads of qkv, got {num_heads_q}"
+            )
+        heads_kv = (heads - num_heads_q) // 2
+        q, k, v = qkv.split([num_heads_q, heads_kv, heads_kv], dim=2)
+    else:
+        q, k, v = _flash_options.split("qkv", qkv, -3, 3)
+    score: tuple[Any, ...] = (softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs)
+    out, lse = _flash_options.dense(q, k, v, *score)
+    return out if lse is None else (out, lse)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Results:
+    """Attention of sequences packed into one tensor, each to itself alone.
+
+    Args:
+        q, k, v: `(Tq, Hq, D)`, `(Tk, Hkv, D)` and `(Tk, Hkv, Dv)`, the rows of all sequences.
+        cu_seqlens_q, cu_seqlens_k: `(batch + 1,)` int32, on q's device: where each sequence begins and the last ends.
+        max_seqlen_q, max_seqlen_k: the longest sequences: hints that influence no result.
+        seqused_q, seqused_k: `(batch,)` int32: how many of each sequence's rows and keys are used. None: all.
+        the others: see the module.
+
+    Returns:
+        out `(Tq, Hq, Dv)`, or `(out, softmax_lse)`, softmax_lse `(Hq, Tq)` float32.
+
+    Raises:
+        ValueError, NotImplementedError: as `flash_cute.varlen_attention`; also for what flash_cute does not have.
+
+    Example:
+        >>> q, k, v = (torch.randn(10, 4, 64) for _ in range(3))
+        >>> offsets = torch.tensor([0, 3, 10], dtype=torch.int32)
+        >>> flash_attn_varlen_func(q, k, v, offsets, offsets, 7, 7, causal=True).shape
+        torch.Size([10, 4, 64])
+    """
+    _refuse(qv, q_descale, k_descale, v_descale, attention_chunk, sm_margin)
+    lengths = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+        "seqused_q": seqused_q,
+        "seqused_k": seqused_k,
+    }
+    score: tuple[Any, ...] = (softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs)
+    out, lse = _flash_options.packed(q, k, v, lengths, *score)
+    return out if lse is None else (out, lse)
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Tensor | None = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+) -> NoReturn:
+    """Raises NotImplementedError: KV caches come in a later version of flash_cute."""
+    _flash_options.refuse_cache()
+
+
+def _refuse(qv: Any, q_descale: Any, k_descale: Any, v_descale: Any, attention_chunk: Any, sm_margin: Any) -> None:
+    descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    _flash_options.refuse(qv=qv, **descales, attention_chunk=attention_chunk, sm_margin=sm_margin)

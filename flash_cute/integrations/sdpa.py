@@ -1,0 +1,367 @@
+"""PyTorch's attention functions, served by flash_cute: as functions to call, or behind PyTorch's own by `enable()`.
+
+    from flash_cute.integrations.sdpa import sdpa  # in place of torch.nn.functional.scaled_dot_product_attention
+
+or, for code that calls PyTorch's own, and is not to be changed,
+
+    from flash_cute.integrations import sdpa
+    sdpa.enable()          # or: with sdpa.enable(): ...
+    ...
+    print(sdpa.report())   # how many calls flash_cute served, how many it passed on, and why
+
+A call that flash_cute cannot serve (an `attn_mask`, dropout, float32 on a GPU, ...) goes on to what PyTorch does, and
+is counted with its reason; with `enable(strict=True)` it raises instead. The method is that of `flash_cute.attention`:
+FlashAttention-2 (arXiv 2307.08691).
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import varlen_attention
+from .._torch import dispatch_modes, functorch_is_active, jit_is_tracing
+from . import _aten
+from ._flash_options import window
+from ._sdpa_call import attempt, graph_can_serve, prepare, serve
+from ._tally import Report, tally, this_thread
+
+__all__ = ["disable", "enable", "report", "sdpa", "varlen_attn"]
+
+NAME = "flash_cute"  # in PyTorch's registry of flash attention implementations
+_FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION, as PyTorch's order of priority has it
+_ENTRY = "scaled_dot_product_attention"
+
+
+def sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` by flash_cute, where it can serve the call, else by PyTorch.
+
+    Args:
+        query: `(..., Hq, L, E)`, as PyTorch takes it: any number of leading dims, which are broadcast.
+        key: `(..., H, S, E)`, same dtype and device.
+        value: `(..., H, S, Ev)`, same dtype and device.
+        attn_mask: None, else PyTorch serves the call.
+        dropout_p: 0, else PyTorch serves the call.
+        is_causal: whether row i sees the keys j <= i only (aligned to the top left).
+        scale: what multiplies q.k; None: `1 / sqrt(E)`.
+        enable_gqa: whether H may be a divisor of Hq: each key head then serves Hq / H query heads, without a copy.
+
+    Returns:
+        `(..., Hq, L, Ev)` in query's dtype. Differentiable, as `flash_cute.attention`.
+
+    Raises:
+        What `scaled_dot_product_attention` raises. `report()` counts what was passed on to it (not in compiled graphs).
+
+    Example:
+        >>> query = torch.randn(2, 8, 128, 64)
+        >>> key, value = torch.randn(2, 2, 160, 64), torch.randn(2, 2, 160, 64)
+        >>> out = sdpa(query, key, value, is_causal=True, enable_gqa=True)
+        >>> expected = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        >>> torch.allclose(out, expected, atol=1e-5)
+        True
+    """
+    call = (query, key, value, attn_mask, dropout_p, is_causal)
+    if torch.compiler.is_compiling():  # a graph has no counter
+        prepared = prepare(*call, scale, enable_gqa)
+        if not isinstance(prepared, str) and graph_can_serve(query, value):
+            return serve(prepared, is_causal, scale)
+        return F.scaled_dot_product_attention(*call, scale=scale, enable_gqa=enable_gqa)
+    out = attempt(*call, scale, enable_gqa)
+    if not isinstance(out, str):
+        tally.serve("flash_cute.integrations.sdpa.sdpa")
+        return out
+    tally.pass_on(out)
+    before, this_thread.passing_on = this_thread.passing_on, True
+    try:
+        return F.scaled_dot_product_attention(*call, scale=scale, enable_gqa=enable_gqa)
+    finally:
+        this_thread.passing_on = before
+
+
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: Any = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`torch.nn.attention.varlen.varlen_attn` (torch 2.11) by flash_cute: attention of packed sequences.
+
+    Args:
+        query, key, value: `(Tq, Hq, D)`, `(Tk, H, D)` and `(Tk, H, Dv)`; H divides Hq. Dtypes as in
+            `flash_cute.varlen_attention`, on the CPU too.
+        cu_seq_q, cu_seq_k: `(N + 1,)` int32, on query's device: where each sequence begins, and where the last ends.
+        max_q, max_k: the longest sequences: hints that influence no result.
+        return_aux: None, or what has an attribute `lse`, such as `torch.nn.attention.varlen.AuxRequest(lse=True)`.
+        scale: what multiplies q.k; None: `1 / sqrt(D)`.
+        window_size: `(left, right)` numbers of keys, -1: no limit; `(-1, 0)` is causal, aligned to the bottom right.
+
+    Returns:
+        out `(Tq, Hq, Dv)`, or `(out, lse)`: lse `(Hq, Tq)` float32, natural log.
+
+    Raises:
+        ValueError, NotImplementedError: as `flash_cute.varlen_attention`. Nothing is passed on.
+
+    Example:
+        >>> query, key, value = (torch.randn(10, 4, 64) for _ in range(3))
+        >>> offsets = torch.tensor([0, 3, 10], dtype=torch.int32)
+        >>> varlen_attn(query, key, value, offsets, offsets, 7, 7, window_size=(-1, 0)).shape
+        torch.Size([10, 4, 64])
+    """
+    return varlen_attention(
+        query,
+        key,
+        value,
+        cu_seq_q,
+        cu_seq_k,
+        max_seqlen_q=max_q,
+        max_seqlen_k=max_k,
+        scale=scale,
+        window=window(window_size),
+        return_lse=bool(return_aux is not None and return_aux.lse),
+    )
+
+
+@dataclass(frozen=True)
+class _Settings:
+    strict: bool = False
+    devices: tuple[str, ...] = ("cuda",)
+
+
+class _Active:
+    """What is registered with PyTorch's dispatcher, until `remove()`, which PyTorch's registry calls too."""
+
+    def __init__(self, settings: _Settings) -> None:
+        self.settings = settings
+        self._library: torch.library.Library | None = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():  # PyTorch warns of an overridden kernel, which is what is wanted here
+            warnings.simplefilter("ignore")
+            kernel = _make_kernel(settings.strict)
+            for device in settings.devices:
+                for key in (device.upper(), f"Autograd{device.upper()}"):
+                    self._library.impl(_ENTRY, kernel, key)
+            if "cuda" in settings.devices:
+                for name, override in _aten.overrides(settings.strict):
+                    self._library.impl(name, override, "CUDA", with_keyset=True)
+        self._order = _prefer_flash() if "cuda" in settings.devices else None
+
+    def remove(self) -> None:
+        """Idempotent."""
+        global _active
+        self._library = None  # its finalizer takes the kernels out of the dispatcher
+        if self._order is not None:
+            torch._C._set_sdp_priority_order(self._order)
+            self._order = None
+        if _active is self:
+            _active = None
+
+
+_active: _Active | None = None
+_next_settings = _Settings()  # of the activation that PyTorch's registry makes
+
+
+class Enabled:
+    """What `enable()` returns: in a `with` statement it is in force until the end of that, and then what was before."""
+
+    def __init__(self, before: tuple[str | None, _Settings | None]) -> None:
+        self._before = before
+
+    def __enter__(self) -> "Enabled":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        implementation, settings = self._before
+        disable()
+        if settings is not None:
+            _activate(settings)
+        elif implementation is not None:
+            torch.nn.attention.activate_flash_attention_impl(implementation)
+
+
+def enable(*, strict: bool = False, devices: Sequence[str] = ("cuda",)) -> Enabled:
+    """Let `torch.nn.functional.scaled_dot_product_attention` be served by flash_cute, wherever it is called from.
+
+    It is activated as "flash_cute" in PyTorch's registry of flash attention implementations (`torch.nn.attention`'s
+    `activate_flash_attention_impl`, where torch has it), and replaces the active one. In force at once, in all threads:
+
+    * `scaled_dot_product_attention` of plain tensors: whatever `sdpa` serves, so also masks that are causal and not
+      square, and head dims of value's own, with which PyTorch would leave its flash attention.
+    * The aten flash operators, forward and backward, on CUDA: they are called in graphs of `torch.compile`, under
+      dispatch modes (FLOP counters, selective checkpointing), under torch.func and for tensor subclasses, by nested
+      tensors, `torch.nn.attention.varlen.varlen_attn` and context parallelism. So that PyTorch chooses them there, the
+      flash backend is put first in its order of priority. A graph keeps the backend that was chosen when it was
+      compiled: enable first, then compile.
+
+    `sdpa_kernel` without SDPBackend.FLASH_ATTENTION, and `torch.backends.cuda.enable_flash_sdp(False)`, turn it off.
+
+    Args:
+        strict: raise where a call cannot be served, instead of passing it on; not where the flash backend is off.
+        devices: the device types it is for: `"cuda"`, and `"cpu"` if asked for.
+
+    Returns:
+        a context manager, which need not be used: at its exit what was in force before is again.
+
+    Raises:
+        ValueError: for another device type. In strict mode the calls raise it, with the reason.
+
+    Example:
+        >>> q = torch.randn(1, 2, 16, 64)
+        >>> with enable(devices=("cpu",)):
+        ...     out = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+        >>> report(reset=True).served
+        {'scaled_dot_product_attention': 1}
+    """
+    settings = _Settings(bool(strict), (devices,) if isinstance(devices, str) else tuple(devices))
+    if not settings.devices or set(settings.devices) - {"cuda", "cpu"}:
+        raise ValueError(f"flash_cute: devices: expected some of 'cuda' and 'cpu', got {devices!r}")
+    before = (_current_implementation(), _active.settings if _active is not None else None)
+    _activate(settings)
+    return Enabled(before)
+
+
+def disable() -> None:
+    """Undo `enable()`: PyTorch's attention is PyTorch's again. Does nothing where it is not in force.
+
+    Example:
+        >>> disable()
+        >>> report().enabled
+        False
+    """
+    if _active is None:
+        return
+    if _current_implementation() == NAME:
+        torch.nn.attention.restore_flash_attention_impl()
+    else:
+        _active.remove()
+
+
+def report(reset: bool = False) -> Report:
+    """How many calls of PyTorch's attention flash_cute served, how many it passed on to PyTorch, and why.
+
+    Counted are forward calls of the process: of `sdpa`, and while `enable()` is in force of
+    `scaled_dot_product_attention` and of the aten flash operators below it. The replays of a CUDA graph are not seen.
+
+    Args:
+        reset: begin to count from 0.
+
+    Returns:
+        a `Report`, which prints as text; `.served` and `.passed_on` are dicts of numbers of calls.
+
+    Example:
+        >>> q = torch.randn(1, 2, 16, 64)
+        >>> _ = report(reset=True)
+        >>> _ = sdpa(q, q, q), sdpa(q, q, q, attn_mask=torch.ones(16, 16).bool())
+        >>> print(report(reset=True))
+        scaled_dot_product_attention: flash_cute is not enabled
+        served by flash_cute: 1
+                 1 flash_cute.integrations.sdpa.sdpa
+        passed on to PyTorch: 1
+                 1 attn_mask: expected None, got a tensor
+    """
+    return tally.report(_active is not None, reset)
+
+
+def _activate(settings: _Settings) -> None:
+    global _next_settings
+    before, _next_settings = _next_settings, settings
+    try:
+        if hasattr(torch.nn.attention, "activate_flash_attention_impl"):
+            torch.nn.attention.activate_flash_attention_impl(NAME)
+        else:
+            disable()
+            _register()
+    finally:
+        _next_settings = before
+
+
+def _register() -> _Active:
+    global _active
+    _active = _Active(_next_settings)
+    return _active
+
+
+def _current_implementation() -> str | None:
+    current = getattr(torch.nn.attention, "current_flash_attention_impl", None)
+    return current() if current is not None else None
+
+
+def _make_kernel(strict: bool) -> Any:
+    """`scaled_dot_product_attention` for PyTorch's dispatcher."""
+    composite = torch.ops.aten.scaled_dot_product_attention.default.decompose
+    plain = (Tensor, torch.nn.Parameter)
+
+    def kernel(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        call = (query, key, value, attn_mask, dropout_p, is_causal)
+        if (
+            this_thread.passing_on
+            or type(query) not in plain
+            or type(key) not in plain
+            or type(value) not in plain
+            or dispatch_modes()
+            or functorch_is_active()
+            or jit_is_tracing()
+        ):  # these know PyTorch's operators, not ours
+            return composite(*call, scale=scale, enable_gqa=enable_gqa)
+        if torch.backends.cuda.flash_sdp_enabled():
+            out = attempt(*call, scale, enable_gqa)
+            if not isinstance(out, str):
+                tally.serve(_ENTRY)
+                return out
+            if strict:
+                tally.pass_on(out)
+                raise ValueError(f"flash_cute: {out}")
+        else:
+            out = "backend: expected PyTorch's flash backend to be enabled, got it disabled"
+        tally.pass_on(out)
+        this_thread.passing_on = True
+        try:
+            return composite(*call, scale=scale, enable_gqa=enable_gqa)
+        finally:
+            this_thread.passing_on = False
+
+    return kernel
+
+
+def _prefer_flash() -> list[int] | None:
+    """Put the flash backend first in PyTorch's order of priority; returns the order that was."""
+    if not hasattr(torch._C, "_set_sdp_priority_order"):
+        return None
+    order: list[int] = torch._C._get_sdp_priority_order()
+    torch._C._set_sdp_priority_order([_FLASH, *(backend for backend in order if backend != _FLASH)])
+    return order
+
+
+if hasattr(torch.nn.attention, "register_flash_attention_impl"):
+    torch.nn.attention.register_flash_attention_impl(NAME, register_fn=_register)
