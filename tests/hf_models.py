@@ -74,6 +74,41 @@ ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+def register_oracle() -> None:
+    """Make "oracle" an implementation: plain attention in the dtype of the inputs, softmax too, unlike "eager"."""
+    transformers.AttentionInterface.register("oracle", _oracle)
+    transformers.AttentionMaskInterface.register("oracle", _whole_mask)
+
+
+def _whole_mask(**arguments: Any) -> torch.Tensor:
+    """(B, 1, Nq, Nk) bool, never left out."""
+    arguments.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+    return transformers.masking_utils.sdpa_mask(**arguments)
+
+
+def _oracle(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    scores = query @ key.transpose(-1, -2) * scaling
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask, -1e9)  # finite: a row of padding may see nothing
+    if s_aux is not None:
+        scores = torch.cat((scores, s_aux[None, :, None, None].expand(*scores.shape[:3], 1)), -1)
+    weights = scores.softmax(-1)[..., : key.shape[2]]
+    return (weights @ value).transpose(1, 2), None
+
+
 @functools.cache
 def build(name: str) -> Any:
     """The model of a name, in float32 on the CPU; whoever changes more than its implementation takes a copy."""
@@ -83,7 +118,9 @@ def build(name: str) -> Any:
     config = getattr(transformers, config_class)(**COMMON | options)
     with torch.random.fork_rng():
         torch.manual_seed(len(name))
-        model = getattr(transformers, model_class)._from_config(config, attn_implementation="eager").eval()
+        # Experts one by one: the grouped product of all of them has no float64.
+        options = {"attn_implementation": "eager", "experts_implementation": "eager"}
+        model = getattr(transformers, model_class)._from_config(config, **options).eval()
         for parameter_name, parameter in model.named_parameters():
             if "sinks" in parameter_name:
                 torch.nn.init.normal_(parameter)
