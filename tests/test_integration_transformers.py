@@ -74,7 +74,7 @@ def test_logits_and_gradients(name: str, pad: str, rng: torch.Generator) -> None
     assert_like_eager(hf_models.build(name), {"input_ids": tokens(rng, 2), "attention_mask": ones}, kept)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "deepseek_v3"])
 def test_packed_by_position_ids(name: str, rng: torch.Generator) -> None:
     ids, positions = tokens(rng, 1, 15), torch.cat([torch.arange(n) for n in (8, 1, 6)])[None]
     kept = torch.ones(1, 15, dtype=torch.bool)
@@ -87,20 +87,23 @@ def test_packed_batch_of_two(rng: torch.Generator) -> None:
     assert_like_eager(hf_models.build("mistral"), inputs, torch.ones(2, 15, dtype=torch.bool))
 
 
+@pytest.mark.parametrize("name", ["mistral", "gpt_oss"])
 @torch.no_grad()
-def test_packed_in_other_ways(rng: torch.Generator) -> None:
-    """By offsets, and by positions where the forward makes itself a cache: each sequence is as if alone."""
-    model, lengths = hf_models.build("mistral"), (8, 1, 6)
+def test_packed_in_other_ways(name: str, rng: torch.Generator) -> None:
+    """Each sequence is as if alone by offsets too, and where the mask function does not see that there are several.
+
+    It does not where the forward makes itself a cache, and in gpt-oss, whose model keeps its positions from it: there
+    eager's sequences see each other.
+    """
+    model, lengths = hf_models.build(name), (8, 1, 6)
     model.set_attn_implementation("flash_cute")
     ids, positions = tokens(rng, 1, 15), torch.cat([torch.arange(n) for n in lengths])[None]
     alone = torch.cat([model(x, use_cache=False).logits for x in ids.split(lengths, 1)], 1)
     offsets = torch.tensor([0, 8, 9, 15])
     given = {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": 8, "max_length_k": 8}
     for inputs in (given, {"use_cache": True}, {}):
-        torch.testing.assert_close(model(ids, position_ids=positions, **inputs).logits, alone)
-    positions += 1  # in place: what was read of the same tensor before must not be used
-    torch.testing.assert_close(model(ids, position_ids=positions).logits.shape, alone.shape)
-    positions.copy_(torch.arange(15))
+        torch.testing.assert_close(model(ids, position_ids=positions, **inputs).logits, alone, rtol=1e-4, atol=1e-4)
+    positions.copy_(torch.arange(15))  # in place: what was read of this tensor before must not be used
     torch.testing.assert_close(model(ids, position_ids=positions).logits, model(ids).logits)
 
 
