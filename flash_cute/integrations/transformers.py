@@ -146,7 +146,7 @@ def attention(
     window = None
     if sliding_window is not None:
         window = (sliding_window - 1, 0 if is_causal else sliding_window - 1)
-    options = {
+    options: dict[str, Any] = {
         "scale": scaling,
         "window": window,
         "softcap": softcap,
@@ -159,10 +159,10 @@ def attention(
         if lengths is not None:
             # (B, H, N, D) -> (B * N, H, D): a view of projections, a copy of what a cache holds.
             q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-            out = flash_cute.varlen_attention(q, k, v, causal=is_causal, **lengths, **options)
-            return out.unflatten(0, (query.shape[0], query.shape[2])), None  # type: ignore[union-attr]
+            out: Any = flash_cute.varlen_attention(q, k, v, causal=is_causal, **lengths, **options)
+            return out.unflatten(0, (query.shape[0], query.shape[2])), None
     out = flash_cute.attention(query, key, value, is_causal, **options)
-    return out.transpose(1, 2), None  # type: ignore[union-attr]
+    return out.transpose(1, 2), None
 
 
 def mask(
