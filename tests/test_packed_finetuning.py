@@ -1,0 +1,48 @@
+"""The example that fine-tunes on packed sequences: a few steps of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("transformers", minversion="5")
+pytest.importorskip("accelerate", reason="Transformers' Trainer needs it")
+
+FILE = Path(__file__).parents[1] / "examples" / "packed_finetuning.py"
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("packed_finetuning", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_learns(example, device, tmp_path, capsys):
+    arguments = ["--device", device, "--steps", "4", "--batch-size", "8", "--out", str(tmp_path)]
+    status = example.main([*arguments, "--gradient-checkpointing"])
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    before, after = map(float, re.search(r"loss (\S+) before, (\S+) after", printed).groups())
+    assert after < before
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_sequences_that_see_each_other_fail(example, monkeypatch, capsys):
+    """The example's check is one: without positions that begin again, packed documents see each other."""
+    import flash_cute.integrations.transformers as integration
+
+    monkeypatch.setattr(integration, "_offsets_of_positions", lambda positions: None)
+    monkeypatch.setattr(integration, "mask", lambda **arguments: None)
+    integration.register()
+    model = example.load(None).eval()
+    ids = [document["input_ids"] for document in example.documents(4, seed=1)]
+    assert example.packing_error(model, ids) > 1e-3
+    monkeypatch.undo()
+    integration.register()
+    assert example.packing_error(model, ids) < 1e-5
