@@ -104,8 +104,8 @@ struct FwdParams {
   ScoreTerms score;     // read only by the kernels of modified scores
 };
 
-// The tiles of a batch whose sequences the backward reads at run time, listed on the device by a kernel before it. Sides
-// are listed for one head; there are `sequence_count` sequences, see core/sequence.cuh.
+// The tiles of a batch whose sequences the backward reads at run time, listed on the device by a kernel before it.
+// Sides are listed for one head; there are `sequence_count` sequences, see core/sequence.cuh.
 struct SequenceTiles {
   int* row_sequence;  // of each row tile; the tiles of a sequence are side by side
   int* rows_before;   // (sequences + 1): the first row tile of each sequence; the last: the number of all

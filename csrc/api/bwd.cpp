@@ -147,7 +147,8 @@ BwdResult bwd_cuda(BwdArgs const& args) {
   FwdArgs const& call = args.call;
   FLASH_CUTE_CHECK(is_cuda(call.q), "q: expected a CUDA tensor, got ", device_name(call.q));
   BwdDecision const decision =
-      plan_bwd(call, &args.dout, &args.out, args.deterministic, args.dlse.has_value(), problem, device_gpu(call.q.device_index));
+      plan_bwd(call, &args.dout, &args.out, args.deterministic, args.dlse.has_value(), problem,
+               device_gpu(call.q.device_index));
 
   CurrentDevice const device(call.q.device_index);
   BwdResult result{.dq = empty_like(call.q),
@@ -164,7 +165,8 @@ BwdResult packed_bwd_cuda(BwdArgs const& args, Problem const& problem, VarlenArg
   FwdArgs const& call = args.call;
   FLASH_CUTE_CHECK(is_cuda(call.q), "q: expected a CUDA tensor, got ", device_name(call.q));
   BwdDecision const decision =
-      plan_bwd(call, &args.dout, &args.out, args.deterministic, args.dlse.has_value(), problem, device_gpu(call.q.device_index));
+      plan_bwd(call, &args.dout, &args.out, args.deterministic, args.dlse.has_value(), problem,
+               device_gpu(call.q.device_index));
 
   CurrentDevice const device(call.q.device_index);
   BwdResult result{.dq = empty_like_packed(call.q),

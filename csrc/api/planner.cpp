@@ -62,8 +62,8 @@ void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
 }
 
 // The tiles per head of a batch whose sequences the kernel reads at run time, `length` rows or keys long. Of a packed
-// one the host knows the most that there can be: each sequence, or rows between sequences, may end in a tile that is not
-// full.
+// one the host knows the most that there can be: each sequence, or rows between sequences, may end in a tile that is
+// not full.
 int64_t most_tiles(Problem const& problem, int length, int block, bool packed) {
   if (!packed) return num_tiles(length, block, problem.batch);
   return int64_t{length} / block + std::min<int64_t>(length, int64_t{problem.batch} + 2);

@@ -7,8 +7,8 @@
 // multiplied by 1 + e. The gradient of the sink is minus the sum of its share, e / (1 + e), times rowsum(dO * O).
 //
 // With float16, sinks and a gradient of the LSE, P of a row in which the sink has nearly all of the weight would be
-// rounded to 0, while that gradient needs it times 1 + e. There the log-sum-exp stays that of the keys, P sums to 1, and
-// what is multiplied by the keys' share, 1 / (1 + e), is dO: in `scaled_dout`, which the main kernel reads instead.
+// rounded to 0, while that gradient needs it times 1 + e. There the log-sum-exp stays that of the keys, P sums to 1,
+// and what is multiplied by the keys' share, 1 / (1 + e), is dO: in `scaled_dout`, which the main kernel reads instead.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -216,7 +216,8 @@ __global__ void __launch_bounds__(preprocess::kThreads)
       if (row >= rows.used || column >= params.head_dim_v) continue;
       float const lse = params.lse[rows.statistic + row];
       float const share = 1.f / (1.f + relative_sink(sink_log2, lse * kLog2e));
-      auto* const place = static_cast<Element*>(params.scaled_dout) + (rows.statistic + row) * params.head_dim_v + column;
+      auto* const place =
+          static_cast<Element*>(params.scaled_dout) + (rows.statistic + row) * params.head_dim_v + column;
       *reinterpret_cast<uint4*>(place) = lse == -INFINITY ? make_uint4(0, 0, 0, 0) : scaled<Element>(d[i], share);
     }
   }

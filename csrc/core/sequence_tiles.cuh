@@ -9,8 +9,8 @@ namespace flash_cute {
 
 using namespace cute;
 
-// Whether all tiles of a sequence have a place. They do unless bad offsets make sequences overlap: then the gradients of
-// a sequence without one are 0.
+// Whether all tiles of a sequence have a place. They do unless bad offsets make sequences overlap: then the gradients
+// of a sequence without one are 0.
 template <int kBlockM, int kBlockN>
 CUTE_DEVICE bool sequence_fits(BwdParams const& params, int index) {
   SequenceTiles const& tiles = params.tiles;
@@ -61,8 +61,8 @@ struct ListedKeyTile {
 };
 
 // The tile of a rank in the order of processing. In a sequence the KV heads are in groups: tile 0 of each head, then
-// tile 1 of each, and so on, so that a tile's ordered adds come `distance(key tiles of a head)` row tiles after those of
-// the tile before it.
+// tile 1 of each, and so on, so that a tile's ordered adds come `distance(key tiles of a head)` row tiles after those
+// of the tile before it.
 template <int kBlockM, int kBlockN, class Distance>
 CUTE_DEVICE ListedKeyTile listed_key_tile(BwdParams const& params, int rank, Distance const& distance) {
   SequenceTiles const& tiles = params.tiles;

@@ -6,7 +6,8 @@
 
 namespace flash_cute::sm90::bwd {
 
-// The fields of a sequence that mask and score need, read from shared memory at each use, and for branches made uniform.
+// The fields of a sequence that mask and score need, read from shared memory at each use, and for branches made
+// uniform.
 CUTE_DEVICE Sequence read_band(Sequence const volatile& sequence) {
   return {.len_q = sequence.len_q,
           .len_k = sequence.len_k,

@@ -66,7 +66,8 @@ class SequenceDqRows {
         int const at = row + row_below;
         if (at >= rows || column + further_column >= params.head_dim) return;
         bool const is_used = at < used;
-        cutlass::Array<float, 2> const scaled{is_used ? left * params.scale : 0.f, is_used ? right * params.scale : 0.f};
+        cutlass::Array<float, 2> const scaled{is_used ? left * params.scale : 0.f,
+                                              is_used ? right * params.scale : 0.f};
         auto const pair = cutlass::NumericArrayConverter<Element, float, 2>{}(scaled);
         *reinterpret_cast<uint32_t*>(dq + row_below * stride + further_column) =
             reinterpret_cast<uint32_t const&>(pair);

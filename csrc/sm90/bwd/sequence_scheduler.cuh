@@ -21,8 +21,8 @@ CUTE_DEVICE DqTile make_dq_tile(BwdParams const& params, int block_m, int number
           .rows = rows.length};
 }
 
-// A ticket is a key tile's rank in the order of processing. A task without a key tile only converts sums: where many are
-// in the queue, and when there are no more tickets.
+// A ticket is a key tile's rank in the order of processing. A task without a key tile only converts sums: where many
+// are in the queue, and when there are no more tickets.
 template <class Traits>
 CUTE_DEVICE void schedule_tasks(KernelArgs const& args, typename Traits::SharedStorage& smem) {
   BwdParams const& params = args.params;

@@ -10,8 +10,8 @@
 
 namespace flash_cute::sm90::bwd_wide {
 
-// Stores a warpgroup's 64 x kColumns sums times `factor`, through `buffer` in shared memory, by TMA, which clips what is
-// outside the tensor. `buffer` is operand A of the warpgroup's WGMMAs, and no other warpgroup reads it. It may be
+// Stores a warpgroup's 64 x kColumns sums times `factor`, through `buffer` in shared memory, by TMA, which clips what
+// is outside the tensor. `buffer` is operand A of the warpgroup's WGMMAs, and no other warpgroup reads it. It may be
 // overwritten without a barrier: a warp writes the 16 rows that its own part of those WGMMAs reads, and it has waited
 // for that part. What other warps may still have in flight is the last GEMM, on stale data, whose result is not used.
 template <class Traits, int kColumns, class Accumulator, class Place>

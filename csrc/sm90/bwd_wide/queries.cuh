@@ -72,7 +72,9 @@ CUTE_DEVICE decltype(auto) query_tile(KernelArgs const& args, typename Traits::Q
 CUTE_DEVICE int block_of(QueryTile const& tile) { return tile.m_block; }
 CUTE_DEVICE int block_of(SequenceQueryTile const& tile) { return uniform(tile.m_block); }
 CUTE_DEVICE BwdParams const& lengths_of(BwdParams const& params, QueryTile const&) { return params; }
-CUTE_DEVICE Sequence lengths_of(BwdParams const&, SequenceQueryTile const& tile) { return bwd::read_band(tile.sequence); }
+CUTE_DEVICE Sequence lengths_of(BwdParams const&, SequenceQueryTile const& tile) {
+  return bwd::read_band(tile.sequence);
+}
 CUTE_DEVICE TileRange key_range_of(BwdParams const& params, QueryTile const& tile) {
   return key_range<QueryTile::kRows, 64>(params, tile.m_block);
 }
@@ -123,7 +125,8 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
     int const row = tile.m_block * QueryTile::kRows + warpgroup * 64;
     auto const place = place_of_rows(args.params, tile);
     load_at<ColumnsQK>(place, args.q, full, TMA::CacheHintSm90::EVICT_FIRST, smem.q[warpgroup], 64, row, tile.head);
-    load_at<ColumnsV>(place, args.dout, full, TMA::CacheHintSm90::EVICT_FIRST, smem.dout[warpgroup], 64, row, tile.head);
+    load_at<ColumnsV>(place, args.dout, full, TMA::CacheHintSm90::EVICT_FIRST, smem.dout[warpgroup], 64, row,
+                      tile.head);
   };
   load_rows(0);
   PipelineState<2> k_state;

@@ -4,8 +4,8 @@
 // has the CTA's own number; the numbers of the others it draws from the ticket counter. If there cannot be more tiles
 // than CTAs there is no counter: its memory and the memset cost the host 3 us. The warp holds 32 neighbouring
 // sequences, one per lane, with the prefix sum of their numbers of tiles, and moves on until they contain the number
-// that it drew, which is always larger than the last one. Nothing is computed before the launch, and nothing on the host
-// depends on the lengths.
+// that it drew, which is always larger than the last one. Nothing is computed before the launch, and nothing on the
+// host depends on the lengths.
 //
 // The sequences are passed over up to three times, first those longer than half of the longest one, last those not
 // longer than a quarter: the tiles that take longest must not be left to the end. In a sequence, the order of tiles is

@@ -190,9 +190,10 @@ constexpr Entry choose_for_sequences(int head_dim, int head_dim_v, Variant varia
   return time(kPair, head_dim == 64 ? 80 : 93) < time(fastest, 100) ? kPair : fastest;
 }
 
-// A row tile of one head visits, with a window, the window's keys and about as many as it has rows, of which each of its
-// warpgroups sees the window's and 64. So where heads share K and V, each warpgroup of a tall tile can have the same 64
-// rows of another head. (Tiles of two and three warpgroups gain less, and at head dim 256 the kernel would spill.)
+// A row tile of one head visits, with a window, the window's keys and about as many as it has rows, of which each of
+// its warpgroups sees the window's and 64. So where heads share K and V, each warpgroup of a tall tile can have the
+// same 64 rows of another head. (Tiles of two and three warpgroups gain less, and at head dim 256 the kernel would
+// spill.)
 constexpr int most_tile_heads(int block_m) { return block_m == 256 ? 4 : 1; }
 
 // The heads of a row tile; `window`: it is narrow, most rows see the same number of keys.
