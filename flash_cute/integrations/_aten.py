@@ -79,9 +79,16 @@ def flash_forward(
     window_size_right: int | None = None,
     seqused_k: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
 ) -> tuple[Any, ...]:
-    """aten::_flash_attention_forward, of `(B, N, H, D)`, or packed `(T, H, D)`: (out, lse, *unused)."""
+    """aten::_flash_attention_forward, of `(B, N, H, D)`, or packed `(T, H, D)`: (out, lse, *unused).
+
+    Newer PyTorchs have the last arguments; `num_splits` is a hint.
+    """
     _refuse(dropout_p, return_debug_mask)
+    if block_table is not None:
+        raise ValueError("flash_cute: block_table: expected None, got a tensor")
     mask = (_mask(is_causal), _side(window_size_left), _side(window_size_right))
     score = (None, None, alibi_slopes, scale)
     if cum_seq_q is not None:
@@ -160,8 +167,8 @@ def make_override(
                 raise
             if is_forward:
                 tally.pass_on(str(error).removeprefix("flash_cute: "))
-                if strict:
-                    raise
+                if strict:  # a ValueError in every PyTorch: from 2.15 on the operators' own are RuntimeErrors
+                    raise ValueError(str(error)) from None
             return original(keys, *args, **options)
         if is_forward:
             tally.serve(f"aten::{name}")
