@@ -118,7 +118,14 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
   for (Result const* gradient : {&dq, &dk, &dv}) gradient->finish();
 }
 
-// `dsinks`: (heads_q,) in the sinks' dtype.
+BwdDecision plan_call(BwdArgs const& args, Problem const& problem) {
+  FwdArgs const& call = args.call;
+  FLASH_CUTE_CHECK(is_cuda(call.q), "q: expected a CUDA tensor, got ", device_name(call.q));
+  return plan_bwd(call, &args.dout, &args.out, args.deterministic, args.dlse.has_value(), problem,
+                  device_gpu(call.q.device_index));
+}
+
+// (heads_q,) in the sinks' dtype; (0,) without sinks.
 Tensor allocate_dsinks(FwdArgs const& call) {
   std::array<int64_t, 1> const sizes{call.sinks ? call.sinks->sizes[0] : 0};
   return empty_strided(sizes, {1}, call.sinks ? call.sinks->dtype : aoti_torch_dtype_float32(), call.q);
@@ -145,10 +152,7 @@ Tensor empty_like_packed(TensorInfo const& like) {
 BwdResult bwd_cuda(BwdArgs const& args) {
   Problem const problem = check_bwd(args, /*on_cuda=*/true);
   FwdArgs const& call = args.call;
-  FLASH_CUTE_CHECK(is_cuda(call.q), "q: expected a CUDA tensor, got ", device_name(call.q));
-  BwdDecision const decision =
-      plan_bwd(call, &args.dout, &args.out, args.deterministic, args.dlse.has_value(), problem,
-               device_gpu(call.q.device_index));
+  BwdDecision const decision = plan_call(args, problem);
 
   CurrentDevice const device(call.q.device_index);
   BwdResult result{.dq = empty_like(call.q),
@@ -163,10 +167,7 @@ BwdResult bwd_cuda(BwdArgs const& args) {
 
 BwdResult packed_bwd_cuda(BwdArgs const& args, Problem const& problem, VarlenArgs const& lengths) {
   FwdArgs const& call = args.call;
-  FLASH_CUTE_CHECK(is_cuda(call.q), "q: expected a CUDA tensor, got ", device_name(call.q));
-  BwdDecision const decision =
-      plan_bwd(call, &args.dout, &args.out, args.deterministic, args.dlse.has_value(), problem,
-               device_gpu(call.q.device_index));
+  BwdDecision const decision = plan_call(args, problem);
 
   CurrentDevice const device(call.q.device_index);
   BwdResult result{.dq = empty_like_packed(call.q),

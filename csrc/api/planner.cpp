@@ -238,7 +238,7 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
                                          : num_tiles(problem.len_k, plan.shape.block_n, 1));
   if (reads) {
     plan.ctas = sm90 && !wide ? std::min<int64_t>(plan.key_tiles, gpu.num_sms) : plan.key_tiles;
-    plan.dq_ctas = plan.row_tiles;
+    plan.dq_ctas = wide ? plan.row_tiles : 0;  // else the tasks convert the sums, see sm90/bwd/dq_queue.cuh
   } else if (sm90 && !wide) {
     order_sm90(plan, problem, gpu, call.q);
   } else {

@@ -20,7 +20,6 @@
 #include "../plan.h"
 #include "sequence_tiles.cuh"
 #include "sink.cuh"
-#include "variant.h"
 
 namespace flash_cute {
 
@@ -273,8 +272,7 @@ inline BwdParams with_scaled_dout(BwdParams params) {
   return params;
 }
 
-// `kSequenceKeys`: the keys per tile of a main kernel that reads sequences at run
-// time; else 0.
+// `kSequenceKeys`: the keys per tile of a main kernel that reads sequences at run time; else 0.
 template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums, int kSequenceKeys = 0>
 cudaError_t launch_bwd_preprocess(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   constexpr bool kSequences = kSequenceKeys > 0;

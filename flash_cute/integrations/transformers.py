@@ -15,6 +15,9 @@ function, in each layer. The mask function decides what the layers have to do an
 
 The rest (window, softcap, sinks, scale, causal) is passed to the attention function by the model. What cannot be
 served raises a ValueError; docs/integrations.md has the table.
+
+Past 400 lines, and one file: what the mask function returns is private to it and to the attention function, which
+reads it.
 """
 
 import functools

@@ -165,7 +165,7 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
       }
       if constexpr (reads_sequences(Traits::kVariant)) {
         int const visits = row_tile_visits<Traits::kBlockM, Traits::kBlockN>(lengths(), row_tile.m_block);
-        count_add<Traits>(params, index, visits);
+        count_add(params, index, visits);
       } else {
         if (params.deterministic || is_first()) end_turn(params.semaphores + index);
       }

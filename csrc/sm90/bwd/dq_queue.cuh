@@ -10,7 +10,6 @@ namespace flash_cute::sm90::bwd {
 
 // Counts this key tile's add to a row tile, by the thread that has issued the bulk copies. The last one appends the row
 // tile. The semaphore also gives the next key tile its turn.
-template <class Traits>
 CUTE_DEVICE void count_add(BwdParams const& params, int number, int visits) {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");  // the copies have been written
   asm volatile("fence.proxy.async;" ::: "memory");
