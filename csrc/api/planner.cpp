@@ -119,7 +119,7 @@ BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool pac
   int64_t const all_rows = int64_t{packed ? 1 : problem.batch} * problem.heads_q * problem.len_q;
   workspace.dq_queue = workspace.scaled_dout + (plan.scales_dout ? aligned(2 * all_rows * padded_head_dim_v) : 0);
   bool const queue = sums && reads_sequences(plan.variant);
-  workspace.row_sequence = workspace.dq_queue + (queue ? aligned(4 * plan.row_tiles) : 0);
+  workspace.row_sequence = workspace.dq_queue + (queue ? aligned(2 * 4 * plan.row_tiles) : 0);
   workspace.bytes = workspace.row_sequence;
   if (!reads_sequences(plan.variant)) return workspace;
   int64_t const sequences = aligned(4 * (int64_t{problem.batch} + 3));  // and one more number, see SequenceTiles

@@ -104,18 +104,14 @@ CUTE_DEVICE uint4 scaled(uint4 const& x, float factor) {
   return reinterpret_cast<uint4 const&>(result);
 }
 
-// Prepares the sums of this CTA's row tile, where sequences are read at run time. If no key tile of kBlockN keys visits
-// it, its rows of dQ are 0.
+// Prepares the sums of this CTA's row tile, where sequences are read at run time. If its sequence has no key tile of
+// kBlockN keys, its rows of dQ are 0.
 template <class Element, int kBlockM, int kBlockN>
 CUTE_DEVICE void prepare_sums(BwdParams const& params) {
   if (threadIdx.x == 0) params.semaphores[blockIdx.x] = 0;
   ListedRowTile const tile = listed_row_tile(params, blockIdx.x);
   Sequence const sequence = read_sequence(params, tile.index);
-  bool const fits = sequence_fits<kBlockM, kBlockN>(params, tile.index);
-  if (fits && row_tile_visits<kBlockM, kBlockN>(sequence, tile.m_block) > 0) {
-    if (threadIdx.x == 0) atomicAdd(params.counters + DqQueue::kExpected, 1);
-    return;
-  }
+  if (has_tiles<kBlockM, kBlockN>(params, tile.index)) return;
   int const vectors = params.head_dim / kVector, first = tile.m_block * kBlockM;
   auto* const dq = static_cast<Element*>(params.dq) +
                    sequence_offset(params, params.dq_strides, tile.index, sequence.first_row, tile.head);
@@ -152,8 +148,10 @@ __global__ void __launch_bounds__(preprocess::kThreads)
   constexpr float kLog2e = 1.4426950408889634f;
   static_assert(kBlockM % kRowsAtOnce == 0 && kThreadsPerRow <= 32);
   RowTileRows const rows = find_rows<kBlockM, kSequences>(params);
-  // The queue's places are those of all tiles that there might be.
-  if (kSequences && threadIdx.x == 0 && params.dq_queue != nullptr) params.dq_queue[blockIdx.x] = 0;
+  // The queue's places, and its counts of key tiles, are as many as there might be tiles.
+  if (kSequences && threadIdx.x < 2 && params.dq_queue != nullptr) {
+    params.dq_queue[threadIdx.x * gridDim.x + blockIdx.x] = 0;
+  }
   if (kSequences && rows.used < 0) {  // there are fewer tiles than the host has to expect
     if (params.sink_parts != nullptr && threadIdx.x == 0) params.sink_parts[blockIdx.x] = 0.f;
     return;

@@ -7,6 +7,7 @@
 
 #include "sequence.cuh"
 #include "sequence_prefix.cuh"
+#include "sequence_tiles.cuh"
 
 namespace flash_cute {
 
@@ -57,6 +58,7 @@ __global__ void __launch_bounds__(sequence_prefix::kThreads)
     rows_before += row_tiles(index);
   }
   int64_t all_keys = 0;
+  int chunks = 0;
 #pragma unroll 1
   for (int part = 0; part < LengthClass::kNumber; ++part) {
     auto const contains = [&](int index) {
@@ -71,8 +73,12 @@ __global__ void __launch_bounds__(sequence_prefix::kThreads)
       if (!contains(index)) continue;
       tiles.keys_before[index] = limited(keys_before);
       keys_before += key_tiles(index);
+      if (has_tiles<kBlockM, kBlockN>(params, index)) {
+        chunks += ceil_div(row_tiles(index), int{DqQueue::kChunk}) * params.heads_q;
+      }
     }
   }
+  if (params.counters != nullptr && chunks > 0) atomicAdd(params.counters + DqQueue::kExpected, chunks);
   if (threadIdx.x == 0) {
     tiles.rows_before[sequences] = min(limited(all_rows), params.m_blocks);
     tiles.keys_before[sequences] = min(limited(all_keys), params.n_blocks);

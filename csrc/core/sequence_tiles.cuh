@@ -19,20 +19,28 @@ CUTE_DEVICE bool sequence_fits(BwdParams const& params, int index) {
   return tiles.rows_before[index] + rows <= params.m_blocks && tiles.keys_before[index] + keys <= params.n_blocks;
 }
 
-// The key tiles that visit a row tile of a sequence.
+// Whether a sequence has key tiles, by which its dQ is written.
 template <int kBlockM, int kBlockN>
-CUTE_DEVICE int row_tile_visits(Sequence const& sequence, int m_block) {
-  if (m_block * kBlockM >= sequence.len_q) return 0;  // rows that are not used
+CUTE_DEVICE bool has_tiles(BwdParams const& params, int index) {
+  return key_extent(params, index).length > 0 && sequence_fits<kBlockM, kBlockN>(params, index);
+}
+
+// Whether a key tile visits a row tile of a sequence.
+template <int kBlockM, int kBlockN>
+CUTE_DEVICE bool is_visited(Sequence const& sequence, int m_block) {
+  if (m_block * kBlockM >= sequence.len_q) return false;  // rows that are not used
   KeyTiles const visiting = visiting_key_tiles<kBlockM, kBlockN>(sequence, m_block);
-  return visiting.end - visiting.begin;
+  return visiting.begin < visiting.end;
 }
 
 // The numbers in BwdParams::counters where sequences are read at run time, see sm90/bwd/dq_queue.cuh.
 struct DqQueue {
   static constexpr int kTicket = 0;
-  static constexpr int kTail = 1;      // row tiles whose sums are complete
+  static constexpr int kTail = 1;      // chunks whose sums are complete
   static constexpr int kHead = 2;      // of them, those that a CTA has taken
-  static constexpr int kExpected = 3;  // row tiles that are visited
+  static constexpr int kExpected = 3;  // chunks of all sequences that have a key tile
+
+  static constexpr int kChunk = 8;  // row tiles of a query head, at most
 };
 
 // A row tile among those of all heads.

@@ -40,7 +40,7 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile
   RowTile row_tile{tile.first.m_block, tile.first.head};
   bool first = true;
 #pragma unroll 1
-  for (int count = tile.begin; count < tile.end; ++count, row_tile.advance(args.params.group)) {
+  for (int count = tile.begin; count < tile.end; ++count, row_tile.advance(args.params.group, tile)) {
     auto load_rows = [&](auto columns, CUtensorMap const& map, Pipeline<Traits::kStages>& pipeline, Element* buffer,
                          float const* stat, float* stat_buffer) {
       using Columns = decltype(columns);

@@ -8,23 +8,30 @@
 
 namespace flash_cute::sm90::bwd {
 
-// The row tile of a number, with what its conversion needs.
-CUTE_DEVICE DqTile make_dq_tile(BwdParams const& params, int block_m, int number) {
-  ListedRowTile const tile = listed_row_tile(params, number);
-  Extent const rows = row_extent(params, tile.index);
-  return {.number = number,
-          .head = tile.head,
-          .batch = tile.index,
-          .first_row = rows.first,
-          .row = tile.m_block * block_m,
-          .used = rows.used,
-          .rows = rows.length};
+// Takes a chunk, with what its conversion needs, as the task's share of dQ. Returns how many chunks are left.
+template <class Traits>
+CUTE_DEVICE int take_chunk(BwdParams const& params, SequenceTask& task) {
+  TakenChunk const taken(params);
+  task.dq_begin = task.dq_end = 0;
+  if (taken.number < 0) return 0;
+  ListedRowTile const tile = listed_row_tile(params, taken.number);
+  // Step by step through memory: the thread has few registers.
+  SequenceTask volatile& there = task;
+  there.chunk.number = taken.number;
+  there.chunk.head = tile.head;
+  there.chunk.batch = tile.index;
+  there.chunk.m_block = tile.m_block;
+  task.chunk.sequence = read_sequence(params, tile.index);
+  int const row_tiles = ceil_div(int(there.chunk.sequence.rows), int{Traits::kBlockM});
+  there.dq_end = min(int{DqQueue::kChunk}, row_tiles - tile.m_block);
+  return taken.left;
 }
 
 // A ticket is a key tile's rank in the order of processing. A task without a key tile only converts sums: where many
-// are in the queue, and when there are no more tickets.
+// chunks are in the queue, and when there are no more tickets.
 template <class Traits>
 CUTE_DEVICE void schedule_tasks(KernelArgs const& args, typename Traits::SharedStorage& smem) {
+  constexpr int kMany = 64;  // chunks in the queue, of all CTAs
   BwdParams const& params = args.params;
   bool tickets = true;
 #pragma unroll 1
@@ -37,19 +44,13 @@ CUTE_DEVICE void schedule_tasks(KernelArgs const& args, typename Traits::SharedS
     task.n_block = -1;
 #pragma unroll 1
     for (;;) {
-      TakenRowTiles const taken(params, SequenceTask::kMostRowTiles);
-      task.dq_begin = 0;
-      task.dq_end = taken.count;
-#pragma unroll 1
-      for (int i = 0; i < taken.count; ++i) {
-        task.dq[i] = make_dq_tile(params, Traits::kBlockM, taken.number(params, i));
-      }
-      if (tickets && taken.left < SequenceTask::kMostRowTiles) {
+      int const left = take_chunk<Traits>(params, task);
+      if (tickets && left < kMany) {
         int const rank = atomicAdd(params.counters + DqQueue::kTicket, 1);
         tickets = SequenceKeyTile::make<Traits>(args, rank, task);
       }
-      if (tickets || taken.count > 0) break;
-      if (TakenRowTiles::all(params)) {
+      if (tickets || task.dq_end > 0) break;
+      if (TakenChunk::all(params)) {
         task.dq_begin = -1;
         break;
       }
