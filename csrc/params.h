@@ -106,12 +106,14 @@ struct FwdParams {
 
 // The tiles of a batch whose sequences the backward reads at run time, listed on the device by a kernel before it.
 // Sides are listed for one head; there are `sequence_count` sequences, see core/sequence.cuh.
+struct SequenceRecord;
 struct SequenceTiles {
   int* row_sequence;  // of each row tile; the tiles of a sequence are side by side
-  int* rows_before;   // (sequences + 1): the first row tile of each sequence; the last: the number of all
-  int* key_sequence;  // the same of the key tiles, whose sequences are in the order of processing
-  int* keys_before;
+  int* key_sequence;  // of each key tile, whose sequences are in the order of processing
+  SequenceRecord* records;  // (sequences), see core/sequence_tiles.cuh
+  int* totals;              // (2): the row tiles and the key tiles that there are
 };
+constexpr int kSequenceRecordBytes = 48;
 
 struct BwdParams {
   void const* q;     // (batch, heads_q,  len_q, head_dim), 16-bit elements

@@ -39,9 +39,9 @@ struct BwdWorkspace {
   int64_t scaled_dout;
   int64_t dq_queue;
   int64_t row_sequence;
-  int64_t rows_before;
   int64_t key_sequence;
-  int64_t keys_before;
+  int64_t records;
+  int64_t totals;
   int64_t bytes;
 };
 

@@ -109,9 +109,9 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
                          .sinks = make_sinks(args.call),
                          .sequences = reads ? make_sequences(args.call, problem, lengths) : Sequences{},
                          .tiles = {.row_sequence = list(offsets.row_sequence),
-                                   .rows_before = list(offsets.rows_before),
                                    .key_sequence = list(offsets.key_sequence),
-                                   .keys_before = list(offsets.keys_before)},
+                                   .records = reads ? static_cast<SequenceRecord*>(part(offsets.records)) : nullptr,
+                                   .totals = list(offsets.totals)},
                          .score = make_score_terms(args.call, problem)};
   check_cuda(decision.instance.launch(plan, params, current_stream(args.call.q.device_index)),
              "launch the backward");

@@ -122,11 +122,11 @@ BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool pac
   workspace.row_sequence = workspace.dq_queue + (queue ? aligned(2 * 4 * plan.row_tiles) : 0);
   workspace.bytes = workspace.row_sequence;
   if (!reads_sequences(plan.variant)) return workspace;
-  int64_t const sequences = aligned(4 * (int64_t{problem.batch} + 3));  // and one more number, see SequenceTiles
-  workspace.rows_before = workspace.row_sequence + aligned(4 * int64_t{plan.m_blocks});
-  workspace.key_sequence = workspace.rows_before + sequences;
-  workspace.keys_before = workspace.key_sequence + aligned(4 * int64_t{plan.n_blocks});
-  workspace.bytes = workspace.keys_before + sequences;
+  workspace.key_sequence = workspace.row_sequence + aligned(4 * int64_t{plan.m_blocks});
+  workspace.records = workspace.key_sequence + aligned(4 * int64_t{plan.n_blocks});
+  int64_t const most_sequences = int64_t{problem.batch} + 2;  // see sequence_count
+  workspace.totals = workspace.records + aligned(kSequenceRecordBytes * most_sequences);
+  workspace.bytes = workspace.totals + aligned(4 * 2);
   return workspace;
 }
 

@@ -14,14 +14,15 @@ namespace flash_cute::sm90::bwd {
 template <class Traits>
 CUTE_DEVICE void count_key_tile(BwdParams const& params, SequenceTask const volatile& task) {
   int const row_tiles = ceil_div(int(task.sequence.rows), int{Traits::kBlockM});
-  if (row_tiles == 0 || task.arrivals == 0) return;
+  if (row_tiles == 0 || !task.fits) return;
   int const first = row_tile_index<Traits>(params, task, RowTile{.m_block = 0});
   int before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
                : "=r"(before)
                : "l"(params.dq_queue + params.heads_q * params.m_blocks + first)
                : "memory");
-  if (before + 1 != task.arrivals) return;
+  int const arrivals = 2 * ceil_div(int{task.keys}, int{Traits::kBlockN});
+  if (before + 1 != arrivals) return;
   int const chunks = ceil_div(row_tiles, int{DqQueue::kChunk});
   int place = atomicAdd(params.counters + DqQueue::kTail, params.group * chunks);
   __threadfence();  // releases what all have added, with the stores that follow
@@ -38,17 +39,20 @@ struct TakenChunk {
   int left;    // chunks that stay in the queue
 
   CUTE_DEVICE explicit TakenChunk(BwdParams const& params) : number(-1), left(0) {
-    int* const head = params.counters + DqQueue::kHead;
-    int taken = read(head);
+    static_assert(DqQueue::kTail % 2 == 0 && DqQueue::kHead == DqQueue::kTail + 1);  // one load reads both
+    int tail, taken;
+    asm volatile("ld.relaxed.gpu.global.v2.s32 {%0, %1}, [%2];"
+                 : "=r"(tail), "=r"(taken)
+                 : "l"(params.counters + DqQueue::kTail)
+                 : "memory");
 #pragma unroll 1
     for (;;) {
-      left = read(params.counters + DqQueue::kTail) - taken;
-      if (left <= 0) return;
-      int const seen = atomicCAS(head, taken, taken + 1);
+      left = tail - taken - 1;
+      if (left < 0) return;
+      int const seen = atomicCAS(params.counters + DqQueue::kHead, taken, taken + 1);
       if (seen == taken) break;
       taken = seen;
     }
-    --left;
     do {  // the chunk has a place in the queue before it is there
       number = read(params.dq_queue + taken) - 1;
     } while (number < 0);

@@ -15,15 +15,14 @@ CUTE_DEVICE int take_chunk(BwdParams const& params, SequenceTask& task) {
   task.dq_begin = task.dq_end = 0;
   if (taken.number < 0) return 0;
   ListedRowTile const tile = listed_row_tile(params, taken.number);
-  // Step by step through memory: the thread has few registers.
-  SequenceTask volatile& there = task;
-  there.chunk.number = taken.number;
-  there.chunk.head = tile.head;
-  there.chunk.batch = tile.index;
-  there.chunk.m_block = tile.m_block;
-  task.chunk.sequence = read_sequence(params, tile.index);
-  int const row_tiles = ceil_div(int(there.chunk.sequence.rows), int{Traits::kBlockM});
-  there.dq_end = min(int{DqQueue::kChunk}, row_tiles - tile.m_block);
+  DqChunk& chunk = task.chunk;
+  copy_to_smem(params.tiles.records[tile.index].sequence, chunk.sequence);
+  chunk.number = taken.number;
+  chunk.head = tile.head;
+  chunk.batch = tile.index;
+  chunk.m_block = tile.m_block;
+  int const row_tiles = ceil_div(int{chunk.sequence.rows}, int{Traits::kBlockM});
+  task.dq_end = min(int{DqQueue::kChunk}, row_tiles - tile.m_block);
   return taken.left;
 }
 

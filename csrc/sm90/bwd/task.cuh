@@ -35,6 +35,16 @@ struct RowTile {
   }
 };
 
+// Copies what a kernel before has written to shared memory, 16 bytes at a time.
+template <class T>
+CUTE_DEVICE void copy_to_smem(T const& from, T& to) {
+  static_assert(sizeof(T) % sizeof(int4) == 0);
+  CUTE_UNROLL
+  for (int i = 0; i < int(sizeof(T) / sizeof(int4)); ++i) {
+    reinterpret_cast<int4*>(&to)[i] = __ldg(reinterpret_cast<int4 const*>(&from) + i);
+  }
+}
+
 // Whether a band lets every key be seen by few rows, and by about as many.
 CUTE_DEVICE bool is_window(Band const& band, int len_q) {
   return band.has_lower() && band.has_upper() && 2 * (int64_t{band.upper} - band.lower) < len_q;
@@ -152,35 +162,27 @@ struct Task : KeyTile {
 };
 
 // A key tile of a sequence that is read at run time. `batch` is the sequence's index.
-struct SequenceKeyTile : KeyTile {
-  Sequence sequence;
-  int keys;            // of k and v that the sequence has; those from len_k on are not used, and see no row
-  int arrivals;        // of adding threads, by which dQ of the sequence and KV head is complete; 0: it has no sums
-  int first_row_tile;  // among those of a head, see SequenceTiles
-
+struct SequenceKeyTile : KeyTile, SequenceRecord {
   // The key tile of a rank in the order of processing; false if there is none. `begin` must be set.
   template <class Traits>
   CUTE_DEVICE static bool make(KernelArgs const& args, int rank, SequenceKeyTile& tile) {
     BwdParams const& params = args.params;
     constexpr int kBlockN = Traits::kBlockN;
-    auto const distance = [&](int n_blocks) { return heads_distance(/*masked=*/true, params.deterministic, n_blocks); };
-    ListedKeyTile const listed = listed_key_tile<Traits::kListedRows, kBlockN>(params, rank, distance);
-    if (!listed.exists) return false;
-    // Step by step through memory: the thread has few registers.
+    int const index = sequence_of_rank(params, rank);
+    if (index < 0) return false;
+    copy_to_smem<SequenceRecord>(params.tiles.records[index], tile);
+    // Step by step through shared memory: the thread has few registers.
     SequenceKeyTile volatile& there = tile;
+    there.batch = index;
+    auto const distance = [&](int n_blocks) { return heads_distance(/*masked=*/true, params.deterministic, n_blocks); };
+    ListedKeyTile const listed = listed_key_tile<Traits::kListedRows, kBlockN>(params, there, rank, distance);
     there.n_block = listed.n_block;
     there.head_kv = listed.head_kv;
-    there.batch = listed.index;
-    tile.sequence = read_sequence(params, listed.index);
-    there.keys = key_extent(params, there.batch).length;
-    there.first_row_tile = params.tiles.rows_before[there.batch];
     Sequence const sequence{.len_q = there.sequence.len_q,
                             .len_k = there.sequence.len_k,
                             .band = {.lower = there.sequence.band.lower, .upper = there.sequence.band.upper}};
     TileRange const range = row_range<Traits::kBlockM, kBlockN>(sequence, there.n_block);
-    bool const fits = sequence_fits<Traits::kListedRows, kBlockN>(params, there.batch);
-    bool const used = fits && there.n_block * kBlockN < sequence.len_k;
-    there.arrivals = fits ? 2 * ceil_div(int(there.keys), kBlockN) : 0;
+    bool const used = there.fits && there.n_block * kBlockN < sequence.len_k;
     there.first.m_block = range.end - 1;
     there.first.head = 0;
     there.last_row_tile = is_window(sequence.band, sequence.len_q) ? range.begin : -1;
@@ -190,12 +192,12 @@ struct SequenceKeyTile : KeyTile {
 };
 
 // Row tiles of a query head whose sums of dQ are complete: those from m_block on.
-struct DqChunk {
+struct alignas(16) DqChunk {
+  Sequence sequence;
   int number;  // of the first one among those of all heads
   int head;
   int batch;    // the sequence's index
   int m_block;  // in its sequence
-  Sequence sequence;
 };
 
 // A unit of work: a key tile, or none, and a share of a chunk's conversion.
