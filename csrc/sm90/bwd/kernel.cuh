@@ -60,7 +60,12 @@ CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::Shar
     smem.task_pipeline.wait_full(at_step(draws));  // the scheduler has written the task
     SequenceTask const volatile& task = smem.task[draws & 1];
     if (task.dq_begin < 0) break;
-    load_key_tile<Traits>(args, smem, task);
+    int const draw_at = max(int{task.begin}, task.end - kDrawAhead);
+    auto const let_draw = [&](int step) {
+      if (step == draw_at) smem.draw_pipeline.publish(at_step(draws));
+    };
+    if (task.begin == task.end) let_draw(draw_at);
+    load_key_tile<Traits>(args, smem, task, let_draw);
     smem.task_pipeline.arrive_empty(at_step(draws));
   }
 }
@@ -168,6 +173,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
     smem.ds_pipeline.init(Traits::kTurns ? 4 : 4 * Traits::kWarpgroups, 4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.dq_pipeline) pipeline.init(1, 4);
     smem.sums_pipeline.init(1);
+    smem.draw_pipeline.init(1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
   __syncthreads();  // thread 0 has initialised the barriers

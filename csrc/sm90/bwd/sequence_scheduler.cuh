@@ -1,5 +1,6 @@
-// The scheduler of batches whose sequences are read at run time: a thread of its own draws the tasks, a task ahead, so
-// that nothing waits for what it looks up in global memory.
+// The scheduler of batches whose sequences are read at run time: a thread of its own draws the tasks, a few steps before
+// the loads of the last one end, so that little waits for what it looks up in global memory. Not earlier: other CTAs
+// may wait for the adds of a task that has been drawn, which its CTA would not begin yet.
 #pragma once
 
 #include "dq_queue.cuh"
@@ -7,6 +8,8 @@
 #include "traits.cuh"
 
 namespace flash_cute::sm90::bwd {
+
+constexpr int kDrawAhead = 4;  // steps between a draw and the last loads of the task before it
 
 // Takes a chunk, with what its conversion needs, as the task's share of dQ. Returns how many chunks are left.
 template <class Traits>
@@ -38,6 +41,7 @@ CUTE_DEVICE void schedule_tasks(KernelArgs const& args, typename Traits::SharedS
     SequenceTask& task = smem.task[draws & 1];
     SequenceTask const volatile& before = smem.task[(draws + 1) & 1];
     smem.task_pipeline.wait_empty(at_step(draws));  // all have finished the task of two draws before
+    if (draws > 0) smem.draw_pipeline.wait_full(at_step(draws - 1));  // the producer is about to finish the last task
     task.begin = task.end = draws > 0 ? before.end : 0;
     task.keys_phase = draws > 0 && before.keys_phase != (before.begin < before.end);
     task.n_block = -1;
