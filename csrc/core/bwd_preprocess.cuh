@@ -232,9 +232,10 @@ __global__ void __launch_bounds__(preprocess::kThreads)
   }
   if (params.semaphores != nullptr && threadIdx.x == 0) {
     params.semaphores[blockIdx.x] = 0;
-    if constexpr (kSequences) return;  // the counters are those of DqQueue, which are 0 already
-    if (blockIdx.x == 0) params.counters[0] = 0;
-    if (rows.first == 0) params.counters[1 + blockIdx.x / params.m_blocks] = 0;
+    if constexpr (!kSequences) {  // else the counters are those of DqQueue, which are 0 already
+      if (blockIdx.x == 0) params.counters[0] = 0;
+      if (rows.first == 0) params.counters[1 + blockIdx.x / params.m_blocks] = 0;
+    }
   }
 }
 

@@ -24,9 +24,10 @@ CUTE_DEVICE void compute_scores(BwdParams const& params, typename Schedule::Trai
   constexpr int kParts = Schedule::Traits::kParts;
   scores_product<Schedule>(smem.sK(), smem.sQ()(_, _, q_stage * kParts + part), tSrS);
   scores_product<Schedule>(smem.sV(), smem.sdO()(_, _, part), tSrdP);
-  subtract(tSrdP, RowStats<Schedule>(smem.delta[0], part));
+  subtract(tSrdP, row_stats<typename Schedule::Traits>(smem.task, smem.delta[0], part));
   modify_and_mask<Schedule>(params, smem.task, now, part, tSrS, tSrdP);
-  exponentiate_and_multiply(tSrS, tSrdP, RowStats<Schedule>(smem.lse_log2[q_stage], part), params.scale_log2);
+  auto const lse_log2 = row_stats<typename Schedule::Traits>(smem.task, smem.lse_log2[q_stage], part);
+  exponentiate_and_multiply(tSrS, tSrdP, lse_log2, params.scale_log2);
 }
 
 // Leaves P^T dO in tdVrdV and dS^T Q in tdKrdK.

@@ -11,6 +11,23 @@
 
 namespace flash_cute::sm80::bwd {
 
+// The coordinates of a thread's scores: (keys, rows) -> (key, row).
+template <class Traits>
+CUTE_DEVICE auto thread_coords(SequenceTask const& task) {
+  auto const mma_thread = typename Traits::MmaScores{}.get_slice(task.thread_again());
+  return rowcol_view(mma_thread.partition_C(score_coords<Traits>()));
+}
+
+// A statistic (LSE or delta) of a thread's rows of a part, in pairs of neighbours.
+template <class Traits>
+CUTE_DEVICE auto row_stats(SequenceTask const& task, float const* stat, int part) {
+  float const* const first = stat + part * Traits::kScoreRows + get<1>(thread_coords<Traits>(task)(_0{}, _0{}));
+  return [first](int pair) {
+    auto tScS_0 = score_coords_of_thread_0<Traits>();  // (keys, rows) -> (key, row)
+    return *reinterpret_cast<float2 const*>(first + get<1>(tScS_0(_0{}, 2 * pair)));
+  };
+}
+
 // dP^T to dP^T - delta.
 template <class Accumulator, class Stats>
 __device__ inline void subtract(Accumulator& tSrdP,  // (MMA, MMA_N, MMA_M)
@@ -34,16 +51,15 @@ __device__ inline void modify_and_mask(BwdParams const& params, SequenceTask con
                                        Accumulator& tSrdP) {  // (MMA, MMA_N, MMA_M)
   using Traits = typename Schedule::Traits;
   int const row = now.m_block * Traits::kBlockM + part * Traits::kScoreRows, column = task.n_block * Traits::kBlockN;
-  auto scores = rowcol_view(tSrS);  // (keys, rows)
-  auto const coords = [] {          // (keys, rows) -> (key, row)
-    auto const mma_thread = typename Traits::MmaScores{}.get_slice(fresh_thread_index());
-    return rowcol_view(mma_thread.partition_C(score_coords<Traits>()));
-  };
+  auto scores = rowcol_view(tSrS);                   // (keys, rows)
+  auto tScS_0 = score_coords_of_thread_0<Traits>();  // (keys, rows) -> (key, row)
   cap_scores_by_tanh_and_differentiate(tSrS, tSrdP, params.score);
   float const slope = head_slope(params.score, task.index, now.head);
-  add_bias_transposed(scores, coords(), score_coords_of_thread_0<Traits>(), slope, row - column + task.sequence.shift);
+  if (slope != 0.f) {
+    add_bias_transposed(scores, thread_coords<Traits>(task), tScS_0, slope, row - column + task.sequence.shift);
+  }
   if (task.range.needs_mask(now.m_block)) {
-    apply_mask_transposed(scores, coords(), score_coords_of_thread_0<Traits>(), task.sequence, row, column);
+    apply_mask_transposed(scores, thread_coords<Traits>(task), tScS_0, task.sequence, row, column);
   }
 }
 

@@ -1,5 +1,5 @@
-// The work of a CTA where sequences are read at run time: a key tile of a sequence, and the row tiles that visit it. One
-// thread finds it in the lists of tiles (SequenceTiles) and leaves it in shared memory, where it is read at each use.
+// The work of a CTA where sequences are read at run time: a key tile of a sequence, and the row tiles that visit it.
+// One thread finds it in the lists of tiles (SequenceTiles) and leaves it in shared memory, read at each use.
 #pragma once
 
 #include "../../core/mask.cuh"
@@ -20,6 +20,11 @@ struct SequenceTask {
   int index;           // of the sequence
   int keys;            // of dk and dv that the sequence has; those from len_k on are not used, and are 0
   int first_row_tile;  // among those of a head, see SequenceTiles
+  int zero;            // 0, see thread_again
+
+  // The thread's index. What depends on the special register alone ptxas moves out of the loop over row tiles, and the
+  // kernels then spill; what depends on shared memory stays where it is.
+  CUTE_DEVICE int thread_again() const { return fresh_thread_index() + zero; }
 
   // The number of a row tile among those of all heads: the place of its statistics, its sums and its semaphore.
   CUTE_DEVICE int64_t number(BwdParams const& params, RowTile const& row_tile) const {
@@ -79,7 +84,8 @@ CUTE_DEVICE void find_task(BwdParams const& params, SequenceTask& task) {
               .head_kv = listed.head_kv,
               .index = listed.index,
               .keys = key_extent(params, listed.index).length,
-              .first_row_tile = params.tiles.rows_before[listed.index]};
+              .first_row_tile = params.tiles.rows_before[listed.index],
+              .zero = 0};
     }
   }
   __syncthreads();  // thread 0 has written the task

@@ -22,7 +22,6 @@ template <class Traits_>
 struct SequenceSchedule {
   using Traits = Traits_;
   static constexpr bool kTwoQ = Traits::kQStages == 2;
-  static constexpr bool kReadsStatsEarly = false;
   static_assert(Traits::kDoutStages == 1 && !(Traits::kPInRegs && kTwoQ));
 };
 

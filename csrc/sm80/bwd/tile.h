@@ -58,7 +58,9 @@ constexpr TileConfig tile_config(int head_dim, int chip) {
 constexpr TileConfig sequence_tile_config(int head_dim) {
   if (head_dim <= 64) return tile_config(head_dim, kSmem99K);
   if (head_dim <= 128) return tile_config(head_dim, kA100);
-  return tile_config(head_dim, kSmem99K);
+  TileConfig tile = tile_config(head_dim, kSmem99K);
+  if (head_dim > 192) tile.ctas_per_sm = 2;  // which has room on an H100 alone
+  return tile;
 }
 
 // K and V, the stages of Q and dO with their row statistics, dS, and P unless it stays in registers.
