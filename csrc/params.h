@@ -142,7 +142,7 @@ struct BwdParams {
   int* counters;    // [0]: the ticket from which CTAs draw tasks; [1 + h]: progress of KV head h (over all batches),
                     // see head_counter in sm90/bwd/dq.cuh, or the DqQueue; null without dq_acc
   int* dq_queue;    // sm90, sequences read at run time, (2, heads_q, row tiles): see sm90/bwd/dq_queue.cuh
-  int* drawn;       // sm80, deterministic: (key tiles) the ticket that each CTA drew; else null
+  int* drawn;       // sm80, deterministic, dense: (key tiles) the ticket that each CTA drew; else null
 
   Strides q_strides;
   Strides k_strides;

@@ -167,13 +167,15 @@ def kernel_matches(plan: dict[str, Any], kernel_name: str) -> bool:
 
 
 # Of TileConfig in csrc/<backend>/<kernel>/tile.h, in order. The plan does not tell all of them.
+_SM80_BWD_FIELDS = (
+    *("block_m", "block_n", "warps", "score_warps", "key_warps", "row_warps"),
+    *("q_stages", "dout_stages", "budgeted_ctas"),
+)
 _TILE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "sm80": {
         "fwd_kernel": ("block_m", "block_n", "warps", "stages", "q_in_regs", "budgeted_ctas"),
-        "bwd_kernel": (
-            *("block_m", "block_n", "warps", "score_warps", "key_warps", "row_warps"),
-            *("q_stages", "dout_stages", "budgeted_ctas"),
-        ),
+        "bwd_kernel": _SM80_BWD_FIELDS,
+        "bwd_sequences_kernel": _SM80_BWD_FIELDS,
     },
     "sm90": {
         "fwd_kernel": ("block_m", "block_n", "stages", "ping_pong", "late_wait"),

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from cases import score
-from checks import NOT_SERVED
 from test_errors import (
     CUDA,
     RAW_ERRORS,
@@ -64,17 +63,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.skipif(not report.load()["kernels"], reason="this build has no CUDA kernels")
 @pytest.mark.parametrize("name", OPTIONS)
-def test_what_sm80_does_not_serve_yet(name: str) -> None:
-    """csrc/api/served.h; the tests of the options know its sentences."""
+def test_every_backend_serves_the_options(name: str) -> None:
     call = _apply(_call("cpu"), OPTIONS[name])
     options = {**_options(call), "backend": None}
-    for backward in (False, True):
-        plan = flash_cute.explain(call["q"], call["k"], call["v"], **options, capability=90, backward=backward)
-        assert plan.data["backend"] == "sm90"
-    assert flash_cute.explain(call["q"], call["k"], call["v"], **options, capability=80).data["backend"] == "sm80"
-    if name in ("softcap", "alibi_slopes"):
-        with pytest.raises(ValueError, match=NOT_SERVED):
-            flash_cute.explain(call["q"], call["k"], call["v"], **options, capability=80, backward=True)
+    for capability, backend in ((80, "sm80"), (86, "sm80"), (90, "sm90")):
+        for backward in (False, True):
+            tensors = (call["q"], call["k"], call["v"])
+            plan = flash_cute.explain(*tensors, **options, capability=capability, backward=backward)
+            assert plan.data["backend"] == backend
 
 
 @pytest.mark.skipif(not report.load()["kernels"], reason="this build has no CUDA kernels")

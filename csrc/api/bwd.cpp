@@ -58,7 +58,7 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
   };
 
   bool const dq_in_memory = !plan.shape.dq_in_registers;
-  bool const draws = offsets.sink_parts > offsets.drawn;
+  bool const keeps_tickets = offsets.sink_parts > offsets.drawn, has_queue = offsets.row_sequence > offsets.dq_queue;
   bool const reads = reads_sequences(plan.variant), has_sinks = problem.has_sinks;
   auto const list = [&](int64_t offset) { return reads ? static_cast<int*>(part(offset)) : nullptr; };
   BwdParams const params{.q = q.data,
@@ -79,8 +79,8 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
                          .scaled_dout = plan.scales_dout ? part(offsets.scaled_dout) : nullptr,
                          .semaphores = dq_in_memory ? static_cast<int*>(part(offsets.semaphores)) : nullptr,
                          .counters = dq_in_memory ? static_cast<int*>(part(offsets.counters)) : nullptr,
-                         .dq_queue = reads && dq_in_memory ? static_cast<int*>(part(offsets.dq_queue)) : nullptr,
-                         .drawn = draws ? static_cast<int*>(part(offsets.drawn)) : nullptr,
+                         .dq_queue = has_queue ? static_cast<int*>(part(offsets.dq_queue)) : nullptr,
+                         .drawn = keeps_tickets ? static_cast<int*>(part(offsets.drawn)) : nullptr,
                          .q_strides = q.strides,
                          .k_strides = k.strides,
                          .v_strides = v.strides,

@@ -1,7 +1,5 @@
 #include "planner.h"
 
-#include "served.h"
-
 namespace flash_cute {
 namespace {
 
@@ -103,7 +101,7 @@ void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gp
 
 // `block_m`: the rows of one of `plan.row_tiles`.
 BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool packed, int padded_head_dim_v, int block_m,
-                           bool draws_tasks) {
+                           bool keeps_tickets, bool has_queue) {
   int64_t const rows = plan.row_tiles * block_m;
   bool const sums = !plan.shape.dq_in_registers;
   BwdWorkspace workspace{};
@@ -114,12 +112,11 @@ BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool pac
   int64_t const heads = int64_t{problem.batch} * problem.heads_q;
   int64_t const counters = std::max<int64_t>(1 + heads, 4);  // see DqQueue
   workspace.drawn = workspace.counters + (sums ? aligned(4 * counters) : 0);
-  workspace.sink_parts = workspace.drawn + (draws_tasks ? aligned(4 * plan.key_tiles) : 0);
+  workspace.sink_parts = workspace.drawn + (keeps_tickets ? aligned(4 * plan.key_tiles) : 0);
   workspace.scaled_dout = aligned(workspace.sink_parts + (problem.has_sinks ? 4 * plan.row_tiles : 0));
   int64_t const all_rows = int64_t{packed ? 1 : problem.batch} * problem.heads_q * problem.len_q;
   workspace.dq_queue = workspace.scaled_dout + (plan.scales_dout ? aligned(2 * all_rows * padded_head_dim_v) : 0);
-  bool const queue = sums && reads_sequences(plan.variant);
-  workspace.row_sequence = workspace.dq_queue + (queue ? aligned(2 * 4 * plan.row_tiles) : 0);
+  workspace.row_sequence = workspace.dq_queue + (has_queue ? aligned(2 * 4 * plan.row_tiles) : 0);
   workspace.bytes = workspace.row_sequence;
   if (!reads_sequences(plan.variant)) return workspace;
   workspace.key_sequence = workspace.row_sequence + aligned(4 * int64_t{plan.m_blocks});
@@ -214,12 +211,11 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
                  : packed                                 ? Variant::kPacked
                                                           : Variant::kDense;
   bool const reads = reads_sequences(plan.variant);
-  check_served_by_bwd(decision.backend, plan.variant);
   if (!sm90) {
     plan.entry = sm80_entry(problem, gpu);
     pad_to_one_head_dim(decision);
   }
-  plan.shape = !sm90  ? sm80::bwd::kernel_shape(plan.head_dim, plan.entry)
+  plan.shape = !sm90  ? sm80::bwd::kernel_shape(plan.head_dim, plan.entry, plan.variant)
                : wide ? sm90::bwd_wide::kernel_shape(plan.head_dim, plan.head_dim_v)
                       : sm90::bwd::kernel_shape(plan.head_dim, plan.variant);
   plan.deterministic = deterministic;
@@ -238,7 +234,8 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
                                          : num_tiles(problem.len_k, plan.shape.block_n, 1));
   if (reads) {
     plan.ctas = sm90 && !wide ? std::min<int64_t>(plan.key_tiles, gpu.num_sms) : plan.key_tiles;
-    plan.dq_ctas = wide ? plan.row_tiles : 0;  // else the tasks convert the sums, see sm90/bwd/dq_queue.cuh
+    // Up to head dim 128 the sm90 tasks convert the sums themselves, see sm90/bwd/dq_queue.cuh.
+    plan.dq_ctas = !sm90 || wide ? plan.row_tiles : 0;
   } else if (sm90 && !wide) {
     order_sm90(plan, problem, gpu, call.q);
   } else {
@@ -246,7 +243,7 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
     plan.ctas = plan.key_tiles;
     plan.dq_ctas = sm90 ? num_tiles(problem.len_q, sm90::bwd_wide::kQueryTileRows, heads_q) : plan.row_tiles;
   }
-  if (!sm90) {
+  if (!sm90 && !reads) {
     int const group = problem.heads_q / problem.heads_kv;
     int64_t const rows = num_tiles(static_cast<int>(longest_rows(problem, plan.shape)), plan.shape.block_m, 1) *
                          plan.shape.block_m * group;
@@ -255,7 +252,8 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
                                 plan.n_blocks, problem.batch * problem.heads_kv, gpu.num_sms);
   }
   plan.workspace = bwd_workspace(plan, problem, packed, decision.padded_head_dim_v, listed_rows,
-                                 /*draws_tasks=*/!sm90 && deterministic);
+                                 /*keeps_tickets=*/!sm90 && !reads && deterministic,
+                                 /*has_queue=*/sm90 && !wide && reads);
   return decision;
 }
 

@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(preprocess::kThreads)
       *reinterpret_cast<uint4*>(place) = lse == -INFINITY ? make_uint4(0, 0, 0, 0) : scaled<Element>(d[i], share);
     }
   }
-  if constexpr (kSequences) return;
+  if constexpr (kSequences && !kClearSums) return;
 
   if constexpr (kClearSums) {
     static_assert(kBlockM * kHeadDim % (4 * kThreads) == 0);
@@ -234,8 +234,10 @@ __global__ void __launch_bounds__(preprocess::kThreads)
   }
   if (params.semaphores != nullptr && threadIdx.x == 0) {
     params.semaphores[blockIdx.x] = 0;
-    if (blockIdx.x == 0) params.counters[0] = 0;
-    if (rows.first == 0) params.counters[1 + blockIdx.x / params.m_blocks] = 0;
+    if constexpr (!kSequences) {  // else the counters are those of DqQueue, which are 0 already
+      if (blockIdx.x == 0) params.counters[0] = 0;
+      if (rows.first == 0) params.counters[1 + blockIdx.x / params.m_blocks] = 0;
+    }
   }
 }
 

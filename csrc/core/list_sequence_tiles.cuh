@@ -25,7 +25,7 @@ struct LengthClass {
 
 // Gathers the sequences' records and numbers their tiles. One CTA.
 template <int kBlockM, int kBlockN>
-__global__ void __launch_bounds__(sequence_prefix::kThreads)
+__global__ void __launch_bounds__(sequence_prefix::kThreads, 1)
     number_sequence_tiles_kernel(__grid_constant__ BwdParams const params) {
   constexpr int kThreads = sequence_prefix::kThreads;
   SequenceTiles const& tiles = params.tiles;
