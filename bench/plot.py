@@ -193,6 +193,9 @@ def main(arguments: Sequence[str]) -> int:
         if errors.is_accuracy(path):
             plot_accuracy.draw(errors.read(path), out)
             continue
+        if steps.is_layers(path):
+            print(f"{path.name}: a table, not a plot")
+            continue
         if steps.is_steps(path):
             plot_steps.draw(steps.read(path), out)
             continue

@@ -211,6 +211,8 @@ def section(path: Path, page: Path) -> str:
     if errors.is_accuracy(path):
         found = errors.read(path)
         facts, lines = found.facts, list(errors.markdown_tables(found))
+    elif steps.is_layers(path):
+        facts, lines = steps.layer_facts(path), list(steps.layer_lines(path))
     elif steps.is_steps(path):
         timed = steps.read(path)
         facts, lines = timed.facts, list(steps.markdown_lines(timed))

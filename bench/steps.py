@@ -1,4 +1,4 @@
-"""The CSVs of `bench/models.py`: written, read back, and as a table. It imports neither torch nor flash_cute."""
+"""The CSVs of `bench/models.py` (and of `bench/layers.py`), as tables. It imports neither torch nor flash_cute."""
 
 from __future__ import annotations
 
@@ -136,3 +136,29 @@ def markdown_lines(steps: Steps) -> Iterator[str]:
         yield f"* Not measured: {TITLES.get(name, name)} ({'; '.join(cells)}): {reason}."
     if reasons:
         yield ""
+
+
+def is_layers(path: Path) -> bool:
+    """Whether it is a CSV of `bench/layers.py`."""
+    with path.open() as file:
+        return "over_us" in file.readline().split(",")
+
+
+def layer_facts(path: Path) -> dict[str, str]:
+    with path.open(newline="") as file:
+        row = next(csv.DictReader(file))
+    return {name: row[name] for name in ("gpu", "torch", "cudnn", "driver", "commit")}
+
+
+def layer_lines(path: Path) -> Iterator[str]:
+    """A line per layer: microseconds, and in brackets what it adds, in each mode."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    modes = list(dict.fromkeys(row["mode"] for row in rows))
+    yield f"| host microseconds per call (over flash_cute.attention) | {' | '.join(modes)} |"
+    yield f"| --- | {' | '.join('---' for _ in modes)} |"
+    for layer in dict.fromkeys(row["layer"] for row in rows):
+        found = {row["mode"]: row for row in rows if row["layer"] == layer}
+        cells = (f"{float(found[mode]['median_us']):.1f} ({float(found[mode]['over_us']):+.1f})" for mode in modes)
+        yield f"| {layer} | {' | '.join(cells)} |"
+    yield ""

@@ -147,6 +147,9 @@ def main(arguments: Sequence[str]) -> int:
     for path in parser.parse_args(arguments).csv:
         if errors.is_accuracy(path):
             print_errors(errors.read(path))
+        elif steps.is_layers(path):
+            print(f"\n{path.name}: {figures.belongs_to(steps.layer_facts(path))}")
+            print("\n".join(steps.layer_lines(path)))
         elif steps.is_steps(path):
             print_steps(steps.read(path))
         else:

@@ -145,8 +145,9 @@ def attention(
     """
     if dropout:
         raise ValueError(f"flash_cute: dropout: expected 0 (set the model's attention dropout to 0), got {dropout}")
-    if not _UNSERVED.keys().isdisjoint(kwargs):
-        _refuse_unserved(kwargs)
+    for name in _UNSERVED:
+        if name in kwargs and kwargs[name] is not None and kwargs[name] is not False:
+            raise ValueError(f"flash_cute: {name}: expected None, since {_UNSERVED[name]}")
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     window = None
@@ -176,12 +177,6 @@ def attention(
         deterministic=deterministic,
     )
     return out.transpose(1, 2), None
-
-
-def _refuse_unserved(kwargs: dict[str, Any]) -> None:
-    for name, reason in _UNSERVED.items():
-        if kwargs.get(name) is not None and kwargs[name] is not False:
-            raise ValueError(f"flash_cute: {name}: expected None, since {reason}")
 
 
 def _lengths(
