@@ -32,7 +32,7 @@ def measured(bench: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -
     with pytest.MonkeyPatch.context() as patch:
         interface = importlib.import_module("flash_cute.integrations.flash_attn_interface")
         patch.setitem(sys.modules, "flash_attn_interface", interface)
-        small = ("--device", "cpu", "--N", "160", "--dtype", "float32", "--rounds", "5", "--seconds", "0.01")
+        small = ("--device", "cpu", "--N", "160", "--dtype", "float32", "--rounds", "2", "--seconds", "0.001")
         assert bench.models.main([*small, "--commit", "abc", "--out", str(path)]) == 0
     return path
 

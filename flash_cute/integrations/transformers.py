@@ -161,7 +161,7 @@ def attention(
         if lengths is not None:
             # (B, H, N, D) -> (B * N, H, D): a view of projections, a copy of what a cache holds.
             q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-            options = {"scale": scaling, "window": window, "softcap": softcap, "sinks": s_aux}
+            options: dict[str, Any] = {"scale": scaling, "window": window, "softcap": softcap, "sinks": s_aux}
             options["deterministic"] = deterministic
             out = flash_cute.varlen_attention(q, k, v, causal=is_causal, **lengths, **options)
             return out.unflatten(0, (query.shape[0], query.shape[2])), None
@@ -256,7 +256,7 @@ def _offsets_of_positions(module: torch.nn.Module, positions: Tensor) -> Tensor 
     """
     if torch.compiler.is_compiling():
         return _read_positions(positions)
-    known = getattr(positions, "_flash_cute_offsets", None)
+    known: Any = getattr(positions, "_flash_cute_offsets", None)
     offsets: Tensor | None
     if positions.is_inference():
         stamp = getattr(module, "layer_idx", None)
