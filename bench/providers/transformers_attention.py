@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bench.providers.base import Unavailable, module
+from bench.providers.base import Unavailable, first, module
 
 OURS = "flash_cute"
 FLASH_ATTENTION_3 = "fa3"
@@ -84,7 +84,7 @@ def flash_attention_3(
     tensors = (x.transpose(1, 2) for x in (query, key, value))
     function = module("flash_attn_interface").flash_attn_func
     if s_aux is None:
-        return function(*tensors, **options), None
+        return first(function(*tensors, **options)), None
     out, lse = function(*tensors, **options, return_attn_probs=True)
     weight = torch.sigmoid(lse.transpose(1, 2) - s_aux.float())  # (B, N, H)
     return (out * weight[..., None]).to(out.dtype), None
