@@ -205,7 +205,7 @@ def time_cell(cell: Cell, model: Any, names: Sequence[str], rounds: int, seconds
         if reference is None:
             reference, cell.compared_with = results, name
         else:
-            cell.differences[name] = max(_difference(*both) for both in zip(results, reference, strict=True))
+            cell.differences[name] = _difference(results, reference)
         del results
     for name in cell.wrong:
         cell.missing[name] = f"wrong: differs by {cell.differences[name]:.2e} from {cell.compared_with}"
@@ -215,9 +215,10 @@ def time_cell(cell: Cell, model: Any, names: Sequence[str], rounds: int, seconds
     cell.timings = measure(contenders, model.device, clock=clock, rounds=rounds, seconds=seconds, failures=cell.missing)
 
 
-def _difference(x: torch.Tensor, expected: torch.Tensor) -> float:
-    expected = expected.float()
-    return float((x.float() - expected).norm() / expected.norm().clamp_min(1e-30))
+def _difference(results: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> float:
+    """The largest ||x - y|| / ||y|| of any result; NaN if one is."""
+    pairs = ((x.float(), y.float()) for x, y in zip(results, expected, strict=True))
+    return float(torch.stack([(x - y).norm() / y.norm().clamp_min(1e-30) for x, y in pairs]).max())
 
 
 def measured(flags: argparse.Namespace, device: torch.device) -> Iterator[Cell]:

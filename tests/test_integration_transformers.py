@@ -218,6 +218,13 @@ def test_masks_of_a_model_or_user_raise(rng: torch.Generator) -> None:
         make(*arguments, block_sequence_ids=blocks)
 
 
+def test_an_older_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mask functions take positions in place of lengths."""
+    monkeypatch.setattr(transformers.masking_utils, "sdpa_mask", lambda batch_size, cache_position, kv_length: None)
+    with pytest.raises(ImportError, match=r"flash_cute: transformers: expected version 5\.4 or newer, got"):
+        integration.register()
+
+
 def test_other_implementations_still_work() -> None:
     model = hf_models.build("llama")
     model.set_attn_implementation("sdpa")
