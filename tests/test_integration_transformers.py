@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,8 @@ def test_masks_of_a_model_or_user_raise(rng: torch.Generator) -> None:
     make = functools.partial(make, past_key_values=None)
     with pytest.raises(ValueError, match="mask_function: expected causality"):
         make(*arguments, or_mask_function=lambda b, h, q, k: k < 3)
+    if "block_sequence_ids" not in inspect.signature(make).parameters:
+        return  # an older Transformers builds such masks from or_mask_function
     blocks = torch.full((1, LENGTH), -1)
     assert make(*arguments, block_sequence_ids=blocks) is None
     blocks[:, 3:6] = 0
