@@ -375,6 +375,26 @@ class TestOnCuda:
             alone = PYTORCHS(*(part.transpose(0, 1)[None],) * 3, is_causal=True)[0].transpose(0, 1)
             torch.testing.assert_close(of, alone, atol=4e-3, rtol=4e-3)
 
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_gradients_of_nested_tensors(self, compiled: bool, device: str, rng: torch.Generator) -> None:
+        """Jagged ones, causal, in eager mode and in a graph: those of each sequence by itself."""
+        parts = [torch.randn(n, 4, 64, generator=rng).to(device, torch.float16).requires_grad_() for n in (100, 37)]
+        torch.compiler.reset()
+
+        def attend(nested: torch.Tensor) -> torch.Tensor:
+            heads_first = nested.transpose(1, 2)
+            return PYTORCHS(heads_first, heads_first, heads_first, is_causal=True).transpose(1, 2)
+
+        function = torch.compile(attend, backend="aot_eager") if compiled else attend
+        with served(), sdpa.enable(strict=True):
+            out = function(torch.nested.as_nested_tensor(parts, layout=torch.jagged))
+            given = torch.autograd.grad(out.values().float().square().sum(), parts)
+        assert sdpa.report().served == {"aten::_flash_attention_forward": 1}
+        for part, gradient in zip(parts, given, strict=True):
+            alone = attend(part[None])[0]
+            (expected,) = torch.autograd.grad(alone.float().square().sum(), part)
+            torch.testing.assert_close(gradient, expected, atol=2e-2, rtol=2e-2)
+
     def test_passed_on(self, leaves: list[torch.Tensor]) -> None:
         """Dropout: PyTorch's flash kernel, forward and backward, by the same draws; a mask: another kernel of its."""
         for options in ({"dropout_p": 0.5}, {"attn_mask": torch.ones(200, 200, device="cuda").tril().bool()}):
