@@ -39,7 +39,7 @@ struct DqQueue {
   static constexpr int kTail = 2;      // chunks whose sums are complete
   static constexpr int kHead = 3;      // of them, those that a CTA has taken
 
-  static constexpr int kChunk = 8;  // row tiles of a query head, at most
+  static constexpr int kChunk = 8;  // row tiles, at most, of the query heads that share a KV head
 };
 
 // A row tile among those of all heads.

@@ -10,7 +10,8 @@
 namespace flash_cute::sm90::bwd {
 
 // Counts the task's adds as done, by each of the two adding threads, which have waited for their bulk copies. The last
-// one of the sequence and KV head appends the chunks: each place has the number of a chunk's first row tile, plus 1.
+// one of the sequence and KV head appends the chunks. A place of the queue has the number of the row tile that is as
+// far from the first one of the sequence and KV head as the chunk is from the first chunk, plus 1.
 template <class Traits>
 CUTE_DEVICE void count_key_tile(BwdParams const& params, SequenceTask const volatile& task) {
   int const row_tiles = ceil_div(int(task.sequence.rows), int{Traits::kBlockM});
@@ -23,17 +24,17 @@ CUTE_DEVICE void count_key_tile(BwdParams const& params, SequenceTask const vola
                : "memory");
   int const arrivals = 2 * ceil_div(int{task.keys}, int{Traits::kBlockN});
   if (before + 1 != arrivals) return;
-  int const chunks = ceil_div(row_tiles, int{DqQueue::kChunk});
-  int place = atomicAdd(params.counters + DqQueue::kTail, params.group * chunks);
+  int const chunks = ceil_div(params.group * row_tiles, int{DqQueue::kChunk});
+  int place = atomicAdd(params.counters + DqQueue::kTail, chunks);
   __threadfence();  // releases what all have added, with the stores that follow
 #pragma unroll 1
-  for (int i = 0; i < params.group * chunks; ++i, ++place) {
-    int const number = first + i / chunks * params.m_blocks + i % chunks * DqQueue::kChunk;
+  for (int i = 0; i < chunks; ++i, ++place) {
+    int const number = first + i / row_tiles * params.m_blocks + i % row_tiles;
     asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(params.dq_queue + place), "r"(number + 1) : "memory");
   }
 }
 
-// The number of a chunk's first row tile, taken from the queue.
+// The number of a chunk, taken from the queue.
 struct TakenChunk {
   int number;  // -1: none
   int left;    // chunks that stay in the queue

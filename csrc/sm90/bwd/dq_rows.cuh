@@ -124,7 +124,7 @@ struct DenseDqShare {
   }
 };
 
-// Where sequences are read at run time: row tiles of a chunk.
+// Where sequences are read at run time: the row tiles of a chunk.
 template <class Traits>
 struct SequenceDqShare {
   BwdParams const& params;
@@ -133,18 +133,24 @@ struct SequenceDqShare {
   int end;
 
   CUTE_DEVICE float const* sums(int row_tile) const {
-    bool const visited = is_visited<Traits::kBlockM, Traits::kBlockN>(read_band(chunk.sequence),
-                                                                     chunk.m_block + row_tile);
-    return visited ? params.dq_acc + int64_t{chunk.number + row_tile} * Traits::kQElements : nullptr;
+    int const head = head_of(row_tile), m_block = row_tile - head * chunk.row_tiles;
+    if (!is_visited<Traits::kBlockM, Traits::kBlockN>(read_band(chunk.sequence), m_block)) return nullptr;
+    int const number = row_tile_index<Traits>(params, chunk, RowTile{m_block, head});
+    return params.dq_acc + int64_t{number} * Traits::kQElements;
   }
 
   CUTE_DEVICE DqPlace<typename Traits::Element> place(int row_tile) const {
-    int const row = (chunk.m_block + row_tile) * Traits::kBlockM;
-    int const batch = chunk.batch, head = chunk.head, first_row = chunk.sequence.first_row;
+    int const head = head_of(row_tile), row = (row_tile - head * chunk.row_tiles) * Traits::kBlockM;
+    int const batch = chunk.batch, first_row = chunk.sequence.first_row;
     auto* const dq = static_cast<typename Traits::Element*>(params.dq) +
-                     sequence_offset(params, params.dq_strides, batch, first_row, head) + row * params.dq_strides.row;
+                     sequence_offset(params, params.dq_strides, batch, first_row,
+                                     chunk.head_kv * params.group + head) +
+                     row * params.dq_strides.row;
     return {.rows = dq, .used = chunk.sequence.len_q - row, .all = chunk.sequence.rows - row};
   }
+
+ private:
+  CUTE_DEVICE int head_of(int row_tile) const { return row_tile / chunk.row_tiles; }  // of the group
 };
 
 }  // namespace flash_cute::sm90::bwd

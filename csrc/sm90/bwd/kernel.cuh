@@ -121,7 +121,7 @@ CUTE_DEVICE void finish_task(KernelArgs const& args, KeyTile const& tile, int dr
                              typename Traits::SharedStorage& smem, SequenceTask const volatile& task,
                              Accumulator const& tdKrdK,    // (MMA, MMA_N, MMA_D)
                              Accumulator const& tdVrdV) {  // (MMA, MMA_N, MMA_D)
-  SequenceDqShare<Traits> const share{args.params, task.chunk, 0, uniform(task.dq_end)};
+  SequenceDqShare<Traits> const share{args.params, task.chunk, uniform(task.dq_begin), uniform(task.dq_end)};
   store_results<Traits>(args, tile, draws, smem, share, tile.n_block >= 0, tdKrdK, tdVrdV);
 }
 

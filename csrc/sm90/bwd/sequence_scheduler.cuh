@@ -19,13 +19,15 @@ CUTE_DEVICE int take_chunk(BwdParams const& params, SequenceTask& task) {
   if (taken.number < 0) return 0;
   ListedRowTile const tile = listed_row_tile(params, taken.number);
   DqChunk& chunk = task.chunk;
-  copy_to_smem(params.tiles.records[tile.index].sequence, chunk.sequence);
-  chunk.number = taken.number;
-  chunk.head = tile.head;
+  SequenceRecord const& record = params.tiles.records[tile.index];
+  copy_to_smem(record.sequence, chunk.sequence);
   chunk.batch = tile.index;
-  chunk.m_block = tile.m_block;
+  chunk.first_row_tile = __ldg(&record.first_row_tile);
+  chunk.head_kv = tile.head / params.group;
   int const row_tiles = ceil_div(int{chunk.sequence.rows}, int{Traits::kBlockM});
-  task.dq_end = min(int{DqQueue::kChunk}, row_tiles - tile.m_block);
+  chunk.row_tiles = row_tiles;
+  task.dq_begin = DqQueue::kChunk * (tile.head % params.group * row_tiles + tile.m_block);
+  task.dq_end = min(task.dq_begin + DqQueue::kChunk, params.group * row_tiles);
   return taken.left;
 }
 
@@ -52,7 +54,7 @@ CUTE_DEVICE void schedule_tasks(KernelArgs const& args, typename Traits::SharedS
         int const rank = atomicAdd(params.counters + DqQueue::kTicket, 1);
         tickets = SequenceKeyTile::make<Traits>(args, rank, task);
       }
-      if (tickets || task.dq_end > 0) break;
+      if (tickets || task.dq_end > task.dq_begin) break;
       if (TakenChunk::all(params)) {
         task.dq_begin = -1;
         break;

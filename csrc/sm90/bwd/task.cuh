@@ -191,18 +191,18 @@ struct SequenceKeyTile : KeyTile, SequenceRecord {
   }
 };
 
-// Row tiles of a query head whose sums of dQ are complete: those from m_block on.
+// Row tiles of a sequence and KV head whose sums of dQ are complete: those of its first query head, then of the next.
 struct alignas(16) DqChunk {
   Sequence sequence;
-  int number;  // of the first one among those of all heads
-  int head;
-  int batch;    // the sequence's index
-  int m_block;  // in its sequence
+  int head_kv;
+  int batch;           // the sequence's index
+  int first_row_tile;  // among those of a head
+  int row_tiles;       // of the sequence
 };
 
-// A unit of work: a key tile, or none, and a share of a chunk's conversion.
+// A unit of work: a key tile, or none, and the conversion of a chunk.
 struct SequenceTask : SequenceKeyTile {
-  int dq_begin;  // the share is [dq_begin, dq_end) of the chunk; -1: there are no more tasks
+  int dq_begin;  // the row tiles [dq_begin, dq_end) of the sequence and KV head; -1: there are no more tasks
   int dq_end;
   DqChunk chunk;
 };
