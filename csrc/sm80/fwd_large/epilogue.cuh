@@ -19,7 +19,7 @@ CUTE_DEVICE void epilogue(FwdParams const& params, typename Traits::Storage& sme
   // A packed batch has one LSE, (heads_q, len_q).
   int const batch = params.sequences.cu_q != nullptr ? 0 : tile.coord.batch;
   int64_t const lse_row = (int64_t{batch} * params.heads_q + tile.coord.head) * params.len_q + tile.sequence.first_row;
-  softmax.finish(smem, params, part.first_column == 0 ? params.lse + lse_row : nullptr, thread);  // ends with a barrier
+  softmax.finish(smem, part.first_column == 0 ? params.lse + lse_row : nullptr, thread);  // ends with a barrier
 
   auto acc = rowcol_view(tOrO);  // (rows, columns)
   CUTE_UNROLL

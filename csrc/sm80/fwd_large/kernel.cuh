@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   typename Traits::OutMma out_mma;
   auto tOrO = partition_fragment_C(out_mma, Shape<Int<Traits::kBlockM>, Int<large::kColumns>>{});  // (4, 4, kOutBlocks)
   clear(tOrO);
-  Softmax<Traits> softmax(params.scale_log2);
+  Softmax<Traits> softmax(params);
   if (smem.tile.keys.begin < smem.tile.keys.end) {
     large::Pipeline pipeline(buffers + (ring.left_resident ? chunks * large::kLeftBytes : 0), ring);
     Loader<Traits> load(params, smem, ring.left_resident, part.columns, thread);

@@ -19,7 +19,7 @@ class Softmax {
   static constexpr float kLag = 8.f;
   using Storage = typename Traits::Storage;
 
-  CUTE_DEVICE explicit Softmax(float scale_log2) : scale_log2_(scale_log2) {
+  CUTE_DEVICE explicit Softmax(FwdParams const& params) : params_(params) {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       offset_[i] = -FLT_MAX;
@@ -54,7 +54,7 @@ class Softmax {
     for (int i = 0; i < kRows; ++i) {
       CUTE_UNROLL
       for (int j = 0; j < size<1>(scores); ++j) {
-        scores(i, j) = exp2_approx(scores(i, j) * scale_log2_ - offset_[i]);
+        scores(i, j) = exp2_approx(scores(i, j) * params_.scale_log2 - offset_[i]);
         sum_[i] += scores(i, j);
       }
     }
@@ -62,7 +62,7 @@ class Softmax {
 
   // The row sums and, per row, what normalizes it: negative for rows that see no key. Stores the LSE where `lse`, which
   // points to the sequence's row 0, is not null. A barrier ends it.
-  CUTE_DEVICE void finish(Storage& smem, FwdParams const& params, float* lse, int thread) {
+  CUTE_DEVICE void finish(Storage& smem, float* lse, int thread) {
     using Element = typename Traits::Element;
     auto const add = [](float a, float b) { return a + b; };
     int const lane = thread % 32, key_warp = thread / 64;
@@ -79,7 +79,7 @@ class Softmax {
       }
     }
     __syncthreads();  // all sums are there
-    if (thread < Traits::kBlockM) normalize_row(smem, params, lse, thread);
+    if (thread < Traits::kBlockM) normalize_row(smem, lse, thread);
     __syncthreads();  // all factors are
   }
 
@@ -104,10 +104,10 @@ class Softmax {
       for (int warp = 1; warp < Traits::kKeyWarps; ++warp) row_max = fmaxf(row_max, smem.row_max[warp][thread]);
       bool const past = row_max > smem.limit[thread];
       float const old_offset = smem.offset[thread];
-      float const new_offset = past ? row_max * scale_log2_ : old_offset;
+      float const new_offset = past ? row_max * params_.scale_log2 : old_offset;
       smem.factor[thread] = exp2_approx(old_offset - new_offset);
       smem.offset[thread] = new_offset;
-      if (past) smem.limit[thread] = row_max + kLag * reciprocal(scale_log2_);
+      if (past) smem.limit[thread] = row_max + kLag * reciprocal(params_.scale_log2);
     }
     __syncthreads();  // the new state is there; it is written again after the next tile's barriers
     CUTE_UNROLL
@@ -125,7 +125,7 @@ class Softmax {
     }
   }
 
-  CUTE_DEVICE void normalize_row(Storage& smem, FwdParams const& params, float* lse, int tile_row) {
+  CUTE_DEVICE void normalize_row(Storage& smem, float* lse, int tile_row) {
     fwd::SequenceTile const& tile = smem.tile;
     float sum = 0.f, error = 0.f;
     CUTE_UNROLL
@@ -135,7 +135,7 @@ class Softmax {
     }
     constexpr float kLn2 = 0.693147180559945f;
     float const offset = smem.offset[tile_row];
-    float const sink_log2 = head_sink_log2<typename Traits::Element>(params.sinks, tile.coord.head);
+    float const sink_log2 = head_sink_log2<typename Traits::Element>(params_.sinks, tile.coord.head);
     int const row = tile.coord.m_block * Traits::kBlockM + tile_row;
     bool const blind = !row_sees_a_key(tile.sequence, row);
     // A row all of whose scores are -inf gives 0/0 = NaN, as by the definition.
@@ -144,9 +144,9 @@ class Softmax {
     lse[row] = row >= tile.sequence.len_q || sum == 0.f ? -INFINITY : offset * kLn2 + logf(sum);
   }
 
-  CUTE_DEVICE float numerator(int i) const { return exp2_approx(own_max_[i] * scale_log2_ - offset_[i]); }
+  CUTE_DEVICE float numerator(int i) const { return exp2_approx(own_max_[i] * params_.scale_log2 - offset_[i]); }
 
-  float scale_log2_;
+  FwdParams const& params_;
   float offset_[kRows];
   float limit_[kRows];
   float own_max_[kRows];  // of the raw scores so far, over this thread's keys
