@@ -1,6 +1,6 @@
 // Online softmax over rows that four warps share; see core/softmax.cuh for the lazy maximum and the rounding errors.
 //
-// A row's maximum is in shared memory. A thread compares its own scores with the limit of the maximum in use, and the
+// The maxima in use are in shared memory, since the accumulators leave few registers. A thread compares its own scores with the limit of the maximum in use, and the
 // barrier behind the scores tells all threads whether one of them exceeds it: only then, in few tiles of a row, the
 // warps exchange their maxima. Sums and rounding errors are exchanged once, at the end.
 #pragma once
@@ -22,8 +22,7 @@ class Softmax {
   CUTE_DEVICE explicit Softmax(FwdParams const& params) : params_(params) {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      offset_[i] = -FLT_MAX;
-      own_max_[i] = limit_[i] = -INFINITY;
+      own_max_[i] = -INFINITY;
       sum_[i] = 0.f;
     }
   }
@@ -47,14 +46,15 @@ class Softmax {
     for (int i = 0; i < kRows; ++i) {
       CUTE_UNROLL
       for (int j = 0; j < size<1>(scores); ++j) own_max_[i] = fmaxf(own_max_[i], scores(i, j));
-      grown |= own_max_[i] > limit_[i];
+      grown |= own_max_[i] > smem.limit[score_row(i, thread)];
     }
     if (__syncthreads_or(grown)) raise_maxima(smem, out, thread);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
+      float const offset = smem.offset[score_row(i, thread)];
       CUTE_UNROLL
       for (int j = 0; j < size<1>(scores); ++j) {
-        scores(i, j) = exp2_approx(scores(i, j) * params_.scale_log2 - offset_[i]);
+        scores(i, j) = exp2_approx(scores(i, j) * params_.scale_log2 - offset);
         sum_[i] += scores(i, j);
       }
     }
@@ -68,6 +68,9 @@ class Softmax {
     int const lane = thread % 32, key_warp = thread / 64;
     CUTE_UNROLL
     for (int i = 0; i < kRows; i += 2) {
+      auto const numerator = [&](int row) {
+        return exp2_approx(own_max_[row] * params_.scale_log2 - smem.offset[score_row(row, thread)]);
+      };
       float2 const errors = rounding_errors<Element>(numerator(i), numerator(i + 1));
       float const error[] = {quad_reduce(errors.x, add), quad_reduce(errors.y, add)};
       CUTE_UNROLL
@@ -111,12 +114,7 @@ class Softmax {
     }
     __syncthreads();  // the new state is there; it is written again after the next tile's barriers
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      int const row = score_row(i, thread);
-      offset_[i] = smem.offset[row];
-      limit_[i] = smem.limit[row];
-      sum_[i] *= smem.factor[row];
-    }
+    for (int i = 0; i < kRows; ++i) sum_[i] *= smem.factor[score_row(i, thread)];
     CUTE_UNROLL
     for (int i = 0; i < size<0>(out); ++i) {
       float const factor = smem.factor[out_row(i, thread)];
@@ -144,11 +142,7 @@ class Softmax {
     lse[row] = row >= tile.sequence.len_q || sum == 0.f ? -INFINITY : offset * kLn2 + logf(sum);
   }
 
-  CUTE_DEVICE float numerator(int i) const { return exp2_approx(own_max_[i] * params_.scale_log2 - offset_[i]); }
-
   FwdParams const& params_;
-  float offset_[kRows];
-  float limit_[kRows];
   float own_max_[kRows];  // of the raw scores so far, over this thread's keys
   float sum_[kRows];      // of the numerators, over this thread's keys
 };
