@@ -94,7 +94,7 @@ def test_softcap_that_float32_does_not_hold_for_a_gpu(softcap: float) -> None:
         torch.ops.flash_cute.fwd_plan(q, q, q, *score(softcap=softcap), "auto", 80)
 
 
-def test_head_dim_of_v_above_256_for_a_gpu() -> None:
-    q, v = (torch.zeros(1, 1, 4, head_dim, dtype=torch.float16) for head_dim in (64, 264))
-    with pytest.raises(RAW_ERRORS, match=r"^flash_cute: v: expected a head dim of at most 256 on CUDA, got 264"):
+def test_head_dim_of_v_above_1024_for_a_gpu() -> None:
+    q, v = (torch.zeros(1, 1, 4, head_dim, dtype=torch.float16) for head_dim in (64, 1032))
+    with pytest.raises(RAW_ERRORS, match=r"^flash_cute: v: expected a head dim of at most 1024 on CUDA, got 1032"):
         torch.ops.flash_cute.fwd_plan(q, q, v, *score(), "auto", 80)

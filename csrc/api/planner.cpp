@@ -1,15 +1,10 @@
 #include "planner.h"
 
+#include "planner_large.h"
 #include "served.h"
 
 namespace flash_cute {
 namespace {
-
-int64_t aligned(int64_t bytes) { return (bytes + 127) / 128 * 128; }
-
-int sm80_entry(Problem const& problem, Gpu gpu) {
-  return problem.forced_chip >= 0 ? problem.forced_chip : sm80::chip_of(gpu.capability);
-}
 
 // Whether some row does not see some key.
 bool is_masked(Problem const& problem) { return problem.band.has_lower() || problem.band.has_upper(); }
@@ -59,14 +54,6 @@ void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
   plan.workspace = {
       .ticket = 0, .part_flags = 4, .parts = aligned(4 + flags), .tiles_before = 0, .zeroed = 4 + flags, .bytes = 0};
   plan.workspace.bytes = plan.workspace.parts + sm90::fwd::parts_bytes(plan.shape, plan.head_dim_v, plan.split);
-}
-
-// The tiles per head of a batch whose sequences the kernel reads at run time, `length` rows or keys long. Of a packed
-// one the host knows the most that there can be: each sequence, or rows between sequences, may end in a tile that is
-// not full.
-int64_t most_tiles(Problem const& problem, int length, int block, bool packed) {
-  if (!packed) return num_tiles(length, block, problem.batch);
-  return int64_t{length} / block + std::min<int64_t>(length, int64_t{problem.batch} + 2);
 }
 
 Variant fwd_variant(Problem const& problem, FwdDecision const& decision, bool packed) {
@@ -171,6 +158,10 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
   FwdPlan& plan = decision.plan;
   bool const sm90 = decision.backend == Backend::kSm90, packed = args.sequences.has_value();
   plan.head_dim_v = decision.instance.head_dim_v;
+  if (is_large(plan)) {
+    plan_fwd_large(decision, args, problem, gpu);
+    return decision;
+  }
   plan.variant = fwd_variant(problem, decision, packed);
   if (reads_sequences(plan.variant)) {
     plan_fwd_of_sequences(decision, problem, gpu, packed);

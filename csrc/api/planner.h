@@ -90,6 +90,22 @@ inline int64_t num_key_tiles(Problem const& problem, KernelShape const& shape) {
   return num_tiles(problem.len_k, shape.block_n, int64_t{problem.batch} * problem.heads_kv);
 }
 
+// The tiles per head of a batch whose sequences the kernel reads at run time, `length` rows or keys long. Of a packed
+// one the host knows the most that there can be: each sequence, or rows between sequences, may end in a tile that is
+// not full.
+inline int64_t most_tiles(Problem const& problem, int length, int block, bool packed) {
+  if (!packed) return num_tiles(length, block, problem.batch);
+  return int64_t{length} / block + std::min<int64_t>(length, int64_t{problem.batch} + 2);
+}
+
+// Parts of a workspace begin at multiples of 128 bytes.
+inline int64_t aligned(int64_t bytes) { return (bytes + 127) / 128 * 128; }
+
+// The chip whose sm80 table serves a call.
+inline int sm80_entry(Problem const& problem, Gpu gpu) {
+  return problem.forced_chip >= 0 ? problem.forced_chip : sm80::chip_of(gpu.capability);
+}
+
 inline void check_num_tiles(char const* name, int64_t tiles, int block, char const* rows, TensorInfo const& tensor) {
   FLASH_CUTE_CHECK(tiles <= INT_MAX, name, ": expected at most 2^31 - 1 tiles of ", block, " ", rows, ", got ", tiles,
                    " with ", shape_text(tensor));

@@ -1,0 +1,26 @@
+#include "planner_large.h"
+
+#include "sm80/fwd_large/tile.h"
+
+namespace flash_cute {
+
+// One kernel serves every call: it reads the sequences, the mask and the terms of the score at run time.
+void plan_fwd_large(FwdDecision& decision, FwdArgs const& args, Problem const& problem, Gpu gpu) {
+  FwdPlan& plan = decision.plan;
+  bool const packed = args.sequences.has_value();
+  plan.variant = Variant::kModified;
+  plan.entry = sm80_entry(problem, gpu);
+  plan.shape = sm80::fwd_large::kernel_shape(decision.padded_head_dim, plan.entry);
+  plan.column_parts = sm80::fwd_large::column_parts(decision.padded_head_dim_v);
+  plan.tile_heads = 1;
+  int64_t const tiles = most_row_tiles(problem, plan.shape, packed);
+  check_num_tiles("q", tiles, plan.shape.block_m, "rows", args.q);
+  plan.ctas = tiles;
+  if (tiles == 0) return;
+  int const head_dim = (decision.padded_head_dim + decision.padded_head_dim_v) / 2;  // mean of K's and V's
+  plan.order = sm80::fwd::tile_order(plan.shape, /*masked=*/true, problem.batch, problem.heads_q, problem.heads_kv,
+                                     problem.len_q, problem.len_k, head_dim);
+  if (packed) plan.workspace.bytes = 4 * (int64_t{problem.batch} + 3);  // see Sequences::tiles_before
+}
+
+}  // namespace flash_cute
