@@ -13,6 +13,8 @@
 
 namespace flash_cute::sm90::fwd {
 
+constexpr int kMaxHeadDim = 320;  // larger ones: fwd_large
+
 // One kernel's tuning. A consumer warpgroup owns 64 query rows.
 struct TileConfig {
   int block_m;     // 64 * consumer warpgroups

@@ -37,7 +37,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constant__ KernelArgs const args) {
+__global__ void __launch_bounds__(Traits::kThreads, 1) fwd_large_kernel(__grid_constant__ KernelArgs const args) {
   extern __shared__ char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
   int const warpgroup = uniform(threadIdx.x / 128);

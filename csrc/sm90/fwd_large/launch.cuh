@@ -39,29 +39,29 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
   args.params = params;
   cudaError_t error = encode_maps<Traits>(args);
   if (error != cudaSuccess) return error;
-  error = cudaFuncSetAttribute(fwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  error = cudaFuncSetAttribute(fwd_large_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
   if (plan.workspace.zeroed > 0) {
     error = cudaMemsetAsync(params.ticket, 0, plan.workspace.zeroed, stream);
     if (error != cudaSuccess) return error;
   }
-  fwd_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
+  fwd_large_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
   return cudaGetLastError();
 }
 
-template <Variant kVariant>
+template <int kHeadDim, Variant kVariant>
 cudaError_t launch_variant(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   return plan.dtype == DType::kFloat16
-             ? launch_kernel<Traits<cutlass::half_t, kVariant>>(plan, params, stream)
-             : launch_kernel<Traits<cutlass::bfloat16_t, kVariant>>(plan, params, stream);
+             ? launch_kernel<Traits<cutlass::half_t, kHeadDim, kVariant>>(plan, params, stream)
+             : launch_kernel<Traits<cutlass::bfloat16_t, kHeadDim, kVariant>>(plan, params, stream);
 }
 
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
-  static_assert(kHeadDim == kColumns && kHeadDimV == kColumns);
+  static_assert(kHeadDim == kHeadDimV && kHeadDim == kColumns);
   switch (plan.variant) {
-    case Variant::kPacked: return launch_variant<Variant::kPacked>(plan, params, stream);
-    case Variant::kModified: return launch_variant<Variant::kModified>(plan, params, stream);
+    case Variant::kPacked: return launch_variant<kHeadDim, Variant::kPacked>(plan, params, stream);
+    case Variant::kModified: return launch_variant<kHeadDim, Variant::kModified>(plan, params, stream);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -6,8 +6,6 @@
 
 namespace flash_cute::sm90::fwd_large {
 
-constexpr int kMaxHeadDim = 512;
-
 constexpr int kBlockM = 64;   // query rows: those of one WGMMA
 constexpr int kBlockN = 64;   // keys per step
 constexpr int kColumns = 512;  // of Q, K, V and O per CTA
@@ -19,6 +17,9 @@ constexpr int kUnitElements = kUnitKeys * kColumns / 2;
 constexpr int kUnitColumns = kUnitElements / kBlockN;
 constexpr int kRingBytes = 144 * 1024;
 constexpr int kUnits = kRingBytes / (2 * kUnitElements);
+
+// The CTAs that compute a row tile: each has kColumns of the columns.
+constexpr int ctas_per_tile(int head_dim) { return (head_dim + kColumns - 1) / kColumns; }
 
 constexpr int kThreads = 384;  // a producer and two consumer warpgroups
 

@@ -27,14 +27,14 @@ struct RingPlace : PipelineState<kUnits> {
   }
 };
 
-template <class Element_, Variant kVariant_>
+template <class Element_, int kHeadDim_, Variant kVariant_>
 struct Traits {
   using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;
   static constexpr Variant kVariant = kVariant_;
   static_assert(reads_sequences(kVariant), "dense batches run in the packed kernel");
   static constexpr int kBlockM = fwd_large::kBlockM;
   static constexpr int kBlockN = fwd_large::kBlockN;
-  static constexpr int kHeadDim = kColumns;
   static constexpr int kHalf = kColumns / 2;  // columns of O per warpgroup: the largest N of a WGMMA
   static constexpr int kWarpgroups = 2;
   static constexpr int kThreads = fwd_large::kThreads;
