@@ -117,9 +117,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     follow_maximum(softmax, rows, acc, wait_all);
     RingPlace const first = place;
     warpgroup_fence_operand(tOrO);
-    warpgroup_arrive();
     for_each_unit_of_v<Traits>(place, half, [&](auto unit) __attribute__((always_inline)) {
       smem.ring_pipeline.wait_full(place);  // TMA: the unit of V has landed
+      warpgroup_arrive();
       issue_unit<unit * kStepsPerUnit>(mma_shared_pv, tOrP_other, tOrV(_, _, _, place.stage), tOrO);
     });
     warpgroup_commit_batch();
