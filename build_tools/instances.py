@@ -13,7 +13,7 @@ DIRECTIONS = ("fwd", "bwd")
 
 # Head dims for which a kernel has no instance of its own: they run in the next larger one, or on the other
 # architecture.
-LEFT_OUT = {("sm90", "fwd"): (1024,), ("sm90", "bwd"): (96,)}
+LEFT_OUT = {("sm90", "bwd"): (96,)}
 
 # Above this head dim the kernels are those of <arch>/fwd_large and bwd_large, for the architectures that have them.
 MAX_UNSPLIT_HEAD_DIM = 256

@@ -42,7 +42,9 @@ std::vector<std::string> reasons(Problem const& problem, FwdDecision const& deci
   }
   if (int const parts = decision.plan.column_parts; parts > 1) {
     sentences.push_back("The columns of out are split over " + std::to_string(parts) +
-                        " CTAs per row tile, each of which computes the scores of its rows.");
+                        " CTAs per row tile, " +
+                        (decision.backend == Backend::kSm90 ? "which also divide the work on its scores."
+                                                            : "each of which computes the scores of its rows."));
   }
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
   if (decision.plan.ctas == 0) sentences.push_back("Nothing is launched: the output is empty.");

@@ -1,4 +1,4 @@
-// Stores a warpgroup's half of O from registers, and the first one the LSE, see fwd/epilogue.cuh.
+// Stores a warpgroup's half of O from registers, and that of column 0 the LSE, see fwd/epilogue.cuh.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -18,11 +18,12 @@ CUTE_DEVICE void epilogue(FwdParams const& params, Sequence const& sequence, fwd
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   int const thread = fresh_thread_index() % 128;
-  int const first_row = tile.m_block * kBlockM, first_column = half * Traits::kHalf;
+  int const first_row = tile.m_block * kBlockM, first_column = cta_rank<Traits>() * kColumns + half * Traits::kHalf;
 
   typename Traits::MmaPV mma;
   auto acc = rowcol_view(tOrO);  // (rows, head dim)
-  auto cO = domain_offset(make_coord(0, first_column), make_identity_tensor(Shape<Int<kBlockM>, Int<kColumns>>{}));
+  auto cO = domain_offset(make_coord(0, first_column),
+                          make_identity_tensor(Shape<Int<kBlockM>, Int<Traits::kHeadDim>>{}));
   auto cO_half = make_tensor(cO.data(), Shape<Int<kBlockM>, Int<Traits::kHalf>>{}, cO.stride());  // (64, D / 2)
   auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO_half));  // (rows, head dim) -> (row, column)
   float* const lse = params.lse + fwd::lse_offset(params, sequence, tile);

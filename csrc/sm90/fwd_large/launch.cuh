@@ -45,8 +45,17 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
     error = cudaMemsetAsync(params.ticket, 0, plan.workspace.zeroed, stream);
     if (error != cudaSuccess) return error;
   }
-  fwd_large_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
-  return cudaGetLastError();
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {.x = Traits::kCtas, .y = 1, .z = 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(plan.ctas));
+  config.blockDim = dim3(Traits::kThreads);
+  config.dynamicSmemBytes = kSmemBytes;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = Traits::kCtas > 1 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, fwd_large_kernel<Traits>, args);
 }
 
 template <int kHeadDim, Variant kVariant>
@@ -58,7 +67,7 @@ cudaError_t launch_variant(FwdPlan const& plan, FwdParams const& params, cudaStr
 
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
-  static_assert(kHeadDim == kHeadDimV && kHeadDim == kColumns);
+  static_assert(kHeadDim == kHeadDimV);
   switch (plan.variant) {
     case Variant::kPacked: return launch_variant<kHeadDim, Variant::kPacked>(plan, params, stream);
     case Variant::kModified: return launch_variant<kHeadDim, Variant::kModified>(plan, params, stream);

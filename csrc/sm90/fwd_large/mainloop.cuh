@@ -21,6 +21,7 @@
 #include "../../core/softmax.cuh"
 #include "../store_tma.cuh"
 #include "../warpgroup.cuh"
+#include "exchange.cuh"
 #include "messages.cuh"
 #include "scores.cuh"
 #include "traits.cuh"
@@ -40,13 +41,12 @@ CUTE_DEVICE void issue_unit(Mma& mma,
   for (int k = 0; k < size<2>(tCrB); ++k) cute::gemm(mma, tCrA(_, _, kFirst + k), tCrB(_, _, k), acc);
 }
 
-// The units of V of one warpgroup's half: every second one.
+// Calls use(unit) for each unit of a tile of V, with its place in the ring.
 template <class Traits, class Use>
-CUTE_DEVICE void for_each_unit_of_v(RingPlace& place, int half, Use&& use) {
-  place.advance(half);
+CUTE_DEVICE void for_each_unit_of_v(PipelineState<Traits::kUnits>& place, Use&& use) {
   for_each(make_int_sequence<Traits::kUnitsOfV>{}, [&](auto unit) __attribute__((always_inline)) {
     use(unit);
-    place.advance(unit + 1 < Traits::kUnitsOfV ? 2 : 2 - half);
+    place.advance();
   });
 }
 
@@ -54,15 +54,17 @@ CUTE_DEVICE void for_each_unit_of_v(RingPlace& place, int half, Use&& use) {
 // softmax, and releases Q.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename Traits::SharedStorage& smem,
-                          RingPlace& place, Messages<Traits>& messages, OnlineSoftmax<2>& softmax,
+                          PipelineState<Traits::kUnits>& place, Messages<Traits>& messages,
+                          ScoreExchange<Traits>& exchange, OnlineSoftmax<2>& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   using Modifier = ScoreModifier<Traits::kVariant>;
   constexpr int kStepsPerUnit = kUnitKeys / 16;
 
-  auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});         // (64, D of unit, unit)
-  auto sK = make_tensor(make_smem_ptr(smem.ring[0]), typename Traits::SmemLayoutK{});   // (BLK_N, D of unit, unit)
-  auto sVt = make_tensor(make_smem_ptr(smem.ring[0]), typename Traits::SmemLayoutVt{});  // (D / 2, N of unit, unit)
+  Element* const ring = smem.ring[half][0];
+  auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});        // (64, D of unit, unit)
+  auto sK = make_tensor(make_smem_ptr(ring), typename Traits::SmemLayoutK{});          // (BLK_N, D of unit, unit)
+  auto sVt = make_tensor(make_smem_ptr(ring), typename Traits::SmemLayoutVt{});        // (D / 2, N of unit, unit)
   auto sP = make_tensor(make_smem_ptr(smem.p[half]), typename Traits::SmemLayoutP{});    // (64, BLK_N)
   auto sP_other = make_tensor(make_smem_ptr(smem.p[1 - half]), typename Traits::SmemLayoutP{});
 
@@ -87,19 +89,20 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
 
   auto tile = [&]() -> fwd::SequenceTile const& { return smem.tile[opaque(draws) & 1]; };
   PipelineState<1> const q_state{0, draws & 1};
-  int const units = units_of_k(params);
+  auto& ring_pipeline = smem.ring_pipeline[half];
+  int const units = units_of_k<Traits>(params);
   int pending = -1;  // the stage of a unit that the last WGMMA group reads
   auto release_pending = [&] {
-    if (pending >= 0) smem.ring_pipeline.release({pending, 0});
+    if (pending >= 0) ring_pipeline.release({pending, 0});
   };
   auto issue_scores_of_unit = [&](auto accumulate, int unit) __attribute__((always_inline)) {
-    smem.ring_pipeline.wait_full(place);  // TMA: the unit of K has landed
+    ring_pipeline.wait_full(place);  // TMA: the unit of K has landed
     auto tSrQ_unit = tSrQ(_, _, _, unit);  // (MMA, MMA_M, MMA_D)
     issue_gemm<decltype(accumulate)::value>(mma_qk, tSrQ_unit, tSrK(_, _, _, place.stage), tSrS);
     warpgroup_wait<1>();  // the last group
     release_pending();
     pending = place.stage;
-    place.advance(1);
+    place.advance();
   };
   auto issue_scores = [&] {
     issue_scores_of_unit(C<Accumulate::kOverwrite>{}, 0);
@@ -115,10 +118,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     RowPairs rows;
     messages.receive(rows);
     follow_maximum(softmax, rows, acc, wait_all);
-    RingPlace const first = place;
+    auto const first = place;
     warpgroup_fence_operand(tOrO);
-    for_each_unit_of_v<Traits>(place, half, [&](auto unit) __attribute__((always_inline)) {
-      smem.ring_pipeline.wait_full(place);  // TMA: the unit of V has landed
+    for_each_unit_of_v<Traits>(place, [&](auto unit) __attribute__((always_inline)) {
+      ring_pipeline.wait_full(place);  // TMA: the unit of V has landed
       warpgroup_arrive();
       issue_unit<unit * kStepsPerUnit>(mma_shared_pv, tOrP_other, tOrV(_, _, _, place.stage), tOrO);
     });
@@ -126,16 +129,15 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     warpgroup_fence_operand(tOrO);
     return first;
   };
-  auto release_shared_product = [&](RingPlace place_of_units) {
-    for_each_unit_of_v<Traits>(place_of_units, half,
-                               [&](auto) { smem.ring_pipeline.release(place_of_units); });
+  auto release_shared_product = [&](PipelineState<Traits::kUnits> place_of_units) {
+    for_each_unit_of_v<Traits>(place_of_units, [&](auto) { ring_pipeline.release(place_of_units); });
     messages.release();
   };
   // O += P V of the own tile. Its last unit stays pending.
   auto issue_own_product = [&] {
     warpgroup_fence_operand(tOrP);
-    for_each_unit_of_v<Traits>(place, half, [&](auto unit) __attribute__((always_inline)) {
-      smem.ring_pipeline.wait_full(place);  // TMA: the unit of V has landed
+    for_each_unit_of_v<Traits>(place, [&](auto unit) __attribute__((always_inline)) {
+      ring_pipeline.wait_full(place);  // TMA: the unit of V has landed
       warpgroup_fence_operand(tOrO);
       warpgroup_arrive();
       issue_unit<unit * kStepsPerUnit>(mma_pv, tOrP, tOrV(_, _, _, place.stage), tOrO);
@@ -179,11 +181,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
   Modifier const modify(params, tile(), coordinates());
   int const first_row = uniform(tile().m_block) * kBlockM;
 
-  if (half == 1) place.advance(units);  // K(0)
 #pragma unroll 1
   for (int i = half; i < steps; i += 2) {
     issue_scores();
-    RingPlace units_of_other{};
+    PipelineState<Traits::kUnits> units_of_other{};
     if (i > 0) {
       units_of_other = issue_shared_product();
       warpgroup_wait<1>();  // S(i)
@@ -194,6 +195,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     release_pending();
     pending = -1;
     if (i + 2 >= steps) smem.q_pipeline.release(q_state);  // the last S: the next tile's Q may be loaded
+    exchange.add_other_part(i, tSrS);
 
     int const n = begin + steps - 1 - i, first_key = n * kBlockN;
     typename Modifier::Shift shift;
@@ -209,7 +211,6 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     softmax.numerators(scores, shift);
     convert(tSrS, rP);
     messages.send({{softmax.offset[0], softmax.limit[0]}, {softmax.offset[1], softmax.limit[1]}}, store_p);
-    if (i + 1 < steps) place.advance(units);  // K(i + 1)
     issue_own_product();
   }
 
@@ -219,13 +220,14 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     wait_all();
     release_pending();
   } else {
-    RingPlace const units_of_other = issue_shared_product();
+    auto const units_of_other = issue_shared_product();
     warpgroup_wait<1>();  // the own product before it
     release_pending();
     softmax.template finish<Element>();
     wait_all();
     release_shared_product(units_of_other);
   }
+  exchange.count += steps;
   // Each warpgroup has the sums over its own tiles.
   messages.send({{softmax.sum[0], softmax.error[0]}, {softmax.sum[1], softmax.error[1]}}, [] {});
   RowPairs other;

@@ -15,16 +15,20 @@ constexpr int kColumns = 512;  // of Q, K, V and O per CTA
 constexpr int kUnitKeys = 16;
 constexpr int kUnitElements = kUnitKeys * kColumns / 2;
 constexpr int kUnitColumns = kUnitElements / kBlockN;
-constexpr int kRingBytes = 144 * 1024;
-constexpr int kUnits = kRingBytes / (2 * kUnitElements);
 
 // The CTAs that compute a row tile: each has kColumns of the columns.
 constexpr int ctas_per_tile(int head_dim) { return (head_dim + kColumns - 1) / kColumns; }
 
 constexpr int kThreads = 384;  // a producer and two consumer warpgroups
 
-// Q, the ring, P of two steps, and 2 KB for row statistics, barriers and tile coordinates.
-constexpr int kSmemBytes = 2 * kBlockM * kColumns + kRingBytes + 2 * 2 * kBlockM * kBlockN + 2048;
+// They pass through two rings of units, one for each consumer warpgroup. Two CTAs also need room for the scores that
+// they exchange.
+constexpr int kScoreBytes = 4 * kBlockM * kBlockN;
+constexpr int ring_bytes(int ctas) { return 144 * 1024 - (ctas > 1 ? kScoreBytes : 0); }
+constexpr int units_of_ring(int ctas) { return ring_bytes(ctas) / 2 / (2 * kUnitElements); }
+
+// Q, the rings and the scores, P of two steps, and 2 KB for row statistics, barriers and tile coordinates.
+constexpr int kSmemBytes = 2 * kBlockM * kColumns + ring_bytes(1) + 2 * 2 * kBlockM * kBlockN + 2048;
 
 constexpr KernelShape kernel_shape() {
   return {.block_m = kBlockM,

@@ -1,6 +1,7 @@
 // Types of the sm90 forward for large head dims: MMAs, shared memory.
 #pragma once
 
+#include <cute/arch/cluster_sm90.hpp>
 #include <cute/atom/copy_atom.hpp>
 #include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
@@ -16,16 +17,16 @@ namespace flash_cute::sm90::fwd_large {
 
 using namespace cute;
 
-// A place in the ring of units.
-struct RingPlace : PipelineState<kUnits> {
-  CUTE_DEVICE void advance(int units) {  // at most kUnits
-    stage += units;
-    if (stage >= kUnits) {
-      stage -= kUnits;
-      phase ^= 1;
-    }
-  }
+// What the two CTAs of a row tile exchange.
+template <int kCtas>
+struct Exchange {
+  float4 scores[kScoreBytes / sizeof(float4)];  // the other CTA's part of S, four elements of a thread side by side
+  Pipeline<1> scores_pipeline;  // full: they have arrived; empty: the other CTA has read what this one sent
+  int ticket;                   // which CTA 0 has drawn for both
+  Pipeline<1> ticket_pipeline;
 };
+template <>
+struct Exchange<1> {};
 
 template <class Element_, int kHeadDim_, Variant kVariant_>
 struct Traits {
@@ -35,6 +36,9 @@ struct Traits {
   static_assert(reads_sequences(kVariant), "dense batches run in the packed kernel");
   static constexpr int kBlockM = fwd_large::kBlockM;
   static constexpr int kBlockN = fwd_large::kBlockN;
+  static constexpr int kCtas = ctas_per_tile(kHeadDim);
+  static_assert(kCtas <= 2);
+  static constexpr int kUnits = units_of_ring(kCtas);
   static constexpr int kHalf = kColumns / 2;  // columns of O per warpgroup: the largest N of a WGMMA
   static constexpr int kWarpgroups = 2;
   static constexpr int kThreads = fwd_large::kThreads;
@@ -68,10 +72,11 @@ struct Traits {
 
   struct alignas(1024) SharedStorage {
     Element q[kBlockM * kColumns];
-    Element ring[kUnits][kUnitElements];
+    Element ring[2][kUnits][kUnitElements];  // of the units that a warpgroup reads
     Element p[2][kBlockM * kBlockN];  // by the warpgroup that wrote it
     float2 rows[2][kBlockM];          // the same: maximum in use and limit of a row after its step; sums at the end
-    Pipeline<kUnits> ring_pipeline;   // a unit is read by one warpgroup
+    Exchange<kCtas> exchange;
+    Pipeline<kUnits> ring_pipeline[2];
     Pipeline<1> q_pipeline;
     Pipeline<1> message[2];           // p and rows, by the warpgroup that wrote them
     Tile tile[2];
@@ -81,7 +86,17 @@ struct Traits {
   static_assert(sizeof(SharedStorage) == kSmemBytes);
 };
 
-// Loads per tile of K.
-CUTE_DEVICE int units_of_k(FwdParams const& params) { return (params.head_dim + kUnitColumns - 1) / kUnitColumns; }
+// The units per tile of K that each of the CTAs of a row tile loads. The last one's may be past the end.
+template <class Traits>
+CUTE_DEVICE int units_of_k(FwdParams const& params) {
+  constexpr int kUnitOfAll = kUnitColumns * Traits::kCtas;
+  return (params.head_dim + kUnitOfAll - 1) / kUnitOfAll;
+}
+
+// Which of the CTAs of a row tile this one is.
+template <class Traits>
+CUTE_DEVICE int cta_rank() {
+  return Traits::kCtas == 1 ? 0 : static_cast<int>(block_rank_in_cluster());
+}
 
 }  // namespace flash_cute::sm90::fwd_large
