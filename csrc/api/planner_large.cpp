@@ -31,7 +31,7 @@ void plan_fwd_large(FwdDecision& decision, FwdArgs const& args, Problem const& p
   plan.variant = Variant::kModified;
   plan.entry = sm80_entry(problem, gpu);
   plan.shape = sm80::fwd_large::kernel_shape(decision.padded_head_dim, plan.entry);
-  plan.column_parts = sm80::fwd_large::column_parts(decision.padded_head_dim_v);
+  plan.column_parts = sm80::large::column_parts(decision.padded_head_dim_v);
   plan.tile_heads = 1;
   int64_t const tiles = most_row_tiles(problem, plan.shape, packed);
   check_num_tiles("q", tiles, plan.shape.block_m, "rows", args.q);
