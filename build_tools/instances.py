@@ -17,6 +17,7 @@ LEFT_OUT = {("sm90", "bwd"): (96,)}
 
 # Above this head dim the kernels are those of <arch>/fwd_large and bwd_large, for the architectures that have them.
 MAX_UNSPLIT_HEAD_DIM = 256
+LARGER_UNSPLIT_HEAD_DIMS = {("sm90", "fwd"): 320}
 
 # Head dims that the kernel of a larger one serves just as fast, since it computes only the columns that there are: that
 # one is built for them.
@@ -42,7 +43,7 @@ class Instance:
     @property
     def kernel(self) -> str:
         """The folder, and the namespace. Above head dim 128 the sm90 backward is another kernel."""
-        if self.head_dim > MAX_UNSPLIT_HEAD_DIM:
+        if self.head_dim > LARGER_UNSPLIT_HEAD_DIMS.get((self.arch, self.direction), MAX_UNSPLIT_HEAD_DIM):
             return f"{self.direction}_large"
         wide = (self.arch, self.direction) == ("sm90", "bwd") and self.head_dim > 128
         return "bwd_wide" if wide else self.direction

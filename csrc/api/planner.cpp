@@ -156,7 +156,7 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
   FwdPlan& plan = decision.plan;
   bool const sm90 = decision.backend == Backend::kSm90, packed = args.sequences.has_value();
   plan.head_dim_v = decision.instance.head_dim_v;
-  if (is_large(plan)) {
+  if (is_large(decision)) {
     plan_fwd_large(decision, args, problem, gpu);
     return decision;
   }

@@ -36,6 +36,13 @@ struct Decision {
 
 using FwdDecision = Decision<FwdInstance, FwdPlan>;
 
+// Whether the kernel is that of fwd_large.
+inline bool is_large(FwdDecision const& decision) {
+  bool const sm90 = decision.backend == Backend::kSm90;
+  return std::max(decision.plan.head_dim, decision.plan.head_dim_v) >
+         (sm90 ? sm90::fwd::kMaxHeadDim : kMaxUnsplitHeadDim);
+}
+
 struct BwdDecision : Decision<BwdInstance, BwdPlan> {
   Copy dout = Copy::kNone;
   Copy dq = Copy::kNone;
