@@ -30,7 +30,8 @@ class Explanation:
     `kernel_head_dim`, `entry` (of the tile table), `block_m` (query rows per CTA), `block_n` (keys per step), `threads`
     (per CTA), `stages`, `smem_bytes` (per CTA), `ctas_per_sm`, `tiles`, `capability` and `workspace_bytes`. `compiled`
     is the compiler's report on that very kernel (`arch`, `registers`, `spill_stores` and `spill_loads` in bytes, ...),
-    or None where the driver compiles it from PTX.
+    or None where the driver compiles it from PTX. `tuned`: whether a file of `use_tuning` decided; `tuning_key`: the
+    call as such a file has it.
 
     Of a forward's kernel there are `kernel_head_dim_v` and `variant`: "dense"; "packed", which reads the sequences at
     run time; or "modified", whose scores also have a softcap or ALiBi.

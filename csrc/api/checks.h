@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <cmath>
 #include <cstdlib>
@@ -64,8 +65,10 @@ struct Problem {
   Causal causal;
   Band band;        // causal and the window; exact for lengths up to kMaxLength. Packed: see make_band
   Backend backend;  // as requested; kAuto is resolved by the plan
-  int forced_chip = -1;   // tests: use the sm80 table of this chip, whatever the GPU
-  int forced_entry = -1;  // tests: use this tile of the sm90 forward, if the head dim has it
+  // Choices in place of the plan's own, see Choice.
+  int forced_chip = -1;
+  int forced_entry = -1;
+  int forced_split = -1;
 };
 
 // The message is formatted only when the check fails.
@@ -129,24 +132,56 @@ inline Backend parse_backend(std::string_view backend) {
   fail("backend: expected 'auto', 'cpu', 'sm80' or 'sm90', got '", backend, "'");
 }
 
-// Lets tests run every tile on the GPU at hand: if FLASH_CUTE_TEST_TILES is set at the first call, a backend may name a
-// table or a tile, as in "sm80:a100" and "sm90:narrow".
-inline bool test_tiles_allowed() {
+// A backend's name may go on with a tile and with whether the tiles of the last wave are split: "sm80:a100",
+// "sm90:narrow", "sm90:wide:whole".
+struct Choice {
+  Backend backend;
+  int chip = -1;   // use the sm80 table of this chip, whatever the GPU
+  int entry = -1;  // use this tile of the sm90 forward, if the head dim has it
+  int split = -1;  // 0: split no tile, 1: split the last wave wherever that is possible
+};
+
+inline Choice parse_choice(std::string_view text) {
+  Choice choice{.backend = parse_backend(text.substr(0, text.find(':')))};
+  for (size_t colon = text.find(':'); colon != std::string_view::npos;) {
+    size_t const next = text.find(':', colon + 1);
+    std::string_view const word = text.substr(colon + 1, next - colon - 1);  // to the end where next is npos
+    colon = next;
+    auto const find = [&](auto const& names) {
+      auto const found = std::find(std::begin(names), std::end(names), word);
+      return found == std::end(names) ? -1 : static_cast<int>(found - std::begin(names));
+    };
+    int const chip = choice.backend == Backend::kSm80 ? find(sm80::kChipNames) : -1;
+    int const entry = choice.backend == Backend::kSm90 ? find(sm90::fwd::kEntryNames) : -1;
+    int const split = find(std::array<std::string_view, 2>{"whole", "split"});
+    FLASH_CUTE_CHECK(chip >= 0 || entry >= 0 || split >= 0,
+                     "backend: expected a tile or a table that exists, got '", text, "'");
+    if (chip >= 0) choice.chip = chip;
+    if (entry >= 0) choice.entry = entry;
+    if (split >= 0) choice.split = split;
+  }
+  return choice;
+}
+
+// Whether this thread measures choices (flash_cute.tune): it may name them, and no tuning table applies.
+inline thread_local bool tuner_is_running = false;
+
+// Besides the tuner, tests may name a choice: if FLASH_CUTE_TEST_TILES is set at the first call.
+inline bool choices_allowed() {
   static bool const allowed = std::getenv("FLASH_CUTE_TEST_TILES") != nullptr;
-  return allowed;
+  return allowed || tuner_is_running;
 }
 
 inline void parse_backend(std::string_view text, Problem& problem) {
-  size_t const colon = test_tiles_allowed() ? text.find(':') : std::string_view::npos;
-  problem.backend = parse_backend(text.substr(0, colon));
-  if (colon == std::string_view::npos) return;
-  auto const find = [&](auto const& names) {
-    auto const found = std::find(std::begin(names), std::end(names), text.substr(colon + 1));
-    FLASH_CUTE_CHECK(found != std::end(names), "backend: expected a tile or a table that exists, got '", text, "'");
-    return static_cast<int>(found - std::begin(names));
-  };
-  if (problem.backend == Backend::kSm80) problem.forced_chip = find(sm80::kChipNames);
-  if (problem.backend == Backend::kSm90) problem.forced_entry = find(sm90::fwd::kEntryNames);
+  if (text.find(':') == std::string_view::npos || !choices_allowed()) {
+    problem.backend = parse_backend(text);
+    return;
+  }
+  Choice const choice = parse_choice(text);
+  problem.backend = choice.backend;
+  problem.forced_chip = choice.chip;
+  problem.forced_entry = choice.entry;
+  problem.forced_split = choice.split;
 }
 
 inline void check_same_dtype(TensorInfo const& q, TensorInfo const& other) {

@@ -40,6 +40,7 @@ std::vector<std::string> reasons(Problem const& problem, FwdDecision const& deci
                         std::to_string(split.ranges) + " multiprocessors, by " +
                         std::to_string(decision.plan.workspace.bytes / 1024) + " KB of workspace.");
   }
+  add_tuning_reason(sentences, decision);
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
   if (decision.plan.ctas == 0) sentences.push_back("Nothing is launched: the output is empty.");
   if (problem.heads_kv > 0 && problem.heads_q > problem.heads_kv) {
@@ -72,6 +73,7 @@ JsonObject fwd_plan_object(FwdArgs const& args, PlannedCall const& call) {
   json.number("split_tiles", int64_t{decision.plan.split.tiles})
       .number("split_ctas", int64_t{decision.plan.split.ranges})
       .number("workspace_bytes", decision.plan.workspace.bytes);
+  add_tuning(json, decision, tuning_key(/*backward=*/false, args, problem, /*deterministic=*/false, *gpu));
   json.raw("copies", copies_json(tensors(decision), problem))
       .raw("reasons", json_list(reasons(problem, decision, tiles, packed)));
   return json;

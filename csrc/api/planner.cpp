@@ -1,6 +1,7 @@
 #include "planner.h"
 
 #include "served.h"
+#include "tuning.h"
 
 namespace flash_cute {
 namespace {
@@ -46,7 +47,7 @@ void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
                              .heads_q = int64_t{problem.batch} * problem.heads_q,
                              .heads_kv = heads_kv};
   sm90::fwd::Choice const choice =
-      sm90::fwd::choose(plan.head_dim, plan.head_dim_v, work, gpu.num_sms, problem.forced_entry);
+      sm90::fwd::choose(plan.head_dim, plan.head_dim_v, work, gpu.num_sms, problem.forced_entry, problem.forced_split);
   plan.entry = choice.entry;
   plan.shape = sm90::fwd::kernel_shape(plan.head_dim, plan.entry, plan.head_dim_v);
   int64_t const tiles = num_row_tiles(problem, plan.shape);
@@ -143,7 +144,10 @@ void order_sm90(BwdPlan& plan, Problem const& problem, Gpu gpu, TensorInfo const
   plan.task_order = sm90::bwd::task_order(counts, masked, plan.deterministic, gpu.num_sms);
   FLASH_CUTE_CHECK(plan.task_order.num_tasks > 0,
                    "q: expected fewer tiles of work, of which there are at most 2^31 - 1; got ", shape_text(q));
-  plan.split = sm90::bwd::split_key_tiles(plan.task_order, counts, plan.shape, masked, plan.deterministic, gpu.num_sms);
+  if (problem.forced_split != 0) {
+    plan.split =
+        sm90::bwd::split_key_tiles(plan.task_order, counts, plan.shape, masked, plan.deterministic, gpu.num_sms);
+  }
   plan.ctas = std::min<int64_t>(plan.task_order.num_tasks, gpu.num_sms);
 }
 
@@ -165,8 +169,10 @@ int64_t most_row_tiles(Problem const& problem, KernelShape const& shape, bool pa
   return most_tiles(problem, problem.len_q, shape.block_m, packed) * problem.heads_q;
 }
 
-FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
+FwdDecision plan_fwd(FwdArgs const& args, Problem const& asked, Gpu gpu) {
+  auto const [problem, tuned] = tune_problem(kFwdKernels, args, asked, /*deterministic=*/false, gpu);
   auto decision = decide<FwdDecision>(kFwdKernels, args, problem, gpu);
+  decision.tuned = tuned;
   decision.out = out_copy(args.q, problem.head_dim_v);
   FwdPlan& plan = decision.plan;
   bool const sm90 = decision.backend == Backend::kSm90, packed = args.sequences.has_value();
@@ -199,8 +205,10 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
 }
 
 BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, bool deterministic,
-                     bool has_dlse, Problem const& problem, Gpu gpu) {
+                     bool has_dlse, Problem const& asked, Gpu gpu) {
+  auto const [problem, tuned] = tune_problem(kBwdKernels, call, asked, deterministic, gpu);
   auto decision = decide<BwdDecision>(kBwdKernels, call, problem, gpu);
+  decision.tuned = tuned;
   decision.dout = dout ? read_copy(*dout) : out_copy(call.q, problem.head_dim_v);
   decision.out = out ? read_copy(*out) : out_copy(call.q, problem.head_dim_v);
   decision.dq = write_copy(call.q);

@@ -19,6 +19,9 @@ struct Gpu {
 // Why a tensor cannot be read or written in place.
 enum class Copy { kNone, kHeadDimPadded, kLastDimStrided, kBaseMisaligned, kStrideMisaligned };
 
+// What a tuning table has to say of a call, see tuning.h.
+enum class Tuned { kNoTable, kOtherGpu, kNoEntry, kNotBuilt, kChosen };
+
 // The decisions common to both directions.
 template <class InstanceType, class PlanType>
 struct Decision {
@@ -32,6 +35,7 @@ struct Decision {
   Copy k = Copy::kNone;
   Copy v = Copy::kNone;
   Copy out = Copy::kNone;  // written by a forward, read by a backward
+  Tuned tuned = Tuned::kNoTable;
 };
 
 using FwdDecision = Decision<FwdInstance, FwdPlan>;
@@ -122,11 +126,11 @@ DecisionType decide(Kernels<InstanceType> const& kernels, FwdArgs const& args, P
 // The row tiles of a forward, of all heads; of packed sequences the most that there can be.
 int64_t most_row_tiles(Problem const& problem, KernelShape const& shape, bool packed);
 
-FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu);
+FwdDecision plan_fwd(FwdArgs const& args, Problem const& asked, Gpu gpu);
 
 // `dout` and `out` null: tensors allocated like empty_like(q), as the forward's out is. `has_dlse`: a gradient reaches
 // the LSE.
 BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, bool deterministic,
-                     bool has_dlse, Problem const& problem, Gpu gpu);
+                     bool has_dlse, Problem const& asked, Gpu gpu);
 
 }  // namespace flash_cute
