@@ -24,7 +24,7 @@ if not __package__:
     # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
-from bench import errors, figures  # noqa: E402
+from bench import choice_table, errors, figures  # noqa: E402
 from bench.figures import Figure, Results, Table  # noqa: E402
 
 DETERMINISTIC_BAR = 0.85
@@ -138,6 +138,8 @@ def main(arguments: Sequence[str]) -> int:
     for path in parser.parse_args(arguments).csv:
         if errors.is_accuracy(path):
             print_errors(errors.read(path))
+        elif choice_table.is_choices(path):
+            print("\n".join(choice_table.markdown(choice_table.read(path))))
         else:
             print_summary(figures.read(path))
     return 0

@@ -97,6 +97,7 @@ def test_no_gpu_is_said(bench: SimpleNamespace, capsys: pytest.CaptureFixture[st
     for main, arguments in (
         (bench.run.main, ["--grid", "paper"]),
         (bench.run.main, ["--accuracy"]),
+        (bench.run.main, ["--choices"]),
         (bench.all.main, ["--out", "x"]),
     ):
         with pytest.raises(SystemExit) as ended:
