@@ -60,6 +60,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "all",
         "backends",
         "case_flags",
+        "choices",
         "figures",
         "providers.ours",
         "providers.pytorch",
@@ -283,8 +284,9 @@ def test_every_published_figure_has_a_run_that_can_start(
     flags = bench.all.parse(["--out", "folder", "--commit", "abc"])
     for name in flags.only:
         arguments = bench.all.arguments_of(name, flags, Path("x.csv"))
-        if name == "accuracy":
-            assert bench.accuracy.parse([one for one in arguments if one != "--accuracy"]).commit == "abc"
+        if name in ("accuracy", "choices"):
+            parse = getattr(bench, name).parse
+            assert parse([one for one in arguments if one != f"--{name}"]).commit == "abc"
         else:
             assert bench.run.parse(arguments).out == "x.csv"
 
