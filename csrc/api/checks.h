@@ -13,8 +13,10 @@
 #include <optional>
 #include <sstream>
 
+#include "core/accumulate.h"
 #include "params.h"
 #include "sm80/chip.h"
+#include "sm80/fwd/float16_tile.h"
 #include "sm90/fwd/tile.h"
 #include "tensor.h"
 
@@ -69,6 +71,7 @@ struct Problem {
   int forced_chip = -1;
   int forced_entry = -1;
   int forced_split = -1;
+  Accumulate accumulate = Accumulate::kFloat32;
 };
 
 // The message is formatted only when the check fails.
@@ -172,7 +175,20 @@ inline bool choices_allowed() {
   return allowed || tuner_is_running;
 }
 
+inline Accumulate parse_accumulate(std::string_view text) {
+  auto const& names = kAccumulateNames;
+  auto const found = std::find(std::begin(names), std::end(names), text);
+  FLASH_CUTE_CHECK(found != std::end(names),
+                   "accumulate: expected 'float32', 'float16', 'float16_qk' or 'float16_pv', got '", text, "'");
+  return static_cast<Accumulate>(found - std::begin(names));
+}
+
+// What a backend's name may end with, as in "auto+float16_pv", is what the products are accumulated in.
 inline void parse_backend(std::string_view text, Problem& problem) {
+  if (size_t const plus = text.find('+'); plus != std::string_view::npos) {
+    problem.accumulate = parse_accumulate(text.substr(plus + 1));
+    text = text.substr(0, plus);
+  }
   if (text.find(':') == std::string_view::npos || !choices_allowed()) {
     problem.backend = parse_backend(text);
     return;
@@ -304,6 +320,22 @@ inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
                    "backend: expected 'auto', 'sm80' or 'sm90' for CUDA tensors, got '", args.backend, "'");
 }
 
+// float16 accumulators: a forward of the sm80 kernels with plain scores.
+inline void check_accumulate(FwdArgs const& args, Problem const& problem, bool on_cuda) {
+  if (problem.accumulate == Accumulate::kFloat32) return;
+  char const* const name = kAccumulateNames[static_cast<int>(problem.accumulate)];
+  FLASH_CUTE_CHECK(on_cuda || !is_cpu(args.q), "accumulate: expected 'float32' for CPU tensors, got '", name, "'");
+  FLASH_CUTE_CHECK(args.q.dtype == aoti_torch_dtype_float16(), "accumulate: expected 'float32' for ",
+                   dtype_name(args.q.dtype), " tensors, got '", name, "', which float16 ones take");
+  FLASH_CUTE_CHECK(problem.backend != Backend::kSm90, "accumulate: expected 'float32' for backend 'sm90', got '", name,
+                   "', which 'sm80' has");
+  FLASH_CUTE_CHECK(problem.softcap == 0 && !problem.has_alibi,
+                   "accumulate: expected 'float32' with softcap or alibi_slopes, got '", name, "'");
+  FLASH_CUTE_CHECK(std::max(problem.head_dim, problem.head_dim_v) <= sm80::fwd::kFloat16MaxHeadDim,
+                   "accumulate: expected 'float32' for head dims above ", sm80::fwd::kFloat16MaxHeadDim, ", got '",
+                   name, "'");
+}
+
 // `on_cuda`: whether the CUDA rules apply: for CUDA tensors, and for a plan for a given GPU.
 inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
   for (TensorInfo const* other : {&args.k, &args.v}) check_same_device(args.q, *other);
@@ -330,6 +362,7 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
                   .backend = Backend::kAuto};
   parse_backend(args.backend, problem);
   if (on_cuda) check_cuda_rules(args, problem);
+  check_accumulate(args, problem, on_cuda);
   FLASH_CUTE_CHECK(!is_cpu(args.q) || on_cuda || problem.backend == Backend::kAuto ||
                        problem.backend == Backend::kCpu,
                    "backend: expected 'auto' or 'cpu' for CPU tensors, got '", args.backend, "'");
@@ -353,8 +386,16 @@ inline void check_lse(TensorInfo const& q, TensorInfo const& lse) {
   check_shape_of_rows(q, lse, 3);
 }
 
+// Gradients are computed from scores in float32, which those of a forward in float16 would not match.
+inline void check_accumulate_of_bwd(Problem const& problem) {
+  FLASH_CUTE_CHECK(problem.accumulate == Accumulate::kFloat32,
+                   "accumulate: expected 'float32' where gradients are needed, got '",
+                   kAccumulateNames[static_cast<int>(problem.accumulate)], "'");
+}
+
 inline Problem check_bwd(BwdArgs const& args, bool on_cuda) {
   Problem const problem = check_fwd(args.call, on_cuda);
+  check_accumulate_of_bwd(problem);
   for (TensorInfo const* other : {&args.dout, &args.out}) {
     check_same_device(args.call.q, *other);
     check_same_dtype(args.call.q, *other);

@@ -18,7 +18,9 @@ std::string why_tile(Problem const& problem, FwdDecision const& decision, int64_
   KernelShape const& shape = decision.plan.shape;
   std::string text = "Tile of " + std::to_string(shape.block_m) + " query rows by " + std::to_string(shape.block_n) +
                      " keys: " + table_entry(decision);
-  if (decision.backend == Backend::kSm80) {
+  if (problem.accumulate != Accumulate::kFloat32) {
+    text += " of the kernels that accumulate in float16";
+  } else if (decision.backend == Backend::kSm80) {
     text += sm80_chip_text(decision.plan.entry);
   } else {
     text += std::string(", with ") + (packed ? "at most " : "") + std::to_string(tiles) + " tiles for " +
@@ -31,6 +33,12 @@ std::string why_tile(Problem const& problem, FwdDecision const& decision, int64_
 std::vector<std::string> reasons(Problem const& problem, FwdDecision const& decision, int64_t tiles, bool packed) {
   std::vector<std::string> sentences{why_backend(problem, decision, "forward"),
                                      why_tile(problem, decision, tiles, packed)};
+  if (has_float16_qk(problem.accumulate)) {
+    sentences.push_back("Q K^T is summed in float16: scores err more, and saturate at 65504 times a power of two.");
+  }
+  if (has_float16_pv(problem.accumulate)) {
+    sentences.push_back("P V is summed in float16 within a key tile, and over the key tiles in float32.");
+  }
   if (packed) sentences.push_back("The lengths are read on the device, which finds the tiles that there are.");
   if (decision.plan.draws_tiles) {
     sentences.push_back("The longest tiles come first, and a CTA that is done draws the next from a counter.");
@@ -66,7 +74,8 @@ JsonObject fwd_plan_object(FwdArgs const& args, PlannedCall const& call) {
   JsonObject json = call_json(backend_name(decision.backend), args, problem);
   add_kernel(json, "fwd_kernel", decision, tiles);
   json.number("kernel_head_dim_v", int64_t{plan.head_dim_v})
-      .string("variant", variant_name(plan.variant));
+      .string("variant", variant_name(plan.variant))
+      .string("accumulate", kAccumulateNames[static_cast<int>(plan.accumulate)]);
   if (decision.backend == Backend::kSm90) {
     json.boolean("late_wait", sm90::fwd::tile_config(plan.head_dim, plan.entry, plan.head_dim_v).late_wait);
   }

@@ -103,6 +103,9 @@ std::string why_backend(Problem const& problem, DecisionType const& decision, st
   std::string const name = backend_name(decision.backend);
   std::string const gpu = "compute capability " + capability_text(decision.gpu.capability);
   if (problem.backend != Backend::kAuto) return "Backend " + name + " was asked for, on " + gpu + ".";
+  if (problem.accumulate != Accumulate::kFloat32) {
+    return "Backend " + name + " is the one that accumulates in float16, as was asked for, on " + gpu + ".";
+  }
   if (decision.tuned == Tuned::kChosen) return "Backend " + name + " is the choice of a tuning, on " + gpu + ".";
   if (decision.backend == Backend::kSm90) return "Backend sm90 is the one for " + gpu + ".";
   if (decision.gpu.capability != 90) return "Backend sm80 serves " + gpu + "; sm90 needs exactly 9.0.";

@@ -72,6 +72,7 @@ int64_t most_tiles(Problem const& problem, int length, int block, bool packed) {
 
 Variant fwd_variant(Problem const& problem, FwdDecision const& decision, bool packed) {
   if (problem.softcap > 0 || problem.has_alibi) return Variant::kModified;
+  if (problem.accumulate != Accumulate::kFloat32) return Variant::kPacked;
   bool const one_head_dim = decision.instance.head_dim == decision.instance.head_dim_v;
   bool const own_head_dim = one_head_dim && problem.head_dim_v != problem.head_dim;
   return packed || own_head_dim ? Variant::kPacked : Variant::kDense;
@@ -88,7 +89,9 @@ void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gp
     plan.shape = sm90::fwd::kernel_shape(plan.head_dim, plan.entry, plan.head_dim_v);
   } else {
     plan.entry = sm80_entry(problem, gpu);
-    plan.shape = sm80::fwd::kernel_shape(plan.head_dim, plan.entry, plan.variant);
+    plan.shape = plan.accumulate == Accumulate::kFloat32
+                     ? sm80::fwd::kernel_shape(plan.head_dim, plan.entry, plan.variant)
+                     : sm80::fwd::float16_kernel_shape(plan.head_dim, plan.entry);
     plan.order = sm80::fwd::tile_order(plan.shape, /*masked=*/true, problem.batch, problem.heads_q, problem.heads_kv,
                                        problem.len_q, problem.len_k, decision.padded_head_dim);
   }
@@ -178,6 +181,7 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& asked, Gpu gpu) {
   bool const sm90 = decision.backend == Backend::kSm90, packed = args.sequences.has_value();
   plan.head_dim_v = decision.instance.head_dim_v;
   plan.variant = fwd_variant(problem, decision, packed);
+  plan.accumulate = problem.accumulate;
   if (reads_sequences(plan.variant)) {
     plan_fwd_of_sequences(decision, problem, gpu, packed);
     check_num_tiles("q", most_row_tiles(problem, plan.shape, packed), plan.shape.block_m, "rows", args.q);
@@ -209,6 +213,7 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
   auto const [problem, tuned] = tune_problem(kBwdKernels, call, asked, deterministic, gpu);
   auto decision = decide<BwdDecision>(kBwdKernels, call, problem, gpu);
   decision.tuned = tuned;
+  check_accumulate_of_bwd(problem);
   decision.dout = dout ? read_copy(*dout) : out_copy(call.q, problem.head_dim_v);
   decision.out = out ? read_copy(*out) : out_copy(call.q, problem.head_dim_v);
   decision.dq = write_copy(call.q);

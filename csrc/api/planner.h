@@ -3,6 +3,7 @@
 
 #include "dispatch.h"
 #include "sm80/bwd/tile.h"
+#include "sm80/fwd/float16_tile.h"
 #include "sm80/fwd/tile.h"
 #include "sm90/bwd/tile.h"
 #include "sm90/bwd_wide/tile.h"
@@ -108,7 +109,9 @@ DecisionType decide(Kernels<InstanceType> const& kernels, FwdArgs const& args, P
   decision.padded_head_dim = (problem.head_dim + 7) / 8 * 8;
   decision.padded_head_dim_v = (problem.head_dim_v + 7) / 8 * 8;
   int const head_dim = decision.padded_head_dim, head_dim_v = decision.padded_head_dim_v;
-  decision.backend = choose_backend(kernels, problem.backend, gpu.capability, head_dim, head_dim_v);
+  bool const only_sm80 = problem.accumulate != Accumulate::kFloat32;
+  Backend const asked = only_sm80 ? Backend::kSm80 : problem.backend;
+  decision.backend = choose_backend(kernels, asked, gpu.capability, head_dim, head_dim_v);
   decision.instance = kernels.find(decision.backend, head_dim, head_dim_v);
   FLASH_CUTE_CHECK(decision.instance.launch != nullptr, "q: this build has no ", backend_name(decision.backend),
                    " ", kernels.direction, " kernel for head dim ",

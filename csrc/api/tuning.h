@@ -56,7 +56,8 @@ TunedProblem tune_problem(Kernels<InstanceType> const& kernels, FwdArgs const& a
   TunedProblem result{asked, Tuned::kNoTable};
   Problem& problem = result.problem;
   bool const forced = asked.forced_chip >= 0 || asked.forced_entry >= 0 || asked.forced_split >= 0;
-  if (!has_tuning() || tuner_is_running || forced) return result;
+  bool const float16 = asked.accumulate != Accumulate::kFloat32;  // one tile
+  if (!has_tuning() || tuner_is_running || forced || float16) return result;
   constexpr bool kBackward = std::is_same_v<InstanceType, BwdInstance>;
   TuningEntry const entry = find_tuning(tuning_key(kBackward, args, asked, deterministic, gpu), args.q, gpu);
   result.tuned = entry.tuned;
