@@ -22,6 +22,7 @@ from cases import INSTANCE_HEAD_DIMS, Case, Causal, Window, score
 from numerics import nan_in_new_memory, visible
 
 import flash_cute
+from flash_cute.explain import kernel_matches
 from flash_cute.report import built_architectures
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -130,6 +131,24 @@ def test_what_runs(capability: int) -> None:
             assert f"accumulate {mode}" in str(made) and "accumulates in float16, as was asked for" in str(made)
         plain = flash_cute.explain(q, q, q, True, capability=capability)
         assert plain.data["accumulate"] == "float32"
+
+
+NAME = (
+    "void flash_cute::sm80::fwd::fwd_kernel<flash_cute::sm80::fwd::Float16Traits<cutlass::half_t, 128, "
+    "flash_cute::sm80::fwd::TileConfig{128, 32, 4, 1, false, 2}, (flash_cute::Variant)1, (flash_cute::Accumulate)2> >"
+    "(flash_cute::FwdParams)"
+)
+
+
+@needs_sm80
+def test_the_kernels_name_is_understood() -> None:
+    q = torch.empty(1, 4, 1000, 128, dtype=torch.float16, device="meta")
+    plans = {mode: flash_cute.explain(q, q, q, accumulate=mode, capability=90).data for mode in ("float32", *MODES)}
+    assert [mode for mode, plan in plans.items() if kernel_matches(plan, NAME)] == ["float16_pv"]
+    packed = {**plans["float32"], **{x: plans["float16"][x] for x in ("backend", "block_n", "threads", "variant")}}
+    packed |= {x: plans["float16"][x] for x in ("block_m", "stages", "ctas_per_sm")}
+    plain = NAME.replace("Float16Traits", "Traits").replace(", (flash_cute::Accumulate)2", "")
+    assert kernel_matches(packed, plain) and not kernel_matches(packed, NAME)
 
 
 @needs_sm80

@@ -326,13 +326,14 @@ def test_results_are_right_under_each_entry(
     assert not forward.failures and not backward.failures
     assert forward.best in forward.seconds and min(forward.gain, backward.gain) >= 1
     dout = torch.randn(q.shape, generator=rng).to(q)
-    names = list(forward.seconds)
-    for number, name in enumerate(max(names, list(backward.seconds), key=len)):
-        chosen = [replace(forward, best=names[number % len(names)])]
-        if name in backward.seconds or number < len(backward.seconds):
-            chosen.append(replace(backward, best=list(backward.seconds)[number]))
+    names, of_backward = list(forward.seconds), list(backward.seconds)
+    for number in range(max(len(names), len(of_backward))):
+        chosen = (
+            replace(forward, best=names[number % len(names)]),
+            replace(backward, best=of_backward[number % len(of_backward)]),
+        )
         path = tmp_path / f"{number}.json"
-        Tuning(tuning.gpu, tuning.capability, tuple(chosen)).save(path)
+        Tuning(tuning.gpu, tuning.capability, chosen).save(path)
         flash_cute.use_tuning(path)
         assert flash_cute.explain(q, k, v, causal).data["tuned"]
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
