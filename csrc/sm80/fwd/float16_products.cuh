@@ -152,7 +152,9 @@ struct Float16Products : Float32Products {
 template <class Element, int kHeadDim, TileConfig kTile, Variant kVariant, Accumulate kAccumulate>
 struct Float16Traits : Traits<Element, kHeadDim, kTile, kVariant> {
   static_assert(std::is_same_v<Element, cutlass::half_t>);
-  using Products = Float16Products<Traits<Element, kHeadDim, kTile, kVariant>, kAccumulate>;
+  using Base = Traits<Element, kHeadDim, kTile, kVariant>;
+  using Products = Float16Products<Base, kAccumulate>;
+  static constexpr bool kRecomputes = Base::kRecomputes || kHeadDim == 192;  // else it spills
 };
 
 }  // namespace flash_cute::sm80::fwd
