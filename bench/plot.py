@@ -4,8 +4,8 @@
 
 Writes a PNG beside each CSV. Lines need two lengths or more in each panel; other grids are drawn as bars, a group per
 shape. Hollow marks show where FlashAttention-3 and -4 would stand that were not in the run: the rate of a peer that
-was, times theirs over its in a run of their own (`others_GPU.csv`). The CSVs of `--accuracy`, `--choices` and `--models`
-have plots of their own.
+was, times theirs over its in a run of their own (`others_GPU.csv`). The CSVs of `--accuracy`, `--choices` and
+`--models` have plots of their own.
 """
 
 from __future__ import annotations

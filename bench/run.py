@@ -165,8 +165,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bench/run.py",
         description=(__doc__ or "").split("\n")[0],
-        epilog="--accuracy measures errors against float64 instead of speed, --models whole steps of models, --choices the "
-        "plan's choices beside the best ones: see --accuracy --help and so on. "
+        epilog="--accuracy measures errors against float64 instead of speed, --models whole steps of models, --choices "
+        "the plan's choices beside the best ones: see --accuracy --help and so on. "
         f"providers: {', '.join(backends.OURS)} (ours); {', '.join(backends.PEERS)} (peers)",
     )
     parser.add_argument("--grid", help=f"one or several of {', '.join(workloads.GRIDS)}; without it, a single case")

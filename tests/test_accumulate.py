@@ -176,7 +176,8 @@ def test_what_is_refused() -> None:
     assert refusal(x, x, x, **call).startswith("'float32' for bfloat16 tensors, got 'float16_pv'")
     assert refusal(q, q, q, **call, backend="sm90").startswith("'float32' for backend 'sm90', got 'float16_pv'")
     assert refusal(q, q, q, **call, softcap=3.0).startswith("'float32' with softcap or alibi_slopes")
-    assert refusal(q, q, q, **call, backward=True).startswith("'float32' where gradients are needed")
+    if "sm80" in built_architectures():
+        assert refusal(q, q, q, **call, backward=True).startswith("'float32' where gradients are needed")
     x = torch.randn(1, 2, 8, 64, dtype=torch.float16)
     with pytest.raises(ValueError, match="accumulate: expected 'float32' for CPU tensors, got 'float16'"):
         flash_cute.attention(x, x, x, accumulate="float16")
