@@ -182,7 +182,8 @@ _TILE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "bwd_kernel": _SM80_BWD_FIELDS,
         "bwd_sequences_kernel": _SM80_BWD_FIELDS,
         "fwd_large_kernel": (),
-        "bwd_large_kernel": (),
+        "bwd_keys_kernel": (),
+        "bwd_queries_kernel": (),
     },
     "sm90": {
         "fwd_kernel": ("block_m", "block_n", "stages", "ping_pong", "late_wait"),
@@ -252,12 +253,19 @@ def _arch_number(arch: str) -> int:
     return int(digits[0]) if digits else 0
 
 
+def _folder(plan: dict[str, Any]) -> str:
+    """That of csrc/<backend>/ with the plan's kernel, which is a namespace, too."""
+    kernel = plan["kernel"]
+    if kernel == "bwd_keys_kernel":
+        return "bwd_wide" if plan["backend"] == "sm90" else "bwd_large"
+    return "bwd" if kernel == "bwd_sequences_kernel" else kernel.removesuffix("_kernel")
+
+
 def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("backend", data["backend"])]
     if data["backend"] != "cpu":
         kernel = data["kernel"]
-        folder = "bwd_wide" if kernel == "bwd_keys_kernel" else kernel.removesuffix("_kernel")
-        name = f"flash_cute::{data['backend']}::{folder}::{kernel}"
+        name = f"flash_cute::{data['backend']}::{_folder(data)}::{kernel}"
         padded = "" if data["head_dim"] == data["kernel_head_dim"] else f" (the tensors have {data['head_dim']})"
         capability = data["capability"]
         rows += [

@@ -91,34 +91,6 @@ void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gp
   }
 }
 
-// `block_m`: the rows of one of `plan.row_tiles`.
-BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool packed, int padded_head_dim_v, int block_m,
-                           bool keeps_tickets, bool has_queue) {
-  int64_t const rows = plan.row_tiles * block_m;
-  bool const sums = !plan.shape.dq_in_registers;
-  BwdWorkspace workspace{};
-  workspace.lse_log2 = workspace.dq_acc + (sums ? aligned(4 * rows * plan.head_dim) : 0);
-  workspace.delta = workspace.lse_log2 + aligned(4 * rows);
-  workspace.semaphores = workspace.delta + aligned(4 * rows);
-  workspace.counters = workspace.semaphores + (sums ? 4 * plan.row_tiles : 0);
-  int64_t const heads = int64_t{problem.batch} * problem.heads_q;
-  int64_t const counters = std::max<int64_t>(1 + heads, 4);  // see DqQueue
-  workspace.drawn = workspace.counters + (sums ? aligned(4 * counters) : 0);
-  workspace.sink_parts = workspace.drawn + (keeps_tickets ? aligned(4 * plan.key_tiles) : 0);
-  workspace.scaled_dout = aligned(workspace.sink_parts + (problem.has_sinks ? 4 * plan.row_tiles : 0));
-  int64_t const all_rows = int64_t{packed ? 1 : problem.batch} * problem.heads_q * problem.len_q;
-  workspace.dq_queue = workspace.scaled_dout + (plan.scales_dout ? aligned(2 * all_rows * padded_head_dim_v) : 0);
-  workspace.row_sequence = workspace.dq_queue + (has_queue ? aligned(2 * 4 * plan.row_tiles) : 0);
-  workspace.bytes = workspace.row_sequence;
-  if (!reads_sequences(plan.variant)) return workspace;
-  workspace.key_sequence = workspace.row_sequence + aligned(4 * int64_t{plan.m_blocks});
-  workspace.records = workspace.key_sequence + aligned(4 * int64_t{plan.n_blocks});
-  int64_t const most_sequences = int64_t{problem.batch} + 2;  // see sequence_count
-  workspace.totals = workspace.records + aligned(kSequenceRecordBytes * most_sequences);
-  workspace.bytes = workspace.totals + aligned(4 * 2);
-  return workspace;
-}
-
 void order_sm90(BwdPlan& plan, Problem const& problem, Gpu gpu, TensorInfo const& q) {
   bool const masked = is_masked(problem);
   int64_t visited = (longest_rows(problem, plan.shape) + plan.shape.block_m - 1) / plan.shape.block_m;
@@ -152,6 +124,33 @@ void pad_to_one_head_dim(BwdDecision& decision) {
 }
 
 }  // namespace
+
+BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool packed, int padded_head_dim_v, int block_m,
+                           bool keeps_tickets, bool has_queue) {
+  int64_t const rows = plan.row_tiles * block_m;
+  bool const sums = !plan.shape.dq_in_registers;
+  BwdWorkspace workspace{};
+  workspace.lse_log2 = workspace.dq_acc + (sums ? aligned(4 * rows * plan.head_dim) : 0);
+  workspace.delta = workspace.lse_log2 + aligned(4 * rows);
+  workspace.semaphores = workspace.delta + aligned(4 * rows);
+  workspace.counters = workspace.semaphores + (sums ? 4 * plan.row_tiles : 0);
+  int64_t const heads = int64_t{problem.batch} * problem.heads_q;
+  int64_t const counters = std::max<int64_t>(1 + heads, 4);  // see DqQueue
+  workspace.drawn = workspace.counters + (sums ? aligned(4 * counters) : 0);
+  workspace.sink_parts = workspace.drawn + (keeps_tickets ? aligned(4 * plan.key_tiles) : 0);
+  workspace.scaled_dout = aligned(workspace.sink_parts + (problem.has_sinks ? 4 * plan.row_tiles : 0));
+  int64_t const all_rows = int64_t{packed ? 1 : problem.batch} * problem.heads_q * problem.len_q;
+  workspace.dq_queue = workspace.scaled_dout + (plan.scales_dout ? aligned(2 * all_rows * padded_head_dim_v) : 0);
+  workspace.row_sequence = workspace.dq_queue + (has_queue ? aligned(2 * 4 * plan.row_tiles) : 0);
+  workspace.bytes = workspace.row_sequence;
+  if (!reads_sequences(plan.variant)) return workspace;
+  workspace.key_sequence = workspace.row_sequence + aligned(4 * int64_t{plan.m_blocks});
+  workspace.records = workspace.key_sequence + aligned(4 * int64_t{plan.n_blocks});
+  int64_t const most_sequences = int64_t{problem.batch} + 2;  // see sequence_count
+  workspace.totals = workspace.records + aligned(kSequenceRecordBytes * most_sequences);
+  workspace.bytes = workspace.totals + aligned(4 * 2);
+  return workspace;
+}
 
 int64_t most_row_tiles(Problem const& problem, KernelShape const& shape, bool packed) {
   return most_tiles(problem, problem.len_q, shape.block_m, packed) * problem.heads_q;
@@ -210,6 +209,12 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
   decision.dv = write_copy(call.v);
   BwdPlan& plan = decision.plan;
   plan.head_dim_v = decision.instance.head_dim_v;
+  plan.deterministic = deterministic;
+  plan.scales_dout = problem.has_sinks && has_dlse && plan.dtype == DType::kFloat16;
+  if (is_large(decision)) {
+    plan_bwd_large(decision, call, problem, gpu);
+    return decision;
+  }
   bool const sm90 = decision.backend == Backend::kSm90, wide = plan.head_dim > sm90::bwd::kMaxHeadDim;
   bool const packed = call.sequences.has_value();
   plan.variant = problem.softcap > 0 || problem.has_alibi ? Variant::kModified
@@ -223,8 +228,6 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
   plan.shape = !sm90  ? sm80::bwd::kernel_shape(plan.head_dim, plan.entry, plan.variant)
                : wide ? sm90::bwd_wide::kernel_shape(plan.head_dim, plan.head_dim_v)
                       : sm90::bwd::kernel_shape(plan.head_dim, plan.variant);
-  plan.deterministic = deterministic;
-  plan.scales_dout = problem.has_sinks && has_dlse && plan.dtype == DType::kFloat16;
   int const listed_rows = wide && reads && sm90 ? sm90::bwd_wide::kQueryTileRows : plan.shape.block_m;
   plan.row_tiles = reads ? most_tiles(problem, problem.len_q, listed_rows, packed) * problem.heads_q
                          : num_row_tiles(problem, plan.shape);

@@ -41,7 +41,7 @@ struct Decision {
 
 using FwdDecision = Decision<FwdInstance, FwdPlan>;
 
-// Whether the kernel is that of fwd_large.
+// Whether the kernel is that of fwd_large, or those of bwd_large.
 inline bool is_large(FwdDecision const& decision) {
   bool const sm90 = decision.backend == Backend::kSm90;
   return std::max(decision.plan.head_dim, decision.plan.head_dim_v) >
@@ -54,6 +54,8 @@ struct BwdDecision : Decision<BwdInstance, BwdPlan> {
   Copy dk = Copy::kNone;
   Copy dv = Copy::kNone;
 };
+
+inline bool is_large(BwdDecision const& decision) { return is_large(decision.plan); }
 
 // The kernels move rows of the head dim as 16-byte vectors: 8 elements.
 inline Copy read_copy(TensorInfo const& tensor) {
@@ -151,6 +153,10 @@ DecisionType decide(Kernels<InstanceType> const& kernels, FwdArgs const& args, P
 
 // The row tiles of a forward, of all heads; of packed sequences the most that there can be.
 int64_t most_row_tiles(Problem const& problem, KernelShape const& shape, bool packed);
+
+// `block_m`: the rows of one of `plan.row_tiles`.
+BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool packed, int padded_head_dim_v, int block_m,
+                           bool keeps_tickets, bool has_queue);
 
 FwdDecision plan_fwd(FwdArgs const& args, Problem const& asked, Gpu gpu);
 
