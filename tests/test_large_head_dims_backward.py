@@ -41,7 +41,13 @@ def test_exact(device: str, case: Case, bwd: Backward, rng: torch.Generator) -> 
 @pytest.mark.parametrize("dtype", CUDA_DTYPES, ids=str)
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(264, 264), (64, 1000)], ids=str)
 def test_sinks(
-    device: str, head_dim: int, head_dim_v: int, dtype: torch.dtype, with_dlse: bool, bwd: Backward, rng: torch.Generator
+    device: str,
+    head_dim: int,
+    head_dim_v: int,
+    dtype: torch.dtype,
+    with_dlse: bool,
+    bwd: Backward,
+    rng: torch.Generator,
 ) -> None:
     """In float16 with a gradient of the LSE the kernels read a scaled dO, see csrc/core/bwd_preprocess.cuh."""
     case = Case(head_dim, 133, 211, True, dtype, 2, 4, 2, head_dim_v, sinks=torch.float32)
