@@ -332,9 +332,9 @@ inline void check_accumulate(FwdArgs const& args, Problem const& problem, bool o
                    "', which 'sm80' has");
   FLASH_CUTE_CHECK(problem.softcap == 0 && !problem.has_alibi,
                    "accumulate: expected 'float32' with softcap or alibi_slopes, got '", name, "'");
-  FLASH_CUTE_CHECK(std::max(problem.head_dim, problem.head_dim_v) <= sm80::fwd::kFloat16MaxHeadDim,
-                   "accumulate: expected 'float32' for head dims above ", sm80::fwd::kFloat16MaxHeadDim, ", got '",
-                   name, "'");
+  int const max_head_dim = sm80::fwd::float16_max_head_dim(problem.accumulate);
+  FLASH_CUTE_CHECK(std::max(problem.head_dim, problem.head_dim_v) <= max_head_dim,
+                   "accumulate: expected 'float32' for head dims above ", max_head_dim, ", got '", name, "'");
 }
 
 // `on_cuda`: whether the CUDA rules apply: for CUDA tensors, and for a plan for a given GPU.

@@ -2,18 +2,19 @@
 // it. Plain constants.
 #pragma once
 
+#include "../../core/accumulate.h"
 #include "tile.h"
 
 namespace flash_cute::sm80::fwd {
 
 // Those of the kernels that read sequences at run time, with fewer keys where two CTAs would not fit in 99 KB; at head
-// dim 256 one CTA of eight warps. At head dim 192 Q in registers spilled.
+// dim 256 one CTA of eight warps. At head dims 64 and 192 Q in registers spilled.
 constexpr TileConfig float16_tile_config(int head_dim) {
   if (head_dim <= 32) {
     return {.block_m = 128, .block_n = 64, .warps = 4, .stages = 2, .q_in_regs = true, .ctas_per_sm = 2};
   }
   if (head_dim <= 64) {
-    return {.block_m = 128, .block_n = 64, .warps = 4, .stages = 1, .q_in_regs = true, .ctas_per_sm = 2};
+    return {.block_m = 128, .block_n = 64, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
   }
   if (head_dim <= 128) {
     return {.block_m = 128, .block_n = 32, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
@@ -24,7 +25,8 @@ constexpr TileConfig float16_tile_config(int head_dim) {
   return {.block_m = 128, .block_n = 32, .warps = 8, .stages = 1, .q_in_regs = false, .ctas_per_sm = 1};
 }
 
-constexpr int kFloat16MaxHeadDim = 256;
+// P V alone in float16 spills at head dim 256, where float32 scores are one register too many.
+constexpr int float16_max_head_dim(Accumulate accumulate) { return accumulate == Accumulate::kFloat16Pv ? 192 : 256; }
 
 constexpr KernelShape float16_kernel_shape(int head_dim, int chip) {
   TileConfig const tile = float16_tile_config(head_dim);
