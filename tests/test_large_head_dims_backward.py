@@ -41,7 +41,13 @@ def test_exact(device: str, case: Case, bwd: Backward, rng: torch.Generator) -> 
 @pytest.mark.parametrize("dtype", CUDA_DTYPES, ids=str)
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(264, 264), (64, 1000)], ids=str)
 def test_sinks(
-    device: str, head_dim: int, head_dim_v: int, dtype: torch.dtype, with_dlse: bool, bwd: Backward, rng: torch.Generator
+    device: str,
+    head_dim: int,
+    head_dim_v: int,
+    dtype: torch.dtype,
+    with_dlse: bool,
+    bwd: Backward,
+    rng: torch.Generator,
 ) -> None:
     """In float16 with a gradient of the LSE the kernels read a scaled dO, see csrc/core/bwd_preprocess.cuh."""
     case = Case(head_dim, 133, 211, True, dtype, 2, 4, 2, head_dim_v, sinks=torch.float32)
@@ -88,9 +94,7 @@ def test_layouts(device: str, layout: Layout, bwd: Backward, rng: torch.Generato
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("head_dims", [(264, 264), (1000, 320)], ids=str)
-def test_nan_around_the_tensors(
-    device: str, head_dims: tuple[int, int], bwd: Backward, rng: torch.Generator
-) -> None:
+def test_nan_around_the_tensors(device: str, head_dims: tuple[int, int], bwd: Backward, rng: torch.Generator) -> None:
     """Rows before and behind, and columns beside, those of a call: nothing of them is read."""
     case = Case(head_dims[0], 100, 200, head_dim_v=head_dims[1])
     q, k, v = case.inputs(device, rng)
