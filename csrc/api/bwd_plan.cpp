@@ -48,6 +48,7 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
                         std::to_string(decision.plan.workspace.bytes >> 20) +
                         " MB, only the part for the tiles that exist is touched.");
   }
+  add_tuning_reason(sentences, decision);
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
   if (decision.plan.workspace.bytes == 0) {
     sentences.push_back("Nothing is launched: there is no row or no key, and every gradient is 0.");
@@ -94,8 +95,9 @@ JsonObject bwd_plan_object(FwdArgs const& call, bool deterministic, PlannedCall 
       .boolean("deterministic", deterministic)
       .number("split_tiles", int64_t{decision.plan.split.tiles})
       .number("split_ctas", int64_t{decision.plan.split.ranges})
-      .number("workspace_bytes", decision.plan.workspace.bytes)
-      .raw("copies", copies_json(tensors(decision), problem))
+      .number("workspace_bytes", decision.plan.workspace.bytes);
+  add_tuning(json, decision, tuning_key(/*backward=*/true, call, problem, deterministic, *gpu));
+  json.raw("copies", copies_json(tensors(decision), problem))
       .raw("reasons", json_list(reasons(problem, decision, call.sequences.has_value())));
   return json;
 }

@@ -54,18 +54,18 @@ struct ListedRowTile {
 CUTE_DEVICE ListedRowTile listed_row_tile(BwdParams const& params, int number) {
   int const head = number / params.m_blocks, tile = number - head * params.m_blocks;
   SequenceTiles const& tiles = params.tiles;
-  if (tile >= __ldg(tiles.totals)) return {.exists = false};
-  int const index = __ldg(tiles.row_sequence + tile);
+  if (tile >= tiles.totals[0]) return {.exists = false};
+  int const index = tiles.row_sequence[tile];
   return {.exists = true,
           .head = head,
           .index = index,
-          .m_block = tile - __ldg(&tiles.records[index].first_row_tile)};
+          .m_block = tile - tiles.records[index].first_row_tile};
 }
 
 // The sequence of the key tile of a rank in the order of processing; -1 if there is none.
 CUTE_DEVICE int sequence_of_rank(BwdParams const& params, int rank) {
   int const position = rank / params.heads_kv;
-  return position < __ldg(params.tiles.totals + 1) ? __ldg(params.tiles.key_sequence + position) : -1;
+  return position < params.tiles.totals[1] ? params.tiles.key_sequence[position] : -1;
 }
 
 // A key tile of a sequence.

@@ -40,12 +40,9 @@ struct TakenChunk {
   int left;    // chunks that stay in the queue
 
   CUTE_DEVICE explicit TakenChunk(BwdParams const& params) : number(-1), left(0) {
-    static_assert(DqQueue::kTail % 2 == 0 && DqQueue::kHead == DqQueue::kTail + 1);  // one load reads both
-    int tail, taken;
-    asm volatile("ld.relaxed.gpu.global.v2.s32 {%0, %1}, [%2];"
-                 : "=r"(tail), "=r"(taken)
-                 : "l"(params.counters + DqQueue::kTail)
-                 : "memory");
+    int const volatile* const counters = params.counters;
+    int const tail = counters[DqQueue::kTail];
+    int taken = counters[DqQueue::kHead];
 #pragma unroll 1
     for (;;) {
       left = tail - taken - 1;

@@ -22,7 +22,7 @@ CUTE_DEVICE int take_chunk(BwdParams const& params, SequenceTask& task) {
   SequenceRecord const& record = params.tiles.records[tile.index];
   copy_to_smem(record.sequence, chunk.sequence);
   chunk.batch = tile.index;
-  chunk.first_row_tile = __ldg(&record.first_row_tile);
+  chunk.first_row_tile = record.first_row_tile;
   chunk.head_kv = tile.head / params.group;
   int const row_tiles = ceil_div(int{chunk.sequence.rows}, int{Traits::kBlockM});
   chunk.row_tiles = row_tiles;

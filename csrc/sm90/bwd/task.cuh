@@ -41,7 +41,7 @@ CUTE_DEVICE void copy_to_smem(T const& from, T& to) {
   static_assert(sizeof(T) % sizeof(int4) == 0);
   CUTE_UNROLL
   for (int i = 0; i < int(sizeof(T) / sizeof(int4)); ++i) {
-    reinterpret_cast<int4*>(&to)[i] = __ldg(reinterpret_cast<int4 const*>(&from) + i);
+    reinterpret_cast<int4*>(&to)[i] = reinterpret_cast<int4 const*>(&from)[i];
   }
 }
 
