@@ -20,6 +20,7 @@ HALF, BF16 = CUDA_DTYPES
 CUDA = pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.cuda)])
 MASKS = pytest.mark.parametrize("causal", CAUSAL, ids=mask_name)
 
+
 @pytest.mark.kernel
 @pytest.mark.parametrize(("device", "case"), on_each_device(CASES))
 def test_forward(device: str, case: Case, fwd: Forward, rng: torch.Generator) -> None:

@@ -94,9 +94,7 @@ def test_layouts(device: str, layout: Layout, bwd: Backward, rng: torch.Generato
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("head_dims", [(264, 264), (1000, 320)], ids=str)
-def test_nan_around_the_tensors(
-    device: str, head_dims: tuple[int, int], bwd: Backward, rng: torch.Generator
-) -> None:
+def test_nan_around_the_tensors(device: str, head_dims: tuple[int, int], bwd: Backward, rng: torch.Generator) -> None:
     """Rows before and behind, and columns beside, those of a call: nothing of them is read."""
     case = Case(head_dims[0], 100, 200, head_dim_v=head_dims[1])
     q, k, v = case.inputs(device, rng)

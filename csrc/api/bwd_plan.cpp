@@ -26,7 +26,9 @@ std::string why_tile(BwdDecision const& decision) {
   std::string text = "Tile of " + std::to_string(shape.block_n) + " keys by " + std::to_string(shape.block_m) +
                      " query rows: " + table_entry(decision);
   if (decision.backend == Backend::kSm90) return text + ".";
-  if (!is_large(decision) && reads_sequences(decision.plan.variant)) return text + " for packed batches and modified scores, on any chip.";
+  if (!is_large(decision) && reads_sequences(decision.plan.variant)) {
+    return text + " for packed batches and modified scores, on any chip.";
+  }
   return text + sm80_chip_text(decision.plan.entry) + ".";
 }
 

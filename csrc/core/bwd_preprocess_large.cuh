@@ -1,4 +1,4 @@
-// The backward's preprocess for head dims above 256: what bwd_preprocess.cuh does for each row, by a whole warp per row.
+// The backward's preprocess for head dims above 256: what bwd_preprocess.cuh does for each row, by a warp per row.
 // There are no sums to clear, and the main kernels read sequences at run time.
 #pragma once
 

@@ -1,6 +1,6 @@
 // The order in which the operands pass through the ring: for each query head and each tile of the other side, from the
-// last to the first, the chunks of the scores and of dP (with those of this side, where they are not resident), then the
-// steps of X. And the statistics of the query rows.
+// last to the first, the chunks of the scores and of dP (with those of this side, where they are not resident), then
+// the steps of X. And the statistics of the query rows.
 #pragma once
 
 #include "../../core/registers.cuh"
@@ -27,7 +27,8 @@ class Loader {
     int const first = tile_ * kOtherRows;
     if (step_ < task_.score_steps) {
       int const product = step_ >= task_.chunks, chunk = step_ - (product ? task_.chunks : 0);
-      large::load_chunk<kOtherRows>(task_.right[product].from(head_, first, chunk * large::kChunk), stage, fresh_thread_index());
+      large::Rows<Element> const right = task_.right[product].from(head_, first, chunk * large::kChunk);
+      large::load_chunk<kOtherRows>(right, stage, fresh_thread_index());
       if (!left_resident_) load_left_chunk(step_, stage + large::kRightBytes);
     } else {
       int const row = first + (step_ - task_.score_steps) * large::kValueKeys;

@@ -1,5 +1,5 @@
-// The work of a CTA: a tile of 64 keys, or of 64 query rows, of a sequence, and the part of a gradient's columns that it
-// computes for them. One thread finds it in the lists of tiles (SequenceTiles) and leaves it in shared memory.
+// The work of a CTA: a tile of 64 keys, or of 64 query rows, of a sequence, and the part of a gradient's columns that
+// it computes for them. One thread finds it in the lists of tiles (SequenceTiles) and leaves it in shared memory.
 #pragma once
 
 #include "../../core/mask.cuh"
