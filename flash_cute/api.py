@@ -65,9 +65,10 @@ def attention(
         accumulate: what the sums of products are kept in. `None` or `"float32"`; `"float16_pv"` for P V,
             `"float16_qk"` for Q K^T, or `"float16"` for both, which GeForce chips multiply twice as fast in float16.
             Only for float16 tensors on the GPU (backend `"sm80"`), D and Dv at most 256 (`"float16_pv"`: 192), without
-            gradients, softcap and ALiBi; never chosen by itself. Errors of out beside float32's: P V at most about 2 times, Q K^T 2 times where scores are small
-            and up to 16 times where they are large (docs/float16_accumulation.md). Finite inputs never give NaN where
-            no |v| is above 1000; scores beyond +-65504 saturate.
+            gradients, softcap and ALiBi; never chosen by itself. Errors of out beside float32's: P V at most about 2
+            times, Q K^T 2 times where scores are small and up to 16 times where they are large
+            (docs/float16_accumulation.md). Finite inputs never give NaN where no |v| is above 1000; scores beyond
+            +-65504 saturate.
 
     Returns:
         out: `(B, Hq, Nq, Dv)` in q's dtype, laid out like `torch.empty_like(q)` (its dims in that order in memory where
