@@ -41,6 +41,16 @@ CUTE_DEVICE void issue_unit(Mma& mma,
   for (int k = 0; k < size<2>(tCrB); ++k) cute::gemm(mma, tCrA(_, _, kFirst + k), tCrB(_, _, k), acc);
 }
 
+// Calls use(_0{}) to use(Int<kEnd - 1>{}). The compiler may leave a call in for_each, and would wait for the WGMMAs
+// before it.
+template <int kEnd, int kFirst = 0, class Use>
+CUTE_DEVICE void static_for(Use const& use) {
+  if constexpr (kFirst < kEnd) {
+    use(Int<kFirst>{});
+    static_for<kEnd, kFirst + 1>(use);
+  }
+}
+
 // A warpgroup's places in the rings.
 template <class Traits>
 struct RingPlaces {
@@ -101,7 +111,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     warpgroup_wait<1>();  // the last group
   };
   // The last unit of K is held afterwards.
-  auto issue_scores = [&] {
+  auto issue_scores = [&]() __attribute__((always_inline)) {
     int const phase = places.tiles_of_k++ & 1;
     issue_scores_of_unit(C<Accumulate::kOverwrite>{}, {0, phase});
     release_pending();
@@ -117,7 +127,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
   };
   // For each unit of a tile of V, issues a group by issue(unit, V of the unit), and calls then(unit).
   auto issue_product = [&](auto const& issue, auto const& then) __attribute__((always_inline)) {
-    for_each(make_int_sequence<Traits::kUnitsOfV>{}, [&](auto unit) __attribute__((always_inline)) {
+    static_for<Traits::kUnitsOfV>([&](auto unit) __attribute__((always_inline)) {
       v_pipeline.wait_full(places.v);  // TMA: the unit of V has landed
       warpgroup_fence_operand(tOrO);
       warpgroup_arrive();
@@ -132,7 +142,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
   // place of the first of the kHeld units that are held afterwards: all where the warpgroup has to wait for the other
   // CTA's part of S, so that it begins as early as it can.
   constexpr int kHeld = Traits::kCtas > 1 ? Traits::kUnitsOfV : 1;
-  auto issue_shared_product = [&](auto const& release_before) {
+  auto issue_shared_product = [&](auto const& release_before) __attribute__((always_inline)) {
     RowPairs rows;
     messages.receive(rows);
     follow_maximum(softmax, rows, acc, wait_all);
@@ -159,7 +169,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     messages.release();
   };
   // O += P V of the own tile. Its last unit is held.
-  auto issue_own_product = [&] {
+  auto issue_own_product = [&]() __attribute__((always_inline)) {
     warpgroup_fence_operand(tOrP);
     issue_product(
         [&](auto unit, auto const& tOrV_unit) __attribute__((always_inline)) {
