@@ -43,7 +43,7 @@ def test_many_key_tiles_and_the_same_bits(device: str, head_dim: int, fwd: Forwa
 
 @pytest.mark.kernel
 @CUDA
-@pytest.mark.parametrize("head_dim", [320, 1024])
+@pytest.mark.parametrize("head_dim", [320, 512, 1024])
 def test_growing_scores(device: str, head_dim: int, fwd: Forward, rng: torch.Generator) -> None:
     """Keys in ascending order of their score, and in descending order: the maximum is raised often, and never."""
     q, k, v = Case(head_dim, 130, 1500, False, BF16, 1, 1, 1).inputs(device, rng)
@@ -99,6 +99,41 @@ def test_every_ring(device: str, chip: str, head_dim: int, rng: torch.Generator)
         with nan_in_new_memory(q):
             out, lse = torch.ops.flash_cute._fwd(q, k, v, *score(causal), f"sm80:{chip}")
         assert_matches(out, lse, q, k, v, causal)
+
+
+@pytest.mark.kernel
+@CUDA
+@pytest.mark.parametrize("heads", [1, 7, 150])
+@pytest.mark.parametrize("head_dim", [328, 512, 520, 1024])
+def test_numbers_of_key_tiles(device: str, head_dim: int, heads: int, fwd: Forward, rng: torch.Generator) -> None:
+    """Row tiles of none, one, two and more key tiles, one after the other in a CTA: phases of rings and messages."""
+    for len_k in (20, 64, 65, 129, 193, 333):
+        q, k, v = Case(head_dim, 300, len_k, True, BF16, 1, heads, 1).inputs(device, rng)
+        given = fwd(q, k, v, True)
+        assert_matches(*given, q, k, v, True)
+        assert same_bits(fwd(q, k, v, True), given)
+
+
+@pytest.mark.parametrize("head_dim", [328, 512, 520, 1024])
+def test_plan_on_sm90(head_dim: int) -> None:
+    """A row tile of 64 rows has a CTA for each 512 columns."""
+    if not any(entry["file"] == f"sm90_fwd_d{512 if head_dim <= 512 else 1024}.cu" for entry in load()["files"]):
+        pytest.skip("this build has no sm90 kernels for large head dims")
+    parts = -(-head_dim // 512)
+    for heads in (2, 200):
+        q = torch.empty(1, heads, 300, head_dim, dtype=HALF)
+        made = plan(q, q, q, capability=90)
+        assert (made["backend"], made["kernel"], made["block_m"], made["block_n"]) == (
+            "sm90",
+            "fwd_large_kernel",
+            64,
+            64,
+        )
+        assert made["column_parts"] == parts and made["smem_bytes"] <= 227 * 1024
+        assert made["tiles"] == heads * 5
+        assert made["workspace_bytes"] == (4 if heads * 5 > 132 // parts else 0)
+    compiled = flash_cute.explain(q, q, q, capability=90).data["compiled"]
+    assert compiled is None or compiled["spill_stores"] == compiled["spill_loads"] == 0
 
 
 @pytest.mark.parametrize("capability", [80, 86])

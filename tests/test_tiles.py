@@ -32,7 +32,10 @@ def _has(backend: str, head_dim: int) -> bool:
     return low <= head_dim <= high and not (tile == "wide" and head_dim == 64)
 
 
-FORWARDS = [(backend, d) for backend in FORCED for d in INSTANCE_HEAD_DIMS if _has(backend, d)]
+FORWARDS = [
+    *((backend, d) for backend in FORCED for d in INSTANCE_HEAD_DIMS if _has(backend, d)),
+    *((f"sm90:{tile}", 320) for tile in ("wide", "narrow")),  # sm80: test_large_head_dims.py
+]
 
 
 def _skip_unbuilt(backend: str) -> None:

@@ -1,8 +1,8 @@
 // The Hopper forward for head dims above those of fwd/: persistent CTAs of 64 query rows, a producer warpgroup and two
 // consumer warpgroups. A row's accumulator is too large for the registers of one warpgroup, so that each has half of
-// its columns; the scores of the key tiles they compute by turns, see mainloop.cuh. Of the producer warpgroup two
-// threads issue the TMA loads, one for each consumer warpgroup, and another warp schedules the tiles, as in fwd/ where
-// sequences are read at run time. Above 512 columns a row tile has a cluster of two CTAs, see exchange.cuh.
+// its columns; the scores of the key tiles they compute by turns, see mainloop.cuh. Of the producer warpgroup three
+// threads issue the TMA loads, one for each ring, and another warp schedules the tiles, as in fwd/ where sequences are
+// read at run time. Above 512 columns a row tile has a cluster of two CTAs, see exchange.cuh.
 #pragma once
 
 #include "../../core/registers.cuh"
@@ -19,7 +19,7 @@ namespace flash_cute::sm90::fwd_large {
 template <class Traits>
 CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
   typename Traits::MmaPV mma;
-  PipelineState<Traits::kUnits> place{};
+  RingPlaces<Traits> places;
   Messages<Traits> messages{smem, warpgroup};
   ScoreExchange<Traits> exchange{smem};
 #pragma unroll 1
@@ -28,7 +28,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
     if (uniform(smem.tile[draws & 1].m_block) < 0) break;
     OnlineSoftmax<2> softmax(args.params.scale_log2);
     auto tOrO = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<Traits::kHalf>>{});  // (MMA, MMA_M, MMA_D)
-    mainloop<Traits>(args.params, draws, warpgroup, smem, place, messages, exchange, softmax, tOrO);
+    mainloop<Traits>(args.params, draws, warpgroup, smem, places, messages, exchange, softmax, tOrO);
     fwd::SequenceTile const& tile = smem.tile[opaque(draws) & 1];
     fwd::TileCoord const coord{
         .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
@@ -48,10 +48,11 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_large_kernel(__grid_c
     prefetch_tma_descriptor(&args.q);
     prefetch_tma_descriptor(&args.k);
     prefetch_tma_descriptor(&args.v);
-    for (auto& pipeline : smem.ring_pipeline) pipeline.init(4);
+    for (auto& pipeline : smem.k_pipeline) pipeline.init(4);
+    for (auto& pipeline : smem.v_pipeline) pipeline.init(4);
     smem.q_pipeline.init(4 * Traits::kWarpgroups);
     for (auto& message : smem.message) message.init(4, 4);
-    smem.tile_pipeline.init(4 * Traits::kWarpgroups + 2);
+    smem.tile_pipeline.init(4 * Traits::kWarpgroups + 3);
     smem.next_tile.init(1);
     if constexpr (Traits::kCtas > 1) init_exchange(smem.exchange);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
@@ -63,8 +64,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_large_kernel(__grid_c
     if (uniform(threadIdx.x / 32) == 1) {
       fwd::schedule_sequences<Traits>(args.params, smem, make_tickets<Traits>(smem));
     }
-    if (threadIdx.x == 0) producer<Traits, 0>(args, smem);
-    if (threadIdx.x == 64) producer<Traits, 1>(args, smem);
+    if (threadIdx.x == 0) produce<Traits>(args, smem, KeyLoader<Traits>{args, smem});
+    if (threadIdx.x == 64) produce<Traits>(args, smem, ValueLoader<Traits, 0>{args, smem});
+    if (threadIdx.x == 96) produce<Traits>(args, smem, ValueLoader<Traits, 1>{args, smem});
   } else {
     raise_max_registers<Traits::kConsumerRegs>();
     consumer<Traits>(args, smem, warpgroup - 1);

@@ -9,7 +9,7 @@
 //
 // Both add the tiles in the same order, and P(i) is measured from the maximum in use after tile i, which the warpgroups
 // hand to each other with P. A WGMMA group reads one unit of K or V; a unit is released when the next group has been
-// issued, so that the loads follow closely.
+// issued and this one is done, so that the loads follow closely.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -41,30 +41,37 @@ CUTE_DEVICE void issue_unit(Mma& mma,
   for (int k = 0; k < size<2>(tCrB); ++k) cute::gemm(mma, tCrA(_, _, kFirst + k), tCrB(_, _, k), acc);
 }
 
-// Calls use(unit) for each unit of a tile of V, with its place in the ring.
-template <class Traits, class Use>
-CUTE_DEVICE void for_each_unit_of_v(PipelineState<Traits::kUnits>& place, Use&& use) {
-  for_each(make_int_sequence<Traits::kUnitsOfV>{}, [&](auto unit) __attribute__((always_inline)) {
-    use(unit);
-    place.advance();
-  });
+// Calls use(_0{}) to use(Int<kEnd - 1>{}). The compiler may leave a call in for_each, and would wait for the WGMMAs
+// before it.
+template <int kEnd, int kFirst = 0, class Use>
+CUTE_DEVICE void static_for(Use const& use) {
+  if constexpr (kFirst < kEnd) {
+    use(Int<kFirst>{});
+    static_for<kEnd, kFirst + 1>(use);
+  }
 }
+
+// A warpgroup's places in the rings.
+template <class Traits>
+struct RingPlaces {
+  int tiles_of_k = 0;  // read so far
+  PipelineState<Traits::kUnitsOfVRing> v{};
+};
 
 // Computes tile number `draws` for one half of the columns. Leaves the unnormalized O in tOrO and the row statistics in
 // softmax, and releases Q.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename Traits::SharedStorage& smem,
-                          PipelineState<Traits::kUnits>& place, Messages<Traits>& messages,
+                          RingPlaces<Traits>& places, Messages<Traits>& messages,
                           ScoreExchange<Traits>& exchange, OnlineSoftmax<2>& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   using Modifier = ScoreModifier<Traits::kVariant>;
   constexpr int kStepsPerUnit = kUnitKeys / 16;
 
-  Element* const ring = smem.ring[half][0];
   auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});        // (64, D of unit, unit)
-  auto sK = make_tensor(make_smem_ptr(ring), typename Traits::SmemLayoutK{});          // (BLK_N, D of unit, unit)
-  auto sVt = make_tensor(make_smem_ptr(ring), typename Traits::SmemLayoutVt{});        // (D / 2, N of unit, unit)
+  auto sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});     // (BLK_N, D of unit, unit)
+  auto sVt = make_tensor(make_smem_ptr(smem.v[half][0]), typename Traits::SmemLayoutVt{});  // (D / 2, N of unit, unit)
   auto sP = make_tensor(make_smem_ptr(smem.p[half]), typename Traits::SmemLayoutP{});    // (64, BLK_N)
   auto sP_other = make_tensor(make_smem_ptr(smem.p[1 - half]), typename Traits::SmemLayoutP{});
 
@@ -89,66 +96,92 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
 
   auto tile = [&]() -> fwd::SequenceTile const& { return smem.tile[opaque(draws) & 1]; };
   PipelineState<1> const q_state{0, draws & 1};
-  auto& ring_pipeline = smem.ring_pipeline[half];
+  auto& k_pipeline = smem.k_pipeline[half];
+  auto& v_pipeline = smem.v_pipeline[half];
   int const units = units_of_k<Traits>(params);
-  int pending = -1;  // the stage of a unit that the last WGMMA group reads
+  int pending = -1;  // the stage of the last unit of V of the own product, while it is held
   auto release_pending = [&] {
-    if (pending >= 0) ring_pipeline.release({pending, 0});
+    if (pending >= 0) v_pipeline.release({pending, 0});
+    pending = -1;
   };
-  auto issue_scores_of_unit = [&](auto accumulate, int unit) __attribute__((always_inline)) {
-    ring_pipeline.wait_full(place);  // TMA: the unit of K has landed
-    auto tSrQ_unit = tSrQ(_, _, _, unit);  // (MMA, MMA_M, MMA_D)
+  auto issue_scores_of_unit = [&](auto accumulate, PipelineState<kUnitsOfK> place) __attribute__((always_inline)) {
+    k_pipeline.wait_full(place);           // TMA: the unit of K has landed
+    auto tSrQ_unit = tSrQ(_, _, _, place.stage);  // (MMA, MMA_M, MMA_D)
     issue_gemm<decltype(accumulate)::value>(mma_qk, tSrQ_unit, tSrK(_, _, _, place.stage), tSrS);
     warpgroup_wait<1>();  // the last group
-    release_pending();
-    pending = place.stage;
-    place.advance();
   };
-  auto issue_scores = [&] {
-    issue_scores_of_unit(C<Accumulate::kOverwrite>{}, 0);
+  // The last unit of K is held afterwards.
+  auto issue_scores = [&]() __attribute__((always_inline)) {
+    int const phase = places.tiles_of_k++ & 1;
+    issue_scores_of_unit(C<Accumulate::kOverwrite>{}, {0, phase});
+    release_pending();
 #pragma unroll 1
-    for (int unit = 1; unit < units; ++unit) issue_scores_of_unit(C<Accumulate::kAdd>{}, unit);
+    for (int unit = 1; unit < units; ++unit) {
+      issue_scores_of_unit(C<Accumulate::kAdd>{}, {unit, phase});
+      k_pipeline.release({unit - 1, 0});
+    }
   };
   auto wait_all = [&] {
     warpgroup_wait<0>();
     warpgroup_fence_operand(tOrO);
   };
-  // O += P V of the other warpgroup's tile, as one WGMMA group. Returns the place of its units.
-  auto issue_shared_product = [&] {
+  // For each unit of a tile of V, issues a group by issue(unit, V of the unit), and calls then(unit).
+  auto issue_product = [&](auto const& issue, auto const& then) __attribute__((always_inline)) {
+    static_for<Traits::kUnitsOfV>([&](auto unit) __attribute__((always_inline)) {
+      v_pipeline.wait_full(places.v);  // TMA: the unit of V has landed
+      warpgroup_fence_operand(tOrO);
+      warpgroup_arrive();
+      issue(unit, tOrV(_, _, _, places.v.stage));
+      warpgroup_commit_batch();
+      warpgroup_fence_operand(tOrO);
+      then(unit);
+      places.v.advance();
+    });
+  };
+  // O += P V of the other warpgroup's tile. `release_before` releases what the groups before have read. Returns the
+  // place of the first of the kHeld units that are held afterwards: all where the warpgroup has to wait for the other
+  // CTA's part of S, so that it begins as early as it can.
+  constexpr int kHeld = Traits::kCtas > 1 ? Traits::kUnitsOfV : 1;
+  auto issue_shared_product = [&](auto const& release_before) __attribute__((always_inline)) {
     RowPairs rows;
     messages.receive(rows);
     follow_maximum(softmax, rows, acc, wait_all);
-    auto const first = place;
-    warpgroup_fence_operand(tOrO);
-    for_each_unit_of_v<Traits>(place, [&](auto unit) __attribute__((always_inline)) {
-      ring_pipeline.wait_full(place);  // TMA: the unit of V has landed
-      warpgroup_arrive();
-      issue_unit<unit * kStepsPerUnit>(mma_shared_pv, tOrP_other, tOrV(_, _, _, place.stage), tOrO);
-    });
-    warpgroup_commit_batch();
-    warpgroup_fence_operand(tOrO);
-    return first;
+    auto held = places.v;
+    issue_product(
+        [&](auto unit, auto const& tOrV_unit) __attribute__((always_inline)) {
+          issue_unit<unit * kStepsPerUnit>(mma_shared_pv, tOrP_other, tOrV_unit, tOrO);
+        },
+        [&](auto unit) __attribute__((always_inline)) {
+          if constexpr (unit == 0) {
+            warpgroup_wait<1>();
+            release_before();
+          } else if constexpr (kHeld == 1) {
+            warpgroup_wait<1>();
+            v_pipeline.release(held);
+            held.advance();
+          }
+        });
+    return held;
   };
-  auto release_shared_product = [&](PipelineState<Traits::kUnits> place_of_units) {
-    for_each_unit_of_v<Traits>(place_of_units, [&](auto) { ring_pipeline.release(place_of_units); });
+  auto release_shared_product = [&](PipelineState<Traits::kUnitsOfVRing> held) {
+    CUTE_UNROLL
+    for (int i = 0; i < kHeld; ++i, held.advance()) v_pipeline.release(held);
     messages.release();
   };
-  // O += P V of the own tile. Its last unit stays pending.
-  auto issue_own_product = [&] {
+  // O += P V of the own tile. Its last unit is held.
+  auto issue_own_product = [&]() __attribute__((always_inline)) {
     warpgroup_fence_operand(tOrP);
-    for_each_unit_of_v<Traits>(place, [&](auto unit) __attribute__((always_inline)) {
-      ring_pipeline.wait_full(place);  // TMA: the unit of V has landed
-      warpgroup_fence_operand(tOrO);
-      warpgroup_arrive();
-      issue_unit<unit * kStepsPerUnit>(mma_pv, tOrP, tOrV(_, _, _, place.stage), tOrO);
-      warpgroup_commit_batch();
-      warpgroup_fence_operand(tOrO);
-      if constexpr (unit > 0) {
-        warpgroup_wait<1>();  // the last group
-        release_pending();
-      }
-      pending = place.stage;
-    });
+    issue_product(
+        [&](auto unit, auto const& tOrV_unit) __attribute__((always_inline)) {
+          issue_unit<unit * kStepsPerUnit>(mma_pv, tOrP, tOrV_unit, tOrO);
+        },
+        [&](auto unit) __attribute__((always_inline)) {
+          if constexpr (unit > 0) {
+            warpgroup_wait<1>();
+            release_pending();
+          }
+          pending = places.v.stage;
+        });
     warpgroup_fence_operand(tOrP);
   };
   auto store_p = [&] {
@@ -184,16 +217,15 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
 #pragma unroll 1
   for (int i = half; i < steps; i += 2) {
     issue_scores();
-    PipelineState<Traits::kUnits> units_of_other{};
+    auto const release_k = [&] { k_pipeline.release({units - 1, 0}); };  // S(i) is done
+    PipelineState<Traits::kUnitsOfVRing> held{};
     if (i > 0) {
-      units_of_other = issue_shared_product();
-      warpgroup_wait<1>();  // S(i)
+      held = issue_shared_product(release_k);
     } else {
       warpgroup_wait<0>();
+      release_k();
     }
     warpgroup_fence_operand(tSrS);
-    release_pending();
-    pending = -1;
     if (i + 2 >= steps) smem.q_pipeline.release(q_state);  // the last S: the next tile's Q may be loaded
     exchange.add_other_part(i, tSrS);
 
@@ -205,7 +237,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
       apply_mask(scores, coordinates(), tScS_0, sequence, first_row - first_key, sequence.len_k - first_key);
     }
     auto const release_other = [&] {
-      if (i > 0) release_shared_product(units_of_other);
+      if (i > 0) release_shared_product(held);
     };
     softmax.update_max(scores, acc, wait_all, release_other, shift);
     softmax.numerators(scores, shift);
@@ -220,12 +252,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     wait_all();
     release_pending();
   } else {
-    auto const units_of_other = issue_shared_product();
-    warpgroup_wait<1>();  // the own product before it
-    release_pending();
+    auto const held = issue_shared_product(release_pending);
     softmax.template finish<Element>();
     wait_all();
-    release_shared_product(units_of_other);
+    release_shared_product(held);
   }
   exchange.count += steps;
   // Each warpgroup has the sums over its own tiles.

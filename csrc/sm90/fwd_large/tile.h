@@ -21,11 +21,12 @@ constexpr int ctas_per_tile(int head_dim) { return (head_dim + kColumns - 1) / k
 
 constexpr int kThreads = 384;  // a producer and two consumer warpgroups
 
-// They pass through two rings of units, one for each consumer warpgroup. Two CTAs also need room for the scores that
+// They pass through three rings: of K, one tile, and of each half of V. Two CTAs also need room for the scores that
 // they exchange.
+constexpr int kUnitsOfK = kColumns / kUnitColumns;
 constexpr int kScoreBytes = 4 * kBlockM * kBlockN;
 constexpr int ring_bytes(int ctas) { return 144 * 1024 - (ctas > 1 ? kScoreBytes : 0); }
-constexpr int units_of_ring(int ctas) { return ring_bytes(ctas) / 2 / (2 * kUnitElements); }
+constexpr int units_of_v_ring(int ctas) { return (ring_bytes(ctas) / (2 * kUnitElements) - kUnitsOfK) / 2; }
 
 // Q, the rings and the scores, P of two steps, and 2 KB for row statistics, barriers and tile coordinates.
 constexpr int kSmemBytes = 2 * kBlockM * kColumns + ring_bytes(1) + 2 * 2 * kBlockM * kBlockN + 2048;

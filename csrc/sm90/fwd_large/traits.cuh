@@ -38,7 +38,7 @@ struct Traits {
   static constexpr int kBlockN = fwd_large::kBlockN;
   static constexpr int kCtas = ctas_per_tile(kHeadDim);
   static_assert(kCtas <= 2);
-  static constexpr int kUnits = units_of_ring(kCtas);
+  static constexpr int kUnitsOfVRing = units_of_v_ring(kCtas);
   static constexpr int kHalf = kColumns / 2;  // columns of O per warpgroup: the largest N of a WGMMA
   static constexpr int kWarpgroups = 2;
   static constexpr int kThreads = fwd_large::kThreads;
@@ -63,20 +63,22 @@ struct Traits {
   using AtomV = SM90::GMMA::Layout_MN_SW128_Atom<Element>;
   using SmemLayoutQ =
       decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockM>, Int<kUnitColumns>, Int<kColumns / kUnitColumns>>{}));
-  using SmemLayoutK = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockN>, Int<kUnitColumns>, Int<kUnits>>{}));
+  using SmemLayoutK = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockN>, Int<kUnitColumns>, Int<kUnitsOfK>>{}));
   using SmemLayoutVt =
-      decltype(tile_to_shape(AtomV{}, Shape<Int<kHalf>, Int<kUnitKeys>, Int<kUnits>>{}, Step<_2, _1, _3>{}));
+      decltype(tile_to_shape(AtomV{}, Shape<Int<kHalf>, Int<kUnitKeys>, Int<kUnitsOfVRing>>{}, Step<_2, _1, _3>{}));
   using SmemLayoutP = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockM>, Int<kBlockN>>{}));
 
   using Tile = fwd::SequenceTile;
 
   struct alignas(1024) SharedStorage {
     Element q[kBlockM * kColumns];
-    Element ring[2][kUnits][kUnitElements];  // of the units that a warpgroup reads
+    Element k[kUnitsOfK][kUnitElements];
+    Element v[2][kUnitsOfVRing][kUnitElements];  // by the half of the columns
     Element p[2][kBlockM * kBlockN];  // by the warpgroup that wrote it
     float2 rows[2][kBlockM];          // the same: maximum in use and limit of a row after its step; sums at the end
     Exchange<kCtas> exchange;
-    Pipeline<kUnits> ring_pipeline[2];
+    Pipeline<kUnitsOfK> k_pipeline[2];  // by the warpgroup that reads the tile
+    Pipeline<kUnitsOfVRing> v_pipeline[2];
     Pipeline<1> q_pipeline;
     Pipeline<1> message[2];           // p and rows, by the warpgroup that wrote them
     Tile tile[2];
