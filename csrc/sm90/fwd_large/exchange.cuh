@@ -11,39 +11,66 @@
 
 namespace flash_cute::sm90::fwd_large {
 
-// A CTA's warpgroups send and receive by turns, like the steps, through one buffer in each CTA.
+// A warpgroup and the same one of the other CTA exchange the parts of their steps, through the buffers of their P: the
+// part of S(i) is read before P(i) is written, and sent when P(i-2) has been read, by the product of the warpgroup that
+// did not write it. A warp's part and its rows of P have the same place, so that warps need not wait for each other.
 template <class Traits>
 struct ScoreExchange {
-  typename Traits::SharedStorage& smem;
-  int count = 0;  // steps of the tiles before
+  static constexpr bool kExchanges = Traits::kCtas > 1;
 
-  // Adds the other CTA's part of S(i), and sends it this one's. A sum of two is the same in either order, so that both
-  // CTAs have the same S.
+  typename Traits::SharedStorage& smem;
+  int warpgroup;
+  int sent = 0;
+
+  // Four elements of a thread side by side; j: the number of the four.
+  CUTE_DEVICE char* place(int j) const {
+    int const thread = fresh_thread_index() % 128;
+    return smem.p[warpgroup] + j / 4 * (kScoreBytes / 2) + thread / 32 * 2048 + (j % 4 * 32 + thread % 32) * 16;
+  }
+
+  // When S(i) is done.
   template <class Accumulator>
-  CUTE_DEVICE void add_other_part(int i, Accumulator& tSrS) const {  // (MMA, MMA_M, MMA_N)
-    if constexpr (Traits::kCtas > 1) {
-      auto& exchange = smem.exchange;
-      int const phase = (count + i) & 1, thread = fresh_thread_index() % 128;
+  CUTE_DEVICE void send(Accumulator const& tSrS) {  // (MMA, MMA_M, MMA_N)
+    if constexpr (kExchanges) {
+      auto& pipeline = smem.exchange.scores_pipeline[warpgroup];
+      int const phase = sent++ & 1;
       uint32_t const other = cta_rank<Traits>() ^ 1;
-      wait_for_cluster(exchange.scores_pipeline.empty[0], phase ^ 1);  // it has read the part of the step before
-      if (thread == 0) exchange.scores_pipeline.expect({0, phase}, kScoreBytes);
-      uint32_t const place = address_in_cta(exchange.scores + thread, other);
-      uint32_t const full = address_in_cta(exchange.scores_pipeline.full, other);
+      wait_for_cluster(pipeline.empty[0], phase ^ 1);  // the other CTA's P of the own step before has been read
+      if (fresh_thread_index() % 128 == 0) pipeline.expect({0, phase}, kScoreBytes);
+      uint32_t const begin = address_in_cta(place(0), other), full = address_in_cta(pipeline.full, other);
       CUTE_UNROLL
-      for (int j = 0; j < size(tSrS); j += 4) {
-        store_async(place + j / 4 * 128 * sizeof(float4), {tSrS(j), tSrS(j + 1), tSrS(j + 2), tSrS(j + 3)}, full);
+      for (int j = 0; j < size(tSrS) / 4; ++j) {
+        store_async(begin + j / 4 * (kScoreBytes / 2) + j % 4 * 512,
+                    {tSrS(4 * j), tSrS(4 * j + 1), tSrS(4 * j + 2), tSrS(4 * j + 3)}, full);
       }
-      wait_for_cluster(exchange.scores_pipeline.full[0], phase);  // its four warps have sent their parts
+    }
+  }
+
+  // Adds the other CTA's part. A sum of two is the same in either order, so that both CTAs have the same S.
+  template <class Accumulator>
+  CUTE_DEVICE void add_other_part(Accumulator& tSrS) const {  // (MMA, MMA_M, MMA_N)
+    if constexpr (kExchanges) {
+      auto& pipeline = smem.exchange.scores_pipeline[warpgroup];
+      wait_for_cluster(pipeline.full[0], (sent - 1) & 1);  // its four warps have sent their parts
       CUTE_UNROLL
-      for (int j = 0; j < size(tSrS); j += 4) {
-        float4 const part = exchange.scores[j / 4 * 128 + thread];
-        tSrS(j) += part.x;
-        tSrS(j + 1) += part.y;
-        tSrS(j + 2) += part.z;
-        tSrS(j + 3) += part.w;
+      for (int j = 0; j < size(tSrS) / 4; ++j) {
+        float4 const part = *reinterpret_cast<float4 const*>(place(j));
+        tSrS(4 * j) += part.x;
+        tSrS(4 * j + 1) += part.y;
+        tSrS(4 * j + 2) += part.z;
+        tSrS(4 * j + 3) += part.w;
       }
-      __syncwarp();  // all lanes have read
-      if (thread % 32 == 0) arrive_in_cta(address_in_cta(exchange.scores_pipeline.empty, other));
+      __syncwarp();  // all lanes have read: P may be written
+    }
+  }
+
+  // The warp has read P of the other warpgroup: its buffer may receive.
+  CUTE_DEVICE void release_buffer_of_other() const {
+    if constexpr (kExchanges) {
+      if (fresh_thread_index() % 32 == 0) {
+        uint64_t const* const empty = smem.exchange.scores_pipeline[1 - warpgroup].empty;
+        arrive_in_cta(address_in_cta(empty, cta_rank<Traits>() ^ 1));
+      }
     }
   }
 };
@@ -86,7 +113,7 @@ CUTE_DEVICE auto make_tickets(typename Traits::SharedStorage& smem) {
 
 // By one thread.
 CUTE_DEVICE void init_exchange(Exchange<2>& exchange) {
-  exchange.scores_pipeline.init(4);
+  for (auto& pipeline : exchange.scores_pipeline) pipeline.init(4);
   exchange.ticket_pipeline.init(1);
 }
 

@@ -21,7 +21,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
   typename Traits::MmaPV mma;
   RingPlaces<Traits> places;
   Messages<Traits> messages{smem, warpgroup};
-  ScoreExchange<Traits> exchange{smem};
+  ScoreExchange<Traits> exchange{smem, warpgroup};
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     smem.tile_pipeline.wait_full(at_step(draws));  // the scheduler has written the tile

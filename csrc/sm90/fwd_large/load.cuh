@@ -26,6 +26,14 @@ CUTE_DEVICE void load_box(CUtensorMap const& map, uint64_t* full, TMA::CacheHint
                          origin.back);
 }
 
+// Without a mask the CTAs read the same keys at the same time, so that each load would wait for memory as long as the
+// first. Each row tile of a head prefetches some of the boxes to L2, this many steps before it loads them.
+constexpr int kStepsAhead = 2;
+
+CUTE_DEVICE void prefetch_box(CUtensorMap const& map, int column, int row, int head, SequenceOrigin const& origin) {
+  SM90_TMA_LOAD_5D::PREFETCH::copy(&map, column, origin.row + row, head, origin.last, origin.back);
+}
+
 // Of K, which the warpgroups read by turns, from the same units. A warpgroup has barriers of its own, and waits for
 // the phases of its own tiles only; a unit is loaded when the warpgroup that has read it last has released it.
 template <class Traits>
@@ -79,6 +87,11 @@ struct KeyLoader {
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       if (i == announced_at) announce();
+      if (i + kStepsAhead < steps) {
+        int const unit = tile.first_row / kBlockM % units_of_k<Traits>(args.params);
+        prefetch_box(args.k, first_column() + unit * kUnitColumns, (last_key_tile - i - kStepsAhead) * kBlockN,
+                     tile.head_kv, tile.keys);
+      }
       load_k(i & 1, (last_key_tile - i) * kBlockN, tile);
       if (i == 0) load_q(tile);
     }
@@ -89,6 +102,7 @@ template <class Traits, int kHalf>
 struct ValueLoader {
   using Element = typename Traits::Element;
   static constexpr int kChunk = Traits::kChunk;
+  static constexpr int kBoxes = Traits::kHalf / kChunk;  // of a unit
 
   KernelArgs const& args;
   typename Traits::SharedStorage& smem;
@@ -96,15 +110,16 @@ struct ValueLoader {
 
   CUTE_DEVICE void load_v(int key, TileOrigin const& tile) {
     auto& pipeline = smem.v_pipeline[kHalf];
-    int const first_column = cta_rank<Traits>() * kColumns + kHalf * Traits::kHalf;
+    int const half_begin = cta_rank<Traits>() * kColumns + kHalf * Traits::kHalf;
 #pragma unroll 1
     for (int unit = 0; unit < Traits::kUnitsOfV; ++unit) {
       pipeline.wait_empty(place);  // the warpgroup has read the unit that was there
       uint64_t* const full = pipeline.expect(place, kUnitElements * sizeof(Element));
       CUTE_UNROLL
-      for (int column = 0; column < Traits::kHalf; column += kChunk) {
+      for (int column = 0; column < kUnitColumnsOfV; column += kChunk) {
+        int const first_column = half_begin + unit % Traits::kPartsOfV * kUnitColumnsOfV;
         load_box(args.v, full, TMA::CacheHintSm90::EVICT_LAST, smem.v[kHalf][place.stage] + column * kUnitKeys,
-                 first_column + column, key + unit * kUnitKeys, tile.head_kv, tile.keys);
+                 first_column + column, key + unit / Traits::kPartsOfV * kUnitKeys, tile.head_kv, tile.keys);
       }
       place.advance();
     }
@@ -112,7 +127,16 @@ struct ValueLoader {
 
   CUTE_DEVICE void load(TileOrigin const& tile, int steps, int last_key_tile) {
 #pragma unroll 1
-    for (int i = 0; i < steps; ++i) load_v((last_key_tile - i) * kBlockN, tile);
+    for (int i = 0; i < steps; ++i) {
+      if (i + kStepsAhead < steps) {
+        int const number = tile.first_row / kBlockM;
+        int const first_column = cta_rank<Traits>() * kColumns + kHalf * Traits::kHalf;
+        prefetch_box(args.v, first_column + number % kBoxes * kChunk,
+                     (last_key_tile - i - kStepsAhead) * kBlockN + number / kBoxes % (kBlockN / kUnitKeys) * kUnitKeys,
+                     tile.head_kv, tile.keys);
+      }
+      load_v((last_key_tile - i) * kBlockN, tile);
+    }
   }
 };
 

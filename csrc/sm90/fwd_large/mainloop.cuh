@@ -41,6 +41,13 @@ CUTE_DEVICE void issue_unit(Mma& mma,
   for (int k = 0; k < size<2>(tCrB); ++k) cute::gemm(mma, tCrA(_, _, kFirst + k), tCrB(_, _, k), acc);
 }
 
+// One N step of the accumulator.
+template <int kPart, class Accumulator>
+CUTE_DEVICE auto part_of_columns(Accumulator& acc) {  // (MMA, MMA_M, MMA_N)
+  auto part = acc(_, _, Int<kPart>{});                // (MMA, MMA_M)
+  return make_tensor(part.data(), append<3>(part.layout(), Layout<_1, _0>{}));
+}
+
 // Calls use(_0{}) to use(Int<kEnd - 1>{}). The compiler may leave a call in for_each, and would wait for the WGMMAs
 // before it.
 template <int kEnd, int kFirst = 0, class Use>
@@ -72,8 +79,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
   auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});        // (64, D of unit, unit)
   auto sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});     // (BLK_N, D of unit, unit)
   auto sVt = make_tensor(make_smem_ptr(smem.v[half][0]), typename Traits::SmemLayoutVt{});  // (D / 2, N of unit, unit)
-  auto sP = make_tensor(make_smem_ptr(smem.p[half]), typename Traits::SmemLayoutP{});    // (64, BLK_N)
-  auto sP_other = make_tensor(make_smem_ptr(smem.p[1 - half]), typename Traits::SmemLayoutP{});
+  auto sP = make_tensor(make_smem_ptr(reinterpret_cast<Element*>(smem.p[half])),
+                        typename Traits::SmemLayoutP{});  // (64, BLK_N)
+  auto sP_other = make_tensor(make_smem_ptr(reinterpret_cast<Element*>(smem.p[1 - half])),
+                              typename Traits::SmemLayoutP{});
 
   typename Traits::MmaQK mma_qk;
   typename Traits::MmaPV mma_pv;
@@ -149,7 +158,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     auto held = places.v;
     issue_product(
         [&](auto unit, auto const& tOrV_unit) __attribute__((always_inline)) {
-          issue_unit<unit * kStepsPerUnit>(mma_shared_pv, tOrP_other, tOrV_unit, tOrO);
+          auto tOrO_part = part_of_columns<unit % Traits::kPartsOfV>(tOrO);
+          issue_unit<unit / Traits::kPartsOfV * kStepsPerUnit>(mma_shared_pv, tOrP_other, tOrV_unit, tOrO_part);
         },
         [&](auto unit) __attribute__((always_inline)) {
           if constexpr (unit == 0) {
@@ -167,13 +177,15 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     CUTE_UNROLL
     for (int i = 0; i < kHeld; ++i, held.advance()) v_pipeline.release(held);
     messages.release();
+    exchange.release_buffer_of_other();
   };
   // O += P V of the own tile. Its last unit is held.
   auto issue_own_product = [&]() __attribute__((always_inline)) {
     warpgroup_fence_operand(tOrP);
     issue_product(
         [&](auto unit, auto const& tOrV_unit) __attribute__((always_inline)) {
-          issue_unit<unit * kStepsPerUnit>(mma_pv, tOrP, tOrV_unit, tOrO);
+          auto tOrO_part = part_of_columns<unit % Traits::kPartsOfV>(tOrO);
+          issue_unit<unit / Traits::kPartsOfV * kStepsPerUnit>(mma_pv, tOrP, tOrV_unit, tOrO_part);
         },
         [&](auto unit) __attribute__((always_inline)) {
           if constexpr (unit > 0) {
@@ -219,15 +231,23 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     issue_scores();
     auto const release_k = [&] { k_pipeline.release({units - 1, 0}); };  // S(i) is done
     PipelineState<Traits::kUnitsOfVRing> held{};
-    if (i > 0) {
+    if (i > 0 && Traits::kCtas > 1) {  // the other CTA's part of S arrives under the softmax of the other warpgroup
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(tSrS);
+      release_k();
+      exchange.send(tSrS);
+      held = issue_shared_product([] {});
+    } else if (i > 0) {
       held = issue_shared_product(release_k);
     } else {
       warpgroup_wait<0>();
+      warpgroup_fence_operand(tSrS);
       release_k();
+      exchange.send(tSrS);
     }
     warpgroup_fence_operand(tSrS);
     if (i + 2 >= steps) smem.q_pipeline.release(q_state);  // the last S: the next tile's Q may be loaded
-    exchange.add_other_part(i, tSrS);
+    exchange.add_other_part(tSrS);
 
     int const n = begin + steps - 1 - i, first_key = n * kBlockN;
     typename Modifier::Shift shift;
@@ -257,7 +277,6 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     wait_all();
     release_shared_product(held);
   }
-  exchange.count += steps;
   // Each warpgroup has the sums over its own tiles.
   messages.send({{softmax.sum[0], softmax.error[0]}, {softmax.sum[1], softmax.error[1]}}, [] {});
   RowPairs other;

@@ -10,11 +10,11 @@ constexpr int kBlockM = 64;   // query rows: those of one WGMMA
 constexpr int kBlockN = 64;   // keys per step
 constexpr int kColumns = 512;  // of Q, K, V and O per CTA
 
-// K and V are loaded in units of equal size: kBlockN keys x kUnitColumns of K, or kUnitKeys keys x half of the columns
-// of V.
-constexpr int kUnitKeys = 16;
-constexpr int kUnitElements = kUnitKeys * kColumns / 2;
+// K and V are loaded in units of equal size: kBlockN keys x kUnitColumns of K, or kUnitKeys keys x kUnitColumnsOfV.
+constexpr int kUnitElements = 4096;
 constexpr int kUnitColumns = kUnitElements / kBlockN;
+constexpr int kUnitKeys = 32;  // boxes of 4 KB
+constexpr int kUnitColumnsOfV = kUnitElements / kUnitKeys;
 
 // The CTAs that compute a row tile: each has kColumns of the columns.
 constexpr int ctas_per_tile(int head_dim) { return (head_dim + kColumns - 1) / kColumns; }
@@ -25,11 +25,12 @@ constexpr int kThreads = 384;  // a producer and two consumer warpgroups
 // they exchange.
 constexpr int kUnitsOfK = kColumns / kUnitColumns;
 constexpr int kScoreBytes = 4 * kBlockM * kBlockN;
-constexpr int ring_bytes(int ctas) { return 144 * 1024 - (ctas > 1 ? kScoreBytes : 0); }
+constexpr int bytes_of_p(int ctas) { return ctas > 1 ? kScoreBytes : 2 * kBlockM * kBlockN; }
+constexpr int ring_bytes(int ctas) { return 160 * 1024 - 2 * bytes_of_p(ctas); }
 constexpr int units_of_v_ring(int ctas) { return (ring_bytes(ctas) / (2 * kUnitElements) - kUnitsOfK) / 2; }
 
 // Q, the rings and the scores, P of two steps, and 2 KB for row statistics, barriers and tile coordinates.
-constexpr int kSmemBytes = 2 * kBlockM * kColumns + ring_bytes(1) + 2 * 2 * kBlockM * kBlockN + 2048;
+constexpr int kSmemBytes = 2 * kBlockM * kColumns + ring_bytes(1) + 2 * bytes_of_p(1) + 2048;
 
 constexpr KernelShape kernel_shape() {
   return {.block_m = kBlockM,

@@ -20,8 +20,7 @@ using namespace cute;
 // What the two CTAs of a row tile exchange.
 template <int kCtas>
 struct Exchange {
-  float4 scores[kScoreBytes / sizeof(float4)];  // the other CTA's part of S, four elements of a thread side by side
-  Pipeline<1> scores_pipeline;  // full: they have arrived; empty: the other CTA has read what this one sent
+  Pipeline<1> scores_pipeline[2];  // by the warpgroup. full: they have arrived; empty: the other CTA's buffer is free
   int ticket;                   // which CTA 0 has drawn for both
   Pipeline<1> ticket_pipeline;
 };
@@ -42,7 +41,8 @@ struct Traits {
   static constexpr int kHalf = kColumns / 2;  // columns of O per warpgroup: the largest N of a WGMMA
   static constexpr int kWarpgroups = 2;
   static constexpr int kThreads = fwd_large::kThreads;
-  static constexpr int kUnitsOfV = kBlockN / kUnitKeys;  // per half
+  static constexpr int kPartsOfV = kHalf / kUnitColumnsOfV;                   // a half's columns
+  static constexpr int kUnitsOfV = kPartsOfV * kBlockN / kUnitKeys;  // per half
 
   // Registers per thread, by setmaxnreg, see fwd/traits.cuh. The scheduler needs more than 24.
   static constexpr int kProducerRegs = 40;
@@ -51,7 +51,7 @@ struct Traits {
   // S = Q K^T from shared memory; O += P V with P in registers for the warpgroup that computed it, else in shared
   // memory, and V read transposed.
   using MmaQK = decltype(make_tiled_mma(wgmma_ss_atom<Element, kBlockN>()));
-  using ShapePV = Shape<Int<kBlockM>, Int<kHalf>, Int<kBlockN>>;
+  using ShapePV = Shape<Int<kBlockM>, Int<kUnitColumnsOfV>, Int<kBlockN>>;
   using MmaPV = decltype(make_tiled_mma(
       SM90::GMMA::rs_op_selector<Element, Element, float, ShapePV, SM90::GMMA::Major::K, SM90::GMMA::Major::MN>()));
   using MmaSharedPV = decltype(make_tiled_mma(
@@ -65,7 +65,8 @@ struct Traits {
       decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockM>, Int<kUnitColumns>, Int<kColumns / kUnitColumns>>{}));
   using SmemLayoutK = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockN>, Int<kUnitColumns>, Int<kUnitsOfK>>{}));
   using SmemLayoutVt =
-      decltype(tile_to_shape(AtomV{}, Shape<Int<kHalf>, Int<kUnitKeys>, Int<kUnitsOfVRing>>{}, Step<_2, _1, _3>{}));
+      decltype(tile_to_shape(AtomV{}, Shape<Int<kUnitColumnsOfV>, Int<kUnitKeys>, Int<kUnitsOfVRing>>{},
+                             Step<_2, _1, _3>{}));
   using SmemLayoutP = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockM>, Int<kBlockN>>{}));
 
   using Tile = fwd::SequenceTile;
@@ -74,7 +75,8 @@ struct Traits {
     Element q[kBlockM * kColumns];
     Element k[kUnitsOfK][kUnitElements];
     Element v[2][kUnitsOfVRing][kUnitElements];  // by the half of the columns
-    Element p[2][kBlockM * kBlockN];  // by the warpgroup that wrote it
+    // By the warpgroup that wrote it. Before it, where there are two CTAs: the other one's part of S.
+    alignas(1024) char p[2][bytes_of_p(kCtas)];
     float2 rows[2][kBlockM];          // the same: maximum in use and limit of a row after its step; sums at the end
     Exchange<kCtas> exchange;
     Pipeline<kUnitsOfK> k_pipeline[2];  // by the warpgroup that reads the tile
