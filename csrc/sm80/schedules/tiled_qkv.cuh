@@ -1,0 +1,92 @@
+// tiled_qkv: Q, K and V come in column tiles through one ring of buffers, so that shared memory does not grow with the
+// head dim. O stays in registers, at most 256 columns of it per CTA: at head dim 512 two CTAs compute S of the same rows,
+// each for its columns of O.
+//
+// A key tile's steps are the column tiles of Q and K, then those of V. At each: wait for its copies; barrier; start
+// loading the column tile that is kStages - 1 steps ahead; S += Q_c K_c^T or O_c += P V_c. Softmax is between the two.
+#pragma once
+
+#include "tiled.cuh"
+
+namespace flash_cute::sm80::schedules {
+
+struct TiledQkv {
+  template <class Traits>
+  CUTE_DEVICE static void compute_tile(FwdParams const& params, RowTileCoord const& tile, int part,
+                                       typename Traits::Storage& smem) {
+    typename Traits::Mma mma;
+    auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kBlockM>, Int<Traits::kOutColumns>>{});
+    clear(tOrO);  // (MMA, MMA_M, MMA_D)
+    OnlineSoftmax<2 * decltype(size<1>(tOrO))::value> softmax(params.scale_log2);
+    mainloop<Traits>(params, tile, part, smem, softmax, tOrO);
+    tiled_epilogue<Traits>(params, tile, part, smem, softmax, tOrO);
+  }
+
+ private:
+  template <class Traits, class Softmax, class Accumulator>
+  CUTE_DEVICE static void mainloop(FwdParams const& params, RowTileCoord const& tile, int part,
+                                   typename Traits::Storage& smem, Softmax& softmax,
+                                   Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
+    constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+    constexpr int kTiles = Traits::kTiles, kOutTiles = Traits::kOutTiles;
+    constexpr int kStages = Traits::kStages, kAhead = Traits::kAhead;
+    using CopyAtom = typename Traits::SmemCopyAtom;
+    TileRange const range = key_range<kBlockM, kBlockN>(params, tile.m_block);
+    if (range.begin == range.end) return;
+
+    auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});     // (BLK_M, columns, stage)
+    auto sK = make_tensor(make_smem_ptr(smem.kv), typename Traits::SmemLayoutKV{});   // (BLK_N, columns, stage)
+    auto sVt = make_tensor(make_smem_ptr(smem.kv), typename Traits::template SmemLayoutVt<kStages>{});
+    typename Traits::Mma mma;
+
+    int load_stage = 0, stage = 0;  // of the next column tile to load, and of the one to read
+    auto const next = [](int x) { return x + 1 == kStages ? 0 : x + 1; };
+    // Column tile c of Q and K; from kTiles on, c - kTiles of V.
+    auto const load = [&](int n, int c, auto kind) __attribute__((always_inline)) {
+      if (c < kTiles) {
+        q_columns<Traits>(params, tile).load(c, sQ(_, _, load_stage));
+        key_columns<Traits>(params, tile, params.k, params.k_strides, n, kind).load(c, sK(_, _, load_stage));
+      } else {
+        int const v_tile = part * kOutTiles + c - kTiles;
+        key_columns<Traits>(params, tile, params.v, params.v_strides, n, kind).load(v_tile, sK(_, _, load_stage));
+      }
+      load_stage = next(load_stage);
+    };
+    CUTE_UNROLL
+    for (int c = 0; c < kAhead; ++c) {
+      load(range.end - 1, c, UpperEdge{});
+      cp_async_fence();
+    }
+
+    for_each_key_tile(range, [&](int n, auto kind) __attribute__((always_inline)) {
+      auto const begin_step = [&](int c) __attribute__((always_inline)) {
+        cp_async_wait<kAhead - 1>();  // this thread's copies of column tile c have landed
+        __syncthreads();  // those of all threads have; and all have finished the step before: its buffers are free
+        if (c + kAhead < kTiles + kOutTiles) {
+          load(n, c + kAhead, kind);
+        } else if (n > range.begin) {
+          load(n - 1, c + kAhead - kTiles - kOutTiles, Whole{});
+        }
+        cp_async_fence();
+      };
+      auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
+      clear(tSrS);
+      CUTE_UNROLL
+      for (int c = 0; c < kTiles; ++c, stage = next(stage)) {
+        begin_step(c);
+        add_product_ss<CopyAtom, CopyAtom>(mma, tSrS, sQ(_, _, stage), sK(_, _, stage));
+      }
+      auto rP = make_numerators<Traits>(params, tile, n, kind, mma, softmax, tSrS, tOrO);  // (MMA, MMA_M, MMA_N)
+      auto const tOrP = as_operand_a(rP);                                                  // (MMA, MMA_M, MMA_K)
+      CUTE_UNROLL
+      for (int c = 0; c < kOutTiles; ++c, stage = next(stage)) {
+        begin_step(kTiles + c);
+        add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma, column_tile<kOutTiles>(tOrO, c), tOrP,
+                                                                sVt(_, _, stage));
+      }
+    });
+    softmax.template finish<typename Traits::Element>();
+  }
+};
+
+}  // namespace flash_cute::sm80::schedules
