@@ -72,13 +72,14 @@ CUTE_DEVICE auto read_operand_a(Mma const& mma, Smem const& sA) {  // (M, K) -> 
   return tCrA;
 }
 
-// acc += A B^T with A in registers.
+// acc += A B^T with A in registers. With fresh_thread_index() for `thread` the addresses are computed again at each call.
 template <class CopyAtomB, class Mma, class Acc, class FragA, class SmemB>
 CUTE_DEVICE void add_product_rs(Mma const& mma,
                                 Acc&& acc,          // (MMA, MMA_M, MMA_N)
                                 FragA const& tCrA,  // (MMA, MMA_M, MMA_K)
-                                SmemB const& sB) {  // (N, K)
-  auto const copy_b = make_tiled_copy_B(CopyAtomB{}, mma).get_slice(threadIdx.x);
+                                SmemB const& sB,    // (N, K)
+                                int thread) {
+  auto const copy_b = make_tiled_copy_B(CopyAtomB{}, mma).get_slice(thread);
   auto tCrB = fragment_b<typename SmemB::value_type>(mma, shape(sB));  // (MMA, MMA_N, MMA_K)
   auto tCsB = copy_b.partition_S(sB);                                  // (CPY, CPY_N, CPY_K)
   auto tCrB_copy = copy_b.retile_D(tCrB);                              // (CPY, CPY_N, CPY_K)
@@ -91,9 +92,10 @@ template <class CopyAtomA, class CopyAtomB, class Mma, class Acc, class SmemA, c
 CUTE_DEVICE void add_product_ss(Mma const& mma,
                                 Acc&& acc,          // (MMA, MMA_M, MMA_N)
                                 SmemA const& sA,    // (M, K)
-                                SmemB const& sB) {  // (N, K)
-  auto const copy_a = make_tiled_copy_A(CopyAtomA{}, mma).get_slice(threadIdx.x);
-  auto const copy_b = make_tiled_copy_B(CopyAtomB{}, mma).get_slice(threadIdx.x);
+                                SmemB const& sB,    // (N, K)
+                                int thread) {
+  auto const copy_a = make_tiled_copy_A(CopyAtomA{}, mma).get_slice(thread);
+  auto const copy_b = make_tiled_copy_B(CopyAtomB{}, mma).get_slice(thread);
   auto tCrA = fragment_a<typename SmemA::value_type>(mma, shape(sA));  // (MMA, MMA_M, MMA_K)
   auto tCrB = fragment_b<typename SmemB::value_type>(mma, shape(sB));  // (MMA, MMA_N, MMA_K)
   auto tCsA = copy_a.partition_S(sA);                                  // (CPY, CPY_M, CPY_K)

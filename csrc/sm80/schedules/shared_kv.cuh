@@ -56,9 +56,9 @@ struct SharedKv {
       auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
       clear(tSrS);
       if constexpr (kQInRegs) {
-        add_product_rs<CopyAtom>(mma, tSrS, tSrQ, sK);
+        add_product_rs<CopyAtom>(mma, tSrS, tSrQ, sK, threadIdx.x);
       } else {
-        add_product_ss<CopyAtom, CopyAtom>(mma, tSrS, sQ, sK);
+        add_product_ss<CopyAtom, CopyAtom>(mma, tSrS, sQ, sK, threadIdx.x);
       }
 
       __syncthreads();  // all have read K(n): V(n) may overwrite it
@@ -68,7 +68,7 @@ struct SharedKv {
 
       cp_async_wait<0>();  // this thread's copies of V(n) have landed
       __syncthreads();     // those of all threads have
-      add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma, tOrO, as_operand_a(rP), sVt);
+      add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma, tOrO, as_operand_a(rP), sVt, threadIdx.x);
 
       if (n > range.begin) {
         __syncthreads();  // all have read V(n): K(n-1) may overwrite it

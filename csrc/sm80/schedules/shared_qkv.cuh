@@ -56,14 +56,14 @@ struct SharedQkv {
       cp_async_fence();
       auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
       clear(tSrS);
-      add_product_rs<CopyAtom>(mma, tSrS, tSrQ, sK);
+      add_product_rs<CopyAtom>(mma, tSrS, tSrQ, sK, threadIdx.x);
 
       cp_async_wait<0>();  // this thread's copies of V(n) have landed
       __syncthreads();     // those of all threads have; and all have read K(n): K(n-1) may overwrite it
       if (n > range.begin) k.load_next(Whole{}, sK, kBlockN);
       cp_async_fence();
       auto rP = make_numerators<Traits>(params, tile, n, kind, mma, softmax, tSrS, tOrO);  // (MMA, MMA_M, MMA_N)
-      add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma, tOrO, as_operand_a(rP), sVt);
+      add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma, tOrO, as_operand_a(rP), sVt, threadIdx.x);
     });
     softmax.template finish<typename Traits::Element>();
   }

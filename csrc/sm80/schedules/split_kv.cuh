@@ -129,7 +129,7 @@ struct SplitKv {
 
       auto tSrS = partition_fragment_C(mma_s, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
       clear(tSrS);
-      add_product_ss<CopyAtom, CopyAtom>(mma_s, tSrS, sQ, sK(_, _, stage));
+      add_product_ss<CopyAtom, CopyAtom>(mma_s, tSrS, sQ, sK(_, _, stage), threadIdx.x);
       auto scores = rowcol_view(tSrS);  // (rows, columns)
       if constexpr (decltype(kind)::kMasked) mask_scores<Traits>(params, tile, n, mma_s, scores);
       auto cS = make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{});
@@ -147,7 +147,7 @@ struct SplitKv {
       softmax.numerators(scores);
       auto rP = make_tensor_like<Element>(tSrS);  // (MMA, MMA_M, MMA_N)
       convert(tSrS, rP);
-      add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma_o, tOrO, as_operand_a(rP), sVt(_, _, stage));
+      add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma_o, tOrO, as_operand_a(rP), sVt(_, _, stage), threadIdx.x);
       if constexpr (kTwoStages) stage ^= 1;
     });
   }

@@ -65,7 +65,7 @@ struct TiledQk {
         }
         key_columns<Traits>(params, tile, params.v, params.v_strides, n, kind).load(c, sV(_, _, c));
         cp_async_fence();
-        add_product_ss<CopyAtom, CopyAtom>(mma, tSrS, sQ(_, _, stage), sK(_, _, stage));
+        add_product_ss<CopyAtom, CopyAtom>(mma, tSrS, sQ(_, _, stage), sK(_, _, stage), fresh_thread_index());
         stage = stage + 1 == kStages ? 0 : stage + 1;
       }
       auto rP = make_numerators<Traits>(params, tile, n, kind, mma, softmax, tSrS, tOrO);  // (MMA, MMA_M, MMA_N)
@@ -74,7 +74,7 @@ struct TiledQk {
       __syncthreads();     // those of all threads have
       CUTE_UNROLL
       for (int c = 0; c < kTiles; ++c) {
-        add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma, column_tile<kTiles>(tOrO, c), tOrP, sVt(_, _, c));
+        add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma, column_tile<kTiles>(tOrO, c), tOrP, sVt(_, _, c), fresh_thread_index());
       }
     });
     softmax.template finish<typename Traits::Element>();

@@ -74,7 +74,7 @@ struct TiledQkv {
       CUTE_UNROLL
       for (int c = 0; c < kTiles; ++c, stage = next(stage)) {
         begin_step(c);
-        add_product_ss<CopyAtom, CopyAtom>(mma, tSrS, sQ(_, _, stage), sK(_, _, stage));
+        add_product_ss<CopyAtom, CopyAtom>(mma, tSrS, sQ(_, _, stage), sK(_, _, stage), fresh_thread_index());
       }
       auto rP = make_numerators<Traits>(params, tile, n, kind, mma, softmax, tSrS, tOrO);  // (MMA, MMA_M, MMA_N)
       auto const tOrP = as_operand_a(rP);                                                  // (MMA, MMA_M, MMA_K)
@@ -82,7 +82,7 @@ struct TiledQkv {
       for (int c = 0; c < kOutTiles; ++c, stage = next(stage)) {
         begin_step(kTiles + c);
         add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma, column_tile<kOutTiles>(tOrO, c), tOrP,
-                                                                sVt(_, _, stage));
+                                                                sVt(_, _, stage), fresh_thread_index());
       }
     });
     softmax.template finish<typename Traits::Element>();
