@@ -1,4 +1,4 @@
-"""Builds the wheel: Python files, csrc/'s headers and the schedules' sources, the library and the compiler's report on it.
+"""Builds the wheel: Python files, csrc/'s headers, the schedules' sources, the library and the compiler's report.
 
 build_tools/extension.py says how torch.utils.cpp_extension compiles them. Choices, by environment:
   FLASH_CUTE_ARCHS        "all" (default), "native" (this machine's GPU), or a list such as "sm80;sm90"

@@ -1,7 +1,7 @@
 """FLASH_CUTE_SCHEDULES=1: compiles the kernels of flash_cute.schedules with the library.
 
-By the package's own code, which compiles them on first use otherwise; it is loaded as a file, since flash_cute cannot be
-imported before its library is there.
+By the package's own code, which compiles them on first use otherwise; it is loaded as a file, since flash_cute cannot
+be imported before its library is there.
 """
 
 from __future__ import annotations

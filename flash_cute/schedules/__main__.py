@@ -97,7 +97,7 @@ def _list(options: argparse.Namespace) -> int:
     print(f"occupancy on {chip.name}; bytes per CTA, of a step per key tile\n")
     print(facts.to_text(table), end="")
     if any(row["registers"] is None for row in table):
-        print("\nregisters: not known before the kernels are compiled (they then limit occupancy as launch bounds allow)")
+        print("\nregisters are not known before the kernels are compiled: the occupancy is that of their launch bounds")
     if options.csv:
         options.csv.write_text(facts.to_csv(table))
     return 0
@@ -118,7 +118,8 @@ def _measure(options: argparse.Namespace) -> int:
     progress.close()
     first = rows[0]
     mask = "causal" if options.causal else "full"
-    print(f"{first['gpu']}, torch {first['torch']}: {first['dtype']}, batch {options.B}, {options.heads} heads, {mask}\n")
+    call = f"{first['dtype']}, batch {options.B}, {options.heads} heads, {mask}"
+    print(f"{first['gpu']}, torch {first['torch']}: {call}\n")
     print(_text(rows), end="")
     if options.csv:
         measure.write_csv(options.csv, rows)
@@ -153,8 +154,8 @@ def _text(rows: Sequence[dict[str, Any]]) -> str:
                 lines.append(f"{begin} not served: {row['reason']}"[:120])
                 continue
             lse = "-" if row["lse_error"] is None else f"{row['lse_error']:.1e}"
-            numbers = f"{row['tflops']:>8.1f} {row['spread']:>6.1%} {row['error']:>9.1e} {row['allowed']:>9.1e} {lse:>9}"
-            lines.append(f"{begin} {numbers}")
+            speed = f"{row['tflops']:>8.1f} {row['spread']:>6.1%}"
+            lines.append(f"{begin} {speed} {row['error']:>9.1e} {row['allowed']:>9.1e} {lse:>9}")
     return "\n".join(lines) + "\n"
 
 

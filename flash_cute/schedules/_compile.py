@@ -1,7 +1,7 @@
 """Compiles the schedules' library: nvcc for each kernel file, side by side, then one link.
 
-Nothing of flash_cute is imported here, since setup.py loads this file to compile with FLASH_CUTE_SCHEDULES=1; at run time
-_library.py does, on first use.
+Nothing of flash_cute is imported here, since setup.py loads this file to compile with FLASH_CUTE_SCHEDULES=1; at run
+time _library.py does, on first use.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def digest(csrc: Path, tools: Toolchain, gencode: str) -> str:
     for path in sorted(csrc.rglob("*")):
         if path.suffix in (".h", ".cuh") or str(path.relative_to(csrc)) in HOST_FILES:
             total.update(f"{path.relative_to(csrc)}\0".encode() + path.read_bytes() + b"\0")
-    versions = [subprocess.run([c, "--version"], capture_output=True, text=True).stdout for c in (tools.nvcc, tools.cxx)]
+    compilers = (str(tools.nvcc), tools.cxx)
+    versions = [subprocess.run([path, "--version"], capture_output=True, text=True).stdout for path in compilers]
     versions += [path.read_text() for folder in tools.includes if (path := folder / "cutlass/version.h").exists()]
     for text in (*versions, *NVCC_FLAGS, *CXX_FLAGS, *LINK_FLAGS, gencode, *map(str, tools.includes), str(tools.torch)):
         total.update(text.encode() + b"\0")

@@ -94,8 +94,8 @@ def _row(kernel: Kernel, chip: Chip, compiled: dict[str, Any] | None) -> dict[st
 
 
 def _limits(kernel: Kernel, chip: Chip, compiled: dict[str, Any] | None) -> dict[str, int]:
-    """CTAs per multiprocessor by each resource. Registers are given out 256 at a time to each warp; before the kernel is
-    compiled they are those that its launch bounds allow."""
+    """CTAs per multiprocessor by each resource. Registers are given out 256 at a time to each warp; before the kernel
+    is compiled they are those that its launch bounds allow."""
     threads = kernel.facts["threads"]
     allowed = min(255, chip.registers_sm // (threads * kernel.tile["budgeted_ctas"]) // 8 * 8)
     registers = compiled["registers"] if compiled else allowed

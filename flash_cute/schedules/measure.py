@@ -93,7 +93,7 @@ def run(
     if problem.D <= 256:
         calls[LIBRARY] = functools.partial(library_fwd, causal=problem.causal, backend="sm80")
     for name in peers:
-        calls[name] = functools.partial(_sdpa, causal=problem.causal, grouped=problem.H != problem.Hkv)
+        calls[name] = functools.partial(_sdpa, causal=problem.causal, grouped=problem.Hkv != problem.H)
         contexts[name] = functools.partial(sdpa_kernel, PEERS[name])
     sets = [problem.inputs(seed + i) for i in range(_sets(problem))]
     contenders = [Contender(name, rotate(call, sets), contexts.get(name, nullcontext)) for name, call in calls.items()]

@@ -72,7 +72,7 @@ CUTE_DEVICE auto read_operand_a(Mma const& mma, Smem const& sA) {  // (M, K) -> 
   return tCrA;
 }
 
-// acc += A B^T with A in registers. With fresh_thread_index() for `thread` the addresses are computed again at each call.
+// acc += A B^T with A in registers. If `thread` is fresh_thread_index(), addresses are computed again at each call.
 template <class CopyAtomB, class Mma, class Acc, class FragA, class SmemB>
 CUTE_DEVICE void add_product_rs(Mma const& mma,
                                 Acc&& acc,          // (MMA, MMA_M, MMA_N)

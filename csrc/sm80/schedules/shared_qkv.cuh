@@ -1,6 +1,6 @@
-// shared_qkv: one buffer. Q passes through it to registers, where it stays; then its halves are K's and V's buffers, and
-// a step is split_q's with one stage: V(n) is in flight during S = Q K(n), K(n-1) during softmax and O += P V(n). In the
-// end O passes through it. Warps own rows. The price is Q's registers.
+// shared_qkv: one buffer. Q passes through it to registers, where it stays; then its halves are K's and V's buffers,
+// and a step is split_q's with one stage: V(n) is in flight during S = Q K(n), K(n-1) during softmax and O += P V(n).
+// In the end O passes through it. Warps own rows. The price is Q's registers.
 #pragma once
 
 #include "../fwd/epilogue.cuh"
@@ -39,6 +39,9 @@ struct SharedQkv {
     KeyTileLoader<Traits> k(params, tile, params.k, params.k_strides, range.end - 1);
     KeyTileLoader<Traits> v(params, tile, params.v, params.v_strides, range.end - 1);
     typename Traits::Mma mma;
+    auto const thread = [] {  // with 168 registers per thread, addresses that are kept spill
+      return Traits::kTile.ctas_per_sm > 2 ? fresh_thread_index() : int(threadIdx.x);
+    };
 
     load_q<Traits>(params, tile, sQ);
     cp_async_fence();
@@ -56,14 +59,14 @@ struct SharedQkv {
       cp_async_fence();
       auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
       clear(tSrS);
-      add_product_rs<CopyAtom>(mma, tSrS, tSrQ, sK, threadIdx.x);
+      add_product_rs<CopyAtom>(mma, tSrS, tSrQ, sK, thread());
 
       cp_async_wait<0>();  // this thread's copies of V(n) have landed
       __syncthreads();     // those of all threads have; and all have read K(n): K(n-1) may overwrite it
       if (n > range.begin) k.load_next(Whole{}, sK, kBlockN);
       cp_async_fence();
       auto rP = make_numerators<Traits>(params, tile, n, kind, mma, softmax, tSrS, tOrO);  // (MMA, MMA_M, MMA_N)
-      add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma, tOrO, as_operand_a(rP), sVt, threadIdx.x);
+      add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma, tOrO, as_operand_a(rP), sVt, thread());
     });
     softmax.template finish<typename Traits::Element>();
   }

@@ -29,10 +29,10 @@ struct SplitKv {
     // From here on as if warps owned their rows all along.
     typename Traits::Mma mma;
     auto const mma_thread = mma.get_slice(threadIdx.x);
-    auto sSum = make_tensor(make_smem_ptr(smem.sum), typename Traits::SmemLayoutSum{});             // (BLK_M, D)
-    auto tSumrSum = partition_fragment_C(mma, shape(sSum));                                         // (MMA, MMA_M, MMA_D)
+    auto sSum = make_tensor(make_smem_ptr(smem.sum), typename Traits::SmemLayoutSum{});  // (BLK_M, D)
+    auto tSumrSum = partition_fragment_C(mma, shape(sSum));                              // (MMA, MMA_M, MMA_D)
     copy(mma_thread.partition_C(sSum), tSumrSum);
-    auto rows = rowcol_view(mma_thread.partition_C(make_identity_tensor(shape(sSum))));             // (rows, columns)
+    auto rows = rowcol_view(mma_thread.partition_C(make_identity_tensor(shape(sSum))));  // (rows, columns)
     OnlineSoftmax<2 * decltype(size<1>(tSumrSum))::value> total(params.scale_log2);
     CUTE_UNROLL
     for (int i = 0; i < size<0>(rows); ++i) {
@@ -147,7 +147,8 @@ struct SplitKv {
       softmax.numerators(scores);
       auto rP = make_tensor_like<Element>(tSrS);  // (MMA, MMA_M, MMA_N)
       convert(tSrS, rP);
-      add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma_o, tOrO, as_operand_a(rP), sVt(_, _, stage), threadIdx.x);
+      add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma_o, tOrO, as_operand_a(rP), sVt(_, _, stage),
+                                                              threadIdx.x);
       if constexpr (kTwoStages) stage ^= 1;
     });
   }

@@ -56,8 +56,8 @@ struct TiledQk {
       CUTE_UNROLL
       for (int c = 0; c < kTiles; ++c) {
         cp_async_wait<kAhead - 1>();  // this thread's copies of Q_c and K_c have landed
-        __syncthreads();  // those of all threads have; and all have finished the step before: its buffers are free, and,
-                          // at c = 0, V's
+        // Those of all threads have; and all have finished the step before: its buffers are free, and, at c = 0, V's.
+        __syncthreads();
         if (c + kAhead < kTiles) {
           load(n, c + kAhead, kind);
         } else if (n > range.begin) {
@@ -74,7 +74,8 @@ struct TiledQk {
       __syncthreads();     // those of all threads have
       CUTE_UNROLL
       for (int c = 0; c < kTiles; ++c) {
-        add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma, column_tile<kTiles>(tOrO, c), tOrP, sVt(_, _, c), fresh_thread_index());
+        add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma, column_tile<kTiles>(tOrO, c), tOrP, sVt(_, _, c),
+                                                                fresh_thread_index());
       }
     });
     softmax.template finish<typename Traits::Element>();

@@ -1,6 +1,6 @@
 // tiled_qkv: Q, K and V come in column tiles through one ring of buffers, so that shared memory does not grow with the
-// head dim. O stays in registers, at most 256 columns of it per CTA: at head dim 512 two CTAs compute S of the same rows,
-// each for its columns of O.
+// head dim. O stays in registers, at most 256 columns of it per CTA: at head dim 512 two CTAs compute S of the same
+// rows, each for its columns of O.
 //
 // A key tile's steps are the column tiles of Q and K, then those of V. At each: wait for its copies; barrier; start
 // loading the column tile that is kStages - 1 steps ahead; S += Q_c K_c^T or O_c += P V_c. Softmax is between the two.

@@ -104,8 +104,8 @@ struct TiledTraits
 
 template <Schedule kSchedule, class Element, int kHeadDim>
 struct TiledQkTraits : TiledTraits<kSchedule, Element, kHeadDim> {
-  struct SharedStorage {
-    alignas(128) Element q[TiledQkTraits::kStages * TiledQkTraits::kBlockM * TiledQkTraits::kColumns];  // O at the end
+  struct SharedStorage {  // rings of q and k; O passes through q's in the end
+    alignas(128) Element q[TiledQkTraits::kStages * TiledQkTraits::kBlockM * TiledQkTraits::kColumns];
     alignas(128) Element k[TiledQkTraits::kStages * TiledQkTraits::kBlockN * TiledQkTraits::kColumns];
     alignas(128) Element v[TiledQkTraits::kBlockN * kHeadDim];
   };
@@ -115,8 +115,8 @@ struct TiledQkTraits : TiledTraits<kSchedule, Element, kHeadDim> {
 
 template <Schedule kSchedule, class Element, int kHeadDim>
 struct TiledQkvTraits : TiledTraits<kSchedule, Element, kHeadDim> {
-  struct SharedStorage {
-    alignas(128) Element q[TiledQkvTraits::kStages * TiledQkvTraits::kBlockM * TiledQkvTraits::kColumns];  // O at the end
+  struct SharedStorage {  // rings; O passes through q's in the end
+    alignas(128) Element q[TiledQkvTraits::kStages * TiledQkvTraits::kBlockM * TiledQkvTraits::kColumns];
     alignas(128) Element kv[TiledQkvTraits::kStages * TiledQkvTraits::kBlockN * TiledQkvTraits::kColumns];  // K or V
   };
   using Storage = SharedStorage;
