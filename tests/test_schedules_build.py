@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import stat
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -194,3 +195,15 @@ def test_table_and_plot_of_a_run(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     measure.plot(rows, tmp_path / "run.png")
     assert (tmp_path / "run.png").stat().st_size > 1000
+
+
+def test_tables_of_the_page(tmp_path: Path) -> None:
+    tables = pytest.importorskip("bench.schedules", reason="bench/ is in a source checkout only")
+    rows = [_row("split_q", 300.0), _row("split_kv", 200.0), _row("sdpa flash", 310.0)]
+    measure.write_csv(tmp_path / "run.csv", rows)
+    page = "a\n<!-- schedules:run -->\nold\n<!-- end schedules -->\n<!-- schedules:none -->\nkept\n<!-- end schedules -->\n"
+    text = tables.filled(page, tmp_path)
+    assert "| split_q | **300** |" in text and "| sdpa flash | 310 |" in text
+    assert "| split_kv | 1.0e-04 of 2.0e-04 |" in text
+    assert "old" not in text and "kept" in text and tables.filled(text, tmp_path) == text
+    assert tables.main(["--check"]) == 0

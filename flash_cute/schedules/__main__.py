@@ -6,6 +6,7 @@ conflicts.
 
     python -m flash_cute.schedules --D 64 --N 1024 4096 16384 --causal --csv schedules.csv --plot schedules.png
     python -m flash_cute.schedules --list --D 32 64 128 --chip "RTX 4090"
+    python -m flash_cute.schedules --list --D 64 --picture docs/pictures
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="only what is known without running")
     parser.add_argument("--chip", choices=[chip.name for chip in CHIPS], default="A100", help="of the list (A100)")
     parser.add_argument("--csv", type=Path, help="write the rows to this file")
+    parser.add_argument("--picture", type=Path, metavar="FOLDER", help="draw the schedules of the list side by side")
     parser.add_argument("--plot", type=Path, help="draw TFLOP/s and error to this file; needs matplotlib")
     options = parser.parse_args(arguments)
     options.heads_kv = options.heads_kv or options.heads
@@ -100,7 +102,18 @@ def _list(options: argparse.Namespace) -> int:
         print("\nregisters are not known before the kernels are compiled: the occupancy is that of their launch bounds")
     if options.csv:
         options.csv.write_text(facts.to_csv(table))
+    if options.picture:
+        _draw(options, held)
     return 0
+
+
+def _draw(options: argparse.Namespace, head_dims: Sequence[int]) -> None:
+    from .picture import family_picture
+
+    for head_dim in head_dims:
+        chosen = [kernel for kernel in facts.kernels([head_dim]) if kernel.entry in options.schedules]
+        for path in family_picture(chosen).save(options.picture, ("svg",)):
+            print(path)
 
 
 def _measure(options: argparse.Namespace) -> int:
