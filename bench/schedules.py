@@ -5,8 +5,8 @@
     python bench/schedules.py            # rewrites docs/schedules.md
     python bench/schedules.py --check    # exit status 1 if a table is not what its CSV says
 
-A table stands between `<!-- schedules:NAME -->` and `<!-- end schedules -->`, and comes from bench/results/NAME.csv; one
-whose CSV is not there stays as it is. No figure is typed by hand.
+A table stands between `<!-- schedules:NAME -->` and `<!-- end schedules -->`, and comes from bench/results/NAME.csv;
+one whose CSV is not there stays as it is. No figure is typed by hand.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def measured(rows: Rows) -> str:
-    """A table per mask: a line per name, a column per head dim and length; then the errors, the worst of all lengths."""
+    """A line per name, a column per head dim and length, for each mask; then the errors, the worst of all lengths."""
     first = rows[0]
     text = f"{first['gpu']}, torch {first['torch']}, {first['dtype']}, batch {first['B']}, {first['H']} heads"
     text += "" if first["H"] == first["Hkv"] else f", {first['Hkv']} of keys"
@@ -57,12 +57,8 @@ def measured(rows: Rows) -> str:
         mine = [row for row in rows if row["causal"] == causal]
         calls = list(dict.fromkeys((row["D"], row["N"]) for row in mine))
         found = {(row["name"], row["D"], row["N"]): row["tflops"] for row in mine}
-        best = {
-            call: max(
-                (float(found.get((name, *call)) or 0) for name in names if not name.startswith("sdpa")), default=0
-            )
-            for call in calls
-        }
+        ours = [name for name in names if not name.startswith("sdpa")]
+        best = {call: max((float(found.get((name, *call)) or 0) for name in ours), default=0) for call in calls}
 
         def cell(name: str, call: tuple[str, str], found: dict = found, best: dict = best) -> str:
             speed = found.get((name, *call))

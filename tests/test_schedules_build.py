@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import re
 import stat
 import sys
@@ -19,6 +20,7 @@ from flash_cute.inspect.checks import bank_conflicts, data_flow
 from flash_cute.schedules import __main__ as command
 from flash_cute.schedules import _compile, _library, facts, measure
 
+ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = """ptxas info    : Compiling entry function '_Z1kIN7cutlass6half_tEEvv' for 'sm_90'
 ptxas info    : Function properties for _Z1k
     8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
@@ -197,11 +199,13 @@ def test_table_and_plot_of_a_run(tmp_path: Path) -> None:
     assert (tmp_path / "run.png").stat().st_size > 1000
 
 
-def test_tables_of_the_page(tmp_path: Path) -> None:
-    tables = pytest.importorskip("bench.schedules", reason="bench/ is in a source checkout only")
+def test_tables_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])  # last: it must not hide the installed package
+    tables = importlib.import_module("bench.schedules")
     rows = [_row("split_q", 300.0), _row("split_kv", 200.0), _row("sdpa flash", 310.0)]
     measure.write_csv(tmp_path / "run.csv", rows)
-    page = "a\n<!-- schedules:run -->\nold\n<!-- end schedules -->\n<!-- schedules:none -->\nkept\n<!-- end schedules -->\n"
+    marked = {"run": "old", "none": "kept"}
+    page = "".join(f"<!-- schedules:{name} -->\n{text}\n<!-- end schedules -->\n" for name, text in marked.items())
     text = tables.filled(page, tmp_path)
     assert "| split_q | **300** |" in text and "| sdpa flash | 310 |" in text
     assert "| split_kv | 1.0e-04 of 2.0e-04 |" in text

@@ -36,7 +36,8 @@ HEAD_DIMS = (32, 64, 128, 256, 512)
 
 TORCH_TARGET = "0x020a000000000000"  # build_tools/extension.py's: the oldest torch claimed
 NVCC_FLAGS = (
-    *("-O3", "-DNDEBUG", "-std=c++20", "-compress-mode=size", "-Xptxas", "-v"),
+    *("-O3", "-DNDEBUG", "-std=c++20", "--expt-relaxed-constexpr"),
+    *("-compress-mode=size", "-Xptxas", "-v"),
     *("-Xcompiler", "-fPIC,-fvisibility=hidden"),
 )
 CXX_FLAGS = ("-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-fvisibility=hidden")
