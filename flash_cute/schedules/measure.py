@@ -19,7 +19,7 @@ from .. import reference
 from .._timing import Contender, attention_flops, input_sets, measure, rotate, tflops
 from . import _library
 
-__all__ = ["COLUMNS", "PEERS", "Problem", "plot", "read_csv", "run", "write_csv"]
+__all__ = ["COLUMNS", "PEERS", "Problem", "plot", "read_csv", "run", "turns", "write_csv"]
 
 PEERS = {
     "sdpa flash": SDPBackend.FLASH_ATTENTION,
