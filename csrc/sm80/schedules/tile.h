@@ -73,15 +73,17 @@ constexpr TileConfig shared_qkv(int head_dim) {
                    .ctas_per_sm = head_dim <= 64 ? 2 : 3}};
 }
 
+// 32 rows per warp leave registers for O up to head dim 64 (at 128 they spill), and at 256 columns of O 16 rows leave
+// registers for the scores of 32 keys.
 constexpr TileConfig tiled(int head_dim, int out_columns) {
-  bool const wide = head_dim > 128;  // 16 rows per warp: a 32 x 256 accumulator would take all registers
+  bool const wide = head_dim > 64;
   return {.tile = {.block_m = 128,
-                   .block_n = head_dim <= 64 || wide ? 64 : 48,
+                   .block_n = head_dim == 128 ? 64 : 32,
                    .warps = wide ? 8 : 4,
                    .stages = 2,
                    .q_in_regs = false,
                    .ctas_per_sm = wide ? 1 : 2},
-          .columns = head_dim <= 64 ? 32 : 64,
+          .columns = wide ? 64 : 32,
           .out_columns = out_columns};
 }
 
