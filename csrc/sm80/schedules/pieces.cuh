@@ -143,14 +143,27 @@ CUTE_DEVICE auto as_operand_a(FragP& rP) {
   return make_tensor(rP.data(), operand_a_layout(rP.layout()));
 }
 
+// The first key tile that a row tile visits, and the first one that all its rows see whole. Computed at each use: kept,
+// they spill where O takes most registers.
+template <class Traits>
+CUTE_DEVICE int first_key_tile(FwdParams const& params, RowTileCoord const& tile) {
+  return first_column(params, opaque(tile.m_block) * Traits::kBlockM) / Traits::kBlockN;
+}
+template <class Traits>
+CUTE_DEVICE int first_whole_key_tile(FwdParams const& params, RowTileCoord const& tile) {
+  constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  return ceil_div(first_column(params, opaque(tile.m_block) * kBlockM + (kBlockM - 1)), kBlockN);
+}
+
 // Calls step(n, kind) for the key tiles of a row tile, from the last to the first: those at the band's upper edge, the
 // whole ones, and those at its lower edge.
-template <class Step>
-CUTE_DEVICE void for_each_key_tile(TileRange const& range, Step&& step) {
+template <class Traits, class Step>
+CUTE_DEVICE void for_each_key_tile(FwdParams const& params, RowTileCoord const& tile, TileRange const& range,
+                                   Step&& step) {
   int n = range.end - 1;
   for (; n >= range.whole_end; --n) step(n, UpperEdge{});
-  for (; n >= range.whole_begin; --n) step(n, Whole{});
-  for (; n >= range.begin; --n) step(n, LowerEdge{});
+  for (; n >= first_whole_key_tile<Traits>(params, tile); --n) step(n, Whole{});
+  for (; n >= first_key_tile<Traits>(params, tile); --n) step(n, LowerEdge{});
 }
 
 }  // namespace flash_cute::sm80::schedules

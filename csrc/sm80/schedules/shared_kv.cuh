@@ -50,7 +50,7 @@ struct SharedKv {
       copy(read_operand_a<CopyAtom>(mma, sQ), tSrQ);
     }
 
-    for_each_key_tile(range, [&](int n, auto kind) __attribute__((always_inline)) {
+    for_each_key_tile<Traits>(params, tile, range, [&](int n, auto kind) __attribute__((always_inline)) {
       cp_async_wait<0>();  // this thread's copies of K(n) have landed
       __syncthreads();     // those of all threads have
       auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
@@ -70,7 +70,7 @@ struct SharedKv {
       __syncthreads();     // those of all threads have
       add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma, tOrO, as_operand_a(rP), sVt, threadIdx.x);
 
-      if (n > range.begin) {
+      if (n > first_key_tile<Traits>(params, tile)) {
         __syncthreads();  // all have read V(n): K(n-1) may overwrite it
         k.load_next(Whole{}, sK, kBlockN);
         cp_async_fence();

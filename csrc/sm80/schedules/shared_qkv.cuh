@@ -52,7 +52,7 @@ struct SharedQkv {
     k.load_next(UpperEdge{}, sK, params.len_k - (range.end - 1) * kBlockN);
     cp_async_fence();
 
-    for_each_key_tile(range, [&](int n, auto kind) __attribute__((always_inline)) {
+    for_each_key_tile<Traits>(params, tile, range, [&](int n, auto kind) __attribute__((always_inline)) {
       cp_async_wait<0>();  // this thread's copies of K(n) have landed
       __syncthreads();     // those of all threads have; and all have read V(n+1): V(n) may overwrite it
       v.load_next(kind, sV, params.len_k - n * kBlockN);
@@ -63,7 +63,7 @@ struct SharedQkv {
 
       cp_async_wait<0>();  // this thread's copies of V(n) have landed
       __syncthreads();     // those of all threads have; and all have read K(n): K(n-1) may overwrite it
-      if (n > range.begin) k.load_next(Whole{}, sK, kBlockN);
+      if (n > first_key_tile<Traits>(params, tile)) k.load_next(Whole{}, sK, kBlockN);
       cp_async_fence();
       auto rP = make_numerators<Traits>(params, tile, n, kind, mma, softmax, tSrS, tOrO);  // (MMA, MMA_M, MMA_N)
       add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma, tOrO, as_operand_a(rP), sVt, thread());

@@ -114,11 +114,11 @@ struct SplitKv {
     cp_async_fence();
 
     int stage = 0;
-    for_each_key_tile(range, [&](int n, auto kind) __attribute__((always_inline)) {
+    for_each_key_tile<Traits>(params, tile, range, [&](int n, auto kind) __attribute__((always_inline)) {
       cp_async_wait<0>();  // this thread's copies of K(n), and with two stages of V(n), have landed
       __syncthreads();     // those of all threads have; and all have read tile n+1: its buffers are free
       if constexpr (kTwoStages) {
-        if (n > range.begin) {
+        if (n > first_key_tile<Traits>(params, tile)) {
           k.load_next(Whole{}, sK(_, _, stage ^ 1), kBlockN);
           v.load_next(Whole{}, sV(_, _, stage ^ 1), kBlockN);
         }
@@ -139,7 +139,7 @@ struct SplitKv {
       };
       auto const load_keys = [&] {  // those of all threads have; and all have read K(n): its buffer is free
         if constexpr (!kTwoStages) {
-          if (n > range.begin) k.load_next(Whole{}, sK(_, _, 0), kBlockN);
+          if (n > first_key_tile<Traits>(params, tile)) k.load_next(Whole{}, sK(_, _, 0), kBlockN);
           cp_async_fence();
         }
       };

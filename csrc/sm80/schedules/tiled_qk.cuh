@@ -50,7 +50,7 @@ struct TiledQk {
       cp_async_fence();
     }
 
-    for_each_key_tile(range, [&](int n, auto kind) __attribute__((always_inline)) {
+    for_each_key_tile<Traits>(params, tile, range, [&](int n, auto kind) __attribute__((always_inline)) {
       auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
       clear(tSrS);
       CUTE_UNROLL
@@ -60,7 +60,7 @@ struct TiledQk {
         __syncthreads();
         if (c + kAhead < kTiles) {
           load(n, c + kAhead, kind);
-        } else if (n > range.begin) {
+        } else if (n > first_key_tile<Traits>(params, tile)) {
           load(n - 1, c + kAhead - kTiles, Whole{});
         }
         key_columns<Traits>(params, tile, params.v, params.v_strides, n, kind).load(c, sV(_, _, c));

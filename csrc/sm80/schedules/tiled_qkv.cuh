@@ -58,13 +58,13 @@ struct TiledQkv {
       cp_async_fence();
     }
 
-    for_each_key_tile(range, [&](int n, auto kind) __attribute__((always_inline)) {
+    for_each_key_tile<Traits>(params, tile, range, [&](int n, auto kind) __attribute__((always_inline)) {
       auto const begin_step = [&](int c) __attribute__((always_inline)) {
         cp_async_wait<kAhead - 1>();  // this thread's copies of column tile c have landed
         __syncthreads();  // those of all threads have; and all have finished the step before: its buffers are free
         if (c + kAhead < kTiles + kOutTiles) {
           load(n, c + kAhead, kind);
-        } else if (n > range.begin) {
+        } else if (n > first_key_tile<Traits>(params, tile)) {
           load(n - 1, c + kAhead - kTiles - kOutTiles, Whole{});
         }
         cp_async_fence();
