@@ -58,6 +58,10 @@ struct TiledQk {
         cp_async_wait<kAhead - 1>();  // this thread's copies of Q_c and K_c have landed
         // Those of all threads have; and all have finished the step before: its buffers are free, and, at c = 0, V's.
         __syncthreads();
+        if constexpr (kTiles % kStages == 0) {  // static, so that no address depends on them
+          stage = c % kStages;
+          load_stage = (c + kAhead) % kStages;
+        }
         if (c + kAhead < kTiles) {
           load(n, c + kAhead, kind);
         } else if (n > first_key_tile<Traits>(params, tile)) {

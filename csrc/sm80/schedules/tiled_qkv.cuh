@@ -62,6 +62,10 @@ struct TiledQkv {
       auto const begin_step = [&](int c) __attribute__((always_inline)) {
         cp_async_wait<kAhead - 1>();  // this thread's copies of column tile c have landed
         __syncthreads();  // those of all threads have; and all have finished the step before: its buffers are free
+        if constexpr ((kTiles + kOutTiles) % kStages == 0) {  // static, so that no address depends on them
+          stage = c % kStages;
+          load_stage = (c + kAhead) % kStages;
+        }
         if (c + kAhead < kTiles + kOutTiles) {
           load(n, c + kAhead, kind);
         } else if (n > first_key_tile<Traits>(params, tile)) {
