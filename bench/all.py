@@ -53,6 +53,7 @@ RUNS: dict[str, list[str]] = {
     "accuracy": ["--accuracy", "--ours", BOTH, "--peers", ALL_PEERS],
     "llama": speed("llama", BOTH, ALL_PEERS),
     "bwd-llama": speed("llama", BOTH, ALL_PEERS, "bwd"),
+    "models": ["--models"],
     "sm80-paper": speed("paper", "flash_cute:sm80", "flash"),
     "sm80-bwd-paper": speed("paper", "flash_cute:sm80", "flash", "bwd"),
     "odd": speed("odd", BOTH, ALL_PEERS),
@@ -71,7 +72,7 @@ RUNS: dict[str, list[str]] = {
 
 def arguments_of(name: str, flags: argparse.Namespace, path: Path) -> list[str]:
     arguments = [*RUNS[name], "--out", str(path), "--commit", flags.commit]
-    if name == "accuracy":
+    if name in ("accuracy", "models"):
         return arguments
     arguments += ["--seconds", str(flags.seconds)]
     # The host's time has short rounds and needs many of them: run.py's own number.

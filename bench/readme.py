@@ -22,7 +22,7 @@ if not __package__:
     # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
-from bench import errors, figures  # noqa: E402
+from bench import errors, figures, steps  # noqa: E402
 from bench.figures import Figure, Results, Table  # noqa: E402
 
 MARKED = re.compile(r"(<!-- bench:([\w.-]+) -->\n).*?(<!-- end bench -->)", re.DOTALL)
@@ -211,6 +211,12 @@ def section(path: Path, page: Path) -> str:
     if errors.is_accuracy(path):
         found = errors.read(path)
         facts, lines = found.facts, list(errors.markdown_tables(found))
+    elif steps.is_layers(path):
+        facts, lines = steps.layer_facts(path), list(steps.layer_lines(path))
+    elif steps.is_steps(path):
+        timed = steps.read(path)
+        facts, lines = timed.facts, list(steps.markdown_lines(timed))
+        notes.append(f"Transformers {timed.facts['transformers']}.")
     else:
         results = figures.read(path)
         facts, lines = results.facts, speed_section(results)

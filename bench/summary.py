@@ -24,7 +24,7 @@ if not __package__:
     # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
-from bench import errors, figures  # noqa: E402
+from bench import errors, figures, steps  # noqa: E402
 from bench.figures import Figure, Results, Table  # noqa: E402
 
 DETERMINISTIC_BAR = 0.85
@@ -132,12 +132,26 @@ def print_errors(found: errors.Errors) -> None:
             print(f"  {figures.provider_title(ours):<18} {result:<3} {row[f'ratio_{result}']} {best}, {where}")
 
 
+def print_steps(found: steps.Steps) -> None:
+    """The ratio of each step to that with the fastest peer; the bar is 1."""
+    print(f"\n{found.path.name}: {steps.belongs_to(found)}\na step's time with the best peer over that with flash_cute")
+    for cell in found.cells:
+        best = found.best_ratio(cell)
+        text = f"{best[1]:.3f} {steps.TITLES.get(best[0], best[0])}" if best else "no peer"
+        print(f"  {steps.cell_text(cell):<40} {text}")
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench/summary.py", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("csv", type=Path, nargs="+", help="what bench/run.py wrote")
     for path in parser.parse_args(arguments).csv:
         if errors.is_accuracy(path):
             print_errors(errors.read(path))
+        elif steps.is_layers(path):
+            print(f"\n{path.name}: {figures.belongs_to(steps.layer_facts(path))}")
+            print("\n".join(steps.layer_lines(path)))
+        elif steps.is_steps(path):
+            print_steps(steps.read(path))
         else:
             print_summary(figures.read(path))
     return 0

@@ -13,7 +13,7 @@ from .errors import BuildError
 ROOT = Path(__file__).resolve().parent.parent
 
 # Head dims of the instances. Every other head dim runs in the smallest one that holds it.
-HEAD_DIMS = (32, 64, 96, 128, 192, 256)
+HEAD_DIMS = (32, 64, 96, 128, 192, 256, 320, 512, 1024)
 
 # The code each folder of csrc/ is compiled to. sm80/: one PTX, and machine code for the chips that do
 # not run each other's (sm_80 code runs on 8.6 and 8.9; without sm_90 an H100's driver would compile

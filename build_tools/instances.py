@@ -15,6 +15,17 @@ DIRECTIONS = ("fwd", "bwd")
 # architecture.
 LEFT_OUT = {("sm90", "bwd"): (96,)}
 
+# Above this head dim the kernels are those of <arch>/fwd_large and bwd_large, for the architectures that have them.
+MAX_UNSPLIT_HEAD_DIM = 256
+LARGER_UNSPLIT_HEAD_DIMS = {("sm90", "fwd"): 320}
+
+# Head dims that the kernel of a larger one serves just as fast, since it computes only the columns that there are: that
+# one is built for them.
+SERVED_BY = {
+    ("sm80", "fwd"): {320: 1024, 512: 1024},
+    ("sm80", "bwd"): {320: 1024, 512: 1024},
+}
+
 # Head dims of q and k, and of v, that have a kernel of their own beside those that have one head dim. It is built with
 # the kernel of the first one.
 HEAD_DIM_PAIRS = {("sm90", "fwd"): ((192, 128),), ("sm90", "bwd"): ((192, 128),)}
@@ -31,7 +42,9 @@ class Instance:
 
     @property
     def kernel(self) -> str:
-        """The folder, and the namespace: above head dim 128 the sm90 backward is another kernel."""
+        """The folder, and the namespace. Above head dim 128 the sm90 backward is another kernel."""
+        if self.head_dim > LARGER_UNSPLIT_HEAD_DIMS.get((self.arch, self.direction), MAX_UNSPLIT_HEAD_DIM):
+            return f"{self.direction}_large"
         wide = (self.arch, self.direction) == ("sm90", "bwd") and self.head_dim > 128
         return "bwd_wide" if wide else self.direction
 
@@ -60,17 +73,18 @@ class Instance:
 
 def instances(config: BuildConfig) -> list[Instance]:
     """Every kernel of the architectures asked for; a direction that a folder of csrc/ does not have is left out."""
-    kernels = [(arch, direction) for arch in config.gencode for direction in DIRECTIONS if _exists(arch, direction)]
     built = []
-    for kernel in kernels:
-        pairs = [(d, d) for d in config.head_dims if d not in LEFT_OUT.get(kernel, ())]
+    for kernel in itertools.product(config.gencode, DIRECTIONS):
+        served_by = SERVED_BY.get(kernel, {})
+        wanted = [d for d in config.head_dims if d not in LEFT_OUT.get(kernel, ())]
+        pairs = [(d, d) for d in sorted({served_by.get(d, d) for d in wanted})]
         pairs += [pair for pair in HEAD_DIM_PAIRS.get(kernel, ()) if pair[0] in config.head_dims]
         built += [Instance(*kernel, *pair) for pair in pairs]
-    return built
+    return [instance for instance in built if _exists(instance)]
 
 
-def _exists(arch: str, direction: str) -> bool:
-    return (ROOT / "csrc" / arch / direction / "launch.cuh").exists()
+def _exists(instance: Instance) -> bool:
+    return (ROOT / "csrc" / instance.arch / instance.kernel / "launch.cuh").exists()
 
 
 def write_instances(folder: Path, built: list[Instance]) -> None:

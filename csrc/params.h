@@ -24,6 +24,9 @@ struct Band {
   static constexpr int kNoLimit = 1 << 30;
 };
 constexpr int kNoLimit = Band::kNoLimit;
+constexpr int kLargestHeadDim = 1024;
+constexpr int kMaxUnsplitHeadDim = 256;  // above it, the head dim is split: the kernels of <arch>/fwd_large, bwd_large;
+                                         // the sm90 forward has its own limit, sm90::fwd::kMaxHeadDim
 constexpr int kMaxLength = 1'000'000'000;  // of rows and keys: row + kNoLimit + the rows of a tile still fits in an int
 
 // The sequences of a batch for the kernels that read them at run time: dense, each with len_q rows and len_k keys, or
@@ -106,12 +109,14 @@ struct FwdParams {
 
 // The tiles of a batch whose sequences the backward reads at run time, listed on the device by a kernel before it.
 // Sides are listed for one head; there are `sequence_count` sequences, see core/sequence.cuh.
+struct SequenceRecord;
 struct SequenceTiles {
   int* row_sequence;  // of each row tile; the tiles of a sequence are side by side
-  int* rows_before;   // (sequences + 1): the first row tile of each sequence; the last: the number of all
-  int* key_sequence;  // the same of the key tiles, whose sequences are in the order of processing
-  int* keys_before;
+  int* key_sequence;  // of each key tile, whose sequences are in the order of processing
+  SequenceRecord* records;  // (sequences), see core/sequence_tiles.cuh
+  int* totals;              // (2): the row tiles and the key tiles that there are
 };
+constexpr int kSequenceRecordBytes = 48;
 
 struct BwdParams {
   void const* q;     // (batch, heads_q,  len_q, head_dim), 16-bit elements
@@ -139,8 +144,8 @@ struct BwdParams {
                     // parts of split tiles in memory; see <arch>/bwd/dq.cuh; null without dq_acc
   int* counters;    // [0]: the ticket from which CTAs draw tasks; [1 + h]: progress of KV head h (over all batches),
                     // see head_counter in sm90/bwd/dq.cuh, or the DqQueue; null without dq_acc
-  int* dq_queue;    // sm90, sequences read at run time, per row tile: see sm90/bwd/dq_queue.cuh
-  int* drawn;       // sm80, deterministic: (key tiles) the ticket that each CTA drew; else null
+  int* dq_queue;    // sm90, sequences read at run time, (2, heads_q, row tiles): see sm90/bwd/dq_queue.cuh
+  int* drawn;       // sm80, deterministic, dense: (key tiles) the ticket that each CTA drew; else null
 
   Strides q_strides;
   Strides k_strides;

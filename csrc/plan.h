@@ -1,6 +1,7 @@
 // What the host decides before a launch: the launch, `explain` and the tests all read it. No torch, no CuTe.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #ifndef FLASH_CUTE_NO_CUDA
@@ -39,9 +40,9 @@ struct BwdWorkspace {
   int64_t scaled_dout;
   int64_t dq_queue;
   int64_t row_sequence;
-  int64_t rows_before;
   int64_t key_sequence;
-  int64_t keys_before;
+  int64_t records;
+  int64_t totals;
   int64_t bytes;
 };
 
@@ -56,6 +57,7 @@ struct FwdPlan {
   int64_t ctas;
   TileOrder order;
   int tile_heads;  // see FwdParams
+  int column_parts;  // large head dims: CTAs per row tile, each of which computes so much of out's columns
   TileSplit split;
   bool draws_tiles;
   FwdWorkspace workspace;
@@ -82,6 +84,12 @@ struct BwdPlan {
   BwdWorkspace workspace;
 };
 
+// Whether the kernel is one of those that split the head dim, see kMaxUnsplitHeadDim.
+template <class PlanType>
+constexpr bool is_large(PlanType const& plan) {
+  return std::max(plan.head_dim, plan.head_dim_v) > kMaxUnsplitHeadDim;
+}
+
 // The kernels: one explicit instantiation per (architecture, kernel, head dim), each in its own generated file
 // (build/inst/<arch>_<kernel>_d<D>.cu) with both dtypes and every tile of the table.
 namespace sm80::fwd {
@@ -89,6 +97,14 @@ template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);
 }
 namespace sm80::bwd {
+template <int kHeadDim, int kHeadDimV>
+cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
+}
+namespace sm80::fwd_large {
+template <int kHeadDim, int kHeadDimV>
+cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);
+}
+namespace sm80::bwd_large {
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
 }
@@ -101,6 +117,14 @@ template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
 }
 namespace sm90::bwd_wide {
+template <int kHeadDim, int kHeadDimV>
+cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
+}
+namespace sm90::fwd_large {
+template <int kHeadDim, int kHeadDimV>
+cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);
+}
+namespace sm90::bwd_large {
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
 }

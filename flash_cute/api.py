@@ -37,7 +37,7 @@ def attention(
     j is `s = scale * q.k`, then `softcap * tanh(s / softcap)`, then less `slope * |p - j|`.
 
     Args:
-        q: `(B, Hq, Nq, D)`, float16 or bfloat16, D at most 256; on the CPU also float32 or float64, and any D. Any
+        q: `(B, Hq, Nq, D)`, float16 or bfloat16, D at most 1024; on the CPU also float32 or float64, and any D. Any
             strides: what is not contiguous in its last dim, or not 16-byte aligned, is copied once (`explain` says so).
             A `(B, N, H, D)` tensor is passed as `.transpose(1, 2)`. Inside `torch.autocast` q, k and v are
             cast to its dtype first, as `scaled_dot_product_attention` does.

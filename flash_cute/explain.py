@@ -33,7 +33,8 @@ class Explanation:
     or None where the driver compiles it from PTX.
 
     Of a forward's kernel there are `kernel_head_dim_v` and `variant`: "dense"; "packed", which reads the sequences at
-    run time; or "modified", whose scores also have a softcap or ALiBi.
+    run time; or "modified", whose scores may also have a softcap or ALiBi (above head dim 256 the only one). There,
+    `column_parts` is the number of CTAs per tile that share out's columns.
 
     `split_tiles`: how many tiles have their keys, in a backward their rows, split over CTAs; `split_ctas`: over how
     many.
@@ -167,19 +168,25 @@ def kernel_matches(plan: dict[str, Any], kernel_name: str) -> bool:
 
 
 # Of TileConfig in csrc/<backend>/<kernel>/tile.h, in order. The plan does not tell all of them.
+_SM80_BWD_FIELDS = (
+    *("block_m", "block_n", "warps", "score_warps", "key_warps", "row_warps"),
+    *("q_stages", "dout_stages", "budgeted_ctas"),
+)
 _TILE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "sm80": {
         "fwd_kernel": ("block_m", "block_n", "warps", "stages", "q_in_regs", "budgeted_ctas"),
-        "bwd_kernel": (
-            *("block_m", "block_n", "warps", "score_warps", "key_warps", "row_warps"),
-            *("q_stages", "dout_stages", "budgeted_ctas"),
-        ),
+        "bwd_kernel": _SM80_BWD_FIELDS,
+        "bwd_sequences_kernel": _SM80_BWD_FIELDS,
+        "fwd_large_kernel": (),
+        "bwd_large_kernel": (),
     },
     "sm90": {
         "fwd_kernel": ("block_m", "block_n", "stages", "ping_pong", "late_wait"),
         "bwd_kernel": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
         "bwd_keys_kernel": (),
         "bwd_queries_kernel": (),
+        "fwd_large_kernel": (),
+        "bwd_large_kernel": (),
     },
 }
 _VARIANTS = ("dense", "packed", "modified")  # csrc/core/variant.h
@@ -193,7 +200,7 @@ def _facts(kernel_name: str) -> dict[str, Any] | None:
     flash_cute::sm80::fwd::TileConfig{128, 64, 4, 1, false, 2}>>`; mangled, the same words come with lengths in front
     and numbers as `Li128E`.
     """
-    folder = r"flash_cute(?:::|4)(sm\d+)(?:::|\d)(?:fwd|bwd_wide|bwd)"
+    folder = r"flash_cute(?:::|4)(sm\d+)(?:::|\d)(?:fwd_large|bwd_large|fwd|bwd_wide|bwd)"
     kernel = re.search(folder + r"(?:::|\d{2})(\w+?_kernel)(?:<|I)", kernel_name)
     element = re.search("|".join(_ELEMENTS), kernel_name)
     head_dim = re.search(r"(?:half_t|__half|bfloat16_t|__nv_bfloat16)(?:, (?:\(int\))?|ELi)(\d+)", kernel_name)
@@ -240,8 +247,9 @@ def _arch_number(arch: str) -> int:
 def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("backend", data["backend"])]
     if data["backend"] != "cpu":
-        folder = "bwd_wide" if data["kernel"] == "bwd_keys_kernel" else data["kernel"].partition("_")[0]
-        name = f"flash_cute::{data['backend']}::{folder}::{data['kernel']}"
+        kernel = data["kernel"]
+        folder = "bwd_wide" if kernel == "bwd_keys_kernel" else kernel.removesuffix("_kernel")
+        name = f"flash_cute::{data['backend']}::{folder}::{kernel}"
         padded = "" if data["head_dim"] == data["kernel_head_dim"] else f" (the tensors have {data['head_dim']})"
         capability = data["capability"]
         rows += [

@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any
 
 import pytest
 import torch
-from cases import CUDA_DTYPES, Backward, Case, Causal, Forward, Inputs
+from cases import CUDA_DTYPES, Backward, Case, Forward, Inputs
 from numerics import assert_gradients_match, assert_matches, visible
 
-import flash_cute
 
-# What csrc/api/served.h says of options that the sm80 kernels do not take yet.
-NOT_SERVED = re.compile(r"flash_cute: backend: expected 'sm90' for .*, which have no sm80 backward yet")
-
-
-def skip_unless_served(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: Causal = False, **options: Any
-) -> None:
-    """Skips a test whose call the GPU's kernels refuse as not yet served; any other error is left to the call."""
-    if not q.is_cuda:
-        return
-    for backward in (False, True):
-        try:
-            flash_cute.explain(q, k, v, causal, backward=backward, **options)
-        except ValueError as error:
-            if NOT_SERVED.match(str(error)):
-                pytest.skip(str(error))
-
-
-def served_inputs(
-    case: Case, device: str, rng: torch.Generator, backend: str | None = None
-) -> tuple[Inputs, dict[str, Any]]:
-    """The case's tensors and options, or a skip."""
-    inputs, options = case.inputs(device, rng), case.options(device, rng)
-    skip_unless_served(*inputs, case.causal, backend=backend, **options)
-    return inputs, options
+def inputs_and_options(case: Case, device: str, rng: torch.Generator) -> tuple[Inputs, dict[str, Any]]:
+    """The case's tensors and options."""
+    return case.inputs(device, rng), case.options(device, rng)
 
 
 def assert_exact(
@@ -52,7 +28,7 @@ def assert_exact(
     backend: str | None = None,
 ) -> None:
     """out, lse and the gradients of the case are within the contract's bounds; `dlse`: with a gradient of the LSE."""
-    inputs, options = served_inputs(case, device, rng, backend)
+    inputs, options = inputs_and_options(case, device, rng)
     out, lse = fwd(*inputs, case.causal, **options)
     assert_matches(out, lse, *inputs, case.causal, **options)
     blind = ~visible(case.len_q, case.len_k, case.causal, device, case.window).any(-1)

@@ -61,6 +61,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "backends",
         "case_flags",
         "figures",
+        "models",
         "providers.ours",
         "providers.pytorch",
         "run",
@@ -284,6 +285,8 @@ def test_every_published_figure_has_a_run_that_can_start(
         arguments = bench.all.arguments_of(name, flags, Path("x.csv"))
         if name == "accuracy":
             assert bench.accuracy.parse([one for one in arguments if one != "--accuracy"]).commit == "abc"
+        elif name == "models":
+            assert bench.models.parse([one for one in arguments if one != "--models"]).commit == "abc"
         else:
             assert bench.run.parse(arguments).out == "x.csv"
 

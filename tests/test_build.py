@@ -68,8 +68,11 @@ def _built_head_dims(arch: str, direction: str) -> list[int]:
 @needs_kernels
 @pytest.mark.parametrize("capability", SMEM_CTA)
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "bwd, deterministic"])
-def test_every_planned_kernel_fits_its_chip(capability: int, causal: bool, direction: str) -> None:
+def test_every_planned_kernel_fits_its_chip(
+    capability: int, causal: bool, direction: str, softcap: float | None
+) -> None:
     """Each chip has machine code (no PTX left to the driver), and as many CTAs an SM as the tile says."""
     plans, wrong = 0, []
     backends = ("sm80", "sm90") if capability == 90 else ("sm80",)
@@ -80,7 +83,7 @@ def test_every_planned_kernel_fits_its_chip(capability: int, causal: bool, direc
             for dtype in (torch.float16, torch.bfloat16):
                 x = torch.empty(1, 1, 64, head_dim, dtype=dtype, device="meta")
                 options = {"backend": backend, "capability": capability, "backward": direction != "fwd"}
-                options["deterministic"] = direction == "bwd, deterministic"
+                options |= {"deterministic": direction == "bwd, deterministic", "softcap": softcap}
                 plan = flash_cute.explain(x, x, x, causal, **options).data
                 compiled, ctas = plan["compiled"], plan["ctas_per_sm"]
                 plans += 1

@@ -329,26 +329,26 @@ def test_scale_that_float32_does_not_hold_for_a_gpu(scale: float) -> None:
         torch.ops.flash_cute.fwd_plan(q, q, q, *score("none", scale=scale), "auto", 80)
 
 
-def test_head_dim_above_256_for_a_gpu() -> None:
-    q = torch.zeros(1, 1, 4, 264, dtype=torch.float16)
+def test_head_dim_above_1024_for_a_gpu() -> None:
+    q = torch.zeros(1, 1, 4, 1032, dtype=torch.float16)
     with pytest.raises(RAW_ERRORS) as caught:
         plan(q, q, q, capability=80)
-    _assert_says(caught.value, ("q", "head dim", "256", "264"))
+    _assert_says(caught.value, ("q", "head dim", "1024", "1032"))
 
 
-def test_backward_of_a_head_dim_above_256_for_a_gpu() -> None:
-    q = torch.zeros(1, 1, 4, 264, dtype=torch.float16)
+def test_backward_of_a_head_dim_above_1024_for_a_gpu() -> None:
+    q = torch.zeros(1, 1, 4, 1032, dtype=torch.float16)
     with pytest.raises(RAW_ERRORS) as caught:
         torch.ops.flash_cute.bwd_plan(q, q, q, *score("none"), "auto", False, 80)
-    _assert_says(caught.value, ("q", "head dim", "256", "264"))
+    _assert_says(caught.value, ("q", "head dim", "1024", "1032"))
 
 
 @pytest.mark.parametrize("device", [CUDA])
-def test_head_dim_above_256_on_cuda(device: str) -> None:
-    q = torch.zeros(1, 1, 4, 264, dtype=torch.float16, device=device)
-    with pytest.raises(ValueError, match=r"256.*264"):
+def test_head_dim_above_1024_on_cuda(device: str) -> None:
+    q = torch.zeros(1, 1, 4, 1032, dtype=torch.float16, device=device)
+    with pytest.raises(ValueError, match=r"1024.*1032"):
         flash_cute.fwd(q, q, q)
-    with pytest.raises(ValueError, match=r"256.*264"):
+    with pytest.raises(ValueError, match=r"1024.*1032"):
         flash_cute.bwd(q, q, q, q, q, q[..., 0].float())
 
 

@@ -13,7 +13,7 @@ import torch
 
 import flash_cute
 
-transformers = pytest.importorskip("transformers", minversion="5")
+transformers = pytest.importorskip("transformers", minversion="5.4")
 
 FILE = Path(__file__).parents[1] / "examples" / "sentence_embeddings.py"
 # Where only a folder with the weights is at hand (a float16 copy, say) and not the package that carries them.

@@ -120,6 +120,28 @@ def test_the_deterministic_modes_kernel_is_told_apart(deterministic, form):
     assert not kernel_matches(plan | {"block_n": 64}, true)
 
 
+@pytest.mark.parametrize("variant", ["packed", "modified"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_one_kernel_of_sm80_reads_sequences(deterministic, variant):
+    tile = (64, 64, 4, 2, 2, 2, 1, 1, 2)
+    names = (
+        "void flash_cute::sm80::bwd::bwd_sequences_kernel<flash_cute::sm80::bwd::SequenceTraits<cutlass::half_t, 128, "
+        f"flash_cute::sm80::bwd::TileConfig{{{', '.join(map(str, tile))}}}> >(flash_cute::BwdParams)",
+        "_ZN10flash_cute4sm803bwd20bwd_sequences_kernelINS1_14SequenceTraitsIN7cutlass6half_tELi128E"
+        f"XtlNS1_10TileConfigE{''.join(f'Li{number}E' for number in tile)}EEEEEEvNS_9BwdParamsE",
+    )
+    plan = {
+        **PLAN,
+        **{"kernel": "bwd_sequences_kernel", "variant": variant, "deterministic": deterministic, "mask": "full"},
+        **{"block_m": 64, "block_n": 64, "threads": 128, "stages": 1},
+    }
+    for name in names:
+        assert kernel_matches(plan, name)
+        assert not kernel_matches(plan | {"kernel": "bwd_kernel"}, name)
+        assert not kernel_matches(plan | {"block_n": 128}, name)
+        assert not kernel_matches(plan, name.replace("bwd_sequences_kernel", "bwd_convert_sequences_kernel"))
+
+
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
 def test_the_tiles_fields_are_the_headers(arch, direction):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import Backward, Case, Causal, Forward, score
-from checks import assert_exact, on_each_device, served_inputs
+from checks import assert_exact, inputs_and_options, on_each_device
 from layouts import LAYOUTS, Layout
 from numerics import assert_gradients_match, assert_matches
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -54,7 +54,7 @@ def test_layouts(
 ) -> None:
     """Strides of every kind, and out in memory as empty_like(q) is; a fake has the same strides."""
     case = Case(48, 33, 65, causal, heads_q=4, head_dim_v=24)
-    inputs, _ = served_inputs(case, device, rng, backend)
+    inputs, _ = inputs_and_options(case, device, rng)
     q, k, v = (layout.make(x) for x in inputs)
     out, lse = fwd(q, k, v, causal)
     assert_matches(out, lse, q, k, v, causal)

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from checks import skip_unless_served
 from numerics import assert_gradients_match, assert_matches, same_bits
-from packed import assert_packed_gradients, assert_packed_matches, pack, served
+from packed import assert_packed_gradients, assert_packed_matches, pack
 
 from flash_cute.integrations import flash_attn, flash_attn_interface
 
@@ -99,7 +98,6 @@ def test_dense(module: Any, name: str, device: str, rng: torch.Generator) -> Non
     shapes = ((2, 20, 4, 16), (2, 33, 2, 16), (2, 33, 2, 16))
     q, k, v = (torch.randn(shape, generator=rng).to(device, _dtype(device)).requires_grad_() for shape in shapes)
     heads_first = tuple(x.detach().transpose(1, 2) for x in (q, k, v))
-    skip_unless_served(*heads_first, causal, **ours)
     out, lse, *rest = module.flash_attn_func(q, k, v, **theirs, return_attn_probs=True)
     assert rest == ([None] if module is flash_attn else [])
     assert out.shape == q.shape and out.is_contiguous()
@@ -115,7 +113,6 @@ def test_alibi(device: str, rng: torch.Generator) -> None:
     q, k, v = (torch.randn(2, n, 4, 16, generator=rng).to(device, _dtype(device)) for n in (20, 33, 33))
     slopes = torch.rand(2, 4, generator=rng).to(device)
     heads_first = tuple(x.transpose(1, 2) for x in (q, k, v))
-    skip_unless_served(*heads_first, True, alibi_slopes=slopes)
     out, lse, _ = flash_attn.flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes, return_attn_probs=True)
     assert_matches(out.transpose(1, 2), lse, *heads_first, True, alibi_slopes=slopes)
 
@@ -127,10 +124,9 @@ def test_packed_sequences(module: Any, name: str, device: str, rng: torch.Genera
     packed = pack(((5, 9), (17, 17), (0, 3), (7, 2)), device, rng, head_dim=16)
     for x in packed.tensors:
         x.requires_grad_()
-    with served():
-        out, lse, *_ = module.flash_attn_varlen_func(*packed.call, 17, 17, **theirs, return_attn_probs=True)
-        dout = torch.randn(out.shape, generator=rng).to(out)
-        gradients = torch.autograd.grad(out, packed.tensors, dout)
+    out, lse, *_ = module.flash_attn_varlen_func(*packed.call, 17, 17, **theirs, return_attn_probs=True)
+    dout = torch.randn(out.shape, generator=rng).to(out)
+    gradients = torch.autograd.grad(out, packed.tensors, dout)
     assert_packed_matches(out.detach(), lse.detach(), packed, causal, **ours)
     assert_packed_gradients(gradients, dout, packed, causal, **ours)
 
@@ -139,9 +135,8 @@ def test_used_lengths(device: str, rng: torch.Generator) -> None:
     """FlashAttention-3 takes them."""
     used = torch.tensor([3, 9, 0], dtype=torch.int32, device=device)
     packed = pack(((5, 9), (17, 17), (7, 2)), device, rng, head_dim=16).replace(seqused_q=used, seqused_k=used)
-    with served():
-        call = (*packed.call, 17, 17, used, used)
-        out, lse = flash_attn_interface.flash_attn_varlen_func(*call, causal=True, return_attn_probs=True)
+    call = (*packed.call, 17, 17, used, used)
+    out, lse = flash_attn_interface.flash_attn_varlen_func(*call, causal=True, return_attn_probs=True)
     assert_packed_matches(out, lse, packed, True)
 
 

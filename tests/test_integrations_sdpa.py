@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numerics import same_bits
-from packed import assert_packed_matches, pack, served
+from packed import assert_packed_matches, pack
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -296,9 +296,8 @@ def test_few_reasons_are_kept() -> None:
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (4, 0)])
 def test_varlen_attn(window: tuple[int, int], device: str, rng: torch.Generator) -> None:
     packed = pack(((5, 9), (17, 17), (0, 3), (7, 2)), device, rng, head_dim=16)
-    with served():
-        out, lse = sdpa.varlen_attn(*packed.call, 17, 17, return_aux=_Aux(), scale=0.3, window_size=window)
-        assert same_bits((sdpa.varlen_attn(*packed.call, 17, 17, scale=0.3, window_size=window),), (out,))
+    out, lse = sdpa.varlen_attn(*packed.call, 17, 17, return_aux=_Aux(), scale=0.3, window_size=window)
+    assert same_bits((sdpa.varlen_attn(*packed.call, 17, 17, scale=0.3, window_size=window),), (out,))
     ours = tuple(None if side < 0 else side for side in window)
     assert_packed_matches(out, lse, packed, scale=0.3, window=None if ours == (None, None) else ours)
 
@@ -365,7 +364,7 @@ class TestOnCuda:
         parts = [torch.randn(n, 4, 64, generator=rng).to(device, torch.float16) for n in (100, 37)]
         nested = torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
         packed, offsets = torch.cat(parts), torch.tensor([0, 100, 137], dtype=torch.int32, device=device)
-        with served(), sdpa.enable(strict=True):
+        with sdpa.enable(strict=True):
             out = PYTORCHS(nested, nested, nested, is_causal=True).transpose(1, 2)
             assert sdpa.report().served == {"aten::_flash_attention_forward": 1}
             varlen = pytest.importorskip("torch.nn.attention.varlen")
@@ -375,6 +374,26 @@ class TestOnCuda:
         for part, of in zip(parts, out.unbind(), strict=True):
             alone = PYTORCHS(*(part.transpose(0, 1)[None],) * 3, is_causal=True)[0].transpose(0, 1)
             torch.testing.assert_close(of, alone, atol=4e-3, rtol=4e-3)
+
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_gradients_of_nested_tensors(self, compiled: bool, device: str, rng: torch.Generator) -> None:
+        """Jagged ones, causal, in eager mode and in a graph: those of each sequence by itself."""
+        parts = [torch.randn(n, 4, 64, generator=rng).to(device, torch.float16).requires_grad_() for n in (100, 37)]
+        torch.compiler.reset()
+
+        def attend(nested: torch.Tensor) -> torch.Tensor:
+            heads_first = nested.transpose(1, 2)
+            return PYTORCHS(heads_first, heads_first, heads_first, is_causal=True).transpose(1, 2)
+
+        function = torch.compile(attend, backend="aot_eager") if compiled else attend
+        with sdpa.enable(strict=True):
+            out = function(torch.nested.as_nested_tensor(parts, layout=torch.jagged))
+            given = torch.autograd.grad(out.values().float().square().sum(), parts)
+        assert sdpa.report().served == {"aten::_flash_attention_forward": 1}
+        for part, gradient in zip(parts, given, strict=True):
+            alone = attend(part[None])[0]
+            (expected,) = torch.autograd.grad(alone.float().square().sum(), part)
+            torch.testing.assert_close(gradient, expected, atol=2e-2, rtol=2e-2)
 
     def test_passed_on(self, leaves: list[torch.Tensor]) -> None:
         """Dropout: PyTorch's flash kernel, forward and backward, by the same draws; a mask: another kernel of its."""

@@ -39,7 +39,9 @@ def test_fits(capability: int, head_dim: int, causal: Causal, dtype: torch.dtype
 @pytest.mark.parametrize("capability", SHARED_KB)
 def test_backward_fits(capability: int, head_dim: int, causal: Causal, backend: str) -> None:
     q = torch.empty(1, 2, 1024, head_dim, dtype=torch.float16)
-    _assert_fits(backward_plan(q, q, q, causal, backend=backend, capability=capability), capability, head_dim)
+    for options in ({}, {"softcap": 2.0}):
+        made = backward_plan(q, q, q, causal, backend=backend, capability=capability, **options)
+        _assert_fits(made, capability, head_dim)
 
 
 def _assert_fits(made: dict[str, Any], capability: int, head_dim: int) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from cases import score
-from checks import NOT_SERVED
 from test_errors import (
     CUDA,
     RAW_ERRORS,
@@ -64,17 +63,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.skipif(not report.load()["kernels"], reason="this build has no CUDA kernels")
 @pytest.mark.parametrize("name", OPTIONS)
-def test_what_sm80_does_not_serve_yet(name: str) -> None:
-    """csrc/api/served.h; the tests of the options know its sentences."""
+def test_every_backend_serves_the_options(name: str) -> None:
     call = _apply(_call("cpu"), OPTIONS[name])
     options = {**_options(call), "backend": None}
-    for backward in (False, True):
-        plan = flash_cute.explain(call["q"], call["k"], call["v"], **options, capability=90, backward=backward)
-        assert plan.data["backend"] == "sm90"
-    assert flash_cute.explain(call["q"], call["k"], call["v"], **options, capability=80).data["backend"] == "sm80"
-    if name in ("softcap", "alibi_slopes"):
-        with pytest.raises(ValueError, match=NOT_SERVED):
-            flash_cute.explain(call["q"], call["k"], call["v"], **options, capability=80, backward=True)
+    for capability, backend in ((80, "sm80"), (86, "sm80"), (90, "sm90")):
+        for backward in (False, True):
+            tensors = (call["q"], call["k"], call["v"])
+            plan = flash_cute.explain(*tensors, **options, capability=capability, backward=backward)
+            assert plan.data["backend"] == backend
 
 
 @pytest.mark.skipif(not report.load()["kernels"], reason="this build has no CUDA kernels")
@@ -94,7 +90,7 @@ def test_softcap_that_float32_does_not_hold_for_a_gpu(softcap: float) -> None:
         torch.ops.flash_cute.fwd_plan(q, q, q, *score(softcap=softcap), "auto", 80)
 
 
-def test_head_dim_of_v_above_256_for_a_gpu() -> None:
-    q, v = (torch.zeros(1, 1, 4, head_dim, dtype=torch.float16) for head_dim in (64, 264))
-    with pytest.raises(RAW_ERRORS, match=r"^flash_cute: v: expected a head dim of at most 256 on CUDA, got 264"):
+def test_head_dim_of_v_above_1024_for_a_gpu() -> None:
+    q, v = (torch.zeros(1, 1, 4, head_dim, dtype=torch.float16) for head_dim in (64, 1032))
+    with pytest.raises(RAW_ERRORS, match=r"^flash_cute: v: expected a head dim of at most 1024 on CUDA, got 1032"):
         torch.ops.flash_cute.fwd_plan(q, q, v, *score(), "auto", 80)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cases import CAUSAL, CPU_DTYPES, CUDA_DTYPES, Backward, Case, Forward, score
-from checks import served_inputs, skip_unless_served
+from checks import inputs_and_options
 from layouts import LAYOUTS
 from numerics import assert_gradients_match, assert_matches, same_bits
 from test_compile import FORWARD_CHECKS
@@ -65,7 +65,6 @@ def test_exact(
     print(case, *layouts, options)
     inputs = [layout.make(x) for layout, x in zip(layouts, case.inputs(device, rng), strict=True)]
     options |= case.options(device, rng)
-    skip_unless_served(*inputs, case.causal, backend=backend, **options)
     assert_matches(*fwd(*inputs, case.causal, **options), *inputs, case.causal, **options)
 
     layouts = [pick.choice(DISTINCT_LAYOUTS) for _ in range(4)]
@@ -142,7 +141,7 @@ def _recorded(call: Call, tensors: tuple[torch.Tensor, ...]) -> Any:
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_differentiate(device: str, way: str, rng: torch.Generator) -> None:
-    inputs, options = served_inputs(ALL, device, rng)
+    inputs, options = inputs_and_options(ALL, device, rng)
     sinks = options.pop("sinks")
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
@@ -154,7 +153,7 @@ def test_every_way_to_differentiate(device: str, way: str, rng: torch.Generator)
 
 def test_autograd_is_bwd(device: str, rng: torch.Generator) -> None:
     """autograd.Function, the operator's own autograd, and `bwd` called by hand: the same bits."""
-    inputs, options = served_inputs(ALL, device, rng)
+    inputs, options = inputs_and_options(ALL, device, rng)
     leaves = [x.requires_grad_() for x in (*inputs, options["sinks"])]
     raw = score("none", options["window"], **{x: options[x] for x in ("softcap", "sinks", "alibi_slopes")})
     results = flash_cute.fwd(*leaves[:3], deterministic=True, **options)
@@ -172,7 +171,7 @@ def test_autograd_is_bwd(device: str, rng: torch.Generator) -> None:
 @pytest.mark.parametrize("slopes", ["head", "batch"])
 def test_opcheck(device: str, operator: str, slopes: str, rng: torch.Generator) -> None:
     case = Case(**{**ALL.__dict__, "slopes": slopes})
-    (q, k, v), options = served_inputs(case, device, rng)
+    (q, k, v), options = inputs_and_options(case, device, rng)
     raw = score(True, options["window"], **{x: options[x] for x in ("softcap", "sinks", "alibi_slopes")})
     call = getattr(torch.ops.flash_cute, operator).default
     if "fwd" in operator:
@@ -202,7 +201,7 @@ def test_one_graph_for_all_sizes(device: str, rng: torch.Generator) -> None:
     # No two sizes are equal, which the compiler would take for a rule.
     for batch, heads, len_q, len_k in ((3, 10, 33, 65), (5, 12, 40, 50), (7, 8, 9, 90)):
         changed = {"batch": batch, "heads_q": heads, "len_q": len_q, "len_k": len_k}
-        inputs, options = served_inputs(Case(**{**ALL.__dict__, **changed}), device, rng)
+        inputs, options = inputs_and_options(Case(**{**ALL.__dict__, **changed}), device, rng)
         tensors = {name: options[name] for name in ("sinks", "alibi_slopes")}
         assert same_bits((compiled(*inputs, **tensors),), (attend(*inputs, **tensors),))
     assert counter.frame_count == 1

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-pytest.importorskip("transformers", minversion="5")
+pytest.importorskip("transformers", minversion="5.4")
 pytest.importorskip("accelerate", reason="Transformers' Trainer needs it")
 
 FILE = Path(__file__).parents[1] / "examples" / "packed_finetuning.py"
@@ -37,7 +37,7 @@ def test_sequences_that_see_each_other_fail(example, monkeypatch, capsys):
     """The example's check is one: without positions that begin again, packed documents see each other."""
     import flash_cute.integrations.transformers as integration
 
-    monkeypatch.setattr(integration, "_offsets_of_positions", lambda positions: None)
+    monkeypatch.setattr(integration, "_offsets_of_positions", lambda module, positions: None)
     monkeypatch.setattr(integration, "mask", lambda **arguments: None)
     integration.register()
     model = example.load(None).eval()

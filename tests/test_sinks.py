@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import CAUSAL, Backward, Case, Causal, Forward, mask_name, score
-from checks import assert_exact, on_each_device, served_inputs, skip_unless_served
+from checks import assert_exact, inputs_and_options, on_each_device
 from numerics import assert_gradients_match, assert_matches, same_bits
 
 import flash_cute
@@ -44,7 +44,7 @@ def test_the_lse_is_without_them(
     device: str, causal: Causal, backend: str | None, fwd: Forward, bwd: Backward, rng: torch.Generator
 ) -> None:
     """To the bit; and sinks of -inf are none, whose gradient is 0."""
-    inputs, options = served_inputs(Case(64, 65, 129, causal, heads_q=4, sinks=SINGLE), device, rng, backend)
+    inputs, options = inputs_and_options(Case(64, 65, 129, causal, heads_q=4, sinks=SINGLE), device, rng)
     out, lse = fwd(*inputs, causal)
     assert same_bits((lse,), fwd(*inputs, causal, **options)[1:])
     none = torch.full_like(options["sinks"], -torch.inf)
@@ -61,9 +61,8 @@ def test_far_above_the_scores(
 ) -> None:
     """The keys have next to no weight, and the gradient that comes through the LSE is what it is without sinks."""
     case = Case(64, 65, 129, True, torch.float16 if device == "cuda" else SINGLE)
-    (q, k, v), _ = served_inputs(case, device, rng, backend)
+    (q, k, v), _ = inputs_and_options(case, device, rng)
     sinks = torch.full((2,), sink, device=device)
-    skip_unless_served(q, k, v, backend=backend, sinks=sinks)
     out, lse = fwd(q, k, v, True, sinks=sinks)
     assert_matches(out, lse, q, k, v, True, sinks=sinks)
     dout, dlse = case.flow(device, rng)
@@ -77,7 +76,7 @@ def test_rows_that_see_no_key(
     device: str, backend: str | None, fwd: Forward, bwd: Backward, rng: torch.Generator
 ) -> None:
     """They give the sinks no gradient either, whatever flows into them (on a GPU: whatever is finite)."""
-    (q, k, v), options = served_inputs(Case(64, 129, 65, True, sinks=SINGLE), device, rng, backend)
+    (q, k, v), options = inputs_and_options(Case(64, 129, 65, True, sinks=SINGLE), device, rng)
     dout = torch.randn(q.shape, generator=rng).to(q)
     first = bwd(dout, q, k, v, True, deterministic=True, **options)
     dout[:, :, :64] = torch.inf if device == "cpu" else 6e4
@@ -100,7 +99,7 @@ def test_all_scores_minus_infinity(rng: torch.Generator) -> None:
 @pytest.mark.kernel
 def test_parts_of_the_keys(device: str, backend: str | None, fwd: Forward, rng: torch.Generator) -> None:
     """Parts are merged by their LSE without sinks, which are applied once, at the end."""
-    (q, k, v), options = served_inputs(Case(64, 65, 129, sinks=SINGLE), device, rng, backend)
+    (q, k, v), options = inputs_and_options(Case(64, 65, 129, sinks=SINGLE), device, rng)
     parts = [fwd(q, k[:, :, x], v[:, :, x]) for x in (slice(0, 40), slice(40, 129))]
     lse = torch.logaddexp(parts[0][1], parts[1][1])
     out = sum(x.float() * (y - lse).exp().unsqueeze(-1) for x, y in parts)
@@ -123,7 +122,7 @@ def test_gradcheck(causal: Causal, dlse: bool, rng: torch.Generator) -> None:
 
 
 def test_sinks_alone_require_grad(device: str, rng: torch.Generator) -> None:
-    inputs, options = served_inputs(Case(16, 9, 13, True, heads_q=4, sinks=torch.float16), device, rng)
+    inputs, options = inputs_and_options(Case(16, 9, 13, True, heads_q=4, sinks=torch.float16), device, rng)
     sinks = options["sinks"].requires_grad_()
     out, lse = flash_cute.fwd(*inputs, True, sinks=sinks)
     (given,) = torch.autograd.grad(out, sinks, torch.ones_like(out), retain_graph=True)
@@ -136,7 +135,7 @@ def test_sinks_alone_require_grad(device: str, rng: torch.Generator) -> None:
 
 def test_what_comes_back(device: str, rng: torch.Generator) -> None:
     """dsinks is a fourth result where sinks are given; the operator always has four."""
-    inputs, options = served_inputs(Case(16, 9, 13, heads_q=4, sinks=SINGLE), device, rng)
+    inputs, options = inputs_and_options(Case(16, 9, 13, heads_q=4, sinks=SINGLE), device, rng)
     out, lse = flash_cute.fwd(*inputs)
     assert len(flash_cute.bwd(out, *inputs, out, lse)) == 3
     assert len(flash_cute.bwd(out, *inputs, out, lse, **options)) == 4

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from cases import CAUSAL, Backward, Case, Causal, Forward, mask_name
-from checks import assert_exact, on_each_device, served_inputs
+from checks import assert_exact, inputs_and_options, on_each_device
 from numerics import same_bits
 
 import flash_cute
@@ -41,7 +41,7 @@ def test_exact(
 @pytest.mark.kernel
 def test_nothing_is_above_the_cap(device: str, backend: str | None, fwd: Forward, rng: torch.Generator) -> None:
     """Scores of hundreds, which tanh takes to its ends: a row whose scores are alike is the mean of v."""
-    (q, k, v), options = served_inputs(Case(64, 65, 129, softcap=0.25), device, rng, backend)
+    (q, k, v), options = inputs_and_options(Case(64, 65, 129, softcap=0.25), device, rng)
     out, lse = fwd(30 * q, k, v, **options)
     assert ((lse - math.log(129)).abs() <= 0.25 + 1e-4).all()
     out, lse = fwd(30 * q, torch.ones_like(k), v, **options)
@@ -52,7 +52,7 @@ def test_nothing_is_above_the_cap(device: str, backend: str | None, fwd: Forward
 def test_far_above_the_scores_it_changes_nothing(
     device: str, backend: str | None, fwd: Forward, rng: torch.Generator
 ) -> None:
-    (q, k, v), options = served_inputs(Case(64, 65, 129, softcap=1e4), device, rng, backend)
+    (q, k, v), options = inputs_and_options(Case(64, 65, 129, softcap=1e4), device, rng)
     for given, plain in zip(fwd(q, k, v, **options), fwd(q, k, v), strict=True):
         torch.testing.assert_close(given, plain, rtol=1e-3, atol=1e-3)
 

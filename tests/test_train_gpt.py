@@ -12,7 +12,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from packed import served
 from torch import Tensor
 
 pytest.importorskip("tqdm", reason="the extra flash_cute[examples] is not installed")
@@ -158,8 +157,7 @@ def test_learns_on_the_gpu(example, tmp_path, capsys, head_dim):
 
 @pytest.mark.cuda
 def test_packed_documents_on_the_gpu(example, tmp_path):
-    with served():
-        assert small(example, tmp_path, 64, "--packed", "--attention", "flash_cute", device="cuda") == 0
+    assert small(example, tmp_path, 64, "--packed", "--attention", "flash_cute", device="cuda") == 0
 
 
 def test_the_seed_is_the_run(example):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import CAUSAL, Causal, mask_name
 from numerics import same_bits
-from packed import Packed, offsets, pack, served
+from packed import Packed, offsets, pack
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -54,9 +54,8 @@ def test_one_graph_for_all_lengths(device: str, causal: Causal, with_used: bool,
         extra = list(packed.call[3:])
         if with_used:
             extra += [torch.full((len(lengths),), 5, dtype=torch.int32, device=device)] * 2
-        with served():
-            expected = torch.autograd.grad(attend(*leaves, *extra), leaves)
-            given = torch.autograd.grad(compiled(*leaves, *extra), leaves)
+        expected = torch.autograd.grad(attend(*leaves, *extra), leaves)
+        given = torch.autograd.grad(compiled(*leaves, *extra), leaves)
         assert same_bits(given, expected)
     assert counter.frame_count == 1, "other lengths were compiled again"
 
@@ -67,9 +66,8 @@ def test_hints_that_change_are_one_graph(device: str, rng: torch.Generator) -> N
     )
     for lengths in (LENGTHS, ((33, 65), (2, 1), (7, 7)), ((40, 3), (3, 40))):
         packed = pack(lengths, device, rng, head_dim=16)
-        with served():
-            given = compiled(packed.call, max(map(max, lengths)))
-            assert same_bits((given,), (flash_cute.varlen_attention(*packed.call, True),))
+        given = compiled(packed.call, max(map(max, lengths)))
+        assert same_bits((given,), (flash_cute.varlen_attention(*packed.call, True),))
     assert counter.frame_count == 1, "other lengths were compiled again"
 
 
@@ -80,9 +78,8 @@ def test_sinks_in_a_graph(device: str, rng: torch.Generator) -> None:
     packed = pack(((9, 9), (30, 30)), device, rng, head_dim=16)
     leaves = [*(x.requires_grad_() for x in packed.tensors), torch.ones(4, device=device, requires_grad=True)]
     compiled, _ = _compiled_in_one_graph(attend)
-    with served():
-        expected = torch.autograd.grad(attend(*leaves, packed.cu_seqlens_q), leaves)
-        given = torch.autograd.grad(compiled(*leaves, packed.cu_seqlens_q), leaves)
+    expected = torch.autograd.grad(attend(*leaves, packed.cu_seqlens_q), leaves)
+    given = torch.autograd.grad(compiled(*leaves, packed.cu_seqlens_q), leaves)
     assert same_bits(given, expected)
 
 
@@ -97,7 +94,7 @@ def test_totals_that_depend_on_data(device: str, rng: torch.Generator) -> None:
     x = torch.randn(40, 2, 16, generator=rng).to(device, torch.float16 if device == "cuda" else torch.float32)
     keep = torch.rand(40, generator=rng) < 0.6
     of = offsets((3, 0, int(keep.sum()) - 3), device)
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), served():
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
         assert same_bits((compiled(x, keep.to(device), of),), (attend(x, keep.to(device), of),))
         with pytest.raises(Exception, match="cu_seqlens_q: expected int32, got int64"):
@@ -124,12 +121,10 @@ def test_opcheck(packed: Packed, operator: str) -> None:
     call = getattr(torch.ops.flash_cute, operator).default
     score = (None, 3, 0.5, None, None, None)  # right side, softcap, sinks, slopes, scale
     for lengths in ((None, None, None, None), (used, used, 17, 17)):
-        with served():
-            torch.library.opcheck(call, (*packed.call, *lengths, "none", None, None, None, None, None, None, "auto"))
-    with served():
-        sinks, slopes = torch.ones(4, device=packed.q.device), torch.ones(4, 4, device=packed.q.device)
-        rest = ("bottom_right", 5, *score[1:3], sinks, slopes, None)
-        torch.library.opcheck(call, (*packed.call, None, used, None, None, *rest, "auto"))
+        torch.library.opcheck(call, (*packed.call, *lengths, "none", None, None, None, None, None, None, "auto"))
+    sinks, slopes = torch.ones(4, device=packed.q.device), torch.ones(4, 4, device=packed.q.device)
+    rest = ("bottom_right", 5, *score[1:3], sinks, slopes, None)
+    torch.library.opcheck(call, (*packed.call, None, used, None, None, *rest, "auto"))
 
 
 def test_opcheck_requires_grad(packed: Packed) -> None:
@@ -137,9 +132,8 @@ def test_opcheck_requires_grad(packed: Packed) -> None:
     sinks = torch.ones(4, device=leaves.q.device, requires_grad=True)
     for given in (None, sinks):
         mask = ("bottom_right", None, None, None, given, None, None)
-        with served():
-            call = (*leaves.call, None, None, None, None, *mask, "auto", True)
-            torch.library.opcheck(torch.ops.flash_cute.varlen_fwd.default, call)
+        call = (*leaves.call, None, None, None, None, *mask, "auto", True)
+        torch.library.opcheck(torch.ops.flash_cute.varlen_fwd.default, call)
 
 
 @pytest.mark.parametrize("operator", ["varlen_bwd", "_varlen_bwd"])
@@ -147,8 +141,7 @@ def test_opcheck_requires_grad(packed: Packed) -> None:
 def test_opcheck_backward(device: str, head_dim_v: int, operator: str, rng: torch.Generator) -> None:
     packed = pack(LENGTHS, device, rng, head_dim=16, head_dim_v=head_dim_v)
     call = getattr(torch.ops.flash_cute, operator).default
-    with served():
-        out, lse = flash_cute.varlen_fwd(*packed.call, True)
+    out, lse = flash_cute.varlen_fwd(*packed.call, True)
     dout = torch.ones_like(out)
     sinks = torch.ones(4, device=device)
     for dlse, given in ((None, None), (torch.ones_like(lse), sinks)):

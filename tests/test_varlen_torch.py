@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import Causal, mask_name
 from numerics import same_bits
-from packed import Packed, assert_packed_gradients, assert_packed_matches, flow, pack, served
+from packed import Packed, assert_packed_gradients, assert_packed_matches, flow, pack
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -37,19 +37,16 @@ def _operator(packed: Packed, causal: Causal = True, **score: Any) -> Any:
     score = {"softcap": None, "sinks": None, "alibi_slopes": None, **score}
     lengths = (*packed.used.values(), None, None)
     mask = (mask_name(causal), None, None, *score.values(), None)
-    with served():
-        return torch.ops.flash_cute.varlen_fwd(*packed.call, *lengths, *mask, "auto", True)
+    return torch.ops.flash_cute.varlen_fwd(*packed.call, *lengths, *mask, "auto", True)
 
 
 def _function(packed: Packed, causal: Causal = True, **score: Any) -> Any:
-    with served():
-        return flash_cute.varlen_fwd(*packed.call, causal, deterministic=True, **packed.used, **score)
+    return flash_cute.varlen_fwd(*packed.call, causal, deterministic=True, **packed.used, **score)
 
 
 def _attention(packed: Packed, causal: Causal = True, **score: Any) -> Any:
-    with served():
-        options = {"return_lse": True, "deterministic": True, **packed.used, **score}
-        return flash_cute.varlen_attention(*packed.call, causal, **options)
+    options = {"return_lse": True, "deterministic": True, **packed.used, **score}
+    return flash_cute.varlen_attention(*packed.call, causal, **options)
 
 
 WAYS = (_operator, _function, _attention)
@@ -256,13 +253,12 @@ def test_a_graph_is_replayed_with_other_lengths(
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with served():
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out, lse, gradients = step()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse, gradients = step()
     for ends in (
         (100, 200, 300, 400, 500, 550, 600),
         (600,) * 7,
@@ -283,9 +279,8 @@ def test_a_graph_is_replayed_with_other_lengths(
 @pytest.mark.parametrize("device", [CUDA])
 def test_nothing_waits_for_the_device(leaves: Packed, device: str, backend: str | None) -> None:
     def step() -> None:
-        with served():
-            out, lse = flash_cute.varlen_fwd(*leaves.call, True, backend=backend)
-            torch.autograd.grad((out, lse), leaves.tensors, (out.detach(), lse.detach()))
+        out, lse = flash_cute.varlen_fwd(*leaves.call, True, backend=backend)
+        torch.autograd.grad((out, lse), leaves.tensors, (out.detach(), lse.detach()))
 
     step()
     torch.cuda.synchronize()

@@ -58,7 +58,7 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
   };
 
   bool const dq_in_memory = !plan.shape.dq_in_registers;
-  bool const draws = offsets.sink_parts > offsets.drawn;
+  bool const keeps_tickets = offsets.sink_parts > offsets.drawn, has_queue = offsets.row_sequence > offsets.dq_queue;
   bool const reads = reads_sequences(plan.variant), has_sinks = problem.has_sinks;
   auto const list = [&](int64_t offset) { return reads ? static_cast<int*>(part(offset)) : nullptr; };
   BwdParams const params{.q = q.data,
@@ -79,8 +79,8 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
                          .scaled_dout = plan.scales_dout ? part(offsets.scaled_dout) : nullptr,
                          .semaphores = dq_in_memory ? static_cast<int*>(part(offsets.semaphores)) : nullptr,
                          .counters = dq_in_memory ? static_cast<int*>(part(offsets.counters)) : nullptr,
-                         .dq_queue = reads && dq_in_memory ? static_cast<int*>(part(offsets.dq_queue)) : nullptr,
-                         .drawn = draws ? static_cast<int*>(part(offsets.drawn)) : nullptr,
+                         .dq_queue = has_queue ? static_cast<int*>(part(offsets.dq_queue)) : nullptr,
+                         .drawn = keeps_tickets ? static_cast<int*>(part(offsets.drawn)) : nullptr,
                          .q_strides = q.strides,
                          .k_strides = k.strides,
                          .v_strides = v.strides,
@@ -109,9 +109,9 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
                          .sinks = make_sinks(args.call),
                          .sequences = reads ? make_sequences(args.call, problem, lengths) : Sequences{},
                          .tiles = {.row_sequence = list(offsets.row_sequence),
-                                   .rows_before = list(offsets.rows_before),
                                    .key_sequence = list(offsets.key_sequence),
-                                   .keys_before = list(offsets.keys_before)},
+                                   .records = reads ? static_cast<SequenceRecord*>(part(offsets.records)) : nullptr,
+                                   .totals = list(offsets.totals)},
                          .score = make_score_terms(args.call, problem)};
   check_cuda(decision.instance.launch(plan, params, current_stream(args.call.q.device_index)),
              "launch the backward");

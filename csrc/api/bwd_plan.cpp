@@ -13,12 +13,20 @@ std::vector<NamedCopy> tensors(BwdDecision const& decision) {
           {"dk", decision.dk, true, head_dim},       {"dv", decision.dv, true, head_dim_v}};
 }
 
+// The kernel that computes dK and dV.
+char const* kernel_name(BwdDecision const& decision) {
+  if (decision.plan.shape.dq_in_registers) return "bwd_keys_kernel";
+  bool const sequences = decision.backend == Backend::kSm80 && reads_sequences(decision.plan.variant);
+  return sequences ? "bwd_sequences_kernel" : "bwd_kernel";
+}
+
 std::string why_tile(BwdDecision const& decision) {
   KernelShape const& shape = decision.plan.shape;
   std::string text = "Tile of " + std::to_string(shape.block_n) + " keys by " + std::to_string(shape.block_m) +
                      " query rows: " + table_entry(decision);
-  if (decision.backend == Backend::kSm80) text += sm80_chip_text(decision.plan.entry);
-  return text + ".";
+  if (decision.backend == Backend::kSm90) return text + ".";
+  if (reads_sequences(decision.plan.variant)) return text + " for packed batches and modified scores, on any chip.";
+  return text + sm80_chip_text(decision.plan.entry) + ".";
 }
 
 std::vector<std::string> reasons(Problem const& problem, BwdDecision const& decision, bool packed) {
@@ -67,8 +75,7 @@ JsonObject bwd_plan_object(FwdArgs const& call, bool deterministic, PlannedCall 
   }
   BwdDecision const decision = plan_bwd(call, nullptr, nullptr, deterministic, /*has_dlse=*/false, problem, *gpu);
   JsonObject json = call_json(backend_name(decision.backend), call, problem);
-  char const* const kernel = decision.plan.shape.dq_in_registers ? "bwd_keys_kernel" : "bwd_kernel";
-  add_kernel(json, kernel, decision, decision.plan.key_tiles);
+  add_kernel(json, kernel_name(decision), decision, decision.plan.key_tiles);
   json.number("kernel_head_dim_v", int64_t{decision.plan.head_dim_v})
       .string("variant", variant_name(decision.plan.variant))
       .boolean("deterministic", deterministic)

@@ -259,9 +259,10 @@ inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
   FLASH_CUTE_CHECK(std::isnormal(static_cast<float>(problem.scale)) &&
                        std::isfinite(static_cast<float>(problem.scale * kLog2E)),
                    "scale: expected a number that float32 holds, also times log2(e), got ", problem.scale);
-  FLASH_CUTE_CHECK(problem.head_dim <= 256, "q: expected a head dim of at most 256 on CUDA, got ", problem.head_dim);
-  FLASH_CUTE_CHECK(problem.head_dim_v <= 256, "v: expected a head dim of at most 256 on CUDA, got ",
-                   problem.head_dim_v);
+  FLASH_CUTE_CHECK(problem.head_dim <= kLargestHeadDim, "q: expected a head dim of at most ", kLargestHeadDim,
+                   " on CUDA, got ", problem.head_dim);
+  FLASH_CUTE_CHECK(problem.head_dim_v <= kLargestHeadDim, "v: expected a head dim of at most ", kLargestHeadDim,
+                   " on CUDA, got ", problem.head_dim_v);
   FLASH_CUTE_CHECK(problem.softcap == 0 || (std::isnormal(static_cast<float>(problem.softcap)) &&
                                             std::isfinite(static_cast<float>(problem.softcap * kLog2E))),
                    "softcap: expected a number that float32 holds, also times log2(e), got ", problem.softcap);

@@ -40,6 +40,12 @@ std::vector<std::string> reasons(Problem const& problem, FwdDecision const& deci
                         std::to_string(split.ranges) + " multiprocessors, by " +
                         std::to_string(decision.plan.workspace.bytes / 1024) + " KB of workspace.");
   }
+  if (int const parts = decision.plan.column_parts; parts > 1) {
+    sentences.push_back("The columns of out are split over " + std::to_string(parts) +
+                        " CTAs per row tile, " +
+                        (decision.backend == Backend::kSm90 ? "which also divide the work on its scores."
+                                                            : "each of which computes the scores of its rows."));
+  }
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
   if (decision.plan.ctas == 0) sentences.push_back("Nothing is launched: the output is empty.");
   if (problem.heads_kv > 0 && problem.heads_q > problem.heads_kv) {
@@ -63,10 +69,11 @@ JsonObject fwd_plan_object(FwdArgs const& args, PlannedCall const& call) {
   bool const packed = args.sequences.has_value();
   int64_t const tiles = most_row_tiles(problem, plan.shape, packed);
   JsonObject json = call_json(backend_name(decision.backend), args, problem);
-  add_kernel(json, "fwd_kernel", decision, tiles);
+  add_kernel(json, is_large(decision) ? "fwd_large_kernel" : "fwd_kernel", decision, tiles);
   json.number("kernel_head_dim_v", int64_t{plan.head_dim_v})
+      .number("column_parts", int64_t{std::max(1, plan.column_parts)})
       .string("variant", variant_name(plan.variant));
-  if (decision.backend == Backend::kSm90) {
+  if (decision.backend == Backend::kSm90 && !is_large(decision)) {
     json.boolean("late_wait", sm90::fwd::tile_config(plan.head_dim, plan.entry, plan.head_dim_v).late_wait);
   }
   json.number("split_tiles", int64_t{decision.plan.split.tiles})

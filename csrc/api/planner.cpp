@@ -1,15 +1,9 @@
 #include "planner.h"
 
-#include "served.h"
+#include "planner_large.h"
 
 namespace flash_cute {
 namespace {
-
-int64_t aligned(int64_t bytes) { return (bytes + 127) / 128 * 128; }
-
-int sm80_entry(Problem const& problem, Gpu gpu) {
-  return problem.forced_chip >= 0 ? problem.forced_chip : sm80::chip_of(gpu.capability);
-}
 
 // Whether some row does not see some key.
 bool is_masked(Problem const& problem) { return problem.band.has_lower() || problem.band.has_upper(); }
@@ -61,14 +55,6 @@ void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
   plan.workspace.bytes = plan.workspace.parts + sm90::fwd::parts_bytes(plan.shape, plan.head_dim_v, plan.split);
 }
 
-// The tiles per head of a batch whose sequences the kernel reads at run time, `length` rows or keys long. Of a packed
-// one the host knows the most that there can be: each sequence, or rows between sequences, may end in a tile that is
-// not full.
-int64_t most_tiles(Problem const& problem, int length, int block, bool packed) {
-  if (!packed) return num_tiles(length, block, problem.batch);
-  return int64_t{length} / block + std::min<int64_t>(length, int64_t{problem.batch} + 2);
-}
-
 Variant fwd_variant(Problem const& problem, FwdDecision const& decision, bool packed) {
   if (problem.softcap > 0 || problem.has_alibi) return Variant::kModified;
   bool const one_head_dim = decision.instance.head_dim == decision.instance.head_dim_v;
@@ -103,7 +89,7 @@ void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gp
 
 // `block_m`: the rows of one of `plan.row_tiles`.
 BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool packed, int padded_head_dim_v, int block_m,
-                           bool draws_tasks) {
+                           bool keeps_tickets, bool has_queue) {
   int64_t const rows = plan.row_tiles * block_m;
   bool const sums = !plan.shape.dq_in_registers;
   BwdWorkspace workspace{};
@@ -114,19 +100,18 @@ BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool pac
   int64_t const heads = int64_t{problem.batch} * problem.heads_q;
   int64_t const counters = std::max<int64_t>(1 + heads, 4);  // see DqQueue
   workspace.drawn = workspace.counters + (sums ? aligned(4 * counters) : 0);
-  workspace.sink_parts = workspace.drawn + (draws_tasks ? aligned(4 * plan.key_tiles) : 0);
+  workspace.sink_parts = workspace.drawn + (keeps_tickets ? aligned(4 * plan.key_tiles) : 0);
   workspace.scaled_dout = aligned(workspace.sink_parts + (problem.has_sinks ? 4 * plan.row_tiles : 0));
   int64_t const all_rows = int64_t{packed ? 1 : problem.batch} * problem.heads_q * problem.len_q;
   workspace.dq_queue = workspace.scaled_dout + (plan.scales_dout ? aligned(2 * all_rows * padded_head_dim_v) : 0);
-  bool const queue = sums && reads_sequences(plan.variant);
-  workspace.row_sequence = workspace.dq_queue + (queue ? aligned(4 * plan.row_tiles) : 0);
+  workspace.row_sequence = workspace.dq_queue + (has_queue ? aligned(2 * 4 * plan.row_tiles) : 0);
   workspace.bytes = workspace.row_sequence;
   if (!reads_sequences(plan.variant)) return workspace;
-  int64_t const sequences = aligned(4 * (int64_t{problem.batch} + 3));  // and one more number, see SequenceTiles
-  workspace.rows_before = workspace.row_sequence + aligned(4 * int64_t{plan.m_blocks});
-  workspace.key_sequence = workspace.rows_before + sequences;
-  workspace.keys_before = workspace.key_sequence + aligned(4 * int64_t{plan.n_blocks});
-  workspace.bytes = workspace.keys_before + sequences;
+  workspace.key_sequence = workspace.row_sequence + aligned(4 * int64_t{plan.m_blocks});
+  workspace.records = workspace.key_sequence + aligned(4 * int64_t{plan.n_blocks});
+  int64_t const most_sequences = int64_t{problem.batch} + 2;  // see sequence_count
+  workspace.totals = workspace.records + aligned(kSequenceRecordBytes * most_sequences);
+  workspace.bytes = workspace.totals + aligned(4 * 2);
   return workspace;
 }
 
@@ -171,6 +156,10 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
   FwdPlan& plan = decision.plan;
   bool const sm90 = decision.backend == Backend::kSm90, packed = args.sequences.has_value();
   plan.head_dim_v = decision.instance.head_dim_v;
+  if (is_large(decision)) {
+    plan_fwd_large(decision, args, problem, gpu);
+    return decision;
+  }
   plan.variant = fwd_variant(problem, decision, packed);
   if (reads_sequences(plan.variant)) {
     plan_fwd_of_sequences(decision, problem, gpu, packed);
@@ -214,12 +203,11 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
                  : packed                                 ? Variant::kPacked
                                                           : Variant::kDense;
   bool const reads = reads_sequences(plan.variant);
-  check_served_by_bwd(decision.backend, plan.variant);
   if (!sm90) {
     plan.entry = sm80_entry(problem, gpu);
     pad_to_one_head_dim(decision);
   }
-  plan.shape = !sm90  ? sm80::bwd::kernel_shape(plan.head_dim, plan.entry)
+  plan.shape = !sm90  ? sm80::bwd::kernel_shape(plan.head_dim, plan.entry, plan.variant)
                : wide ? sm90::bwd_wide::kernel_shape(plan.head_dim, plan.head_dim_v)
                       : sm90::bwd::kernel_shape(plan.head_dim, plan.variant);
   plan.deterministic = deterministic;
@@ -238,7 +226,8 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
                                          : num_tiles(problem.len_k, plan.shape.block_n, 1));
   if (reads) {
     plan.ctas = sm90 && !wide ? std::min<int64_t>(plan.key_tiles, gpu.num_sms) : plan.key_tiles;
-    plan.dq_ctas = wide ? plan.row_tiles : 0;  // else the tasks convert the sums, see sm90/bwd/dq_queue.cuh
+    // Up to head dim 128 the sm90 tasks convert the sums themselves, see sm90/bwd/dq_queue.cuh.
+    plan.dq_ctas = !sm90 || wide ? plan.row_tiles : 0;
   } else if (sm90 && !wide) {
     order_sm90(plan, problem, gpu, call.q);
   } else {
@@ -246,7 +235,7 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
     plan.ctas = plan.key_tiles;
     plan.dq_ctas = sm90 ? num_tiles(problem.len_q, sm90::bwd_wide::kQueryTileRows, heads_q) : plan.row_tiles;
   }
-  if (!sm90) {
+  if (!sm90 && !reads) {
     int const group = problem.heads_q / problem.heads_kv;
     int64_t const rows = num_tiles(static_cast<int>(longest_rows(problem, plan.shape)), plan.shape.block_m, 1) *
                          plan.shape.block_m * group;
@@ -255,7 +244,8 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
                                 plan.n_blocks, problem.batch * problem.heads_kv, gpu.num_sms);
   }
   plan.workspace = bwd_workspace(plan, problem, packed, decision.padded_head_dim_v, listed_rows,
-                                 /*draws_tasks=*/!sm90 && deterministic);
+                                 /*keeps_tickets=*/!sm90 && !reads && deterministic,
+                                 /*has_queue=*/sm90 && !wide && reads);
   return decision;
 }
 

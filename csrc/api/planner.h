@@ -36,6 +36,13 @@ struct Decision {
 
 using FwdDecision = Decision<FwdInstance, FwdPlan>;
 
+// Whether the kernel is that of fwd_large.
+inline bool is_large(FwdDecision const& decision) {
+  bool const sm90 = decision.backend == Backend::kSm90;
+  return std::max(decision.plan.head_dim, decision.plan.head_dim_v) >
+         (sm90 ? sm90::fwd::kMaxHeadDim : kMaxUnsplitHeadDim);
+}
+
 struct BwdDecision : Decision<BwdInstance, BwdPlan> {
   Copy dout = Copy::kNone;
   Copy dq = Copy::kNone;
@@ -88,6 +95,22 @@ inline int64_t num_row_tiles(Problem const& problem, KernelShape const& shape) {
 // Key tiles over all KV heads: one tile serves all query heads of its KV head.
 inline int64_t num_key_tiles(Problem const& problem, KernelShape const& shape) {
   return num_tiles(problem.len_k, shape.block_n, int64_t{problem.batch} * problem.heads_kv);
+}
+
+// The tiles per head of a batch whose sequences the kernel reads at run time, `length` rows or keys long. Of a packed
+// one the host knows the most that there can be: each sequence, or rows between sequences, may end in a tile that is
+// not full.
+inline int64_t most_tiles(Problem const& problem, int length, int block, bool packed) {
+  if (!packed) return num_tiles(length, block, problem.batch);
+  return int64_t{length} / block + std::min<int64_t>(length, int64_t{problem.batch} + 2);
+}
+
+// Parts of a workspace begin at multiples of 128 bytes.
+inline int64_t aligned(int64_t bytes) { return (bytes + 127) / 128 * 128; }
+
+// The chip whose sm80 table serves a call.
+inline int sm80_entry(Problem const& problem, Gpu gpu) {
+  return problem.forced_chip >= 0 ? problem.forced_chip : sm80::chip_of(gpu.capability);
 }
 
 inline void check_num_tiles(char const* name, int64_t tiles, int block, char const* rows, TensorInfo const& tensor) {

@@ -62,6 +62,10 @@ struct RowTileRows {
   int64_t statistic;   // index of the sequence's row 0 among those of the LSE
   int64_t out_offset;  // of the sequence's row 0
   int64_t dout_offset;
+  // Only where sequences are read at run time:
+  int all;  // rows of the sequence in dq
+  int64_t dq_offset;
+  bool has_key_tiles;
 };
 
 template <int kBlockM, bool kSequences>
@@ -69,13 +73,17 @@ CUTE_DEVICE RowTileRows find_rows(BwdParams const& params) {
   if constexpr (kSequences) {
     ListedRowTile const tile = listed_row_tile(params, blockIdx.x);
     if (!tile.exists) return {.used = -1};
-    Sequence const sequence = read_sequence(params, tile.index);
+    SequenceRecord const record = params.tiles.records[tile.index];
+    int const first_row = record.sequence.first_row;
     return {.head = tile.head,
             .first = tile.m_block * kBlockM,
-            .used = sequence.len_q,
-            .statistic = statistic_index(params, tile.index, tile.head, sequence, 0),
-            .out_offset = sequence_offset(params, params.out_strides, tile.index, sequence.first_row, tile.head),
-            .dout_offset = sequence_offset(params, params.dout_strides, tile.index, sequence.first_row, tile.head)};
+            .used = record.sequence.len_q,
+            .statistic = statistic_index(params, tile.index, tile.head, record.sequence, 0),
+            .out_offset = sequence_offset(params, params.out_strides, tile.index, first_row, tile.head),
+            .dout_offset = sequence_offset(params, params.dout_strides, tile.index, first_row, tile.head),
+            .all = record.sequence.rows,
+            .dq_offset = sequence_offset(params, params.dq_strides, tile.index, first_row, tile.head),
+            .has_key_tiles = has_key_tiles(record)};
   } else {
     int64_t const batch_head = blockIdx.x / params.m_blocks;
     int64_t const batch = batch_head / params.heads_q, head = batch_head % params.heads_q;
@@ -104,24 +112,17 @@ CUTE_DEVICE uint4 scaled(uint4 const& x, float factor) {
   return reinterpret_cast<uint4 const&>(result);
 }
 
-// Prepares the sums of this CTA's row tile, where sequences are read at run time. If no key tile of kBlockN keys visits
-// it, its rows of dQ are 0.
-template <class Element, int kBlockM, int kBlockN>
-CUTE_DEVICE void prepare_sums(BwdParams const& params) {
+// Prepares the sums of this CTA's row tile, where sequences are read at run time. If its sequence has no key tile, its
+// rows of dQ are 0.
+template <class Element, int kBlockM>
+CUTE_DEVICE void prepare_sums(BwdParams const& params, RowTileRows const& rows) {
   if (threadIdx.x == 0) params.semaphores[blockIdx.x] = 0;
-  ListedRowTile const tile = listed_row_tile(params, blockIdx.x);
-  Sequence const sequence = read_sequence(params, tile.index);
-  bool const fits = sequence_fits<kBlockM, kBlockN>(params, tile.index);
-  if (fits && row_tile_visits<kBlockM, kBlockN>(sequence, tile.m_block) > 0) {
-    if (threadIdx.x == 0) atomicAdd(params.counters + DqQueue::kExpected, 1);
-    return;
-  }
-  int const vectors = params.head_dim / kVector, first = tile.m_block * kBlockM;
-  auto* const dq = static_cast<Element*>(params.dq) +
-                   sequence_offset(params, params.dq_strides, tile.index, sequence.first_row, tile.head);
+  if (rows.has_key_tiles) return;
+  int const vectors = params.head_dim / kVector;
+  auto* const dq = static_cast<Element*>(params.dq) + rows.dq_offset;
   for (int i = threadIdx.x; i < kBlockM * vectors; i += kThreads) {
-    int const row = first + i / vectors;
-    if (row >= sequence.rows) break;
+    int const row = rows.first + i / vectors;
+    if (row >= rows.all) break;
     *reinterpret_cast<uint4*>(dq + row * params.dq_strides.row + i % vectors * kVector) = make_uint4(0, 0, 0, 0);
   }
 }
@@ -142,24 +143,25 @@ CUTE_DEVICE void store_sink_part(BwdParams const& params, float sum) {
 }  // namespace preprocess
 
 // One CTA per row tile.
-template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums, int kSequenceKeys>
+template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums, bool kSequences>
 __global__ void __launch_bounds__(preprocess::kThreads)
     bwd_preprocess_kernel(__grid_constant__ BwdParams const params) {
   using namespace preprocess;
-  constexpr bool kSequences = kSequenceKeys > 0;
   constexpr int kThreadsPerRow = threads_per_row(kHeadDim);
   constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
   constexpr float kLog2e = 1.4426950408889634f;
   static_assert(kBlockM % kRowsAtOnce == 0 && kThreadsPerRow <= 32);
   RowTileRows const rows = find_rows<kBlockM, kSequences>(params);
-  // The queue's places are those of all tiles that there might be.
-  if (kSequences && threadIdx.x == 0 && params.dq_queue != nullptr) params.dq_queue[blockIdx.x] = 0;
+  // The queue's places, and its counts of key tiles, are as many as there might be tiles.
+  if (kSequences && threadIdx.x < 2 && params.dq_queue != nullptr) {
+    params.dq_queue[threadIdx.x * gridDim.x + blockIdx.x] = 0;
+  }
   if (kSequences && rows.used < 0) {  // there are fewer tiles than the host has to expect
     if (params.sink_parts != nullptr && threadIdx.x == 0) params.sink_parts[blockIdx.x] = 0.f;
     return;
   }
   if constexpr (kSequences) {
-    if (params.dq_queue != nullptr) prepare_sums<Element, kBlockM, kSequenceKeys>(params);
+    if (params.dq_queue != nullptr) prepare_sums<Element, kBlockM>(params, rows);
   }
   int const column = threadIdx.x % kThreadsPerRow * kVector;
   auto const* const out = static_cast<Element const*>(params.out) + rows.out_offset + column;
@@ -220,7 +222,7 @@ __global__ void __launch_bounds__(preprocess::kThreads)
       *reinterpret_cast<uint4*>(place) = lse == -INFINITY ? make_uint4(0, 0, 0, 0) : scaled<Element>(d[i], share);
     }
   }
-  if constexpr (kSequences) return;
+  if constexpr (kSequences && !kClearSums) return;
 
   if constexpr (kClearSums) {
     static_assert(kBlockM * kHeadDim % (4 * kThreads) == 0);
@@ -232,8 +234,10 @@ __global__ void __launch_bounds__(preprocess::kThreads)
   }
   if (params.semaphores != nullptr && threadIdx.x == 0) {
     params.semaphores[blockIdx.x] = 0;
-    if (blockIdx.x == 0) params.counters[0] = 0;
-    if (rows.first == 0) params.counters[1 + blockIdx.x / params.m_blocks] = 0;
+    if constexpr (!kSequences) {  // else the counters are those of DqQueue, which are 0 already
+      if (blockIdx.x == 0) params.counters[0] = 0;
+      if (rows.first == 0) params.counters[1 + blockIdx.x / params.m_blocks] = 0;
+    }
   }
 }
 
@@ -272,11 +276,10 @@ inline BwdParams with_scaled_dout(BwdParams params) {
   return params;
 }
 
-// `kSequenceKeys`: the keys per tile of a main kernel that reads sequences at run time; else 0.
-template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums, int kSequenceKeys = 0>
+// `kSequences`: the main kernel reads sequences at run time.
+template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums, bool kSequences = false>
 cudaError_t launch_bwd_preprocess(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
-  constexpr bool kSequences = kSequenceKeys > 0;
-  bwd_preprocess_kernel<Element, kBlockM, kHeadDim, Order, kClearSums, kSequenceKeys>
+  bwd_preprocess_kernel<Element, kBlockM, kHeadDim, Order, kClearSums, kSequences>
       <<<unsigned(plan.row_tiles), preprocess::kThreads, 0, stream>>>(params);
   cudaError_t const error = cudaGetLastError();
   if (error != cudaSuccess || params.sinks.data == nullptr) return error;

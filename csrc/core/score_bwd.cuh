@@ -50,6 +50,18 @@ CUTE_DEVICE void cap_scores_and_differentiate(Scores& scores, Scores& dscores, S
   for (int i = 0; i < size(scores); ++i) dscores(i) *= fmaf(-scores(i), scores(i), 1.f);
 }
 
+// The same as a forward does it that has no polynomial, see modify_scores.
+template <class Scores>
+CUTE_DEVICE void cap_scores_by_tanh_and_differentiate(Scores& scores, Scores& dscores, ScoreTerms const& terms) {
+  if (terms.softcap_scale == 0.f) return;
+  float const scale = terms.softcap_scale * kTanhScale;
+  CUTE_UNROLL
+  for (int i = 0; i < size(scores); ++i) {
+    scores(i) = tanh_of_scaled(scores(i) * scale);
+    dscores(i) *= fmaf(-scores(i), scores(i), 1.f);
+  }
+}
+
 // Adds the bias of ALiBi. `offset`: the position of the tile's first row minus its first column.
 template <class Scores, class Coords, class Coords0>
 CUTE_DEVICE void add_bias(Scores& scores,         // (rows, columns)

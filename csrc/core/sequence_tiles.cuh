@@ -9,30 +9,37 @@ namespace flash_cute {
 
 using namespace cute;
 
-// Whether all tiles of a sequence have a place. They do unless bad offsets make sequences overlap: then the gradients
-// of a sequence without one are 0.
-template <int kBlockM, int kBlockN>
-CUTE_DEVICE bool sequence_fits(BwdParams const& params, int index) {
-  SequenceTiles const& tiles = params.tiles;
-  int const rows = ceil_div(row_extent(params, index).length, kBlockM);
-  int const keys = ceil_div(key_extent(params, index).length, kBlockN);
-  return tiles.rows_before[index] + rows <= params.m_blocks && tiles.keys_before[index] + keys <= params.n_blocks;
-}
+// What the backward needs to know of a sequence, gathered once per sequence. (Read from the offsets by each tile, it
+// took some forty loads, each of which waits for another: 30 us per task of the sm90 backward.)
+struct alignas(16) SequenceRecord {
+  Sequence sequence;
+  int keys;            // of k and v that the sequence has; those from len_k on are not used, and see no row
+  int first_row_tile;  // among those of a head
+  int first_key_tile;  // among those of a KV head, in the order of processing
+  int fits;            // whether all its tiles have a place. They do unless bad offsets make sequences overlap: then
+                       // the gradients of a sequence without one are 0
+};
+static_assert(sizeof(SequenceRecord) == kSequenceRecordBytes);
 
-// The key tiles that visit a row tile of a sequence.
+// Whether a sequence has key tiles, by which its dQ is written.
+CUTE_DEVICE bool has_key_tiles(SequenceRecord const& record) { return record.keys > 0 && record.fits; }
+
+// Whether a key tile visits a row tile of a sequence.
 template <int kBlockM, int kBlockN>
-CUTE_DEVICE int row_tile_visits(Sequence const& sequence, int m_block) {
-  if (m_block * kBlockM >= sequence.len_q) return 0;  // rows that are not used
+CUTE_DEVICE bool is_visited(Sequence const& sequence, int m_block) {
+  if (m_block * kBlockM >= sequence.len_q) return false;  // rows that are not used
   KeyTiles const visiting = visiting_key_tiles<kBlockM, kBlockN>(sequence, m_block);
-  return visiting.end - visiting.begin;
+  return visiting.begin < visiting.end;
 }
 
 // The numbers in BwdParams::counters where sequences are read at run time, see sm90/bwd/dq_queue.cuh.
 struct DqQueue {
   static constexpr int kTicket = 0;
-  static constexpr int kTail = 1;      // row tiles whose sums are complete
-  static constexpr int kHead = 2;      // of them, those that a CTA has taken
-  static constexpr int kExpected = 3;  // row tiles that are visited
+  static constexpr int kExpected = 1;  // chunks of all sequences that have a key tile
+  static constexpr int kTail = 2;      // chunks whose sums are complete
+  static constexpr int kHead = 3;      // of them, those that a CTA has taken
+
+  static constexpr int kChunk = 8;  // row tiles, at most, of the query heads that share a KV head
 };
 
 // A row tile among those of all heads.
@@ -47,39 +54,41 @@ struct ListedRowTile {
 CUTE_DEVICE ListedRowTile listed_row_tile(BwdParams const& params, int number) {
   int const head = number / params.m_blocks, tile = number - head * params.m_blocks;
   SequenceTiles const& tiles = params.tiles;
-  if (tile >= tiles.rows_before[sequence_count(params)]) return {.exists = false};
+  if (tile >= tiles.totals[0]) return {.exists = false};
   int const index = tiles.row_sequence[tile];
-  return {.exists = true, .head = head, .index = index, .m_block = tile - tiles.rows_before[index]};
+  return {.exists = true,
+          .head = head,
+          .index = index,
+          .m_block = tile - tiles.records[index].first_row_tile};
 }
 
-// A key tile among those of all KV heads.
+// The sequence of the key tile of a rank in the order of processing; -1 if there is none.
+CUTE_DEVICE int sequence_of_rank(BwdParams const& params, int rank) {
+  int const position = rank / params.heads_kv;
+  return position < params.tiles.totals[1] ? params.tiles.key_sequence[position] : -1;
+}
+
+// A key tile of a sequence.
 struct ListedKeyTile {
-  bool exists;
   int head_kv;
-  int index;    // of its sequence
-  int n_block;  // in its sequence
+  int n_block;
 };
 
-// The tile of a rank in the order of processing. In a sequence the KV heads are in groups: tile 0 of each head, then
+// The tile of a rank that belongs to the sequence. In a sequence the KV heads are in groups: tile 0 of each head, then
 // tile 1 of each, and so on, so that a tile's ordered adds come `distance(key tiles of a head)` row tiles after those
-// of the tile before it.
-template <int kBlockM, int kBlockN, class Distance>
-CUTE_DEVICE ListedKeyTile listed_key_tile(BwdParams const& params, int rank, Distance const& distance) {
-  SequenceTiles const& tiles = params.tiles;
-  int const position = rank / params.heads_kv;
-  if (position >= tiles.keys_before[sequence_count(params)]) return {.exists = false};
-  int const index = tiles.key_sequence[position];
-  int const n_blocks = ceil_div(key_extent(params, index).length, kBlockN);
-  int const row_tiles = max(1, ceil_div(row_extent(params, index).used, kBlockM)) * params.group;
+// of the tile before it. With a window, few heads at a time keep Q, dO and dQ in L2.
+template <int kBlockM, int kBlockN, class Record, class Distance>
+CUTE_DEVICE ListedKeyTile listed_key_tile(BwdParams const& params, Record const& record, int rank,
+                                          Distance const& distance) {
+  int const n_blocks = ceil_div(int{record.keys}, kBlockN);
+  int const heads_in_turn = record.sequence.band.lower > -kNoLimit ? params.group : 1;
+  int const row_tiles = max(1, ceil_div(int{record.sequence.len_q}, kBlockM)) * heads_in_turn;
   int const heads = min(params.heads_kv, ceil_div(distance(n_blocks), row_tiles));
-  int const in_sequence = rank - tiles.keys_before[index] * params.heads_kv;
+  int const in_sequence = rank - record.first_key_tile * params.heads_kv;
   int const first_head = in_sequence / (heads * n_blocks) * heads;
   int const heads_of_group = min(heads, params.heads_kv - first_head);
   int const in_group = in_sequence - first_head * n_blocks;
-  return {.exists = true,
-          .head_kv = first_head + in_group % heads_of_group,
-          .index = index,
-          .n_block = in_group / heads_of_group};
+  return {.head_kv = first_head + in_group % heads_of_group, .n_block = in_group / heads_of_group};
 }
 
 // Of a row among the statistics that a call keeps per row, like the LSE: (batch, heads_q, len_q), packed (heads_q, all

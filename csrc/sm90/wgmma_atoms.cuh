@@ -26,11 +26,13 @@ struct WgmmaSS {
 #define FC_D4 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define FC_D5 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define FC_D6 ",%48,%49,%50,%51,%52,%53,%54,%55"
-#define FC_TEXT40 FC_D0 FC_D1 FC_D2 FC_D3 FC_D4
+#define FC_TEXT24 FC_D0 FC_D1 FC_D2
+#define FC_TEXT40 FC_TEXT24 FC_D3 FC_D4
 #define FC_TEXT56 FC_TEXT40 FC_D5 FC_D6
 #define FC_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FC_8(i) FC_4(i), FC_4(i + 4)
-#define FC_OPERANDS40 FC_8(0), FC_8(8), FC_8(16), FC_8(24), FC_8(32)
+#define FC_OPERANDS24 FC_8(0), FC_8(8), FC_8(16)
+#define FC_OPERANDS40 FC_OPERANDS24, FC_8(24), FC_8(32)
 #define FC_OPERANDS56 FC_OPERANDS40, FC_8(40), FC_8(48)
 
 // REGS = N / 2 accumulator registers; A, B, P: the operand numbers of the two descriptors and of `accumulate`.
@@ -47,6 +49,7 @@ struct WgmmaSS {
   FC_WGMMA_SS(N, REGS, A, B, P, cutlass::half_t, "f16")   \
   FC_WGMMA_SS(N, REGS, A, B, P, cutlass::bfloat16_t, "bf16")
 
+FC_WGMMA_SS_BOTH(48, 24, "%24", "%25", "%26")
 FC_WGMMA_SS_BOTH(80, 40, "%40", "%41", "%42")
 FC_WGMMA_SS_BOTH(112, 56, "%56", "%57", "%58")
 
@@ -56,7 +59,7 @@ FC_WGMMA_SS_BOTH(112, 56, "%56", "%57", "%58")
 // The atom for N: CuTe's where it has one.
 template <class Element, int N>
 constexpr auto wgmma_ss_atom() {
-  if constexpr (N == 80 || N == 112) {
+  if constexpr (N == 48 || N == 80 || N == 112) {
     return WgmmaSS<Element, N>{};
   } else {
     using namespace cute;

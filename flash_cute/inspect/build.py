@@ -46,7 +46,9 @@ __all__ = [
 MODULE = Path(__file__).resolve().parent / "module"
 ARCHS = ("sm80", "sm90")
 DIRECTIONS = ("fwd", "bwd")
-HEAD_DIMS = (32, 64, 96, 128, 192, 256)  # where the library has no kernels to tell: build_tools/config.py's
+# Where the library has no kernels to tell: those of build_tools/config.py up to 256. The kernels for larger ones have
+# no module.
+HEAD_DIMS = (32, 64, 96, 128, 192, 256)
 LEFT_OUT = {("sm90", "bwd"): (96,)}  # build_tools/instances.py's
 MIN_GXX = 11
 # Layouts are read from types: there is nothing for an optimizer to do.
@@ -101,10 +103,10 @@ def default_csrc() -> Path:
 
 
 def default_head_dims() -> tuple[int, ...]:
-    """Those of the kernels in this library."""
+    """Those of the kernels in this library that have a module."""
     names = [entry["file"] for entry in report.load()["kernels"]]
     found = {int(match[1]) for name in names if (match := re.search(r"_d(\d+)\.", name))}
-    return tuple(sorted(found)) or HEAD_DIMS
+    return tuple(sorted(found.intersection(HEAD_DIMS))) or HEAD_DIMS
 
 
 def cache_folder() -> Path:

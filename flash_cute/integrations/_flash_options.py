@@ -1,6 +1,5 @@
 """flash-attn's options as flash_cute's: of versions 2 and 3, whose functions differ in their arguments alone."""
 
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -25,33 +24,34 @@ def dense(
 
     `deterministic=False` is flash-attn's default, and so leaves it to `torch.use_deterministic_algorithms`.
     """
-    tensors = isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
-    if tensors and q.dim() == k.dim() == v.dim() == 4:
+    if isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor):
+        if not q.ndim == k.ndim == v.ndim == 4:
+            shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+            raise ValueError(f"flash_cute: q, k, v: expected 4 dims each, (B, N, H, D), got {shapes}")
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    elif tensors:  # anything but tensors is attention's to refuse
-        shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
-        raise ValueError(f"flash_cute: q, k, v: expected 4 dims each, (B, N, H, D), got {shapes}")
-    result = attention(
+    # anything but tensors is attention's to refuse
+    result: Any = attention(
         q,
         k,
         v,
         causal,
         scale=softmax_scale,
-        window=window(window_size),
+        window=None if window_size == (-1, -1) else window(window_size),
         softcap=softcap or None,
         alibi_slopes=alibi_slopes,
         return_lse=return_lse,
         deterministic=deterministic or None,
     )
-    out, lse = result if isinstance(result, tuple) else (result, None)
-    return out.transpose(1, 2), lse
+    if return_lse:
+        return result[0].transpose(1, 2), result[1]
+    return result.transpose(1, 2), None
 
 
 def packed(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    lengths: Mapping[str, Any],
+    lengths: tuple[Any, ...],
     softmax_scale: float | None,
     causal: bool,
     window_size: Any,
@@ -60,27 +60,34 @@ def packed(
     deterministic: bool,
     return_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """`(out, lse or None)`: `(Tq, Hq, Dv)` and `(Hq, Tq)`. `lengths`: `varlen_attention`'s, by name."""
-    result = varlen_attention(
+    """`(out, lse or None)`: `(Tq, Hq, Dv)` and `(Hq, Tq)`.
+
+    `lengths`: cu_seqlens_q and cu_seqlens_k, max_seqlen_q and max_seqlen_k, seqused_q and seqused_k.
+    """
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k = lengths
+    result: Any = varlen_attention(
         q,
         k,
         v,
-        causal=causal,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        causal,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
         scale=softmax_scale,
-        window=window(window_size),
+        window=None if window_size == (-1, -1) else window(window_size),
         softcap=softcap or None,
         alibi_slopes=alibi_slopes,
         return_lse=return_lse,
         deterministic=deterministic or None,
-        **lengths,
     )
-    return result if isinstance(result, tuple) else (result, None)
+    return result if return_lse else (result, None)
 
 
 def window(window_size: Any) -> Window | None:
     """`window_size` with None for the sides that flash-attn calls unlimited: those below 0."""
-    if window_size == (-1, -1):
-        return None
     try:
         left, right = window_size
         sides = (None if left is None or left < 0 else left, None if right is None or right < 0 else right)

@@ -14,7 +14,7 @@ _DTYPES = {
     "cuda": (torch.float16, torch.bfloat16),
     "cpu": (torch.float16, torch.bfloat16, torch.float32, torch.float64),
 }
-_MOST_HEAD_DIM = 256  # on a GPU
+_MOST_HEAD_DIM = 1024  # on a GPU
 
 
 # q `(B, Hq, L, E)`, k and v `(B, H, S, ...)`, H a divisor of Hq; the shape of the result if not that of out.

@@ -86,16 +86,9 @@ def flash_attn_func(
     """
     if dropout_p != 0:
         _flash_options.refuse(dropout_p=dropout_p)
-    score: tuple[Any, ...] = (
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
+    out, lse = _flash_options.dense(
+        q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     )
-    out, lse = _flash_options.dense(q, k, v, *score)
     return out if lse is None else (out, lse, None)
 
 
@@ -206,23 +199,12 @@ def flash_attn_varlen_func(
         >>> flash_attn_varlen_func(q, k, v, offsets, offsets, 7, 7, causal=True).shape
         torch.Size([10, 4, 64])
     """
-    _flash_options.refuse(dropout_p=dropout_p, block_table=block_table)
-    lengths = {
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
-    }
-    score: tuple[Any, ...] = (
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
+    if dropout_p != 0 or block_table is not None:
+        _flash_options.refuse(dropout_p=dropout_p, block_table=block_table)
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None, None)
+    out, lse = _flash_options.packed(
+        q, k, v, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     )
-    out, lse = _flash_options.packed(q, k, v, lengths, *score)
     return out if lse is None else (out, lse, None)
 
 

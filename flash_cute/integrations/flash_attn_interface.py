@@ -61,8 +61,9 @@ def flash_attn_func(
         (torch.Size([2, 16, 8, 128]), torch.Size([2, 8, 16]))
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk, sm_margin)
-    score: tuple[Any, ...] = (softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs)
-    out, lse = _flash_options.dense(q, k, v, *score)
+    out, lse = _flash_options.dense(
+        q, k, v, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs
+    )
     return out if lse is None else (out, lse)
 
 
@@ -105,8 +106,9 @@ def flash_attn_qkvpacked_func(
         q, k, v = qkv.split([num_heads_q, heads_kv, heads_kv], dim=2)
     else:
         q, k, v = _flash_options.split("qkv", qkv, -3, 3)
-    score: tuple[Any, ...] = (softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs)
-    out, lse = _flash_options.dense(q, k, v, *score)
+    out, lse = _flash_options.dense(
+        q, k, v, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs
+    )
     return out if lse is None else (out, lse)
 
 
@@ -157,16 +159,10 @@ def flash_attn_varlen_func(
         torch.Size([10, 4, 64])
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk, sm_margin)
-    lengths = {
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
-        "seqused_q": seqused_q,
-        "seqused_k": seqused_k,
-    }
-    score: tuple[Any, ...] = (softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs)
-    out, lse = _flash_options.packed(q, k, v, lengths, *score)
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
+    out, lse = _flash_options.packed(
+        q, k, v, lengths, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs
+    )
     return out if lse is None else (out, lse)
 
 
@@ -207,5 +203,8 @@ def flash_attn_with_kvcache(
 
 
 def _refuse(qv: Any, q_descale: Any, k_descale: Any, v_descale: Any, attention_chunk: Any, sm_margin: Any) -> None:
+    given = qv is not None or q_descale is not None or k_descale is not None or v_descale is not None
+    if not given and attention_chunk == 0 and sm_margin == 0:
+        return
     descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     _flash_options.refuse(qv=qv, **descales, attention_chunk=attention_chunk, sm_margin=sm_margin)

@@ -76,22 +76,28 @@ CUTE_DEVICE void add_dq(float* sums, int part,
   for (int i = part * kSize; i < (part + 1) * kSize; ++i) atomicAdd(sums + i * Traits::kThreads, tdQrdQ(i));
 }
 
-// Converts dQ of one row tile from float32 sums in fragment order to 16-bit rows. One CTA per row tile.
+// dQ of this CTA's row tile, from its sums.
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads) bwd_convert_kernel(__grid_constant__ BwdParams const params) {
+CUTE_DEVICE auto scaled_dq(BwdParams const& params) {
+  constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
+  typename Traits::MmaQueries mma;
+  auto tdQrdQ = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
+  float const* const sums = params.dq_acc + int64_t{blockIdx.x} * (kBlockM * kHeadDim) + int(threadIdx.x);
+  CUTE_UNROLL
+  for (int i = 0; i < Traits::kDqPerThread; ++i) tdQrdQ(i) = __ldcs(sums + i * Traits::kThreads) * params.scale;
+  return tdQrdQ;
+}
+
+// Stores row tile `m_block` of a head of dQ as 16-bit rows.
+template <class Traits, class Accumulator, class Gmem>
+CUTE_DEVICE void store_row_tile(Accumulator const& tdQrdQ,  // (MMA, MMA_M, MMA_D)
+                                Gmem const& mdQ,            // (rows, head dim)
+                                int m_block) {
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
   __shared__ alignas(128) Element smem[kBlockM * kHeadDim];
   int const thread = threadIdx.x;
-  int const m_block = blockIdx.x % params.m_blocks;
-  int const head = blockIdx.x / params.m_blocks % params.heads_q;
-  int const batch = blockIdx.x / params.m_blocks / params.heads_q;
-
   typename Traits::MmaQueries mma;
-  auto tdQrdQ = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
-  float const* const sums = params.dq_acc + int64_t{blockIdx.x} * (kBlockM * kHeadDim) + thread;
-  CUTE_UNROLL
-  for (int i = 0; i < Traits::kDqPerThread; ++i) tdQrdQ(i) = __ldcs(sums + i * Traits::kThreads) * params.scale;
   auto rdQ = make_tensor_like<Element>(tdQrdQ);  // (MMA, MMA_M, MMA_D)
   convert(tdQrdQ, rdQ);
   auto sdQ = make_tensor(make_smem_ptr(smem), typename Traits::template Rows<kBlockM, 1>{})(_, _, _0{});  // (BLK_M, D)
@@ -100,14 +106,23 @@ __global__ void __launch_bounds__(Traits::kThreads) bwd_convert_kernel(__grid_co
   copy(store_atom, copy_dq.retile_S(rdQ), copy_dq.partition_D(sdQ));
   __syncthreads();  // all threads have written sdQ, which is read by rows
 
-  auto mdQ = make_head_tensor(static_cast<Element*>(params.dq), params.dq_strides, batch, head, params.len_q,
-                              params.head_dim);
   auto gdQ = local_tile(mdQ, Shape<Int<kBlockM>, Int<kHeadDim>>{}, make_coord(m_block, _0{}));  // (BLK_M, D)
   auto cdQ = make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{});
   typename Traits::GmemStore gmem_store;
   auto const gmem_thread = gmem_store.get_slice(thread);
   store_tile(gmem_store, gmem_thread.partition_S(sdQ), gmem_thread.partition_D(gdQ), gmem_thread.partition_S(cdQ),
-             params.len_q - m_block * kBlockM, params.head_dim);
+             int(size<0>(mdQ)) - m_block * kBlockM, int(size<1>(mdQ)));
+}
+
+// Converts dQ of one row tile from float32 sums in fragment order to 16-bit rows. One CTA per row tile.
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads) bwd_convert_kernel(__grid_constant__ BwdParams const params) {
+  int const m_block = blockIdx.x % params.m_blocks;
+  int const head = blockIdx.x / params.m_blocks % params.heads_q;
+  int const batch = blockIdx.x / params.m_blocks / params.heads_q;
+  auto mdQ = make_head_tensor(static_cast<typename Traits::Element*>(params.dq), params.dq_strides, batch, head,
+                              params.len_q, params.head_dim);  // (rows, head dim)
+  store_row_tile<Traits>(scaled_dq<Traits>(params), mdQ, m_block);
 }
 
 }  // namespace flash_cute::sm80::bwd

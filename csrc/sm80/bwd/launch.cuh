@@ -1,9 +1,12 @@
-// Launches a plan: the preprocess, the backward and dQ's conversion. Included only by the generated instance files.
+// Launches a plan: the preprocess, the backward and dQ's conversion, and where sequences are read at run time before
+// them the lists of their tiles. Included only by the generated instance files.
 #pragma once
 
 #include "../../core/bwd_preprocess.cuh"
+#include "../../core/list_sequence_tiles.cuh"
 #include "dq.cuh"
 #include "kernel.cuh"
+#include "sequence_kernel.cuh"
 
 namespace flash_cute::sm80::bwd {
 
@@ -24,6 +27,35 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   return cudaGetLastError();
 }
 
+// The same where sequences are read at run time.
+template <class Traits>
+cudaError_t launch_sequence_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
+  constexpr bool kClearSums = true, kSequences = true;
+  auto* const kernel = bwd_sequences_kernel<Traits>;
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  if (error != cudaSuccess) return error;
+  error = launch_sequence_tiles<Traits::kBlockM, Traits::kBlockN>(params, stream);
+  if (error != cudaSuccess) return error;
+  error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, RowOrder, kClearSums,
+                                kSequences>(plan, params, stream);
+  if (error != cudaSuccess) return error;
+  kernel<<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(with_scaled_dout(params));
+  error = cudaGetLastError();
+  if (error != cudaSuccess) return error;
+  bwd_convert_sequences_kernel<Traits><<<unsigned(plan.dq_ctas), Traits::kThreads, 0, stream>>>(params);
+  return cudaGetLastError();
+}
+
+template <int kHeadDim>
+cudaError_t launch_sequences(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  constexpr TileConfig kTile = sequence_tile_config(kHeadDim);
+  static_assert(smem_bytes(kTile, kHeadDim) + kSequenceBytes <= kMaxSmemBytes[kSmem99K]);
+  return plan.dtype == DType::kFloat16
+             ? launch_sequence_kernels<SequenceTraits<cutlass::half_t, kHeadDim, kTile>>(plan, params, stream)
+             : launch_sequence_kernels<SequenceTraits<cutlass::bfloat16_t, kHeadDim, kTile>>(plan, params, stream);
+}
+
 template <int kHeadDim, int kChip>
 cudaError_t launch_entry(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   constexpr TileConfig kTile = tile_config(kHeadDim, kChip);
@@ -36,6 +68,7 @@ cudaError_t launch_entry(BwdPlan const& plan, BwdParams const& params, cudaStrea
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   static_assert(kHeadDimV == kHeadDim);
+  if (reads_sequences(plan.variant)) return launch_sequences<kHeadDim>(plan, params, stream);
   switch (plan.entry) {
     case kA100: return launch_entry<kHeadDim, kA100>(plan, params, stream);
     case kSmem99K: return launch_entry<kHeadDim, kSmem99K>(plan, params, stream);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../core/kernel_shape.h"
+#include "../../core/variant.h"
 #include "../chip.h"
 
 namespace flash_cute::sm80::bwd {
@@ -53,6 +54,17 @@ constexpr TileConfig tile_config(int head_dim, int chip) {
           .row_warps = 2, .q_stages = stages, .dout_stages = stages, .ctas_per_sm = 1};
 }
 
+// The tiles of the kernel that reads sequences at run time: one per head dim, which every chip has room for.
+constexpr TileConfig sequence_tile_config(int head_dim) {
+  if (head_dim > 32 && head_dim <= 64) {  // with P in registers, 128 keys: spills 16 bytes
+    return {.block_m = 64, .block_n = 64, .warps = 4, .score_warps = 2, .key_warps = 2, .row_warps = 2,
+            .q_stages = 1, .dout_stages = 1, .ctas_per_sm = 2};
+  }
+  TileConfig tile = tile_config(head_dim, kSmem99K);  // at 128 that of an A100 spills 12 bytes
+  if (head_dim > 192) tile.ctas_per_sm = 2;           // which has room on an H100 alone
+  return tile;
+}
+
 // K and V, the stages of Q and dO with their row statistics, dS, and P unless it stays in registers.
 constexpr int smem_bytes(TileConfig tile, int head_dim) {
   int const row_stages = tile.q_stages + tile.dout_stages;
@@ -61,9 +73,14 @@ constexpr int smem_bytes(TileConfig tile, int head_dim) {
          4 * row_stages * tile.block_m;
 }
 
-constexpr KernelShape kernel_shape(int head_dim, int chip) {
-  TileConfig const tile = tile_config(head_dim, chip);
-  int const bytes = smem_bytes(tile, head_dim), fitting = (kMaxSmemBytes[chip] + 1024) / (bytes + 1024);
+// What a kernel adds to it whose sequences are read at run time.
+constexpr int kSequenceBytes = 128;
+
+constexpr KernelShape kernel_shape(int head_dim, int chip, Variant variant = Variant::kDense) {
+  bool const reads = reads_sequences(variant);
+  TileConfig const tile = reads ? sequence_tile_config(head_dim) : tile_config(head_dim, chip);
+  int const bytes = smem_bytes(tile, head_dim) + (reads ? kSequenceBytes : 0);
+  int const fitting = (kMaxSmemBytes[chip] + 1024) / (bytes + 1024);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,
           .threads = 32 * tile.warps,

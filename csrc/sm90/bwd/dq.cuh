@@ -2,7 +2,7 @@
 // its half of one, in shared memory and goes on; a thread of the producer warpgroup adds it to global memory by bulk
 // reductions. The sums are stored in WGMMA fragment order, four registers of a thread together. Once all key tiles of a
 // head have added, consumers convert the sums to 16-bit rows, as shares of later tasks, while dK and dV of a later key
-// tile are being stored: most sums are then still in L2, and no further kernel is needed.
+// tile are being stored: most sums are then still in L2, and no further kernel is needed (dq_rows.cuh).
 //
 // The first key tile that visits a row tile stores, and the others wait for it, so that no kernel has to clear the
 // sums. In the deterministic mode every key tile waits for the one before it, so that dQ is bitwise reproducible. A CTA
@@ -12,7 +12,6 @@
 
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/tensor.hpp>
-#include <cutlass/numeric_conversion.h>
 
 #include "../../core/registers.cuh"
 #include "dq_queue.cuh"
@@ -128,7 +127,7 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
     };
     RowTile row_tile{task().first.m_block, task().first.head};
 #pragma unroll 1
-    for (int count = task().begin; count < task().end; ++count, row_tile.advance(args.params.group)) {
+    for (int count = task().begin; count < task().end; ++count, row_tile.advance(args.params.group, task())) {
       if (count % 2 != kParity) continue;
       int const index = row_tile_index<Traits>(params, task(), row_tile);
       // Whether this key tile is the first that visits the row tile, and its rank among those that do. Recomputed at
@@ -163,15 +162,14 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
         tma_store_wait<0>();  // the bulk copy has read shared memory, which the warpgroup may overwrite
         smem.dq_pipeline[warpgroup].arrive_empty(state);
       }
-      if constexpr (reads_sequences(Traits::kVariant)) {
-        int const visits = row_tile_visits<Traits::kBlockM, Traits::kBlockN>(lengths(), row_tile.m_block);
-        count_add(params, index, visits);
-      } else {
-        if (params.deterministic || is_first()) end_turn(params.semaphores + index);
-      }
+      if (params.deterministic || is_first()) end_turn(params.semaphores + index);
     }
-    if constexpr (!reads_sequences(Traits::kVariant)) {
-      if (task().n_block >= 0) {
+    if (task().n_block >= 0) {
+      if constexpr (reads_sequences(Traits::kVariant)) {
+        bulk_wait_written();
+        asm volatile("fence.proxy.async;" ::: "memory");
+        count_key_tile<Traits>(params, task());
+      } else {
         int* done = head_counter(args, task().batch * params.heads_kv + task().head_kv);
         if (task().parts != 0) wait_parts<Traits>(args, task());
         if (task().parts < 0) done = part_counter(args, task().split);
@@ -205,88 +203,5 @@ CUTE_DEVICE void watch_sums(KernelArgs const& args, typename Traits::SharedStora
     smem.task_pipeline.arrive_empty(at_step(draws));
   }
 }
-
-// Converts the sums of row tiles to 16-bit rows, by all consumer threads, in two steps: the work between load and store
-// hides the latency of the loads.
-template <class Traits>
-class DqRows {
- public:
-  // Row tiles in flight together: a task's share of dQ where each KV head has one query head.
-  static constexpr int kRowTiles = Traits::kBlockM == 64 ? 2 : 1;
-
-  // Loads the first kRowTiles of the row tiles [begin, end).
-  CUTE_DEVICE void load(KernelArgs const& args, int begin, int end) {
-    CUTE_UNROLL
-    for (int t = 0; t < kRowTiles; ++t) {
-      CUTE_UNROLL
-      for (float4& four : fours_[t]) four = make_float4(0.f, 0.f, 0.f, 0.f);
-      if (begin + t >= end) continue;
-      int const m_block = (begin + t) % args.params.m_blocks;
-      KeyTiles const visiting = visiting_key_tiles<Traits::kBlockM, Traits::kBlockN>(args.params, m_block);
-      if (visiting.begin == visiting.end) continue;  // no key tile has stored sums: dQ is 0
-      float const* const sums = args.params.dq_acc + int64_t{begin + t} * Traits::kQElements + 4 * consumer_thread();
-      CUTE_UNROLL
-      for (int i = 0; i < kFours; ++i) {
-        float4& four = fours_[t][i];
-        asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
-                     : "l"(sums + i * 4 * Traits::kConsumerThreads)
-                     : "memory");
-      }
-    }
-  }
-
-  CUTE_DEVICE void store(KernelArgs const& args, int begin, int end) const {
-    CUTE_UNROLL
-    for (int t = 0; t < kRowTiles; ++t) {
-      if (begin + t >= end) break;
-      int const head = (begin + t) / args.params.m_blocks, m_block = begin + t - head * args.params.m_blocks;
-      BwdParams const& params = args.params;
-      if ((m_block + 1) * Traits::kBlockM > params.len_q || params.head_dim < Traits::kHeadDim) {
-        store_row_tile<Bounds::kClipped>(params, fours_[t], head, m_block);
-      } else {
-        store_row_tile<Bounds::kInside>(params, fours_[t], head, m_block);
-      }
-    }
-  }
-
- private:
-  static constexpr int kFours = Traits::kQElements / Traits::kConsumerThreads / 4;
-
-  // Whether a row tile lies wholly inside the tensor, or what is outside must not be stored.
-  enum class Bounds { kInside, kClipped };
-
-  template <Bounds kBounds>
-  CUTE_DEVICE static void store_row_tile(BwdParams const& params, float4 const (&fours)[kFours], int head,
-                                         int m_block) {
-    using Element = typename Traits::Element;
-    // Register 4 * j + r of thread t in store_dq has row 64 * (j / (D / 8)) + 16 * (t / 32) + t % 32 / 4 + 8 * (r / 2)
-    // and column 8 * (j % (D / 8)) + 2 * (t % 4) + r % 2. Here each of the two warpgroups has every other j.
-    int const thread = consumer_thread();
-    int const row = m_block * Traits::kBlockM + thread % 128 / 32 * 16 + thread % 32 / 4;
-    int const column = thread / 128 * 8 + thread % 4 * 2;
-    int const batch = head / params.heads_q;
-    int64_t const stride = params.dq_strides.row;
-    auto* const dq = static_cast<Element*>(params.dq) + batch * params.dq_strides.batch +
-                     (head - batch * params.heads_q) * params.dq_strides.head + row * stride + column;
-    CUTE_UNROLL
-    for (int i = 0; i < kFours; ++i) {
-      int const further_row = 16 * i / Traits::kHeadDim * 64, further_column = 16 * i % Traits::kHeadDim;
-      auto put = [&](int row_below, float left, float right) {
-        if constexpr (kBounds == Bounds::kClipped) {
-          if (row + row_below >= params.len_q || column + further_column >= params.head_dim) return;
-        }
-        cutlass::Array<float, 2> const scaled{left * params.scale, right * params.scale};
-        auto const pair = cutlass::NumericArrayConverter<Element, float, 2>{}(scaled);
-        *reinterpret_cast<uint32_t*>(dq + row_below * stride + further_column) =
-            reinterpret_cast<uint32_t const&>(pair);
-      };
-      put(further_row, fours[i].x, fours[i].y);
-      put(further_row + 8, fours[i].z, fours[i].w);
-    }
-  }
-
-  float4 fours_[kRowTiles][kFours];
-};
 
 }  // namespace flash_cute::sm90::bwd

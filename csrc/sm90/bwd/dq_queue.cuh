@@ -1,6 +1,7 @@
-// The queue of row tiles whose sums of dQ are complete, where sequences are read at run time: no CTA knows beforehand
-// which task completes them. The adding thread that counts a row tile's last key tile appends the row tile, and a
-// scheduler takes some for each of its tasks, and at the end those that are left. In global memory, see DqQueue.
+// The queue of chunks of row tiles whose sums of dQ are complete, where sequences are read at run time: the order in
+// which CTAs complete them is not known beforehand. The adding thread that counts the last key tile of a sequence and
+// KV head appends the chunks of its row tiles, and a scheduler takes one for each of its tasks, and at the end those
+// that are left. In global memory: BwdParams::dq_queue has the queue's places, then the counts, see also DqQueue.
 #pragma once
 
 #include "../../core/sequence_tiles.cuh"
@@ -8,64 +9,64 @@
 
 namespace flash_cute::sm90::bwd {
 
-// Counts this key tile's add to a row tile, by the thread that has issued the bulk copies. The last one appends the row
-// tile. The semaphore also gives the next key tile its turn.
-CUTE_DEVICE void count_add(BwdParams const& params, int number, int visits) {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");  // the copies have been written
-  asm volatile("fence.proxy.async;" ::: "memory");
+// Counts the task's adds as done, by each of the two adding threads, which have waited for their bulk copies. The last
+// one of the sequence and KV head appends the chunks. A place of the queue has the number of the row tile that is as
+// far from the first one of the sequence and KV head as the chunk is from the first chunk, plus 1.
+template <class Traits>
+CUTE_DEVICE void count_key_tile(BwdParams const& params, SequenceTask const volatile& task) {
+  int const row_tiles = ceil_div(int(task.sequence.rows), int{Traits::kBlockM});
+  if (row_tiles == 0 || !task.fits) return;
+  int const first = row_tile_index<Traits>(params, task, RowTile{.m_block = 0});
   int before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
                : "=r"(before)
-               : "l"(params.semaphores + number)
+               : "l"(params.dq_queue + params.heads_q * params.m_blocks + first)
                : "memory");
-  if (before + 1 != visits) return;
-  int const place = atomicAdd(params.counters + DqQueue::kTail, 1);
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(params.dq_queue + place), "r"(number + 1) : "memory");
+  int const arrivals = 2 * ceil_div(int{task.keys}, int{Traits::kBlockN});
+  if (before + 1 != arrivals) return;
+  int const chunks = ceil_div(params.group * row_tiles, int{DqQueue::kChunk});
+  int place = atomicAdd(params.counters + DqQueue::kTail, chunks);
+  __threadfence();  // releases what all have added, with the stores that follow
+#pragma unroll 1
+  for (int i = 0; i < chunks; ++i, ++place) {
+    int const number = first + i / row_tiles * params.m_blocks + i % row_tiles;
+    asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(params.dq_queue + place), "r"(number + 1) : "memory");
+  }
 }
 
-// Takes up to `most` row tiles from the queue: [first, first + count). `left`: those that stay in it.
-struct TakenRowTiles {
-  int first;
-  int count;
-  int left;
+// The number of a chunk, taken from the queue.
+struct TakenChunk {
+  int number;  // -1: none
+  int left;    // chunks that stay in the queue
 
-  CUTE_DEVICE TakenRowTiles(BwdParams const& params, int most) : first(0), count(0), left(0) {
-    int* const head = params.counters + DqQueue::kHead;
-    auto const read = [](int const* counter) {
-      int value;
-      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
-      return value;
-    };
-    int seen = read(head);
+  CUTE_DEVICE explicit TakenChunk(BwdParams const& params) : number(-1), left(0) {
+    int const volatile* const counters = params.counters;
+    int const tail = counters[DqQueue::kTail];
+    int taken = counters[DqQueue::kHead];
 #pragma unroll 1
     for (;;) {
-      int const there = read(params.counters + DqQueue::kTail) - seen;
-      if (there <= 0) return;
-      int const taken = atomicCAS(head, seen, seen + min(most, there));
-      if (taken == seen) {
-        first = seen;
-        count = min(most, there);
-        left = there - count;
-        return;
-      }
-      seen = taken;
+      left = tail - taken - 1;
+      if (left < 0) return;
+      int const seen = atomicCAS(params.counters + DqQueue::kHead, taken, taken + 1);
+      if (seen == taken) break;
+      taken = seen;
     }
-  }
-
-  // The number of the i-th one. It has a place in the queue before it is there.
-  CUTE_DEVICE int number(BwdParams const& params, int i) const {
-    int value;
-    do {
-      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(params.dq_queue + first + i) : "memory");
-    } while (value == 0);
+    do {  // the chunk has a place in the queue before it is there
+      number = read(params.dq_queue + taken) - 1;
+    } while (number < 0);
     asm volatile("fence.proxy.async;" ::: "memory");  // bulk copies have written the sums
-    return value - 1;
   }
 
-  // Whether all row tiles that are visited have been taken.
+  // Whether all chunks have been taken.
   CUTE_DEVICE static bool all(BwdParams const& params) {
-    int volatile const* const counters = params.counters;
-    return counters[DqQueue::kHead] >= counters[DqQueue::kExpected];
+    return read(params.counters + DqQueue::kHead) >= params.counters[DqQueue::kExpected];
+  }
+
+ private:
+  CUTE_DEVICE static int read(int const* counter) {
+    int value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+    return value;
   }
 };
 

@@ -6,9 +6,9 @@
 
 #include "task.cuh"
 #include "epilogue.cuh"
+#include "dq_rows.cuh"
 #include "load.cuh"
 #include "mainloop.cuh"
-#include "sequence_dq.cuh"
 #include "sequence_scheduler.cuh"
 #include "split.cuh"
 #include "traits.cuh"
@@ -60,7 +60,12 @@ CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::Shar
     smem.task_pipeline.wait_full(at_step(draws));  // the scheduler has written the task
     SequenceTask const volatile& task = smem.task[draws & 1];
     if (task.dq_begin < 0) break;
-    load_key_tile<Traits>(args, smem, task);
+    int const draw_at = max(int{task.begin}, task.end - kDrawAhead);
+    auto const let_draw = [&](int step) {
+      if (step == draw_at) smem.draw_pipeline.publish(at_step(draws));
+    };
+    if (task.begin == task.end) let_draw(draw_at);
+    load_key_tile<Traits>(args, smem, task, let_draw);
     smem.task_pipeline.arrive_empty(at_step(draws));
   }
 }
@@ -72,10 +77,27 @@ CUTE_DEVICE KeyTile read_uniform(KeyTile const volatile& tile) {
   result.batch = uniform(tile.batch);
   result.first.m_block = uniform(tile.first.m_block);
   result.first.head = uniform(tile.first.head);
+  result.last_row_tile = uniform(tile.last_row_tile);
   result.begin = uniform(tile.begin);
   result.end = uniform(tile.end);
   result.keys_phase = uniform(tile.keys_phase);
   return result;
+}
+
+// Stores dK and dV if `stores`, and the task's share of dQ.
+template <class Traits, class Share, class Accumulator>
+CUTE_DEVICE void store_results(KernelArgs const& args, KeyTile const& tile, int draws,
+                               typename Traits::SharedStorage& smem, Share const& share, bool stores,
+                               Accumulator const& tdKrdK,    // (MMA, MMA_N, MMA_D)
+                               Accumulator const& tdVrdV) {  // (MMA, MMA_N, MMA_D)
+  DqRows<Traits> dq_rows;
+  dq_rows.load(share, share.begin);
+  if (stores) epilogue<Traits>(args, tile, draws, smem, tdKrdK, tdVrdV);
+  for (int row_tile = share.begin; row_tile < share.end;) {
+    dq_rows.store(args.params, share, row_tile);
+    row_tile += dq_rows.kRowTiles;
+    dq_rows.load(share, row_tile);
+  }
 }
 
 // What follows the main loop: parts, dK and dV, and the task's share of dQ.
@@ -88,32 +110,19 @@ CUTE_DEVICE void finish_task(KernelArgs const& args, KeyTile const& tile, int dr
   int const parts = uniform(task.parts);
   if (parts < 0) store_part<Traits>(args, uniform(task.range), uniform(task.split), tdKrdK, tdVrdV);
   if (parts > 0) merge_parts<Traits>(args, uniform(task.range), parts, tdKrdK, tdVrdV);
-  int const dq_begin = uniform(task.dq_begin), dq_end = uniform(task.dq_end);
-  DqRows<Traits> dq_rows;
-  dq_rows.load(args, dq_begin, dq_end);
-  if (tile.n_block >= 0 && parts >= 0) epilogue<Traits>(args, tile, draws, smem, tdKrdK, tdVrdV);
-  for (int row_tile = dq_begin; row_tile < dq_end;) {
-    dq_rows.store(args, row_tile, dq_end);
-    row_tile += dq_rows.kRowTiles;
-    dq_rows.load(args, row_tile, dq_end);
-  }
+  DenseDqShare<Traits> const share{args.params, uniform(task.dq_begin), uniform(task.dq_end)};
+  bool const stores = tile.n_block >= 0 && parts >= 0;
+  store_results<Traits>(args, tile, draws, smem, share, stores, tdKrdK, tdVrdV);
 }
 
 // The same where sequences are read at run time.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void finish_sequence_task(KernelArgs const& args, KeyTile const& tile, int draws,
-                                      typename Traits::SharedStorage& smem, SequenceTask const volatile& task,
-                                      Accumulator const& tdKrdK,    // (MMA, MMA_N, MMA_D)
-                                      Accumulator const& tdVrdV) {  // (MMA, MMA_N, MMA_D)
-  int const dq_end = uniform(task.dq_end);
-  SequenceDqRows<Traits> dq_rows;
-  dq_rows.load(args.params, task, 0, dq_end);
-  if (tile.n_block >= 0) epilogue<Traits>(args, tile, draws, smem, tdKrdK, tdVrdV);
-  for (int i = 0; i < dq_end;) {
-    dq_rows.store(args.params, task, i, dq_end);
-    i += dq_rows.kRowTiles;
-    dq_rows.load(args.params, task, i, dq_end);
-  }
+CUTE_DEVICE void finish_task(KernelArgs const& args, KeyTile const& tile, int draws,
+                             typename Traits::SharedStorage& smem, SequenceTask const volatile& task,
+                             Accumulator const& tdKrdK,    // (MMA, MMA_N, MMA_D)
+                             Accumulator const& tdVrdV) {  // (MMA, MMA_N, MMA_D)
+  SequenceDqShare<Traits> const share{args.params, task.chunk, uniform(task.dq_begin), uniform(task.dq_end)};
+  store_results<Traits>(args, tile, draws, smem, share, tile.n_block >= 0, tdKrdK, tdVrdV);
 }
 
 template <class Traits>
@@ -137,11 +146,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
         wait_results_read();
       }
     }
-    if constexpr (reads_sequences(Traits::kVariant)) {
-      finish_sequence_task<Traits>(args, tile, draws, smem, task, tdKrdK, tdVrdV);
-    } else {
-      finish_task<Traits>(args, tile, draws, smem, task, tdKrdK, tdVrdV);
-    }
+    finish_task<Traits>(args, tile, draws, smem, task, tdKrdK, tdVrdV);
     __syncwarp();  // all lanes have passed their waits, also where there was no key tile
     smem.task_pipeline.release(at_step(draws));
   }
@@ -168,6 +173,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
     smem.ds_pipeline.init(Traits::kTurns ? 4 : 4 * Traits::kWarpgroups, 4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.dq_pipeline) pipeline.init(1, 4);
     smem.sums_pipeline.init(1);
+    smem.draw_pipeline.init(1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
   __syncthreads();  // thread 0 has initialised the barriers

@@ -25,7 +25,7 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   }
   constexpr bool kClearSums = false;  // the first key tile that visits a row tile stores, see dq.cuh
   error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, StatOrder, kClearSums,
-                                kSequences ? Traits::kBlockN : 0>(plan, params, stream);
+                                kSequences>(plan, params, stream);
   if (error != cudaSuccess) return error;
   bwd_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
   return cudaGetLastError();

@@ -23,8 +23,14 @@ CUTE_DEVICE void load_tile_of(BwdParams const& params, CUtensorMap const& map, u
   }
 }
 
-template <class Traits, class SharedStorage, class Tile>
-CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile const volatile& tile) {
+struct NoSignal {
+  CUTE_DEVICE void operator()(int) const {}
+};
+
+// `before_step`: called with the number of each step before its loads.
+template <class Traits, class SharedStorage, class Tile, class Signal = NoSignal>
+CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile const volatile& tile,
+                               Signal const& before_step = {}) {
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   constexpr uint32_t kStatBytes = kBlockM * sizeof(float);
@@ -40,7 +46,8 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile
   RowTile row_tile{tile.first.m_block, tile.first.head};
   bool first = true;
 #pragma unroll 1
-  for (int count = tile.begin; count < tile.end; ++count, row_tile.advance(args.params.group)) {
+  for (int count = tile.begin; count < tile.end; ++count, row_tile.advance(args.params.group, tile)) {
+    before_step(count);
     auto load_rows = [&](auto columns, CUtensorMap const& map, Pipeline<Traits::kStages>& pipeline, Element* buffer,
                          float const* stat, float* stat_buffer) {
       using Columns = decltype(columns);

@@ -309,7 +309,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
   step(row_tile.m_block, C<StepKind::kFirst>{});
 #pragma unroll 1
   for (int left = tile.end - number; left > 0; --left) {
-    row_tile.advance(params.group);
+    row_tile.advance(params.group, tile);
     if (computes_dq<Traits>(number - 1, warpgroup)) {
       step(row_tile.m_block, C<StepKind::kWithDq>{});
     } else {

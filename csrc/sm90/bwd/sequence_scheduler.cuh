@@ -1,5 +1,6 @@
-// The scheduler of batches whose sequences are read at run time: a thread of its own draws the tasks, a task ahead, so
-// that nothing waits for what it looks up in global memory.
+// The scheduler of batches whose sequences are read at run time: a thread of its own draws the tasks, a few steps before
+// the loads of the last one end, so that little waits for what it looks up in global memory. Not earlier: other CTAs
+// may wait for the adds of a task that has been drawn, which its CTA would not begin yet.
 #pragma once
 
 #include "dq_queue.cuh"
@@ -8,23 +9,33 @@
 
 namespace flash_cute::sm90::bwd {
 
-// The row tile of a number, with what its conversion needs.
-CUTE_DEVICE DqTile make_dq_tile(BwdParams const& params, int block_m, int number) {
-  ListedRowTile const tile = listed_row_tile(params, number);
-  Extent const rows = row_extent(params, tile.index);
-  return {.number = number,
-          .head = tile.head,
-          .batch = tile.index,
-          .first_row = rows.first,
-          .row = tile.m_block * block_m,
-          .used = rows.used,
-          .rows = rows.length};
+constexpr int kDrawAhead = 4;  // steps between a draw and the last loads of the task before it
+
+// Takes a chunk, with what its conversion needs, as the task's share of dQ. Returns how many chunks are left.
+template <class Traits>
+CUTE_DEVICE int take_chunk(BwdParams const& params, SequenceTask& task) {
+  TakenChunk const taken(params);
+  task.dq_begin = task.dq_end = 0;
+  if (taken.number < 0) return 0;
+  ListedRowTile const tile = listed_row_tile(params, taken.number);
+  DqChunk& chunk = task.chunk;
+  SequenceRecord const& record = params.tiles.records[tile.index];
+  copy_to_smem(record.sequence, chunk.sequence);
+  chunk.batch = tile.index;
+  chunk.first_row_tile = record.first_row_tile;
+  chunk.head_kv = tile.head / params.group;
+  int const row_tiles = ceil_div(int{chunk.sequence.rows}, int{Traits::kBlockM});
+  chunk.row_tiles = row_tiles;
+  task.dq_begin = DqQueue::kChunk * (tile.head % params.group * row_tiles + tile.m_block);
+  task.dq_end = min(task.dq_begin + DqQueue::kChunk, params.group * row_tiles);
+  return taken.left;
 }
 
 // A ticket is a key tile's rank in the order of processing. A task without a key tile only converts sums: where many
-// are in the queue, and when there are no more tickets.
+// chunks are in the queue, and when there are no more tickets.
 template <class Traits>
 CUTE_DEVICE void schedule_tasks(KernelArgs const& args, typename Traits::SharedStorage& smem) {
+  constexpr int kMany = 64;  // chunks in the queue, of all CTAs
   BwdParams const& params = args.params;
   bool tickets = true;
 #pragma unroll 1
@@ -32,24 +43,19 @@ CUTE_DEVICE void schedule_tasks(KernelArgs const& args, typename Traits::SharedS
     SequenceTask& task = smem.task[draws & 1];
     SequenceTask const volatile& before = smem.task[(draws + 1) & 1];
     smem.task_pipeline.wait_empty(at_step(draws));  // all have finished the task of two draws before
+    if (draws > 0) smem.draw_pipeline.wait_full(at_step(draws - 1));  // the producer is about to finish the last task
     task.begin = task.end = draws > 0 ? before.end : 0;
     task.keys_phase = draws > 0 && before.keys_phase != (before.begin < before.end);
     task.n_block = -1;
 #pragma unroll 1
     for (;;) {
-      TakenRowTiles const taken(params, SequenceTask::kMostRowTiles);
-      task.dq_begin = 0;
-      task.dq_end = taken.count;
-#pragma unroll 1
-      for (int i = 0; i < taken.count; ++i) {
-        task.dq[i] = make_dq_tile(params, Traits::kBlockM, taken.number(params, i));
-      }
-      if (tickets && taken.left < SequenceTask::kMostRowTiles) {
+      int const left = take_chunk<Traits>(params, task);
+      if (tickets && left < kMany) {
         int const rank = atomicAdd(params.counters + DqQueue::kTicket, 1);
         tickets = SequenceKeyTile::make<Traits>(args, rank, task);
       }
-      if (tickets || taken.count > 0) break;
-      if (TakenRowTiles::all(params)) {
+      if (tickets || task.dq_end > task.dq_begin) break;
+      if (TakenChunk::all(params)) {
         task.dq_begin = -1;
         break;
       }

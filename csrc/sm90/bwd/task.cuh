@@ -13,17 +13,42 @@ namespace flash_cute::sm90::bwd {
 // A row tile among those that a key tile visits: first the last row tile of each query head of the group, then the one
 // before it, and so on. With a causal mask all key tiles of a head thus begin with the same rows and advance together,
 // and none waits while another works on row tiles that only the other visits.
+//
+// With a narrow window all key tiles have as many rows, and visit them one query head after the other: the rows that
+// the CTAs are spread over at a time, of one query head instead of all of the group, fit in L2.
 struct RowTile {
   int m_block;
   int head = 0;  // of the group
 
-  CUTE_DEVICE void advance(int group) {
-    if (++head == group) {
-      head = 0;
-      --m_block;
+  // To the key tile's next row tile.
+  template <class Tile>
+  CUTE_DEVICE void advance(int group, Tile& tile) {
+    if (tile.last_row_tile < 0) {
+      if (++head == group) {
+        head = 0;
+        --m_block;
+      }
+    } else if (m_block-- == tile.last_row_tile) {
+      m_block = tile.first.m_block;
+      ++head;
     }
   }
 };
+
+// Copies what a kernel before has written to shared memory, 16 bytes at a time.
+template <class T>
+CUTE_DEVICE void copy_to_smem(T const& from, T& to) {
+  static_assert(sizeof(T) % sizeof(int4) == 0);
+  CUTE_UNROLL
+  for (int i = 0; i < int(sizeof(T) / sizeof(int4)); ++i) {
+    reinterpret_cast<int4*>(&to)[i] = reinterpret_cast<int4 const*>(&from)[i];
+  }
+}
+
+// Whether a band lets every key be seen by few rows, and by about as many.
+CUTE_DEVICE bool is_window(Band const& band, int len_q) {
+  return band.has_lower() && band.has_upper() && 2 * (int64_t{band.upper} - band.lower) < len_q;
+}
 
 // A key tile, or one CTA's share of a split tile. Kept in shared memory; warps short of registers reload it at each
 // use.
@@ -31,7 +56,8 @@ struct KeyTile {
   int n_block;     // -1: no key tile
   int head_kv;
   int batch;
-  RowTile first;   // its first row tile
+  RowTile first;      // its first row tile
+  int last_row_tile;  // where a query head's row tiles end if these follow each other; -1: the heads alternate
   int begin;       // its row tiles are the steps [begin, end) of this CTA; the step number selects the pipeline stage
   int end;
   int keys_phase;  // of the barriers of K and V
@@ -46,6 +72,7 @@ struct KeyTile {
     tile.batch = head / args.params.heads_kv;
     tile.first.m_block = range.end - 1;
     tile.first.head = 0;
+    tile.last_row_tile = is_window(args.params.band, args.params.len_q) ? range.begin : -1;
     tile.end = tile.begin + args.params.group * (range.end - range.begin);
   }
 };
@@ -135,58 +162,49 @@ struct Task : KeyTile {
 };
 
 // A key tile of a sequence that is read at run time. `batch` is the sequence's index.
-struct SequenceKeyTile : KeyTile {
-  Sequence sequence;
-  int keys;            // of k and v that the sequence has; those from len_k on are not used, and see no row
-  int first_row_tile;  // among those of a head, see SequenceTiles
-
+struct SequenceKeyTile : KeyTile, SequenceRecord {
   // The key tile of a rank in the order of processing; false if there is none. `begin` must be set.
   template <class Traits>
   CUTE_DEVICE static bool make(KernelArgs const& args, int rank, SequenceKeyTile& tile) {
     BwdParams const& params = args.params;
     constexpr int kBlockN = Traits::kBlockN;
-    auto const distance = [&](int n_blocks) { return heads_distance(/*masked=*/true, params.deterministic, n_blocks); };
-    ListedKeyTile const listed = listed_key_tile<Traits::kListedRows, kBlockN>(params, rank, distance);
-    if (!listed.exists) return false;
-    // Step by step through memory: the thread has few registers.
+    int const index = sequence_of_rank(params, rank);
+    if (index < 0) return false;
+    copy_to_smem<SequenceRecord>(params.tiles.records[index], tile);
+    // Step by step through shared memory: the thread has few registers.
     SequenceKeyTile volatile& there = tile;
+    there.batch = index;
+    auto const distance = [&](int n_blocks) { return heads_distance(/*masked=*/true, params.deterministic, n_blocks); };
+    ListedKeyTile const listed = listed_key_tile<Traits::kListedRows, kBlockN>(params, there, rank, distance);
     there.n_block = listed.n_block;
     there.head_kv = listed.head_kv;
-    there.batch = listed.index;
-    tile.sequence = read_sequence(params, listed.index);
-    there.keys = key_extent(params, there.batch).length;
-    there.first_row_tile = params.tiles.rows_before[there.batch];
     Sequence const sequence{.len_q = there.sequence.len_q,
                             .len_k = there.sequence.len_k,
                             .band = {.lower = there.sequence.band.lower, .upper = there.sequence.band.upper}};
     TileRange const range = row_range<Traits::kBlockM, kBlockN>(sequence, there.n_block);
-    bool const used = there.n_block * kBlockN < sequence.len_k &&
-                      sequence_fits<Traits::kListedRows, kBlockN>(params, there.batch);
+    bool const used = there.fits && there.n_block * kBlockN < sequence.len_k;
     there.first.m_block = range.end - 1;
     there.first.head = 0;
+    there.last_row_tile = is_window(sequence.band, sequence.len_q) ? range.begin : -1;
     there.end = there.begin + (used ? params.group * (range.end - range.begin) : 0);
     return true;
   }
 };
 
-// A row tile whose sums of dQ are complete.
-struct DqTile {
-  int number;     // among those of all heads
-  int head;       // query head
-  int batch;      // the sequence's index
-  int first_row;  // of the sequence, in dq
-  int row;        // of the tile, in the sequence
-  int used;       // rows of the sequence; those from here on get 0
-  int rows;       // of the sequence in dq
+// Row tiles of a sequence and KV head whose sums of dQ are complete: those of its first query head, then of the next.
+struct alignas(16) DqChunk {
+  Sequence sequence;
+  int head_kv;
+  int batch;           // the sequence's index
+  int first_row_tile;  // among those of a head
+  int row_tiles;       // of the sequence
 };
 
-// A unit of work: a key tile, or none, and row tiles whose sums it converts.
+// A unit of work: a key tile, or none, and the conversion of a chunk.
 struct SequenceTask : SequenceKeyTile {
-  static constexpr int kMostRowTiles = 8;
-
-  int dq_begin;  // 0; -1: there are no more tasks
-  int dq_end;    // the number of row tiles
-  DqTile dq[kMostRowTiles];
+  int dq_begin;  // the row tiles [dq_begin, dq_end) of the sequence and KV head; -1: there are no more tasks
+  int dq_end;
+  DqChunk chunk;
 };
 
 // The coordinates of row 0 and key 0 of a tile's sequence, for loads of those that are used and stores of all.

@@ -111,6 +111,7 @@ struct Traits {
     Pipeline<kScoreStages> ds_pipeline;  // all consumer warps fill a stage; those that compute dQ release it
     Pipeline<kDqBuffers> dq_pipeline[kWarpgroups];
     Pipeline<2> sums_pipeline;  // the watcher: other CTAs' sums and parts for the task are complete
+    Pipeline<2> draw_pipeline;  // where sequences are read at run time, the producer: the next task may be drawn
   };
   static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
 };

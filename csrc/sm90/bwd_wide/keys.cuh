@@ -88,7 +88,7 @@ struct KeysRole {
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       step(row_tile.m_block, i, i + 1 == steps, row_tile.head);
-      row_tile.advance(args.params.group);
+      row_tile.advance(args.params.group, smem.tile);
     }
   }
 };

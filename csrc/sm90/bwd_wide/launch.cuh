@@ -29,7 +29,7 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   constexpr bool kClearSums = false;  // there are none in memory
   constexpr int kTileRows = kSequences ? Traits::kListedRows : kRows;
   error = launch_bwd_preprocess<typename Traits::Element, kTileRows, Traits::kHeadDim, StatOrder, kClearSums,
-                                kSequences ? kKeys : 0>(plan, params, stream);
+                                kSequences>(plan, params, stream);
   if (error != cudaSuccess) return error;
   bwd_keys_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
   error = cudaGetLastError();

@@ -56,8 +56,8 @@ CUTE_DEVICE void find_query_tile(BwdParams const& params, SequenceQueryTile& til
   tile.m_block = listed.m_block;
   tile.head = listed.head;
   tile.batch = listed.index;
-  tile.first_row_tile = params.tiles.rows_before[listed.index];
-  tile.sequence = read_sequence(params, listed.index);
+  tile.first_row_tile = params.tiles.records[listed.index].first_row_tile;
+  tile.sequence = params.tiles.records[listed.index].sequence;
 }
 
 // What the roles know of their tile: a QueryTile, or the one in shared memory; its lengths and mask; its key tiles.

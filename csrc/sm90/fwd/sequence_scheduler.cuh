@@ -61,8 +61,22 @@ CUTE_DEVICE TileOrder sequence_order(FwdParams const& params, Sequence const& se
           .longest_first = true};
 }
 
-template <class Traits>
-CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::SharedStorage& smem) {
+// Where a CTA's tile numbers come from.
+struct CtaTickets {
+  CUTE_DEVICE int first() const { return blockIdx.x; }
+  CUTE_DEVICE int number() const { return gridDim.x; }  // of the first ones
+
+  // The next number, by the whole warp.
+  CUTE_DEVICE int draw(FwdParams const& params, int lane) {
+    int ticket = 0;
+    if (lane == 0) ticket = gridDim.x + atomicAdd(params.ticket, 1);
+    return __shfl_sync(kAllLanes, ticket, 0);
+  }
+};
+
+template <class Traits, class Tickets = CtaTickets>
+CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::SharedStorage& smem,
+                                    Tickets tickets = {}) {
   constexpr int kBlockM = Traits::kBlockM;
   int const lane = threadIdx.x % 32;
   LengthPasses const passes(params, lane);
@@ -71,7 +85,7 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
   int group_end = 0;          // tile numbers below it belong to them or to sequences before
   int own_begin = 0, own_end = 0;  // the tile numbers of this lane's sequence
   int count = 0;  // key tiles of the tiles published so far
-  int ticket = blockIdx.x;
+  int ticket = tickets.first();
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     while (ticket >= group_end && pass <= passes.last) {
@@ -116,14 +130,13 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
     if (!exists) break;
     count += __reduce_add_sync(kAllLanes, key_tiles);
     if (!params.draws_tiles) {  // there is another tile only if bad offsets make sequences overlap
-      ticket += gridDim.x;
+      ticket += tickets.number();
       continue;
     }
     // A number drawn earlier than needed is a tile that no idle CTA can take: drawn two tiles ahead, causal tiles of
     // different lengths would leave the SMs idle for 4 to 14 % of the time (simulated).
     smem.next_tile.wait_full({0, draws & 1});  // the producer will soon have loaded the tile
-    if (lane == 0) ticket = gridDim.x + atomicAdd(params.ticket, 1);
-    ticket = __shfl_sync(kAllLanes, ticket, 0);
+    ticket = tickets.draw(params, lane);
   }
 }
 

@@ -58,7 +58,7 @@ CUTE_DEVICE void merge_parts(FwdParams const& params, int volatile const& range,
                              Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   auto acc = rowcol_view(tOrO);  // (rows, head dim)
   constexpr int kPairs = decltype(size<1>(acc))::value / 2;
-  constexpr int kAtOnce = Traits::kHeadDimV > 64 && Traits::kHeadDimV <= 192 ? 16 : 8;
+  constexpr int kAtOnce = Traits::kHeadDimV > 256 ? 4 : Traits::kHeadDimV > 64 && Traits::kHeadDimV <= 192 ? 16 : 8;
   auto barrier = [] { return kMerge + fresh_thread_index() / 128 - 1; };
 #pragma unroll 1
   for (int part = 1; part <= parts; ++part) {

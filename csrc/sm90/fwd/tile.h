@@ -13,6 +13,8 @@
 
 namespace flash_cute::sm90::fwd {
 
+constexpr int kMaxHeadDim = 320;  // larger ones: fwd_large
+
 // One kernel's tuning. A consumer warpgroup owns 64 query rows.
 struct TileConfig {
   int block_m;     // 64 * consumer warpgroups
@@ -63,11 +65,12 @@ constexpr TileConfig tile_config(int head_dim, int entry, int head_dim_v) {
     case kPairLate:
       return {.block_m = 128, .block_n = 128, .stages = 2, .ping_pong = true, .late_wait = late_wait};
     case kNarrow: {
-      int const block_n = head_dim <= 128 ? 128 : head_dim <= 192 ? 96 : 80;
+      int const block_n = head_dim <= 128 ? 128 : head_dim <= 192 ? 96 : head_dim <= 256 ? 80 : 64;
       return {.block_m = 64, .block_n = block_n, .stages = 2, .ping_pong = false, .late_wait = false};
     }
     default: break;
   }
+  if (head_dim_v > 256) return {.block_m = 128, .block_n = 48, .stages = 2, .ping_pong = true, .late_wait = false};
   if (head_dim_v > 192) return {.block_m = 128, .block_n = 80, .stages = 2, .ping_pong = true, .late_wait = false};
   if (head_dim_v > 128) return {.block_m = 128, .block_n = 112, .stages = 2, .ping_pong = true, .late_wait = false};
   // Three warpgroups with 160 registers per thread: as many keys as the accumulators and P leave room for. The late

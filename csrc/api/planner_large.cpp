@@ -1,0 +1,46 @@
+#include "planner_large.h"
+
+#include "sm80/fwd_large/tile.h"
+#include "sm90/fwd_large/tile.h"
+
+namespace flash_cute {
+namespace {
+
+// Two kernels, for plain and for modified scores. Both read the sequences at run time.
+void plan_fwd_large_sm90(FwdPlan& plan, FwdArgs const& args, Problem const& problem, Gpu gpu) {
+  bool const modified = problem.softcap > 0 || problem.has_alibi;
+  plan.variant = modified ? Variant::kModified : Variant::kPacked;
+  plan.shape = sm90::fwd_large::kernel_shape();
+  plan.column_parts = sm90::fwd_large::ctas_per_tile(plan.head_dim);
+  plan.tile_heads = 1;
+  int64_t const tiles = most_row_tiles(problem, plan.shape, args.sequences.has_value());
+  check_num_tiles("q", tiles, plan.shape.block_m, "rows", args.q);
+  int const slots = gpu.num_sms / plan.column_parts;
+  plan.draws_tiles = tiles > slots;
+  plan.ctas = plan.column_parts * std::min<int64_t>(tiles, slots);
+  if (plan.draws_tiles) plan.workspace = {.zeroed = 4, .bytes = 4};
+}
+
+}  // namespace
+
+// On sm80 one kernel serves every call: it reads the sequences, the mask and the terms of the score at run time.
+void plan_fwd_large(FwdDecision& decision, FwdArgs const& args, Problem const& problem, Gpu gpu) {
+  FwdPlan& plan = decision.plan;
+  if (decision.backend == Backend::kSm90) return plan_fwd_large_sm90(plan, args, problem, gpu);
+  bool const packed = args.sequences.has_value();
+  plan.variant = Variant::kModified;
+  plan.entry = sm80_entry(problem, gpu);
+  plan.shape = sm80::fwd_large::kernel_shape(decision.padded_head_dim, plan.entry);
+  plan.column_parts = sm80::large::column_parts(decision.padded_head_dim_v);
+  plan.tile_heads = 1;
+  int64_t const tiles = most_row_tiles(problem, plan.shape, packed);
+  check_num_tiles("q", tiles, plan.shape.block_m, "rows", args.q);
+  plan.ctas = tiles;
+  if (tiles == 0) return;
+  int const head_dim = (decision.padded_head_dim + decision.padded_head_dim_v) / 2;  // mean of K's and V's
+  plan.order = sm80::fwd::tile_order(plan.shape, /*masked=*/true, problem.batch, problem.heads_q, problem.heads_kv,
+                                     problem.len_q, problem.len_k, head_dim);
+  if (packed) plan.workspace.bytes = 4 * (int64_t{problem.batch} + 3);  // see Sequences::tiles_before
+}
+
+}  // namespace flash_cute

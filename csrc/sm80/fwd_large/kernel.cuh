@@ -1,0 +1,68 @@
+// The portable forward for head dims above 256: one CTA per row tile of a query head and part of out's columns.
+//
+// Eight warps. The scores of 64 rows and 128 keys are summed over chunks of 64 columns of the head dim, which pass
+// through a ring of stages, so that shared memory does not depend on the head dim; each warp has 32 rows and 32 keys. P
+// goes through shared memory, and each warp computes all rows of O for an eighth of the columns, at most 512 of them per
+// CTA. Above that, two CTAs compute the same scores: half of the O sums fit in an SM's registers, and 32 rows of all of
+// them would read K and V from L2 twice as often.
+#pragma once
+
+#include "../../plan.h"
+#include "../fwd/sequence_tile.cuh"
+#include "epilogue.cuh"
+#include "mainloop.cuh"
+
+namespace flash_cute::sm80::fwd_large {
+
+// The pointers to the tile's tensors.
+template <class Traits>
+CUTE_DEVICE void place_tensors(FwdParams const& params, typename Traits::Storage& smem, int first_column) {
+  using Element = typename Traits::Element;
+  fwd::SequenceTile const& tile = smem.tile;
+  int const head_kv = tile.coord.head / (params.heads_q / params.heads_kv);
+  auto const head = [&](void const* base, Strides const& strides, int index, int row) {
+    return static_cast<Element const*>(base) + tile.coord.batch * strides.batch + index * strides.head +
+           row * strides.row;
+  };
+  smem.q = head(params.q, params.q_strides, tile.coord.head,
+                tile.sequence.first_row + tile.coord.m_block * Traits::kBlockM);
+  smem.k = head(params.k, params.k_strides, head_kv, tile.sequence.first_key);
+  smem.v = head(params.v, params.v_strides, head_kv, tile.sequence.first_key) + first_column;
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    fwd_large_kernel(__grid_constant__ FwdParams const params, __grid_constant__ Ring const ring) {
+  extern __shared__ __align__(1024) char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::Storage*>(smem_raw);
+  int const thread = threadIdx.x;
+  fwd::place_tile<Traits>(params, smem.tile);
+  if (smem.tile.coord.m_block < 0) return;
+  int const part_columns = large::part_columns(params.head_dim_v), first_column = blockIdx.y * part_columns;
+  if (thread == 0) place_tensors<Traits>(params, smem, first_column);
+  Softmax<Traits>::clear(smem, thread);
+  __syncthreads();  // the pointers and the softmax's state are there
+
+  uint32_t const buffers = cast_smem_ptr_to_uint(smem_raw) + kFixedBytes;
+  int const chunks = large::num_chunks(params.head_dim);
+  Part const part{.left = buffers,
+                  .left_resident = ring.left_resident,
+                  .first_column = first_column,
+                  .columns = min(part_columns, params.head_dim_v - first_column)};
+  typename Traits::OutMma out_mma;
+  auto tOrO = partition_fragment_C(out_mma, Shape<Int<Traits::kBlockM>, Int<large::kColumns>>{});  // (4, 4, kOutBlocks)
+  clear(tOrO);
+  Softmax<Traits> softmax(params);
+  if (smem.tile.keys.begin < smem.tile.keys.end) {
+    large::Pipeline pipeline(buffers + (ring.left_resident ? chunks * large::kLeftBytes : 0), ring);
+    Loader<Traits> load(params, smem, ring.left_resident, part.columns, thread);
+    if (ring.left_resident) {
+      for (int chunk = 0; chunk < chunks; ++chunk) load.load_query_chunk(chunk, buffers + chunk * large::kLeftBytes);
+    }
+    pipeline.start(load);
+    mainloop<Traits>(params, smem, pipeline, load, part, softmax, tOrO, thread);
+  }
+  epilogue<Traits>(params, smem, part, buffers, softmax, tOrO, thread);
+}
+
+}  // namespace flash_cute::sm80::fwd_large

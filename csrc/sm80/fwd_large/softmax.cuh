@@ -1,0 +1,150 @@
+// Online softmax over rows that four warps share; see core/softmax.cuh for the lazy maximum and the rounding errors.
+//
+// The maxima in use are in shared memory, since the accumulators leave few registers. A thread compares its own scores with the limit of the maximum in use, and the
+// barrier behind the scores tells all threads whether one of them exceeds it: only then, in few tiles of a row, the
+// warps exchange their maxima. Sums and rounding errors are exchanged once, at the end.
+#pragma once
+
+#include "../../core/layout.cuh"
+#include "../../core/sink.cuh"
+#include "../../core/softmax.cuh"
+#include "traits.cuh"
+
+namespace flash_cute::sm80::fwd_large {
+
+template <class Traits>
+class Softmax {
+ public:
+  static constexpr int kRows = 4;  // of scores, per thread
+  static constexpr float kLag = 8.f;
+  using Storage = typename Traits::Storage;
+
+  CUTE_DEVICE explicit Softmax(FwdParams const& params) : params_(params) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      own_max_[i] = -INFINITY;
+      sum_[i] = 0.f;
+    }
+  }
+
+  // Of the shared state, before the first tile; a barrier must follow.
+  CUTE_DEVICE static void clear(Storage& smem, int thread) {
+    if (thread >= Traits::kBlockM) return;
+    smem.offset[thread] = -FLT_MAX;
+    smem.limit[thread] = -INFINITY;
+  }
+
+  // Turns raw scores into numerators, and rescales the sums and the accumulator where rows take a new maximum.
+  template <class Scores, class Out>
+  CUTE_DEVICE void update(Storage& smem,
+                          Scores& scores,  // (rows, keys)
+                          Out& out,        // (rows, columns)
+                          int thread) {
+    static_assert(decltype(size<0>(scores))::value == kRows);
+    bool grown = false;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(scores); ++j) own_max_[i] = fmaxf(own_max_[i], scores(i, j));
+      grown |= own_max_[i] > smem.limit[score_row(i, thread)];
+    }
+    if (__syncthreads_or(grown)) raise_maxima(smem, out, thread);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      float const offset = smem.offset[score_row(i, thread)];
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(scores); ++j) {
+        scores(i, j) = exp2_approx(scores(i, j) * params_.scale_log2 - offset);
+        sum_[i] += scores(i, j);
+      }
+    }
+  }
+
+  // The row sums and, per row, what normalizes it: negative for rows that see no key. Stores the LSE where `lse`, which
+  // points to the sequence's row 0, is not null. A barrier ends it.
+  CUTE_DEVICE void finish(Storage& smem, float* lse, int thread) {
+    using Element = typename Traits::Element;
+    auto const add = [](float a, float b) { return a + b; };
+    int const lane = thread % 32, key_warp = thread / 64;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; i += 2) {
+      auto const numerator = [&](int row) {
+        return exp2_approx(own_max_[row] * params_.scale_log2 - smem.offset[score_row(row, thread)]);
+      };
+      float2 const errors = rounding_errors<Element>(numerator(i), numerator(i + 1));
+      float const error[] = {quad_reduce(errors.x, add), quad_reduce(errors.y, add)};
+      CUTE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        float const sum = quad_reduce(sum_[i + half], add);
+        if (lane % 4 != 0) continue;
+        smem.row_max[key_warp][score_row(i + half, thread)] = sum;
+        smem.row_error[key_warp][score_row(i + half, thread)] = error[half];
+      }
+    }
+    __syncthreads();  // all sums are there
+    if (thread < Traits::kBlockM) normalize_row(smem, lse, thread);
+    __syncthreads();  // all factors are
+  }
+
+  // The row in the tile of a thread's row of scores, and of a thread's row of out.
+  CUTE_DEVICE static int score_row(int i, int thread) {
+    return 16 * (thread / 32 % 2) + 32 * (i / 2) + 8 * (i % 2) + thread % 32 / 4;
+  }
+  CUTE_DEVICE static int out_row(int i, int thread) { return 16 * (i / 2) + 8 * (i % 2) + thread % 32 / 4; }
+
+ private:
+  template <class Out>
+  CUTE_DEVICE void raise_maxima(Storage& smem, Out& out, int thread) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      float const row_max = quad_reduce(own_max_[i], [](float a, float b) { return fmaxf(a, b); });
+      if (thread % 4 == 0) smem.row_max[thread / 64][score_row(i, thread)] = row_max;
+    }
+    __syncthreads();  // the maxima of all warps are there
+    if (thread < Traits::kBlockM) {
+      float row_max = smem.row_max[0][thread];
+      CUTE_UNROLL
+      for (int warp = 1; warp < Traits::kKeyWarps; ++warp) row_max = fmaxf(row_max, smem.row_max[warp][thread]);
+      bool const past = row_max > smem.limit[thread];
+      float const old_offset = smem.offset[thread];
+      float const new_offset = past ? row_max * params_.scale_log2 : old_offset;
+      smem.factor[thread] = exp2_approx(old_offset - new_offset);
+      smem.offset[thread] = new_offset;
+      if (past) smem.limit[thread] = row_max + kLag * reciprocal(params_.scale_log2);
+    }
+    __syncthreads();  // the new state is there; it is written again after the next tile's barriers
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) sum_[i] *= smem.factor[score_row(i, thread)];
+    CUTE_UNROLL
+    for (int i = 0; i < size<0>(out); ++i) {
+      float const factor = smem.factor[out_row(i, thread)];
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(out); ++j) out(i, j) *= factor;
+    }
+  }
+
+  CUTE_DEVICE void normalize_row(Storage& smem, float* lse, int tile_row) {
+    fwd::SequenceTile const& tile = smem.tile;
+    float sum = 0.f, error = 0.f;
+    CUTE_UNROLL
+    for (int warp = 0; warp < Traits::kKeyWarps; ++warp) {
+      sum += smem.row_max[warp][tile_row];
+      error += smem.row_error[warp][tile_row];
+    }
+    constexpr float kLn2 = 0.693147180559945f;
+    float const offset = smem.offset[tile_row];
+    float const sink_log2 = head_sink_log2<typename Traits::Element>(params_.sinks, tile.coord.head);
+    int const row = tile.coord.m_block * Traits::kBlockM + tile_row;
+    bool const blind = !row_sees_a_key(tile.sequence, row);
+    // A row all of whose scores are -inf gives 0/0 = NaN, as by the definition.
+    smem.factor[tile_row] = blind ? -1.f : reciprocal(sum + error + exp2_approx(sink_log2 - offset));
+    if (lse == nullptr || row >= tile.sequence.rows) return;
+    lse[row] = row >= tile.sequence.len_q || sum == 0.f ? -INFINITY : offset * kLn2 + logf(sum);
+  }
+
+  FwdParams const& params_;
+  float own_max_[kRows];  // of the raw scores so far, over this thread's keys
+  float sum_[kRows];      // of the numerators, over this thread's keys
+};
+
+}  // namespace flash_cute::sm80::fwd_large

@@ -1,0 +1,28 @@
+// The resources of the sm80 forward for head dims above 256.
+#pragma once
+
+#include "../../core/kernel_shape.h"
+#include "../large/tile.h"
+
+namespace flash_cute::sm80::fwd_large {
+
+using large::kBlockM, large::kBlockN, large::Ring;
+
+constexpr int kFixedBytes = large::kWeightBytes + 4096;  // P, the row statistics and the tile, see Storage
+
+constexpr Ring ring(int head_dim, int chip) {
+  return large::choose_ring(large::num_chunks(head_dim), kFixedBytes, chip);
+}
+
+// `head_dim`: that of the tensors q and k.
+constexpr KernelShape kernel_shape(int head_dim, int chip) {
+  Ring const chosen = ring(head_dim, chip);
+  return {.block_m = kBlockM,
+          .block_n = kBlockN,
+          .threads = large::kThreads,
+          .stages = chosen.stages,
+          .smem_bytes = large::smem_bytes(chosen, large::num_chunks(head_dim), kFixedBytes),
+          .ctas_per_sm = 1};
+}
+
+}  // namespace flash_cute::sm80::fwd_large

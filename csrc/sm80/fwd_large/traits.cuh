@@ -1,0 +1,41 @@
+// Types of the sm80 forward for head dims above 256.
+#pragma once
+
+#include "../../core/variant.h"
+#include "../fwd/traits.cuh"
+#include "../large/products.cuh"
+#include "tile.h"
+
+namespace flash_cute::sm80::fwd_large {
+
+using namespace cute;
+
+// kHeadDim: the largest that the kernel serves.
+template <class Element_, int kHeadDim_>
+struct Traits {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockM = large::kBlockM;
+  static constexpr int kBlockN = large::kBlockN;
+  static constexpr int kThreads = large::kThreads;
+  static constexpr Variant kVariant = Variant::kModified;
+  using ScoreMma = large::ScoreMma<Element>;
+  using OutMma = large::OutMma<Element>;
+  static constexpr int kKeyWarps = 4;  // that share a row of scores
+
+  struct Storage {
+    alignas(1024) Element weights[kBlockM * kBlockN];  // P
+    float row_max[kKeyWarps][kBlockM];                 // at the end: the sums of the numerators
+    float row_error[kKeyWarps][kBlockM];               // of the largest numerators, at the end
+    float offset[kBlockM];  // the maximum in use times scale_log2
+    float limit[kBlockM];   // the row takes a new maximum when a raw score exceeds this
+    float factor[kBlockM];  // what rescales the row; at the end: what normalizes it
+    fwd::SequenceTile tile;
+    Element const* q;  // of the tile's first row
+    Element const* k;  // of the sequence's first key
+    Element const* v;  // the same, from the CTA's first column on
+  };
+  static_assert(sizeof(Storage) <= kFixedBytes);
+};
+
+}  // namespace flash_cute::sm80::fwd_large

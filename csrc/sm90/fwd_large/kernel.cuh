@@ -1,0 +1,78 @@
+// The Hopper forward for head dims above those of fwd/: persistent CTAs of 64 query rows, a producer warpgroup and two
+// consumer warpgroups. A row's accumulator is too large for the registers of one warpgroup, so that each has half of
+// its columns; the scores of the key tiles they compute by turns, see mainloop.cuh. Of the producer warpgroup two
+// threads issue the TMA loads, one for each consumer warpgroup, and another warp schedules the tiles, as in fwd/ where
+// sequences are read at run time. Above 512 columns a row tile has a cluster of two CTAs, see exchange.cuh.
+#pragma once
+
+#include "../../core/registers.cuh"
+#include "../fwd/args.cuh"
+#include "../fwd/sequence_scheduler.cuh"
+#include "../warpgroup.cuh"
+#include "epilogue.cuh"
+#include "load.cuh"
+#include "mainloop.cuh"
+#include "traits.cuh"
+
+namespace flash_cute::sm90::fwd_large {
+
+template <class Traits>
+CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
+  typename Traits::MmaPV mma;
+  PipelineState<Traits::kUnits> place{};
+  Messages<Traits> messages{smem, warpgroup};
+  ScoreExchange<Traits> exchange{smem};
+#pragma unroll 1
+  for (int draws = 0;; ++draws) {
+    smem.tile_pipeline.wait_full(at_step(draws));  // the scheduler has written the tile
+    if (uniform(smem.tile[draws & 1].m_block) < 0) break;
+    OnlineSoftmax<2> softmax(args.params.scale_log2);
+    auto tOrO = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<Traits::kHalf>>{});  // (MMA, MMA_M, MMA_D)
+    mainloop<Traits>(args.params, draws, warpgroup, smem, place, messages, exchange, softmax, tOrO);
+    fwd::SequenceTile const& tile = smem.tile[opaque(draws) & 1];
+    fwd::TileCoord const coord{
+        .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
+    Sequence const sequence = tile.sequence;
+    epilogue<Traits>(args.params, sequence, coord, warpgroup, softmax, tOrO);
+    smem.tile_pipeline.release(at_step(draws));  // the scheduler may overwrite the tile
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1) fwd_large_kernel(__grid_constant__ KernelArgs const args) {
+  extern __shared__ char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
+  int const warpgroup = uniform(threadIdx.x / 128);
+
+  if (threadIdx.x == 0) {
+    prefetch_tma_descriptor(&args.q);
+    prefetch_tma_descriptor(&args.k);
+    prefetch_tma_descriptor(&args.v);
+    for (auto& pipeline : smem.ring_pipeline) pipeline.init(4);
+    smem.q_pipeline.init(4 * Traits::kWarpgroups);
+    for (auto& message : smem.message) message.init(4, 4);
+    smem.tile_pipeline.init(4 * Traits::kWarpgroups + 2);
+    smem.next_tile.init(1);
+    if constexpr (Traits::kCtas > 1) init_exchange(smem.exchange);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
+  }
+  sync_ctas<Traits>();  // thread 0 has initialised the barriers
+
+  if (warpgroup == 0) {
+    lower_max_registers<Traits::kProducerRegs>();
+    if (uniform(threadIdx.x / 32) == 1) {
+      fwd::schedule_sequences<Traits>(args.params, smem, make_tickets<Traits>(smem));
+    }
+    if (threadIdx.x == 0) producer<Traits, 0>(args, smem);
+    if (threadIdx.x == 64) producer<Traits, 1>(args, smem);
+  } else {
+    raise_max_registers<Traits::kConsumerRegs>();
+    consumer<Traits>(args, smem, warpgroup - 1);
+  }
+  if constexpr (Traits::kCtas > 1) {
+    __syncwarp();
+    sync_ctas<Traits>();  // a CTA's shared memory must not be gone before the other one's last arrival
+  }
+}
+
+}  // namespace flash_cute::sm90::fwd_large

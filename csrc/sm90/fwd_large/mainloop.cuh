@@ -1,0 +1,244 @@
+// The consumers' loop over key tiles, from the last to the first: S = Q K^T, mask, softmax, O += P V.
+//
+// The two warpgroups compute S and P of the key tiles by turns, and each adds P V to its own half of the columns of O,
+// with P from registers for the tiles that it computed, and from shared memory for the others. So one warpgroup's
+// softmax runs under the other's products (the seesaw of FlashMLA):
+//
+//     warpgroup 0 | P(0) | O[0] += P(0) V(0), S(2) | O[0] += P(1) V(1), max S(2) | P(2) | O[0] += P(2) V(2), ...
+//     warpgroup 1 | S(1) | O[1] += P(0) V(0), max S(1) | P(1) | O[1] += P(1) V(1), S(3) | O[1] += P(2) V(2), ...
+//
+// Both add the tiles in the same order, and P(i) is measured from the maximum in use after tile i, which the warpgroups
+// hand to each other with P. A WGMMA group reads one unit of K or V; a unit is released when the next group has been
+// issued, so that the loads follow closely.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "../../core/convert.cuh"
+#include "../../core/layout.cuh"
+#include "../../core/mask.cuh"
+#include "../../core/registers.cuh"
+#include "../../core/softmax.cuh"
+#include "../store_tma.cuh"
+#include "../warpgroup.cuh"
+#include "exchange.cuh"
+#include "messages.cuh"
+#include "scores.cuh"
+#include "traits.cuh"
+
+namespace flash_cute::sm90::fwd_large {
+
+// Adds to acc the product of A's k steps from kFirst on and one unit.
+template <int kFirst, class Mma, class FragA, class FragB, class Acc>
+CUTE_DEVICE void issue_unit(Mma& mma,
+                            FragA& tCrA,        // (MMA, MMA_M, MMA_K): registers or descriptors
+                            FragB const& tCrB,  // (MMA, MMA_N, MMA_K of the unit): descriptors
+                            Acc& acc) {         // (MMA, MMA_M, MMA_N)
+  CUTE_STATIC_ASSERT_V(size<1>(tCrA) == size<1>(acc));
+  CUTE_STATIC_ASSERT_V(size<1>(tCrB) == size<2>(acc));
+  mma.accumulate_ = SM90::GMMA::ScaleOut::One;
+  CUTE_UNROLL
+  for (int k = 0; k < size<2>(tCrB); ++k) cute::gemm(mma, tCrA(_, _, kFirst + k), tCrB(_, _, k), acc);
+}
+
+// Calls use(unit) for each unit of a tile of V, with its place in the ring.
+template <class Traits, class Use>
+CUTE_DEVICE void for_each_unit_of_v(PipelineState<Traits::kUnits>& place, Use&& use) {
+  for_each(make_int_sequence<Traits::kUnitsOfV>{}, [&](auto unit) __attribute__((always_inline)) {
+    use(unit);
+    place.advance();
+  });
+}
+
+// Computes tile number `draws` for one half of the columns. Leaves the unnormalized O in tOrO and the row statistics in
+// softmax, and releases Q.
+template <class Traits, class Accumulator>
+CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename Traits::SharedStorage& smem,
+                          PipelineState<Traits::kUnits>& place, Messages<Traits>& messages,
+                          ScoreExchange<Traits>& exchange, OnlineSoftmax<2>& softmax,
+                          Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
+  using Element = typename Traits::Element;
+  using Modifier = ScoreModifier<Traits::kVariant>;
+  constexpr int kStepsPerUnit = kUnitKeys / 16;
+
+  Element* const ring = smem.ring[half][0];
+  auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});        // (64, D of unit, unit)
+  auto sK = make_tensor(make_smem_ptr(ring), typename Traits::SmemLayoutK{});          // (BLK_N, D of unit, unit)
+  auto sVt = make_tensor(make_smem_ptr(ring), typename Traits::SmemLayoutVt{});        // (D / 2, N of unit, unit)
+  auto sP = make_tensor(make_smem_ptr(smem.p[half]), typename Traits::SmemLayoutP{});    // (64, BLK_N)
+  auto sP_other = make_tensor(make_smem_ptr(smem.p[1 - half]), typename Traits::SmemLayoutP{});
+
+  typename Traits::MmaQK mma_qk;
+  typename Traits::MmaPV mma_pv;
+  typename Traits::MmaSharedPV mma_shared_pv;
+  auto tSrQ = mma_qk.get_slice(0).partition_fragment_A(sQ);                    // (MMA, MMA_M, MMA_D, unit)
+  auto tSrK = mma_qk.get_slice(0).partition_fragment_B(sK);                    // (MMA, MMA_N, MMA_D, unit)
+  auto tOrV = mma_pv.get_slice(0).partition_fragment_B(sVt);                   // (MMA, MMA_D, MMA_N, unit)
+  auto tOrP_other = mma_shared_pv.get_slice(0).partition_fragment_A(sP_other);  // (MMA, MMA_M, MMA_N)
+  auto tSrS = partition_fragment_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
+  auto rP = make_tensor_like<Element>(tSrS);                                      // (MMA, MMA_M, MMA_N)
+  auto tOrP = make_tensor(rP.data(), operand_a_layout_64(rP.layout()));           // (MMA, MMA_M, MMA_K)
+  auto scores = rowcol_view(tSrS);                                                // (rows, columns)
+  auto acc = rowcol_view(tOrO);                                                   // (rows, head dim)
+
+  auto cS = make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{});
+  auto tScS_0 = rowcol_view(mma_qk.get_slice(_0{}).partition_C(cS));  // (rows, columns) -> (row, column) of thread 0
+  auto coordinates = [&] {                                             // (rows, columns) -> (row, column)
+    return rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
+  };
+
+  auto tile = [&]() -> fwd::SequenceTile const& { return smem.tile[opaque(draws) & 1]; };
+  PipelineState<1> const q_state{0, draws & 1};
+  auto& ring_pipeline = smem.ring_pipeline[half];
+  int const units = units_of_k<Traits>(params);
+  int pending = -1;  // the stage of a unit that the last WGMMA group reads
+  auto release_pending = [&] {
+    if (pending >= 0) ring_pipeline.release({pending, 0});
+  };
+  auto issue_scores_of_unit = [&](auto accumulate, int unit) __attribute__((always_inline)) {
+    ring_pipeline.wait_full(place);  // TMA: the unit of K has landed
+    auto tSrQ_unit = tSrQ(_, _, _, unit);  // (MMA, MMA_M, MMA_D)
+    issue_gemm<decltype(accumulate)::value>(mma_qk, tSrQ_unit, tSrK(_, _, _, place.stage), tSrS);
+    warpgroup_wait<1>();  // the last group
+    release_pending();
+    pending = place.stage;
+    place.advance();
+  };
+  auto issue_scores = [&] {
+    issue_scores_of_unit(C<Accumulate::kOverwrite>{}, 0);
+#pragma unroll 1
+    for (int unit = 1; unit < units; ++unit) issue_scores_of_unit(C<Accumulate::kAdd>{}, unit);
+  };
+  auto wait_all = [&] {
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(tOrO);
+  };
+  // O += P V of the other warpgroup's tile, as one WGMMA group. Returns the place of its units.
+  auto issue_shared_product = [&] {
+    RowPairs rows;
+    messages.receive(rows);
+    follow_maximum(softmax, rows, acc, wait_all);
+    auto const first = place;
+    warpgroup_fence_operand(tOrO);
+    for_each_unit_of_v<Traits>(place, [&](auto unit) __attribute__((always_inline)) {
+      ring_pipeline.wait_full(place);  // TMA: the unit of V has landed
+      warpgroup_arrive();
+      issue_unit<unit * kStepsPerUnit>(mma_shared_pv, tOrP_other, tOrV(_, _, _, place.stage), tOrO);
+    });
+    warpgroup_commit_batch();
+    warpgroup_fence_operand(tOrO);
+    return first;
+  };
+  auto release_shared_product = [&](PipelineState<Traits::kUnits> place_of_units) {
+    for_each_unit_of_v<Traits>(place_of_units, [&](auto) { ring_pipeline.release(place_of_units); });
+    messages.release();
+  };
+  // O += P V of the own tile. Its last unit stays pending.
+  auto issue_own_product = [&] {
+    warpgroup_fence_operand(tOrP);
+    for_each_unit_of_v<Traits>(place, [&](auto unit) __attribute__((always_inline)) {
+      ring_pipeline.wait_full(place);  // TMA: the unit of V has landed
+      warpgroup_fence_operand(tOrO);
+      warpgroup_arrive();
+      issue_unit<unit * kStepsPerUnit>(mma_pv, tOrP, tOrV(_, _, _, place.stage), tOrO);
+      warpgroup_commit_batch();
+      warpgroup_fence_operand(tOrO);
+      if constexpr (unit > 0) {
+        warpgroup_wait<1>();  // the last group
+        release_pending();
+      }
+      pending = place.stage;
+    });
+    warpgroup_fence_operand(tOrP);
+  };
+  auto store_p = [&] {
+    using Store = Copy_Atom<SM90_U32x4_STSM_N, Element>;
+    auto const copy_out = make_tiled_copy_C(Store{}, mma_qk).get_slice(fresh_thread_index() % 128);
+    auto tPrP = copy_out.retile_S(rP);      // (CPY, CPY_M, CPY_N)
+    auto tPsP = copy_out.partition_D(sP);   // (CPY, CPY_M, CPY_N)
+    CUTE_STATIC_ASSERT_V(size(tPrP) == size(tPsP));
+    copy(Store{}, tPrP, tPsP);
+  };
+
+  clear(tOrO);
+  int const begin = uniform(tile().keys.begin), steps = uniform(tile().keys.end) - begin;
+  smem.q_pipeline.wait_full(q_state);  // TMA: Q has landed
+  if (half >= steps) {
+    __syncwarp();  // all lanes have waited for Q
+    smem.q_pipeline.release(q_state);
+    if (steps == 0) return;
+  }
+  int whole_begin, whole_size;  // key tiles that need no mask
+  {
+    Sequence const& it = tile().sequence;
+    Sequence const sequence{.len_q = uniform(it.len_q),
+                            .len_k = uniform(it.len_k),
+                            .band = {.lower = uniform(it.band.lower), .upper = uniform(it.band.upper)}};
+    TileRange const range = key_range<kBlockM, kBlockN>(sequence, uniform(tile().m_block));
+    whole_begin = range.whole_begin;
+    whole_size = range.whole_end - range.whole_begin;
+  }
+  Modifier const modify(params, tile(), coordinates());
+  int const first_row = uniform(tile().m_block) * kBlockM;
+
+#pragma unroll 1
+  for (int i = half; i < steps; i += 2) {
+    issue_scores();
+    PipelineState<Traits::kUnits> units_of_other{};
+    if (i > 0) {
+      units_of_other = issue_shared_product();
+      warpgroup_wait<1>();  // S(i)
+    } else {
+      warpgroup_wait<0>();
+    }
+    warpgroup_fence_operand(tSrS);
+    release_pending();
+    pending = -1;
+    if (i + 2 >= steps) smem.q_pipeline.release(q_state);  // the last S: the next tile's Q may be loaded
+    exchange.add_other_part(i, tSrS);
+
+    int const n = begin + steps - 1 - i, first_key = n * kBlockN;
+    typename Modifier::Shift shift;
+    modify(scores, tScS_0, first_row - first_key, shift);
+    if (unsigned(n - whole_begin) >= unsigned(whole_size)) {
+      Sequence const& sequence = tile().sequence;
+      apply_mask(scores, coordinates(), tScS_0, sequence, first_row - first_key, sequence.len_k - first_key);
+    }
+    auto const release_other = [&] {
+      if (i > 0) release_shared_product(units_of_other);
+    };
+    softmax.update_max(scores, acc, wait_all, release_other, shift);
+    softmax.numerators(scores, shift);
+    convert(tSrS, rP);
+    messages.send({{softmax.offset[0], softmax.limit[0]}, {softmax.offset[1], softmax.limit[1]}}, store_p);
+    issue_own_product();
+  }
+
+  bool const own_last = ((steps - 1) & 1) == half;
+  if (own_last) {
+    softmax.template finish<Element>();
+    wait_all();
+    release_pending();
+  } else {
+    auto const units_of_other = issue_shared_product();
+    warpgroup_wait<1>();  // the own product before it
+    release_pending();
+    softmax.template finish<Element>();
+    wait_all();
+    release_shared_product(units_of_other);
+  }
+  exchange.count += steps;
+  // Each warpgroup has the sums over its own tiles.
+  messages.send({{softmax.sum[0], softmax.error[0]}, {softmax.sum[1], softmax.error[1]}}, [] {});
+  RowPairs other;
+  messages.receive(other);
+  __syncwarp();  // all lanes have read them
+  messages.release();
+  CUTE_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    softmax.sum[i] += other[i].x;
+    softmax.error[i] += other[i].y;
+  }
+}
+
+}  // namespace flash_cute::sm90::fwd_large

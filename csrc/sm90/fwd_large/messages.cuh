@@ -1,0 +1,74 @@
+// What the two warpgroups of a CTA tell each other: after each step P, the maximum in use and the limit of each row; at
+// the end of a tile the sums. A warpgroup has one buffer, which the other one has read when it releases it. Thread t of
+// either warpgroup has the same rows.
+#pragma once
+
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/tensor.hpp>
+
+#include "../../core/softmax.cuh"
+#include "traits.cuh"
+
+namespace flash_cute::sm90::fwd_large {
+
+// A pair of numbers for each of a thread's two rows.
+using RowPairs = float2[2];
+
+template <class Traits>
+struct Messages {
+  using Element = typename Traits::Element;
+
+  typename Traits::SharedStorage& smem;
+  int warpgroup;
+  int sent = 0;
+  int received = 0;
+
+  // The thread's first row; the other one is 8 rows below.
+  CUTE_DEVICE static int first_row(int thread) { return thread % 128 / 32 * 16 + thread % 32 / 4; }
+
+  // `write` writes what else belongs to the message.
+  template <class Write>
+  CUTE_DEVICE void send(RowPairs const& pairs, Write const& write) {
+    PipelineState<1> const state{0, sent++ & 1};
+    smem.message[warpgroup].wait_empty(state);  // the other warpgroup has read the last message
+    write();
+    int const thread = fresh_thread_index();
+    if (thread % 4 == 0) {
+      float2* const rows = smem.rows[warpgroup] + first_row(thread);
+      rows[0] = pairs[0];
+      rows[8] = pairs[1];
+    }
+    tma_store_fence();  // the async proxy reads P, through WGMMA
+    smem.message[warpgroup].arrive_full(state);
+  }
+
+  CUTE_DEVICE void receive(RowPairs& pairs) {
+    smem.message[1 - warpgroup].wait_full({0, received++ & 1});  // its four warps have written it
+    float2 const* const rows = smem.rows[1 - warpgroup] + first_row(fresh_thread_index());
+    pairs[0] = rows[0];
+    pairs[1] = rows[8];
+  }
+  // The message has been read by the warp.
+  CUTE_DEVICE void release() { smem.message[1 - warpgroup].release({}); }
+};
+
+// Follows the maximum of the other warpgroup's step. `wait` waits for the GEMMs in flight.
+template <class Accumulator, class Wait>
+CUTE_DEVICE void follow_maximum(OnlineSoftmax<2>& softmax, RowPairs const& pairs,
+                                Accumulator& acc,  // (rows, head dim)
+                                Wait const& wait) {
+  bool const grown = pairs[0].x != softmax.offset[0] || pairs[1].x != softmax.offset[1];
+  if (!__any_sync(0xffffffff, grown)) return;
+  wait();
+  CUTE_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    float const factor = exp2_approx(softmax.offset[i] - pairs[i].x);
+    softmax.offset[i] = pairs[i].x;
+    softmax.limit[i] = pairs[i].y;
+    softmax.sum[i] *= factor;
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(acc); ++j) acc(i, j) *= factor;
+  }
+}
+
+}  // namespace flash_cute::sm90::fwd_large

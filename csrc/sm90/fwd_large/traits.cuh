@@ -1,0 +1,102 @@
+// Types of the sm90 forward for large head dims: MMAs, shared memory.
+#pragma once
+
+#include <cute/arch/cluster_sm90.hpp>
+#include <cute/atom/copy_atom.hpp>
+#include <cute/atom/mma_atom.hpp>
+#include <cute/tensor.hpp>
+#include <cutlass/numeric_types.h>
+
+#include "../../core/variant.h"
+#include "../fwd/scheduler.cuh"
+#include "../pipeline.cuh"
+#include "../wgmma_atoms.cuh"
+#include "tile.h"
+
+namespace flash_cute::sm90::fwd_large {
+
+using namespace cute;
+
+// What the two CTAs of a row tile exchange.
+template <int kCtas>
+struct Exchange {
+  float4 scores[kScoreBytes / sizeof(float4)];  // the other CTA's part of S, four elements of a thread side by side
+  Pipeline<1> scores_pipeline;  // full: they have arrived; empty: the other CTA has read what this one sent
+  int ticket;                   // which CTA 0 has drawn for both
+  Pipeline<1> ticket_pipeline;
+};
+template <>
+struct Exchange<1> {};
+
+template <class Element_, int kHeadDim_, Variant kVariant_>
+struct Traits {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr Variant kVariant = kVariant_;
+  static_assert(reads_sequences(kVariant), "dense batches run in the packed kernel");
+  static constexpr int kBlockM = fwd_large::kBlockM;
+  static constexpr int kBlockN = fwd_large::kBlockN;
+  static constexpr int kCtas = ctas_per_tile(kHeadDim);
+  static_assert(kCtas <= 2);
+  static constexpr int kUnits = units_of_ring(kCtas);
+  static constexpr int kHalf = kColumns / 2;  // columns of O per warpgroup: the largest N of a WGMMA
+  static constexpr int kWarpgroups = 2;
+  static constexpr int kThreads = fwd_large::kThreads;
+  static constexpr int kUnitsOfV = kBlockN / kUnitKeys;  // per half
+
+  // Registers per thread, by setmaxnreg, see fwd/traits.cuh. The scheduler needs more than 24.
+  static constexpr int kProducerRegs = 40;
+  static constexpr int kConsumerRegs = 232;
+
+  // S = Q K^T from shared memory; O += P V with P in registers for the warpgroup that computed it, else in shared
+  // memory, and V read transposed.
+  using MmaQK = decltype(make_tiled_mma(wgmma_ss_atom<Element, kBlockN>()));
+  using ShapePV = Shape<Int<kBlockM>, Int<kHalf>, Int<kBlockN>>;
+  using MmaPV = decltype(make_tiled_mma(
+      SM90::GMMA::rs_op_selector<Element, Element, float, ShapePV, SM90::GMMA::Major::K, SM90::GMMA::Major::MN>()));
+  using MmaSharedPV = decltype(make_tiled_mma(
+      SM90::GMMA::ss_op_selector<Element, Element, float, ShapePV, SM90::GMMA::Major::K, SM90::GMMA::Major::MN>()));
+
+  // One TMA box writes 64 columns; a unit and Q have one box after the other.
+  static constexpr int kChunk = 64;
+  using AtomK = SM90::GMMA::Layout_K_SW128_Atom<Element>;
+  using AtomV = SM90::GMMA::Layout_MN_SW128_Atom<Element>;
+  using SmemLayoutQ =
+      decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockM>, Int<kUnitColumns>, Int<kColumns / kUnitColumns>>{}));
+  using SmemLayoutK = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockN>, Int<kUnitColumns>, Int<kUnits>>{}));
+  using SmemLayoutVt =
+      decltype(tile_to_shape(AtomV{}, Shape<Int<kHalf>, Int<kUnitKeys>, Int<kUnits>>{}, Step<_2, _1, _3>{}));
+  using SmemLayoutP = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockM>, Int<kBlockN>>{}));
+
+  using Tile = fwd::SequenceTile;
+
+  struct alignas(1024) SharedStorage {
+    Element q[kBlockM * kColumns];
+    Element ring[2][kUnits][kUnitElements];  // of the units that a warpgroup reads
+    Element p[2][kBlockM * kBlockN];  // by the warpgroup that wrote it
+    float2 rows[2][kBlockM];          // the same: maximum in use and limit of a row after its step; sums at the end
+    Exchange<kCtas> exchange;
+    Pipeline<kUnits> ring_pipeline[2];
+    Pipeline<1> q_pipeline;
+    Pipeline<1> message[2];           // p and rows, by the warpgroup that wrote them
+    Tile tile[2];
+    Pipeline<2> tile_pipeline;
+    Pipeline<1> next_tile;  // full: the producer will soon have loaded its tile
+  };
+  static_assert(sizeof(SharedStorage) == kSmemBytes);
+};
+
+// The units per tile of K that each of the CTAs of a row tile loads. The last one's may be past the end.
+template <class Traits>
+CUTE_DEVICE int units_of_k(FwdParams const& params) {
+  constexpr int kUnitOfAll = kUnitColumns * Traits::kCtas;
+  return (params.head_dim + kUnitOfAll - 1) / kUnitOfAll;
+}
+
+// Which of the CTAs of a row tile this one is.
+template <class Traits>
+CUTE_DEVICE int cta_rank() {
+  return Traits::kCtas == 1 ? 0 : static_cast<int>(block_rank_in_cluster());
+}
+
+}  // namespace flash_cute::sm90::fwd_large
