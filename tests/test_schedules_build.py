@@ -53,6 +53,8 @@ def test_arguments_are_checked_before_anything_is_compiled() -> None:
     [
         (["--D", "513"], "at most 512"),
         (["--D", "x"], "expected a number"),
+        (["--seconds", "0"], "expected a number above 0"),
+        (["--seconds", "soon"], "expected a number above 0, got soon"),
         (["--schedules", "split_k"], "expected some of split_kv"),
         (["--peers", "fa4"], "expected some of sdpa flash"),
         (["--heads", "6", "--heads-kv", "4"], "a divisor of --heads 6"),

@@ -12,6 +12,7 @@ conflicts.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +54,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--schedules", type=_schedules, default=_library.names(), metavar="NAME[,NAME...]")
     parser.add_argument("--peers", type=_peers, default=tuple(measure.PEERS), metavar="NAME[,NAME...]", help="or none")
     parser.add_argument("--rounds", type=_positive, default=7, help="timed rounds (7)")
+    parser.add_argument("--seconds", type=_seconds, default=0.2, help="of a contender in a round, about (0.2)")
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs (0)")
     parser.add_argument("--list", action="store_true", help="only what is known without running")
     parser.add_argument("--chip", choices=[chip.name for chip in CHIPS], default="A100", help="of the list (A100)")
@@ -73,6 +75,16 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text}")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
+    return value
 
 
 def _some(text: str, known: Sequence[str]) -> tuple[str, ...]:
@@ -125,7 +137,7 @@ def _measure(options: argparse.Namespace) -> int:
     steps = sum(measure.turns(problem, options.schedules, options.peers, options.rounds) for problem in problems)
     progress = Progress("measuring", steps)
     rows: list[dict[str, Any]] = []
-    chosen = {"peers": options.peers, "rounds": options.rounds, "seed": options.seed}
+    chosen = {"peers": options.peers, "rounds": options.rounds, "seconds": options.seconds, "seed": options.seed}
     for problem in problems:
         rows += measure.run(problem, options.schedules, **chosen, on_turn=progress)
     progress.close()

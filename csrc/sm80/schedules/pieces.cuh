@@ -17,8 +17,7 @@
 namespace flash_cute::sm80::schedules {
 
 using namespace cute;
-using fwd::LowerEdge;
-using fwd::UpperEdge;
+using Edge = fwd::UpperEdge;  // at an edge of the band, or at the end of the keys
 using fwd::Whole;
 
 // The first element of a row of one head.
@@ -156,14 +155,16 @@ CUTE_DEVICE int first_whole_key_tile(FwdParams const& params, RowTileCoord const
 }
 
 // Calls step(n, kind) for the key tiles of a row tile, from the last to the first: those at the band's upper edge, the
-// whole ones, and those at its lower edge.
+// whole ones, and those at its lower edge. Both edges run the same code, so that a kernel compiles its step twice.
 template <class Traits, class Step>
 CUTE_DEVICE void for_each_key_tile(FwdParams const& params, RowTileCoord const& tile, TileRange const& range,
                                    Step&& step) {
-  int n = range.end - 1;
-  for (; n >= range.whole_end; --n) step(n, UpperEdge{});
-  for (; n >= first_whole_key_tile<Traits>(params, tile); --n) step(n, Whole{});
-  for (; n >= first_key_tile<Traits>(params, tile); --n) step(n, LowerEdge{});
+  int n = range.end - 1, edge_end = range.whole_end;
+  do {
+    for (; n >= edge_end; --n) step(n, Edge{});
+    for (; n >= first_whole_key_tile<Traits>(params, tile); --n) step(n, Whole{});
+    edge_end = first_key_tile<Traits>(params, tile);
+  } while (n >= edge_end);
 }
 
 }  // namespace flash_cute::sm80::schedules

@@ -41,7 +41,7 @@ struct SharedKv {
 
     load_q<Traits>(params, tile, sQ);
     cp_async_fence();
-    k.load_next(UpperEdge{}, sK, params.len_k - (range.end - 1) * kBlockN);
+    k.load_next(Edge{}, sK, params.len_k - (range.end - 1) * kBlockN);
     cp_async_fence();
     auto tSrQ = fragment_a<typename Traits::Element>(mma, shape(sQ));  // (MMA, MMA_M, MMA_D), if kept
     if constexpr (kQInRegs) {

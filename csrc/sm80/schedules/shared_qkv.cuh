@@ -49,7 +49,7 @@ struct SharedQkv {
     __syncthreads();     // those of all threads have
     auto tSrQ = read_operand_a<CopyAtom>(mma, sQ);  // (MMA, MMA_M, MMA_D)
     __syncthreads();     // all have read Q: K and V may overwrite it
-    k.load_next(UpperEdge{}, sK, params.len_k - (range.end - 1) * kBlockN);
+    k.load_next(Edge{}, sK, params.len_k - (range.end - 1) * kBlockN);
     cp_async_fence();
 
     for_each_key_tile<Traits>(params, tile, range, [&](int n, auto kind) __attribute__((always_inline)) {

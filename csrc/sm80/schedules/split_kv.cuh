@@ -109,8 +109,8 @@ struct SplitKv {
 
     int const last_keys = params.len_k - (range.end - 1) * kBlockN;
     load_q<Traits>(params, tile, sQ);
-    k.load_next(UpperEdge{}, sK(_, _, 0), last_keys);
-    if constexpr (kTwoStages) v.load_next(UpperEdge{}, sV(_, _, 0), last_keys);
+    k.load_next(Edge{}, sK(_, _, 0), last_keys);
+    if constexpr (kTwoStages) v.load_next(Edge{}, sV(_, _, 0), last_keys);
     cp_async_fence();
 
     int stage = 0;
@@ -129,11 +129,12 @@ struct SplitKv {
 
       auto tSrS = partition_fragment_C(mma_s, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
       clear(tSrS);
-      add_product_ss<CopyAtom, CopyAtom>(mma_s, tSrS, sQ, sK(_, _, stage), threadIdx.x);
+      add_product_ss<CopyAtom, CopyAtom>(mma_s, tSrS, sQ, sK(_, _, stage), fresh_thread_index());
       auto scores = rowcol_view(tSrS);  // (rows, columns)
       if constexpr (decltype(kind)::kMasked) mask_scores<Traits>(params, tile, n, mma_s, scores);
       auto cS = make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{});
-      auto tScS = rowcol_view(mma_s.get_slice(threadIdx.x).partition_C(cS));  // (rows, columns) -> (row, column)
+      // (rows, columns) -> (row, column)
+      auto tScS = rowcol_view(mma_s.get_slice(fresh_thread_index()).partition_C(cS));
       auto const wait_keys = [&] {
         if constexpr (!kTwoStages) cp_async_wait<0>();  // this thread's copies of V(n) have landed
       };
@@ -148,7 +149,7 @@ struct SplitKv {
       auto rP = make_tensor_like<Element>(tSrS);  // (MMA, MMA_M, MMA_N)
       convert(tSrS, rP);
       add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma_o, tOrO, as_operand_a(rP), sVt(_, _, stage),
-                                                              threadIdx.x);
+                                                              fresh_thread_index());
       if constexpr (kTwoStages) stage ^= 1;
     });
   }

@@ -29,7 +29,7 @@ struct ColumnTiles {
 template <class Traits>
 CUTE_DEVICE auto q_columns(FwdParams const& params, RowTileCoord const& tile) {
   int const first_row = opaque(tile.m_block) * Traits::kBlockM;  // else a pointer per column tile is kept
-  return ColumnTiles<Traits, UpperEdge>{
+  return ColumnTiles<Traits, Edge>{
       row_begin<typename Traits::Element>(params.q, params.q_strides, tile.batch, tile.head, first_row),
       params.q_strides.row, params.len_q - first_row, params.head_dim};
 }

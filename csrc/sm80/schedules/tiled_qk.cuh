@@ -38,39 +38,44 @@ struct TiledQk {
     auto sVt = make_tensor(make_smem_ptr(smem.v), typename Traits::template SmemLayoutVt<kTiles>{});
     typename Traits::Mma mma;
 
-    int load_stage = 0, stage = 0;  // of the next column tile to load, and of the one to read
-    auto const load = [&](int n, int c, auto kind) __attribute__((always_inline)) {
-      q_columns<Traits>(params, tile).load(c, sQ(_, _, load_stage));
-      key_columns<Traits>(params, tile, params.k, params.k_strides, n, kind).load(c, sK(_, _, load_stage));
-      load_stage = load_stage + 1 == kStages ? 0 : load_stage + 1;
+    auto const load = [&](int n, int c, int stage, auto kind) __attribute__((always_inline)) {
+      q_columns<Traits>(params, tile).load(c, sQ(_, _, stage));
+      key_columns<Traits>(params, tile, params.k, params.k_strides, n, kind).load(c, sK(_, _, stage));
     };
     CUTE_UNROLL
     for (int c = 0; c < kAhead; ++c) {
-      load(range.end - 1, c, UpperEdge{});
+      load(range.end - 1, c, c, Edge{});
       cp_async_fence();
     }
 
+    int buffer = 0;  // of column tile 0
     for_each_key_tile<Traits>(params, tile, range, [&](int n, auto kind) __attribute__((always_inline)) {
       auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
       clear(tSrS);
-      CUTE_UNROLL
-      for (int c = 0; c < kTiles; ++c) {
+      auto const add_column_tile = [&](int c, int stage) __attribute__((always_inline)) {
         cp_async_wait<kAhead - 1>();  // this thread's copies of Q_c and K_c have landed
         // Those of all threads have; and all have finished the step before: its buffers are free, and, at c = 0, V's.
         __syncthreads();
-        if constexpr (kTiles % kStages == 0) {  // static, so that no address depends on them
-          stage = c % kStages;
-          load_stage = (c + kAhead) % kStages;
-        }
+        int const load_stage = (stage + kAhead) % kStages;
         if (c + kAhead < kTiles) {
-          load(n, c + kAhead, kind);
+          load(n, c + kAhead, load_stage, kind);
         } else if (n > first_key_tile<Traits>(params, tile)) {
-          load(n - 1, c + kAhead - kTiles, Whole{});
+          load(n - 1, c + kAhead - kTiles, load_stage, Whole{});
         }
         key_columns<Traits>(params, tile, params.v, params.v_strides, n, kind).load(c, sV(_, _, c));
         cp_async_fence();
         add_product_ss<CopyAtom, CopyAtom>(mma, tSrS, sQ(_, _, stage), sK(_, _, stage), fresh_thread_index());
-        stage = stage + 1 == kStages ? 0 : stage + 1;
+      };
+      if constexpr (kTiles % kStages == 0) {
+        CUTE_NO_UNROLL
+        for (int first = 0; first < kTiles; first += kStages) {
+          CUTE_UNROLL
+          for (int stage = 0; stage < kStages; ++stage) add_column_tile(first + stage, stage);
+        }
+      } else {
+        CUTE_UNROLL
+        for (int c = 0; c < kTiles; ++c) add_column_tile(c, (buffer + c) % kStages);
+        buffer = (buffer + kTiles) % kStages;
       }
       auto rP = make_numerators<Traits>(params, tile, n, kind, mma, softmax, tSrS, tOrO);  // (MMA, MMA_M, MMA_N)
       auto const tOrP = as_operand_a(rP);                                                  // (MMA, MMA_M, MMA_K)

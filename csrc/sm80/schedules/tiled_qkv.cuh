@@ -30,6 +30,9 @@ struct TiledQkv {
     constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
     constexpr int kTiles = Traits::kTiles, kOutTiles = Traits::kOutTiles;
     constexpr int kStages = Traits::kStages, kAhead = Traits::kAhead;
+    static_assert((kTiles + kOutTiles) % kStages == 0, "a column tile has the same buffer in every key tile");
+    // Steps of S in the code: enough for buffer numbers that are static, so that no address depends on them.
+    constexpr int kUnrolled = kTiles % kStages == 0 ? kStages : kTiles;
     using CopyAtom = typename Traits::SmemCopyAtom;
     TileRange const range = key_range<kBlockM, kBlockN>(params, tile.m_block);
     if (range.begin == range.end) return;
@@ -39,52 +42,51 @@ struct TiledQkv {
     auto sVt = make_tensor(make_smem_ptr(smem.kv), typename Traits::template SmemLayoutVt<kStages>{});
     typename Traits::Mma mma;
 
-    int load_stage = 0, stage = 0;  // of the next column tile to load, and of the one to read
-    auto const next = [](int x) { return x + 1 == kStages ? 0 : x + 1; };
     // Column tile c of Q and K; from kTiles on, c - kTiles of V.
-    auto const load = [&](int n, int c, auto kind) __attribute__((always_inline)) {
+    auto const load = [&](int n, int c, int stage, auto kind) __attribute__((always_inline)) {
       if (c < kTiles) {
-        q_columns<Traits>(params, tile).load(c, sQ(_, _, load_stage));
-        key_columns<Traits>(params, tile, params.k, params.k_strides, n, kind).load(c, sK(_, _, load_stage));
+        q_columns<Traits>(params, tile).load(c, sQ(_, _, stage));
+        key_columns<Traits>(params, tile, params.k, params.k_strides, n, kind).load(c, sK(_, _, stage));
       } else {
         int const v_tile = part * kOutTiles + c - kTiles;
-        key_columns<Traits>(params, tile, params.v, params.v_strides, n, kind).load(v_tile, sK(_, _, load_stage));
+        key_columns<Traits>(params, tile, params.v, params.v_strides, n, kind).load(v_tile, sK(_, _, stage));
       }
-      load_stage = next(load_stage);
     };
     CUTE_UNROLL
     for (int c = 0; c < kAhead; ++c) {
-      load(range.end - 1, c, UpperEdge{});
+      load(range.end - 1, c, c, Edge{});
       cp_async_fence();
     }
 
     for_each_key_tile<Traits>(params, tile, range, [&](int n, auto kind) __attribute__((always_inline)) {
-      auto const begin_step = [&](int c) __attribute__((always_inline)) {
+      auto const begin_step = [&](int c, int stage) __attribute__((always_inline)) {
         cp_async_wait<kAhead - 1>();  // this thread's copies of column tile c have landed
         __syncthreads();  // those of all threads have; and all have finished the step before: its buffers are free
-        if constexpr ((kTiles + kOutTiles) % kStages == 0) {  // static, so that no address depends on them
-          stage = c % kStages;
-          load_stage = (c + kAhead) % kStages;
-        }
+        int const load_stage = (stage + kAhead) % kStages;
         if (c + kAhead < kTiles + kOutTiles) {
-          load(n, c + kAhead, kind);
+          load(n, c + kAhead, load_stage, kind);
         } else if (n > first_key_tile<Traits>(params, tile)) {
-          load(n - 1, c + kAhead - kTiles - kOutTiles, Whole{});
+          load(n - 1, c + kAhead - kTiles - kOutTiles, load_stage, Whole{});
         }
         cp_async_fence();
       };
       auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
       clear(tSrS);
-      CUTE_UNROLL
-      for (int c = 0; c < kTiles; ++c, stage = next(stage)) {
-        begin_step(c);
-        add_product_ss<CopyAtom, CopyAtom>(mma, tSrS, sQ(_, _, stage), sK(_, _, stage), fresh_thread_index());
+      CUTE_NO_UNROLL
+      for (int first = 0; first < kTiles; first += kUnrolled) {
+        CUTE_UNROLL
+        for (int i = 0; i < kUnrolled; ++i) {
+          int const stage = i % kStages;
+          begin_step(first + i, stage);
+          add_product_ss<CopyAtom, CopyAtom>(mma, tSrS, sQ(_, _, stage), sK(_, _, stage), fresh_thread_index());
+        }
       }
       auto rP = make_numerators<Traits>(params, tile, n, kind, mma, softmax, tSrS, tOrO);  // (MMA, MMA_M, MMA_N)
       auto const tOrP = as_operand_a(rP);                                                  // (MMA, MMA_M, MMA_K)
       CUTE_UNROLL
-      for (int c = 0; c < kOutTiles; ++c, stage = next(stage)) {
-        begin_step(kTiles + c);
+      for (int c = 0; c < kOutTiles; ++c) {
+        int const stage = (kTiles + c) % kStages;
+        begin_step(kTiles + c, stage);
         add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma, column_tile<kOutTiles>(tOrO, c), tOrP,
                                                                 sVt(_, _, stage), fresh_thread_index());
       }
