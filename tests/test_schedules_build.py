@@ -130,7 +130,7 @@ def test_a_kernel_compiles_without_spills(tmp_path: Path) -> None:
             csrc, tools, gencode = _library._toolchain()
         except schedules.SchedulesError as error:
             pytest.skip(str(error))
-        instance = _compile.Instance("shared_kv", 32)
+        instance = _compile.Instance("shared_kv", 64)
         source = tmp_path / f"{instance.name}.cu"
         source.write_text(instance.source)
         rows = _compile.resources(instance, _compile.compile_object(source, tmp_path / "one.o", csrc, tools, gencode))

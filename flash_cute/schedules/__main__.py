@@ -5,7 +5,7 @@ against float64. Without one, or with --list, what is known of each: shared memo
 conflicts.
 
     python -m flash_cute.schedules --D 64 --N 1024 4096 16384 --causal --csv schedules.csv --plot schedules.png
-    python -m flash_cute.schedules --list --D 32 64 128 --chip "RTX 4090"
+    python -m flash_cute.schedules --list --D 64 128 --chip "RTX 4090"
     python -m flash_cute.schedules --list --D 64 --picture docs/pictures
 """
 

@@ -32,7 +32,7 @@ MAX_HEAD_DIM = {
     "tiled_qk": 256,
     "tiled_qkv": 512,
 }
-HEAD_DIMS = (32, 64, 128, 256, 512)
+HEAD_DIMS = (64, 128, 256, 512)
 
 TORCH_TARGET = "0x020a000000000000"  # build_tools/extension.py's: the oldest torch claimed
 NVCC_FLAGS = (

@@ -17,7 +17,7 @@
 namespace flash_cute::sm80::schedules {
 
 using namespace cute;
-using Edge = fwd::UpperEdge;  // at an edge of the band, or at the end of the keys
+using Edge = fwd::UpperEdge;  // a tile at an edge of the band, or at the end of the keys
 using fwd::Whole;
 
 // The first element of a row of one head.
@@ -155,10 +155,21 @@ CUTE_DEVICE int first_whole_key_tile(FwdParams const& params, RowTileCoord const
 }
 
 // Calls step(n, kind) for the key tiles of a row tile, from the last to the first: those at the band's upper edge, the
-// whole ones, and those at its lower edge. Both edges run the same code, so that a kernel compiles its step twice.
+// whole ones, and those at its lower edge.
 template <class Traits, class Step>
 CUTE_DEVICE void for_each_key_tile(FwdParams const& params, RowTileCoord const& tile, TileRange const& range,
                                    Step&& step) {
+  int n = range.end - 1;
+  for (; n >= range.whole_end; --n) step(n, Edge{});
+  for (; n >= first_whole_key_tile<Traits>(params, tile); --n) step(n, Whole{});
+  for (; n >= first_key_tile<Traits>(params, tile); --n) step(n, fwd::LowerEdge{});
+}
+
+// The same with one code for both edges, for steps that are long to compile. What the edges alone need stays in
+// registers during the whole tiles too: shared_kv and shared_qkv have none for it and would spill.
+template <class Traits, class Step>
+CUTE_DEVICE void for_each_key_tile_two_kinds(FwdParams const& params, RowTileCoord const& tile,
+                                             TileRange const& range, Step&& step) {
   int n = range.end - 1, edge_end = range.whole_end;
   do {
     for (; n >= edge_end; --n) step(n, Edge{});

@@ -114,7 +114,7 @@ struct SplitKv {
     cp_async_fence();
 
     int stage = 0;
-    for_each_key_tile<Traits>(params, tile, range, [&](int n, auto kind) __attribute__((always_inline)) {
+    for_each_key_tile_two_kinds<Traits>(params, tile, range, [&](int n, auto kind) __attribute__((always_inline)) {
       cp_async_wait<0>();  // this thread's copies of K(n), and with two stages of V(n), have landed
       __syncthreads();     // those of all threads have; and all have read tile n+1: its buffers are free
       if constexpr (kTwoStages) {
@@ -183,7 +183,8 @@ struct SplitKv {
           CUTE_UNROLL
           for (int i = 0; i < size<0>(tOrO); ++i) {
             auto& sum = tOsSum(i, part % kRowTiles, part / kRowTiles * kPartAtoms + d);
-            sum = tOrO(i, part % kRowTiles, part / kRowTiles * kPartAtoms + d) + (round == 0 ? 0.f : sum);
+            float const own = tOrO(i, part % kRowTiles, part / kRowTiles * kPartAtoms + d);
+            sum = round == 0 ? own : own + sum;  // own + 0 would be computed before the rounds, and spill
           }
         }
       });

@@ -38,15 +38,14 @@ constexpr int max_head_dim(Schedule schedule) {
 }
 
 // The instances: other head dims run in the next larger one.
-constexpr int kHeadDims[] = {32, 64, 128, 256, 512};
+constexpr int kHeadDims[] = {64, 128, 256, 512};
 
 namespace detail {
 
-// Every warp has all rows: its part of O takes rows * head_dim / 32 registers, its scores rows * keys / 128. Twice the
-// rows at head dim 64 spill.
+// Every warp has all rows: its part of O takes rows * head_dim / 32 registers, its scores rows * keys / 128.
 constexpr TileConfig split_kv(int head_dim, int stages) {
-  return {.tile = {.block_m = head_dim <= 32 ? 64 : 32,
-                   .block_n = head_dim == 64 ? 128 : 64,
+  return {.tile = {.block_m = head_dim <= 64 ? 64 : 32,
+                   .block_n = 64,
                    .warps = 4,
                    .stages = stages,
                    .q_in_regs = false,

@@ -48,8 +48,7 @@ struct TiledQk {
       cp_async_fence();
     }
 
-    int buffer = 0;  // of column tile 0
-    for_each_key_tile<Traits>(params, tile, range, [&](int n, auto kind) __attribute__((always_inline)) {
+    for_each_key_tile_two_kinds<Traits>(params, tile, range, [&](int n, auto kind) __attribute__((always_inline)) {
       auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
       clear(tSrS);
       auto const add_column_tile = [&](int c, int stage) __attribute__((always_inline)) {
@@ -66,16 +65,10 @@ struct TiledQk {
         cp_async_fence();
         add_product_ss<CopyAtom, CopyAtom>(mma, tSrS, sQ(_, _, stage), sK(_, _, stage), fresh_thread_index());
       };
-      if constexpr (kTiles % kStages == 0) {
-        CUTE_NO_UNROLL
-        for (int first = 0; first < kTiles; first += kStages) {
-          CUTE_UNROLL
-          for (int stage = 0; stage < kStages; ++stage) add_column_tile(first + stage, stage);
-        }
-      } else {
+      CUTE_NO_UNROLL
+      for (int first = 0; first < kTiles; first += kStages) {
         CUTE_UNROLL
-        for (int c = 0; c < kTiles; ++c) add_column_tile(c, (buffer + c) % kStages);
-        buffer = (buffer + kTiles) % kStages;
+        for (int stage = 0; stage < kStages; ++stage) add_column_tile(first + stage, stage);
       }
       auto rP = make_numerators<Traits>(params, tile, n, kind, mma, softmax, tSrS, tOrO);  // (MMA, MMA_M, MMA_N)
       auto const tOrP = as_operand_a(rP);                                                  // (MMA, MMA_M, MMA_K)

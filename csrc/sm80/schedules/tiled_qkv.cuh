@@ -30,9 +30,6 @@ struct TiledQkv {
     constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
     constexpr int kTiles = Traits::kTiles, kOutTiles = Traits::kOutTiles;
     constexpr int kStages = Traits::kStages, kAhead = Traits::kAhead;
-    static_assert((kTiles + kOutTiles) % kStages == 0, "a column tile has the same buffer in every key tile");
-    // Steps of S in the code: enough for buffer numbers that are static, so that no address depends on them.
-    constexpr int kUnrolled = kTiles % kStages == 0 ? kStages : kTiles;
     using CopyAtom = typename Traits::SmemCopyAtom;
     TileRange const range = key_range<kBlockM, kBlockN>(params, tile.m_block);
     if (range.begin == range.end) return;
@@ -58,7 +55,7 @@ struct TiledQkv {
       cp_async_fence();
     }
 
-    for_each_key_tile<Traits>(params, tile, range, [&](int n, auto kind) __attribute__((always_inline)) {
+    for_each_key_tile_two_kinds<Traits>(params, tile, range, [&](int n, auto kind) __attribute__((always_inline)) {
       auto const begin_step = [&](int c, int stage) __attribute__((always_inline)) {
         cp_async_wait<kAhead - 1>();  // this thread's copies of column tile c have landed
         __syncthreads();  // those of all threads have; and all have finished the step before: its buffers are free
@@ -73,11 +70,10 @@ struct TiledQkv {
       auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
       clear(tSrS);
       CUTE_NO_UNROLL
-      for (int first = 0; first < kTiles; first += kUnrolled) {
+      for (int first = 0; first < kTiles; first += kStages) {
         CUTE_UNROLL
-        for (int i = 0; i < kUnrolled; ++i) {
-          int const stage = i % kStages;
-          begin_step(first + i, stage);
+        for (int stage = 0; stage < kStages; ++stage) {
+          begin_step(first + stage, stage);
           add_product_ss<CopyAtom, CopyAtom>(mma, tSrS, sQ(_, _, stage), sK(_, _, stage), fresh_thread_index());
         }
       }
@@ -85,7 +81,7 @@ struct TiledQkv {
       auto const tOrP = as_operand_a(rP);                                                  // (MMA, MMA_M, MMA_K)
       CUTE_UNROLL
       for (int c = 0; c < kOutTiles; ++c) {
-        int const stage = (kTiles + c) % kStages;
+        int const stage = c % kStages;
         begin_step(kTiles + c, stage);
         add_product_rs<typename Traits::SmemCopyAtomTransposed>(mma, column_tile<kOutTiles>(tOrO, c), tOrP,
                                                                 sVt(_, _, stage), fresh_thread_index());

@@ -89,6 +89,8 @@ struct TiledTraits
   static constexpr int kAhead = kStages - 1;                // column tiles in flight
   static_assert(kHeadDim % kOutColumns == 0 && kOutColumns % kColumns == 0);
   static_assert(kAhead >= 1 && kAhead <= kTiles && kAhead <= kOutTiles);
+  // A column tile has the same buffer in every key tile, so that no address depends on the buffer's number.
+  static_assert(kTiles % kStages == 0 && kOutTiles % kStages == 0);
 
   using SmemLayoutQ = decltype(tile_to_shape(typename TiledTraits::SmemLayoutAtom{},
                                              Shape<Int<kBlockM>, Int<kColumns>, Int<kStages>>{}));
