@@ -19,6 +19,7 @@ from flash_cute.inspect import build as inspect_build
 from flash_cute.inspect.checks import bank_conflicts, data_flow
 from flash_cute.schedules import __main__ as command
 from flash_cute.schedules import _compile, _library, facts, measure
+from flash_cute.schedules.picture import family_picture
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = """ptxas info    : Compiling entry function '_Z1kIN7cutlass6half_tEEvv' for 'sm_90'
@@ -156,6 +157,14 @@ def test_layouts(head_dim: int) -> None:
         assert kernel.facts["smem_bytes"] == kernel.shape["smem_bytes"], kernel
         assert bank_conflicts(kernel) == [] and data_flow(kernel) == [], kernel
         assert kernel.facts["max_head_dim"] == _compile.MAX_HEAD_DIM[kernel.entry]
+
+
+def test_the_pages_picture_is_up_to_date() -> None:
+    digest = family_picture(_kernels(64)).digest()
+    found = re.search(r"<!-- digest (\w+) -->", (ROOT / "docs/schedules.md").read_text())
+    assert found and found[1] == digest, "draw it again as docs/schedules.md says, and note the new digest there"
+    drawn = (ROOT / "docs/pictures/schedules_d64.svg").read_text()
+    assert all(name in drawn for name in schedules.names(64))
 
 
 def test_facts() -> None:

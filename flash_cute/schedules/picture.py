@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..inspect.drawing import Picture, matplotlib
+from ..inspect.drawing import COLOURS, GREY, Picture, matplotlib
 from ..inspect.kernels import Kernel
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 __all__ = ["family_picture"]
 
@@ -41,31 +43,50 @@ def _describe(kernel: Kernel) -> dict[str, Any]:
 
 
 def _draw(data: dict[str, Any]) -> Figure:
-    pyplot = matplotlib()
+    matplotlib()
+    from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
     schedules = data["schedules"]
     figure: Figure = Figure(figsize=(1.9 * len(schedules), 5.2), layout="constrained")
     axes = figure.subplots(2, len(schedules), squeeze=False, sharey="row", height_ratios=(3, 2))
     largest = max(one["smem_bytes"] for one in schedules) / 1024
-    colors = pyplot.colormaps["tab10"]
     for scores, memory, one in zip(*axes, schedules, strict=True):
         warps = np.array(one["warps"])
         extent = (0, warps.shape[1] * CELL, warps.shape[0] * CELL, 0)
-        scores.imshow(warps, cmap=colors, vmin=0, vmax=9, extent=extent, interpolation="nearest", aspect="equal")
-        for warp in range(warps.max() + 1):
-            middle = np.argwhere(warps == warp).mean(0) * CELL + CELL / 2
-            scores.text(middle[1], middle[0], f"{warp}", ha="center", va="center", color="white", weight="bold")
+        colours = {"cmap": ListedColormap(COLOURS), "vmin": 0, "vmax": len(COLOURS) - 1}
+        scores.imshow(warps, **colours, extent=extent, interpolation="nearest", aspect="equal")
+        for warp, row, column in _labels(warps):
+            scores.text(column, row, f"{warp}", ha="center", va="center", weight="bold")
         scores.set_title(one["name"], fontsize=9)
         scores.set_xlabel("keys")
-        for name, offset, size in one["buffers"]:
-            begin, height = offset / 1024, size / 1024
-            memory.bar(0, height, bottom=begin, color=colors(7 if name.startswith("Q") else 9), edgecolor="black")
-            if height > largest / 20:
-                memory.text(0, begin + height / 2, name, ha="center", va="center", fontsize=8)
-        memory.set_xticks([])
+        _draw_buffers(memory, one["buffers"], largest)
         memory.set_xlabel(f"{one['smem_bytes'] / 1024:.1f} KB")
     axes[0][0].set_ylabel("rows of a tile of S, by warp")
     axes[1][0].set_ylabel("shared memory (KB)")
     axes[1][0].set_ylim(0, largest * 1.05)
     return figure
+
+
+def _labels(warps: NDArray[Any]) -> Iterator[tuple[int, float, float]]:
+    """A warp, row and column for the middle of each block of neighbouring rows that a warp has."""
+    for warp in range(warps.max() + 1):
+        rows, columns = np.nonzero(warps == warp)
+        column = (columns.mean() + 0.5) * CELL
+        for block in np.split(np.unique(rows), np.flatnonzero(np.diff(np.unique(rows)) > 1) + 1):
+            yield warp, (block.mean() + 0.5) * CELL, column
+
+
+def _draw_buffers(memory: Axes, buffers: Sequence[tuple[str, int, int]], largest: float) -> None:
+    """Bars to scale; a buffer that holds the others, before or after them, stands beside them."""
+    _, first_begin, first_size = buffers[0]
+    beside = any(first_begin <= offset < first_begin + first_size for _, offset, _ in buffers[1:])
+    for i, (name, offset, size) in enumerate(buffers):
+        begin, height = offset / 1024, size / 1024
+        middle = 0.0 if not beside else -0.25 if i == 0 else 0.25
+        colour = GREY if name.startswith("Q") else COLOURS[4]
+        memory.bar(middle, height, 0.5 if beside else 1.0, bottom=begin, color=colour, edgecolor="black")
+        if height > largest / 20:
+            memory.text(middle, begin + height / 2, name, ha="center", va="center", fontsize=8)
+    memory.set_xlim(-0.6, 0.6)
+    memory.set_xticks([])

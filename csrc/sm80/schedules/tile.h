@@ -82,7 +82,7 @@ constexpr TileConfig tiled(int head_dim, int out_columns) {
                    .stages = 2,
                    .q_in_regs = false,
                    .ctas_per_sm = wide ? 1 : 2},
-          .columns = wide ? 64 : 32,
+          .columns = head_dim > 128 ? 64 : 32,
           .out_columns = out_columns};
 }
 

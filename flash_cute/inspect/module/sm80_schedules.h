@@ -128,7 +128,7 @@ void add_kernel(Registry& registry) {
     using Traits = TraitsOf<kSchedule, cutlass::half_t, kHeadDim>;
     using MmaS = typename View<kSchedule, Traits>::MmaS;
     constexpr TileConfig kConfig = tile_config(kSchedule, kHeadDim);
-    constexpr fwd::TileConfig kTile = kConfig.tile;
+    constexpr sm80::fwd::TileConfig kTile = kConfig.tile;
     constexpr Traffic kTraffic = traffic(kSchedule, kHeadDim);
     registry.push_back({.arch = "sm80",
                         .folder = "fwd",
