@@ -18,7 +18,8 @@ struct SharedQkv {
     OnlineSoftmax<2 * decltype(size<1>(tOrO))::value> softmax(params.scale_log2);
     mainloop<Traits>(params, tile, smem, softmax, tOrO);
     __syncthreads();  // all have read V(begin), which O overwrites
-    fwd::epilogue<Traits>(params, params, tile, smem, softmax, tOrO);
+    // The coordinates are computed again: kept during the loop, they spilled at head dim 128.
+    fwd::epilogue<Traits>(params, params, params.order.coord(fresh_block_index()), smem, softmax, tOrO);
   }
 
  private:
