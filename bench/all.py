@@ -67,12 +67,13 @@ RUNS: dict[str, list[str]] = {
     "train-host": speed("host", "flash_cute", ALL_PEERS, "train"),
     "fp16": speed("fp16", BOTH, "cudnn,flash"),
     "small": speed("small", BOTH, ALL_PEERS),
+    "choices": ["--choices"],
 }
 
 
 def arguments_of(name: str, flags: argparse.Namespace, path: Path) -> list[str]:
     arguments = [*RUNS[name], "--out", str(path), "--commit", flags.commit]
-    if name in ("accuracy", "models"):
+    if name in ("accuracy", "choices", "models"):
         return arguments
     arguments += ["--seconds", str(flags.seconds)]
     # The host's time has short rounds and needs many of them: run.py's own number.

@@ -4,7 +4,7 @@
 
 Writes a PNG beside each CSV. Lines need two lengths or more in each panel; other grids are drawn as bars, a group per
 shape. Hollow marks show where FlashAttention-3 and -4 would stand that were not in the run: the rate of a peer that
-was, times theirs over its in a run of their own (`others_GPU.csv`). The errors of `--accuracy` and the steps of
+was, times theirs over its in a run of their own (`others_GPU.csv`). The CSVs of `--accuracy`, `--choices` and
 `--models` have plots of their own.
 """
 
@@ -30,7 +30,7 @@ if not __package__:
     # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
-from bench import errors, figures, plot_accuracy, plot_steps, steps  # noqa: E402
+from bench import choice_table, errors, figures, plot_accuracy, plot_steps, steps  # noqa: E402
 from bench.figures import Figure, Results, Table  # noqa: E402
 from bench.look import LOOKS  # noqa: E402
 
@@ -192,6 +192,9 @@ def main(arguments: Sequence[str]) -> int:
         out = flags.out or path.with_suffix(".png")
         if errors.is_accuracy(path):
             plot_accuracy.draw(errors.read(path), out)
+            continue
+        if choice_table.is_choices(path):
+            choice_table.draw(choice_table.read(path), out)
             continue
         if steps.is_layers(path):
             print(f"{path.name}: a table, not a plot")

@@ -22,7 +22,7 @@ if not __package__:
     # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
-from bench import errors, figures, steps  # noqa: E402
+from bench import choice_table, errors, figures, steps  # noqa: E402
 from bench.figures import Figure, Results, Table  # noqa: E402
 
 MARKED = re.compile(r"(<!-- bench:([\w.-]+) -->\n).*?(<!-- end bench -->)", re.DOTALL)
@@ -217,6 +217,9 @@ def section(path: Path, page: Path) -> str:
         timed = steps.read(path)
         facts, lines = timed.facts, list(steps.markdown_lines(timed))
         notes.append(f"Transformers {timed.facts['transformers']}.")
+    elif choice_table.is_choices(path):
+        rows = choice_table.read(path)
+        facts, lines = choice_table.facts_of(rows), list(choice_table.markdown(rows))
     else:
         results = figures.read(path)
         facts, lines = results.facts, speed_section(results)

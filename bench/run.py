@@ -4,6 +4,7 @@
     python bench/run.py --direction bwd --grid paper --peers cudnn,flash --out bench/results/NAME.csv
     python bench/run.py --accuracy --out bench/results/NAME.csv
     python bench/run.py --models --out bench/results/NAME.csv
+    python bench/run.py --choices --out bench/results/NAME.csv
 
 Prints a table (TFLOP/s, ratio to each peer, geometric mean of the ratios) and writes a CSV of every figure with its
 spread and with the GPU, torch, cuDNN and commit that it belongs to.
@@ -27,7 +28,7 @@ if not __package__:
     # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
-from bench import accuracy, backends, case_flags, figures, models, workloads  # noqa: E402
+from bench import accuracy, backends, case_flags, choices, figures, models, workloads  # noqa: E402
 from bench.environment import environment, matrix_product_tflops  # noqa: E402
 from bench.timing import Cell, time_cell  # noqa: E402
 from bench.workloads import Workload  # noqa: E402
@@ -164,8 +165,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bench/run.py",
         description=(__doc__ or "").split("\n")[0],
-        epilog="--accuracy measures errors against float64 instead of speed, --models whole steps of models: see "
-        "--accuracy --help and --models --help. "
+        epilog="--accuracy measures errors against float64 instead of speed, --models whole steps of models, --choices "
+        "the plan's choices beside the best ones: see --accuracy --help and so on. "
         f"providers: {', '.join(backends.OURS)} (ours); {', '.join(backends.PEERS)} (peers)",
     )
     parser.add_argument("--grid", help=f"one or several of {', '.join(workloads.GRIDS)}; without it, a single case")
@@ -229,6 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return accuracy.main([argument for argument in arguments if argument != "--accuracy"])
     if "--models" in arguments:
         return models.main([argument for argument in arguments if argument != "--models"])
+    if "--choices" in arguments:
+        return choices.main([argument for argument in arguments if argument != "--choices"])
     flags = parse(arguments)
     device = torch.device(flags.device)
     if device.type == "cuda" and device.index is None:

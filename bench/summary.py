@@ -24,7 +24,7 @@ if not __package__:
     # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
-from bench import errors, figures, steps  # noqa: E402
+from bench import choice_table, errors, figures, steps  # noqa: E402
 from bench.figures import Figure, Results, Table  # noqa: E402
 
 DETERMINISTIC_BAR = 0.85
@@ -152,6 +152,8 @@ def main(arguments: Sequence[str]) -> int:
             print("\n".join(steps.layer_lines(path)))
         elif steps.is_steps(path):
             print_steps(steps.read(path))
+        elif choice_table.is_choices(path):
+            print("\n".join(choice_table.markdown(choice_table.read(path))))
         else:
             print_summary(figures.read(path))
     return 0

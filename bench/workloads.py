@@ -281,6 +281,12 @@ def dv_grid() -> list[Workload]:
     ]
 
 
+def large_grid() -> list[Workload]:
+    """Head dims above 256: Gemma 4's global layers (512) and image autoencoders (512) have them."""
+    shapes = ((32, 8192, 320), (8, 8192, 512), (32, 8192, 512), (16, 16384, 512), (16, 8192, 1024))
+    return [case(1, heads, n, d, causal) for heads, n, d in shapes for causal in (False, True)]
+
+
 def options_grid() -> list[Workload]:
     """Sinks, a softcap, ALiBi, each on the causal shapes of the paper grid; beside `:plain`, what each costs."""
     return [
@@ -301,6 +307,7 @@ GRIDS: dict[str, Callable[[], list[Workload]]] = {
     "window": window_grid,
     "varlen": varlen_grid,
     "dv": dv_grid,
+    "large": large_grid,
     "options": options_grid,
     "deterministic": deterministic_grid,
     "host": host_grid,

@@ -11,6 +11,7 @@ using cudaError_t = int;
 using cudaStream_t = void*;
 #endif
 
+#include "core/accumulate.h"
 #include "core/kernel_shape.h"
 #include "core/variant.h"
 #include "params.h"
@@ -50,6 +51,7 @@ struct BwdWorkspace {
 struct FwdPlan {
   DType dtype;
   Variant variant;
+  Accumulate accumulate;
   int head_dim;    // the kernel's kHeadDim: the smallest instance that holds the tensor's
   int head_dim_v;  // the kernel's kHeadDimV
   int entry;     // of the architecture's tile table, see <arch>/fwd/tile.h

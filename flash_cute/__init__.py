@@ -11,10 +11,13 @@ __version__ = "0.1.0"
 from . import _numpy, reference  # noqa: F401 (_numpy is the first to import torch)
 from .api import attention, backends, bwd, fwd
 from .explain import Explanation, explain
+from .tune import Tuning, tune, use_tuning
+from .tune._table import load_from_environment as _load_from_environment
 from .varlen import varlen_attention, varlen_bwd, varlen_fwd
 
 __all__ = [
     "Explanation",
+    "Tuning",
     "__version__",
     "attention",
     "backends",
@@ -22,7 +25,11 @@ __all__ = [
     "explain",
     "fwd",
     "reference",
+    "tune",
+    "use_tuning",
     "varlen_attention",
     "varlen_bwd",
     "varlen_fwd",
 ]
+
+_load_from_environment()

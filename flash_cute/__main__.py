@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flash_cute
 from flash_cute import reference
+from flash_cute._progress import Progress
 from flash_cute._timing import (
     Contender,
     Timing,
@@ -100,33 +101,6 @@ class Problem:
     @property
     def causal_argument(self) -> bool | str:
         return False if self.causal == "none" else self.causal
-
-
-class Progress:
-    """A bar on stderr for what takes longer than a second; nothing where stderr is not a terminal."""
-
-    WIDTH = 30
-
-    def __init__(self, title: str, steps: int) -> None:
-        self.title, self.steps, self.done = title, steps, 0
-        self.visible = sys.stderr.isatty()
-        self.start = time.monotonic()
-
-    def __call__(self) -> None:
-        self.done += 1
-        elapsed = time.monotonic() - self.start
-        if not self.visible or elapsed < 1:
-            return
-        filled = self.WIDTH * self.done // self.steps
-        left = elapsed / self.done * (self.steps - self.done)
-        bar = "#" * filled + "." * (self.WIDTH - filled)
-        print(
-            f"\r{self.title} [{bar}] {self.done}/{self.steps}, {left:.0f} s left ", end="", file=sys.stderr, flush=True
-        )
-
-    def close(self) -> None:
-        if self.visible:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def check(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> bool:

@@ -7,7 +7,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from . import _ops
-from ._refusals import check_deterministic, mask_name, raise_refusal, window_sides
+from ._refusals import backend_with, check_deterministic, mask_name, raise_refusal, refuse_gradient_of, window_sides
 from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_is_tracing
 from .autograd import Calls, refuse_slope_gradient, refuse_tangents
 
@@ -27,6 +27,7 @@ def attend(
     return_lse: bool,
     deterministic: Any,
     backend: Any,
+    accumulate: Any = None,
 ) -> Any:
     """A forward, differentiable: `out`, or `(out, lse)`. `lengths`: as `calls.length_names` has them."""
     try:
@@ -41,6 +42,8 @@ def attend(
             left, right = window_sides(window)
         if backend is None:
             backend = "auto"
+        if accumulate is not None:
+            backend = backend_with(backend, accumulate)
         if autocast_is_enabled():
             q, k, v, sinks = _ops.autocast(q, k, v, sinks)
         if alibi_slopes is not None:
@@ -59,6 +62,8 @@ def attend(
                     q, k, v, *lengths, causal, left, right, softcap, sinks, alibi_slopes, scale, backend
                 )
             return both if return_lse else both[0]
+        if accumulate is not None:
+            refuse_gradient_of(accumulate)
         asked = deterministic
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()

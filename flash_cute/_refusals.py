@@ -49,6 +49,25 @@ def check_deterministic(deterministic: Any) -> bool:
     raise ValueError(f"flash_cute: deterministic: expected None, False or True, got {_shown(deterministic)}")
 
 
+def backend_with(backend: str, accumulate: Any) -> str:
+    """The operators' backend with what the products are accumulated in; the words are theirs to check."""
+    if not isinstance(accumulate, str):
+        raise ValueError(
+            "flash_cute: accumulate: expected None, 'float32', 'float16', 'float16_qk' or 'float16_pv', "
+            f"got {_shown(accumulate)}"
+        )
+    return f"{backend}+{accumulate}"
+
+
+def refuse_gradient_of(accumulate: str) -> None:
+    """Raise where a gradient is asked of a forward that accumulates in float16."""
+    if accumulate != "float32":
+        raise ValueError(
+            "flash_cute: accumulate: expected None or 'float32' where gradients are needed (torch.no_grad() says that "
+            f"they are not), got {_shown(accumulate)}"
+        )
+
+
 def is_refusal(error: Exception) -> bool:
     """Whether `error` is a check's: the call cannot be served, and nothing has been launched.
 

@@ -26,6 +26,7 @@ def attention(
     return_lse: bool = False,
     deterministic: bool | None = None,
     backend: str | None = None,
+    accumulate: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact, differentiable attention: `softmax(score(q, k) + mask) @ v`, the score `scale * q @ k^T` unless modified.
 
@@ -61,6 +62,13 @@ def attention(
             `torch.are_deterministic_algorithms_enabled()` says now. The forward always does.
         backend: `None` picks the best one for the device; `"sm80"`, `"sm90"` or `"cpu"` insists, of the backward too:
             `backward()` raises where that one has no kernel of the backward for D.
+        accumulate: what the sums of products are kept in. `None` or `"float32"`; `"float16_pv"` for P V,
+            `"float16_qk"` for Q K^T, or `"float16"` for both, which GeForce chips multiply twice as fast in float16.
+            Only for float16 tensors on the GPU (backend `"sm80"`), D and Dv at most 256 (`"float16_pv"`: 192), without
+            gradients, softcap and ALiBi; never chosen by itself. Errors of out beside float32's: P V at most about 2
+            times, Q K^T 2 times where scores are small and up to 16 times where they are large
+            (docs/float16_accumulation.md). Finite inputs never give NaN where no |v| is above 1000; scores beyond
+            +-65504 saturate.
 
     Returns:
         out: `(B, Hq, Nq, Dv)` in q's dtype, laid out like `torch.empty_like(q)` (its dims in that order in memory where
@@ -85,9 +93,24 @@ def attention(
     """
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
         options = _options(scale, window, softcap, sinks, alibi_slopes, deterministic, backend)
+        options["accumulate"] = accumulate
         return handle_torch_function(attention, (q, k, v), q, k, v, causal, return_lse=return_lse, **options)
     return attend(
-        DENSE, q, k, v, (), causal, scale, window, softcap, sinks, alibi_slopes, return_lse, deterministic, backend
+        DENSE,
+        q,
+        k,
+        v,
+        (),
+        causal,
+        scale,
+        window,
+        softcap,
+        sinks,
+        alibi_slopes,
+        return_lse,
+        deterministic,
+        backend,
+        accumulate,
     )
 
 
@@ -104,6 +127,7 @@ def fwd(
     alibi_slopes: Tensor | None = None,
     deterministic: bool | None = None,
     backend: str | None = None,
+    accumulate: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`attention` with the logsumexp of each row's scores: `(out, lse)`, both differentiable.
 
@@ -123,9 +147,24 @@ def fwd(
     """
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
         options = _options(scale, window, softcap, sinks, alibi_slopes, deterministic, backend)
+        options["accumulate"] = accumulate
         return handle_torch_function(fwd, (q, k, v), q, k, v, causal, **options)
     return attend(
-        DENSE, q, k, v, (), causal, scale, window, softcap, sinks, alibi_slopes, True, deterministic, backend
+        DENSE,
+        q,
+        k,
+        v,
+        (),
+        causal,
+        scale,
+        window,
+        softcap,
+        sinks,
+        alibi_slopes,
+        True,
+        deterministic,
+        backend,
+        accumulate,
     )
 
 

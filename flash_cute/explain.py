@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, are_deterministic_algorithms_enabled
 
 from . import _ops, cpu, cpu_bwd, cpu_varlen, report
-from ._refusals import Window, mask_name, raise_refusal, window_sides
+from ._refusals import Window, backend_with, mask_name, raise_refusal, window_sides
 from .autograd import VARLEN
 from .band import make_band
 from .score import make_score
@@ -30,11 +30,13 @@ class Explanation:
     `kernel_head_dim`, `entry` (of the tile table), `block_m` (query rows per CTA), `block_n` (keys per step), `threads`
     (per CTA), `stages`, `smem_bytes` (per CTA), `ctas_per_sm`, `tiles`, `capability` and `workspace_bytes`. `compiled`
     is the compiler's report on that very kernel (`arch`, `registers`, `spill_stores` and `spill_loads` in bytes, ...),
-    or None where the driver compiles it from PTX.
+    or None where the driver compiles it from PTX. `tuned`: whether a file of `use_tuning` decided; `tuning_key`: the
+    call as such a file has it.
 
     Of a forward's kernel there are `kernel_head_dim_v` and `variant`: "dense"; "packed", which reads the sequences at
-    run time; or "modified", whose scores may also have a softcap or ALiBi (above head dim 256 the only one). There,
-    `column_parts` is the number of CTAs per tile that share out's columns.
+    run time; or "modified", whose scores may also have a softcap or ALiBi (above head dim 256 the only one); and
+    `accumulate`, as in `attention`. Above head dim 256, `column_parts` is the number of CTAs per tile that share out's
+    columns.
 
     `split_tiles`: how many tiles have their keys, in a backward their rows, split over CTAs; `split_ctas`: over how
     many.
@@ -76,6 +78,7 @@ def explain(
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     backend: str | None = None,
+    accumulate: str | None = None,
     capability: int | None = None,
     backward: bool = False,
     deterministic: bool | None = None,
@@ -94,7 +97,7 @@ def explain(
     The answer is that of the plan function that the launch itself asks, so it is what runs.
 
     Args:
-        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, backend: as in `flash_cute.attention`; for a
+        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, backend, accumulate: as in `attention`; for a
             `capability` other than the tensors' own device, tensors on the CPU or the meta device will do.
         capability: `None`: the tensors' own device. Else plan for a GPU of that compute capability, ten
             times major plus minor: 80 (A100), 86, 89, 90 (H100), 120.
@@ -118,14 +121,15 @@ def explain(
         left, right = (None, None) if window is None else window_sides(window)
         *tensors, sinks = _ops.autocast(q, k, v, sinks)
         call = (*(lengths if packed else ()), causal, left, right, softcap, sinks, alibi_slopes, scale)
+        asked = backend or "auto" if accumulate is None else backend_with(backend or "auto", accumulate)
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         if backward:
             operator = _ops.varlen_bwd_plan if packed else _ops.bwd_plan
-            plan = json.loads(operator(*tensors, *call, backend or "auto", deterministic, capability or 0))
+            plan = json.loads(operator(*tensors, *call, asked, deterministic, capability or 0))
         else:
             operator = _ops.varlen_fwd_plan if packed else _ops.fwd_plan
-            plan = json.loads(operator(*tensors, *call, backend or "auto", capability or 0))
+            plan = json.loads(operator(*tensors, *call, asked, capability or 0))
     except Exception as error:
         given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
         if packed:
@@ -178,7 +182,8 @@ _TILE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "bwd_kernel": _SM80_BWD_FIELDS,
         "bwd_sequences_kernel": _SM80_BWD_FIELDS,
         "fwd_large_kernel": (),
-        "bwd_large_kernel": (),
+        "bwd_keys_kernel": (),
+        "bwd_queries_kernel": (),
     },
     "sm90": {
         "fwd_kernel": ("block_m", "block_n", "stages", "ping_pong", "late_wait"),
@@ -190,6 +195,7 @@ _TILE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 _VARIANTS = ("dense", "packed", "modified")  # csrc/core/variant.h
+_ACCUMULATE = ("float32", "float16_qk", "float16_pv", "float16")  # csrc/core/accumulate.h
 _ELEMENTS = {"half_t": "float16", "__half": "float16", "bfloat16_t": "bfloat16", "__nv_bfloat16": "bfloat16"}
 
 
@@ -220,6 +226,9 @@ def _facts(kernel_name: str) -> dict[str, Any] | None:
     if variant := re.search(r"Variant(?:\)|E)(\d)(?:(?:, |ELi)(\d+))?", kernel_name[end:]):
         facts["variant"] = _VARIANTS[int(variant[1])]
         facts["kernel_head_dim_v"] = int(variant[2] or head_dim[1])
+    if kernel[2] == "fwd_kernel":
+        accumulate = re.search(r"Accumulate(?:\)|E)(\d)", kernel_name[end:])
+        facts["accumulate"] = _ACCUMULATE[int(accumulate[1]) if accumulate else 0]
     if deterministic:  # the mode has a kernel of its own
         facts["deterministic"] = (deterministic[1] or deterministic[2]) in ("1", "true")
     return facts
@@ -244,12 +253,19 @@ def _arch_number(arch: str) -> int:
     return int(digits[0]) if digits else 0
 
 
+def _folder(plan: dict[str, Any]) -> str:
+    """That of csrc/<backend>/ with the plan's kernel, which is a namespace, too."""
+    kernel = plan["kernel"]
+    if kernel == "bwd_keys_kernel":
+        return "bwd_wide" if plan["backend"] == "sm90" else "bwd_large"
+    return "bwd" if kernel == "bwd_sequences_kernel" else kernel.removesuffix("_kernel")
+
+
 def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("backend", data["backend"])]
     if data["backend"] != "cpu":
         kernel = data["kernel"]
-        folder = "bwd_wide" if kernel == "bwd_keys_kernel" else kernel.removesuffix("_kernel")
-        name = f"flash_cute::{data['backend']}::{folder}::{kernel}"
+        name = f"flash_cute::{data['backend']}::{_folder(data)}::{kernel}"
         padded = "" if data["head_dim"] == data["kernel_head_dim"] else f" (the tensors have {data['head_dim']})"
         capability = data["capability"]
         rows += [
@@ -285,6 +301,8 @@ def _options(data: dict[str, Any]) -> list[str]:
         options.append("ALiBi")
     if data["sinks"]:
         options.append("sinks")
+    if data.get("accumulate", "float32") != "float32":
+        options.append(f"accumulate {data['accumulate']}")
     if data["head_dim_v"] != data["head_dim"]:
         options.append(f"head dim {data['head_dim_v']} of v")
     return options

@@ -30,6 +30,7 @@ def varlen_attention(
     return_lse: bool = False,
     deterministic: bool | None = None,
     backend: str | None = None,
+    accumulate: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact, differentiable attention of B packed sequences: each attends to itself alone, as if by `attention`.
 
@@ -49,7 +50,7 @@ def varlen_attention(
             of a kernel. A wrong one costs speed and never changes what is computed.
         seqused_q, seqused_k: `(B,)` int32, contiguous, on q's device: how many of each sequence's rows and keys are
             used, counted from its first; Nq and Nk are these then. `None`: all.
-        softcap, sinks, scale, deterministic, backend: as in `attention`.
+        softcap, sinks, scale, deterministic, backend, accumulate: as in `attention`.
         alibi_slopes: as in `attention`: `(Hq,)`, or `(B, Hq)` for slopes per sequence.
         return_lse: return the logsumexp of each row too. Gradients flow through it.
 
@@ -82,11 +83,12 @@ def varlen_attention(
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
         options = _options(lengths, window, softcap, sinks, alibi_slopes, scale, deterministic, backend)
+        options["accumulate"] = accumulate
         options["return_lse"] = return_lse
         positional = (q, k, v, cu_seqlens_q, cu_seqlens_k, causal)
         return handle_torch_function(varlen_attention, (q, k, v), *positional, **options)
     score = (causal, scale, window, softcap, sinks, alibi_slopes)
-    return attend(VARLEN, q, k, v, lengths, *score, return_lse, deterministic, backend)
+    return attend(VARLEN, q, k, v, lengths, *score, return_lse, deterministic, backend, accumulate)
 
 
 def varlen_fwd(
@@ -108,6 +110,7 @@ def varlen_fwd(
     scale: float | None = None,
     deterministic: bool | None = None,
     backend: str | None = None,
+    accumulate: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`varlen_attention` with the logsumexp of each row's scores: `(out, lse)`, both differentiable.
 
@@ -128,9 +131,10 @@ def varlen_fwd(
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
         options = _options(lengths, window, softcap, sinks, alibi_slopes, scale, deterministic, backend)
+        options["accumulate"] = accumulate
         return handle_torch_function(varlen_fwd, (q, k, v), q, k, v, cu_seqlens_q, cu_seqlens_k, causal, **options)
     score = (causal, scale, window, softcap, sinks, alibi_slopes)
-    return attend(VARLEN, q, k, v, lengths, *score, True, deterministic, backend)
+    return attend(VARLEN, q, k, v, lengths, *score, True, deterministic, backend, accumulate)
 
 
 def varlen_bwd(

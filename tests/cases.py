@@ -204,11 +204,12 @@ def backward_plan(
     backend: str | None = None,
     capability: int = 0,
     window: Window = (None, None),
+    softcap: float | None = None,
 ) -> dict[str, Any]:
     """As `plan`, of the backward."""
     if capability and not backward_head_dims("sm80"):
         pytest.skip("this build has no sm80 backward to plan for")
-    call = (q, k, v, *score(causal, window), backend or "auto")
+    call = (q, k, v, *score(causal, window, softcap=softcap), backend or "auto")
     return json.loads(torch.ops.flash_cute.bwd_plan(*call, deterministic, capability))
 
 

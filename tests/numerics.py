@@ -1,7 +1,8 @@
 """How far a result may stand from the truth.
 
 The truth is float64. A result may err at most twice as much as PyTorch's unfused computation in the
-inputs' own dtype, plus one rounding of the output, plus 1e-5; the LSE by 1e-4 * max(1, |lse|). The
+inputs' own dtype, plus one rounding of the output, plus 1e-5; the LSE by 1e-4 * max(1, |lse|), with a
+softcap also by what the approximation of tanh makes of the largest score, which may be larger than the LSE. The
 rule is applied to every block of rows on its own, because under a causal mask the first rows are so
 much larger than the last that one maximum over all of them would hide an error in the others.
 
@@ -27,6 +28,7 @@ import flash_cute.reference
 ROWS = 64  # a block of the comparison
 ABSOLUTE = 1e-5
 LSE_RELATIVE = 1e-4
+SOFTCAP_RELATIVE = 2.5e-5  # of a capped score: the approximation of tanh, see csrc/core/score.cuh
 
 # Where the float64 reference is computed: None is the inputs' own device. Under compute-sanitizer the
 # CPU is faster, and keeps every kernel but ours out of the log (pytest --oracle cpu).
@@ -118,7 +120,18 @@ def mismatches(
     options = {"window": window, **{name: _at_oracle(x, q) for name, x in options.items()}}
     plain, _ = unfused(q, k, v, causal, scale, **options)
     true_out, true_lse = flash_cute.reference.attention(q, k, v, causal, scale, **options)
-    return _out_problems(out, plain, true_out, torch.finfo(q.dtype).eps) + _lse_problems(lse, true_lse)
+    cap = options.get("softcap")
+    by_cap = 0.0 if cap is None else SOFTCAP_RELATIVE * _largest_capped(q, k, scale, cap)
+    return _out_problems(out, plain, true_out, torch.finfo(q.dtype).eps) + _lse_problems(lse, true_lse, by_cap)
+
+
+def _largest_capped(q: torch.Tensor, k: torch.Tensor, scale: float | None, cap: float) -> torch.Tensor:
+    """The largest magnitude of a row's capped scores (B, Hq, Nq), before ALiBi."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    if k.shape[2] == 0:
+        return torch.zeros(q.shape[:3], dtype=torch.float64, device=q.device)
+    raw = q.double() @ k.double().transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    return cap * torch.tanh(raw.abs() / cap).nan_to_num(nan=0.0).amax(-1)
 
 
 def assert_matches(out: torch.Tensor, lse: torch.Tensor, *inputs: Any, **options: Any) -> None:
@@ -262,14 +275,14 @@ def _out_problems(
     ]
 
 
-def _lse_problems(lse: torch.Tensor, truth: torch.Tensor) -> list[str]:
+def _lse_problems(lse: torch.Tensor, truth: torch.Tensor, by_cap: torch.Tensor | float) -> list[str]:
     lse, truth = lse.double(), truth.double()
     empty = truth == -math.inf
     if not torch.equal(lse == -math.inf, empty):
         count = int(((lse == -math.inf) ^ empty).sum())
         return [f"lse is -inf in other rows than those that see no key: {count} rows differ"]
     error = (lse - truth).masked_fill(empty, 0).abs().nan_to_num(nan=math.inf)
-    excess = error - (LSE_RELATIVE * truth.abs().clamp(min=1)).masked_fill(empty, 0)
+    excess = error - (LSE_RELATIVE * truth.abs().clamp(min=1) + by_cap).masked_fill(empty, 0)
     if not (excess > 0).any():
         return []
     at = tuple(int(i) for i in torch.unravel_index(excess.argmax(), excess.shape))

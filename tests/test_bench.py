@@ -60,6 +60,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "all",
         "backends",
         "case_flags",
+        "choices",
         "figures",
         "models",
         "providers.ours",
@@ -98,6 +99,7 @@ def test_no_gpu_is_said(bench: SimpleNamespace, capsys: pytest.CaptureFixture[st
     for main, arguments in (
         (bench.run.main, ["--grid", "paper"]),
         (bench.run.main, ["--accuracy"]),
+        (bench.run.main, ["--choices"]),
         (bench.all.main, ["--out", "x"]),
     ):
         with pytest.raises(SystemExit) as ended:
@@ -283,10 +285,9 @@ def test_every_published_figure_has_a_run_that_can_start(
     flags = bench.all.parse(["--out", "folder", "--commit", "abc"])
     for name in flags.only:
         arguments = bench.all.arguments_of(name, flags, Path("x.csv"))
-        if name == "accuracy":
-            assert bench.accuracy.parse([one for one in arguments if one != "--accuracy"]).commit == "abc"
-        elif name == "models":
-            assert bench.models.parse([one for one in arguments if one != "--models"]).commit == "abc"
+        if name in ("accuracy", "choices", "models"):
+            parse = getattr(bench, name).parse
+            assert parse([one for one in arguments if one != f"--{name}"]).commit == "abc"
         else:
             assert bench.run.parse(arguments).out == "x.csv"
 

@@ -55,6 +55,41 @@ def paper(tmp_path: Path) -> Path:
     return path
 
 
+def test_choices_table_and_plot(bench: SimpleNamespace, tmp_path: Path) -> None:
+    """The mean and the worst of each direction, and the worst shapes with what the plan chose."""
+    table = importlib.import_module("bench.choice_table")
+    shape = {"B": 1, "H": 8, "Hkv": 2, "N": 64, "M": 64, "D": 64, "dtype": "bf16", "causal": "bottom_right", "Dv": ""}
+    shape |= {"window": "", "softcap": "", "sinks": "", "alibi": "", "lengths": ""}
+    times = {"choices": 4, "plan_us": "10.00", "best_us": "9.00", **FACTS}
+    rows = [{"direction": "fwd", **shape, "plan": "a", "best": "a", "ratio": "1.0000", **times}] * 3
+    rows += [{"direction": "fwd", **shape, "plan": "a", "best": "b", "ratio": "1.1111", **times, "window": "127,0"}]
+    rows += [{"direction": "bwd", **shape, "plan": "c", "best": "c", "ratio": "1.0000", **times, "lengths": "64+3"}]
+    path = tmp_path / "h200-choices.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    assert table.is_choices(path)
+    lines = list(table.markdown(table.read(path)))
+    assert "| forward | 4 | 2.8 % | 11.1 % | 3 | 3 | 4.0 |" in lines
+    assert "| backward | 1 | 0.0 % | 0.0 % | 1 | 1 | 4.0 |" in lines
+    assert "| forward | B 1, H 8/2, N 64, D 64, window 127, bf16 | a | b | 11.1 % | 9.00 |" in lines
+    assert "packed to 67" in table.shape_text(rows[-1])
+    table.draw(table.read(path), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10000
+
+
+def test_random_shapes_are_of_every_kind(bench: SimpleNamespace) -> None:
+    choices = importlib.import_module("bench.choices")
+    for direction in ("fwd", "bwd"):
+        found = choices.random_workloads(0, 200, direction)
+        assert found == choices.random_workloads(0, 200, direction)
+        assert all(w.flops <= choices.MOST_FLOPS and w.H % w.Hkv == 0 and w.N >= 1 for w in found)
+        assert {w.D for w in found} == set(choices.HEAD_DIMS)
+        kinds = (lambda w: w.lengths, lambda w: w.window, lambda w: w.M > w.N, lambda w: w.Hkv < w.H, lambda w: w.B > 8)
+        assert all(sum(bool(kind(w)) for w in found) >= 8 for kind in kinds)
+
+
 def test_each_row_names_the_best_peer(bench: SimpleNamespace, paper: Path) -> None:
     (table,) = bench.figures.read(paper).tables
     lines = bench.readme.markdown_table(table)

@@ -8,6 +8,8 @@ import pytest
 import torch
 from cases import CUDA_DTYPES, INSTANCE_HEAD_DIMS, Causal, backward_plan, plan
 
+HEAD_DIMS = (8, 40, *INSTANCE_HEAD_DIMS, 320, 512, 576, 1024)
+
 # Compute capability: KB of shared memory a CTA may have, and an SM has (1 KB a CTA is the driver's).
 SHARED_KB = {
     80: (163, 164),
@@ -25,7 +27,7 @@ THREADS = {80: 2048, 86: 1536, 87: 1536, 89: 1536, 90: 2048, 100: 2048, 120: 153
 @pytest.mark.parametrize("backend", ["auto", "sm80"])
 @pytest.mark.parametrize("dtype", CUDA_DTYPES, ids=str)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("head_dim", [8, 40, *INSTANCE_HEAD_DIMS])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("capability", SHARED_KB)
 def test_fits(capability: int, head_dim: int, causal: Causal, dtype: torch.dtype, backend: str) -> None:
     q = torch.empty(1, 2, 1024, head_dim, dtype=dtype)
@@ -35,7 +37,7 @@ def test_fits(capability: int, head_dim: int, causal: Causal, dtype: torch.dtype
 
 @pytest.mark.parametrize("backend", ["auto", "sm80"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("head_dim", [8, 40, *INSTANCE_HEAD_DIMS])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("capability", SHARED_KB)
 def test_backward_fits(capability: int, head_dim: int, causal: Causal, backend: str) -> None:
     q = torch.empty(1, 2, 1024, head_dim, dtype=torch.float16)

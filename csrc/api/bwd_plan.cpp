@@ -1,6 +1,7 @@
 // The plan of a backward as JSON.
 #include "bwd.h"
 #include "plan_json.h"
+#include "sm80/large/tile.h"
 
 namespace flash_cute {
 namespace {
@@ -25,8 +26,21 @@ std::string why_tile(BwdDecision const& decision) {
   std::string text = "Tile of " + std::to_string(shape.block_n) + " keys by " + std::to_string(shape.block_m) +
                      " query rows: " + table_entry(decision);
   if (decision.backend == Backend::kSm90) return text + ".";
-  if (reads_sequences(decision.plan.variant)) return text + " for packed batches and modified scores, on any chip.";
+  if (!is_large(decision) && reads_sequences(decision.plan.variant)) {
+    return text + " for packed batches and modified scores, on any chip.";
+  }
   return text + sm80_chip_text(decision.plan.entry) + ".";
+}
+
+// Of the kernels for large head dims.
+std::string column_parts_text(BwdDecision const& decision) {
+  int const parts = sm80::large::column_parts(decision.padded_head_dim);
+  int const parts_of_dv = sm80::large::column_parts(decision.padded_head_dim_v);
+  std::string const text = std::to_string(parts);
+  return "The columns of dk, dv and dq are split over " + text + ", " + std::to_string(parts_of_dv) + " and " + text +
+         " CTAs per tile, each of which computes the scores of its keys or rows; the workspace, " +
+         std::to_string((decision.plan.workspace.bytes + 1023) / 1024) +
+         " KB, holds two statistics per row and the lists of tiles.";
 }
 
 std::vector<std::string> reasons(Problem const& problem, BwdDecision const& decision, bool packed) {
@@ -36,6 +50,7 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
                         std::to_string(decision.plan.workspace.bytes >> 20) +
                         " MB, only the part for the tiles that exist is touched.");
   }
+  add_tuning_reason(sentences, decision);
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
   if (decision.plan.workspace.bytes == 0) {
     sentences.push_back("Nothing is launched: there is no row or no key, and every gradient is 0.");
@@ -50,6 +65,7 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
                         " fill no whole wave: their rows are split over " + std::to_string(split.ranges) +
                         " multiprocessors.");
   }
+  if (is_large(decision)) sentences.push_back(column_parts_text(decision));
   if (decision.plan.shape.dq_in_registers) {
     sentences.push_back("Deterministic in either mode: dq has a kernel of its own, bwd_queries_kernel, and every sum "
                         "is in registers.");
@@ -81,8 +97,9 @@ JsonObject bwd_plan_object(FwdArgs const& call, bool deterministic, PlannedCall 
       .boolean("deterministic", deterministic)
       .number("split_tiles", int64_t{decision.plan.split.tiles})
       .number("split_ctas", int64_t{decision.plan.split.ranges})
-      .number("workspace_bytes", decision.plan.workspace.bytes)
-      .raw("copies", copies_json(tensors(decision), problem))
+      .number("workspace_bytes", decision.plan.workspace.bytes);
+  add_tuning(json, decision, tuning_key(/*backward=*/true, call, problem, deterministic, *gpu));
+  json.raw("copies", copies_json(tensors(decision), problem))
       .raw("reasons", json_list(reasons(problem, decision, call.sequences.has_value())));
   return json;
 }

@@ -6,14 +6,17 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <cmath>
 #include <cstdlib>
 #include <optional>
 #include <sstream>
 
+#include "core/accumulate.h"
 #include "params.h"
 #include "sm80/chip.h"
+#include "sm80/fwd/float16_tile.h"
 #include "sm90/fwd/tile.h"
 #include "tensor.h"
 
@@ -64,8 +67,11 @@ struct Problem {
   Causal causal;
   Band band;        // causal and the window; exact for lengths up to kMaxLength. Packed: see make_band
   Backend backend;  // as requested; kAuto is resolved by the plan
-  int forced_chip = -1;   // tests: use the sm80 table of this chip, whatever the GPU
-  int forced_entry = -1;  // tests: use this tile of the sm90 forward, if the head dim has it
+  // Choices in place of the plan's own, see Choice.
+  int forced_chip = -1;
+  int forced_entry = -1;
+  int forced_split = -1;
+  Accumulate accumulate = Accumulate::kFloat32;
 };
 
 // The message is formatted only when the check fails.
@@ -129,24 +135,69 @@ inline Backend parse_backend(std::string_view backend) {
   fail("backend: expected 'auto', 'cpu', 'sm80' or 'sm90', got '", backend, "'");
 }
 
-// Lets tests run every tile on the GPU at hand: if FLASH_CUTE_TEST_TILES is set at the first call, a backend may name a
-// table or a tile, as in "sm80:a100" and "sm90:narrow".
-inline bool test_tiles_allowed() {
-  static bool const allowed = std::getenv("FLASH_CUTE_TEST_TILES") != nullptr;
-  return allowed;
+// A backend's name may go on with a tile and with whether the tiles of the last wave are split: "sm80:a100",
+// "sm90:narrow", "sm90:wide:whole".
+struct Choice {
+  Backend backend;
+  int chip = -1;   // use the sm80 table of this chip, whatever the GPU
+  int entry = -1;  // use this tile of the sm90 forward, if the head dim has it
+  int split = -1;  // 0: split no tile, 1: split the last wave wherever that is possible
+};
+
+inline Choice parse_choice(std::string_view text) {
+  Choice choice{.backend = parse_backend(text.substr(0, text.find(':')))};
+  for (size_t colon = text.find(':'); colon != std::string_view::npos;) {
+    size_t const next = text.find(':', colon + 1);
+    std::string_view const word = text.substr(colon + 1, next - colon - 1);  // to the end where next is npos
+    colon = next;
+    auto const find = [&](auto const& names) {
+      auto const found = std::find(std::begin(names), std::end(names), word);
+      return found == std::end(names) ? -1 : static_cast<int>(found - std::begin(names));
+    };
+    int const chip = choice.backend == Backend::kSm80 ? find(sm80::kChipNames) : -1;
+    int const entry = choice.backend == Backend::kSm90 ? find(sm90::fwd::kEntryNames) : -1;
+    int const split = find(std::array<std::string_view, 2>{"whole", "split"});
+    FLASH_CUTE_CHECK(chip >= 0 || entry >= 0 || split >= 0,
+                     "backend: expected a tile or a table that exists, got '", text, "'");
+    if (chip >= 0) choice.chip = chip;
+    if (entry >= 0) choice.entry = entry;
+    if (split >= 0) choice.split = split;
+  }
+  return choice;
 }
 
+// Whether this thread measures choices (flash_cute.tune): it may name them, and no tuning table applies.
+inline thread_local bool tuner_is_running = false;
+
+// Besides the tuner, tests may name a choice: if FLASH_CUTE_TEST_TILES is set at the first call.
+inline bool choices_allowed() {
+  static bool const allowed = std::getenv("FLASH_CUTE_TEST_TILES") != nullptr;
+  return allowed || tuner_is_running;
+}
+
+inline Accumulate parse_accumulate(std::string_view text) {
+  auto const& names = kAccumulateNames;
+  auto const found = std::find(std::begin(names), std::end(names), text);
+  FLASH_CUTE_CHECK(found != std::end(names),
+                   "accumulate: expected 'float32', 'float16', 'float16_qk' or 'float16_pv', got '", text, "'");
+  return static_cast<Accumulate>(found - std::begin(names));
+}
+
+// What a backend's name may end with, as in "auto+float16_pv", is what the products are accumulated in.
 inline void parse_backend(std::string_view text, Problem& problem) {
-  size_t const colon = test_tiles_allowed() ? text.find(':') : std::string_view::npos;
-  problem.backend = parse_backend(text.substr(0, colon));
-  if (colon == std::string_view::npos) return;
-  auto const find = [&](auto const& names) {
-    auto const found = std::find(std::begin(names), std::end(names), text.substr(colon + 1));
-    FLASH_CUTE_CHECK(found != std::end(names), "backend: expected a tile or a table that exists, got '", text, "'");
-    return static_cast<int>(found - std::begin(names));
-  };
-  if (problem.backend == Backend::kSm80) problem.forced_chip = find(sm80::kChipNames);
-  if (problem.backend == Backend::kSm90) problem.forced_entry = find(sm90::fwd::kEntryNames);
+  if (size_t const plus = text.find('+'); plus != std::string_view::npos) {
+    problem.accumulate = parse_accumulate(text.substr(plus + 1));
+    text = text.substr(0, plus);
+  }
+  if (text.find(':') == std::string_view::npos || !choices_allowed()) {
+    problem.backend = parse_backend(text);
+    return;
+  }
+  Choice const choice = parse_choice(text);
+  problem.backend = choice.backend;
+  problem.forced_chip = choice.chip;
+  problem.forced_entry = choice.entry;
+  problem.forced_split = choice.split;
 }
 
 inline void check_same_dtype(TensorInfo const& q, TensorInfo const& other) {
@@ -270,6 +321,22 @@ inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
                    "backend: expected 'auto', 'sm80' or 'sm90' for CUDA tensors, got '", args.backend, "'");
 }
 
+// float16 accumulators: a forward of the sm80 kernels with plain scores.
+inline void check_accumulate(FwdArgs const& args, Problem const& problem, bool on_cuda) {
+  if (problem.accumulate == Accumulate::kFloat32) return;
+  char const* const name = kAccumulateNames[static_cast<int>(problem.accumulate)];
+  FLASH_CUTE_CHECK(on_cuda || !is_cpu(args.q), "accumulate: expected 'float32' for CPU tensors, got '", name, "'");
+  FLASH_CUTE_CHECK(args.q.dtype == aoti_torch_dtype_float16(), "accumulate: expected 'float32' for ",
+                   dtype_name(args.q.dtype), " tensors, got '", name, "', which float16 ones take");
+  FLASH_CUTE_CHECK(problem.backend != Backend::kSm90, "accumulate: expected 'float32' for backend 'sm90', got '", name,
+                   "', which 'sm80' has");
+  FLASH_CUTE_CHECK(problem.softcap == 0 && !problem.has_alibi,
+                   "accumulate: expected 'float32' with softcap or alibi_slopes, got '", name, "'");
+  int const max_head_dim = sm80::fwd::float16_max_head_dim(problem.accumulate);
+  FLASH_CUTE_CHECK(std::max(problem.head_dim, problem.head_dim_v) <= max_head_dim,
+                   "accumulate: expected 'float32' for head dims above ", max_head_dim, ", got '", name, "'");
+}
+
 // `on_cuda`: whether the CUDA rules apply: for CUDA tensors, and for a plan for a given GPU.
 inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
   for (TensorInfo const* other : {&args.k, &args.v}) check_same_device(args.q, *other);
@@ -296,6 +363,7 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
                   .backend = Backend::kAuto};
   parse_backend(args.backend, problem);
   if (on_cuda) check_cuda_rules(args, problem);
+  check_accumulate(args, problem, on_cuda);
   FLASH_CUTE_CHECK(!is_cpu(args.q) || on_cuda || problem.backend == Backend::kAuto ||
                        problem.backend == Backend::kCpu,
                    "backend: expected 'auto' or 'cpu' for CPU tensors, got '", args.backend, "'");
@@ -319,8 +387,16 @@ inline void check_lse(TensorInfo const& q, TensorInfo const& lse) {
   check_shape_of_rows(q, lse, 3);
 }
 
+// Gradients are computed from scores in float32, which those of a forward in float16 would not match.
+inline void check_accumulate_of_bwd(Problem const& problem) {
+  FLASH_CUTE_CHECK(problem.accumulate == Accumulate::kFloat32,
+                   "accumulate: expected 'float32' where gradients are needed, got '",
+                   kAccumulateNames[static_cast<int>(problem.accumulate)], "'");
+}
+
 inline Problem check_bwd(BwdArgs const& args, bool on_cuda) {
   Problem const problem = check_fwd(args.call, on_cuda);
+  check_accumulate_of_bwd(problem);
   for (TensorInfo const* other : {&args.dout, &args.out}) {
     check_same_device(args.call.q, *other);
     check_same_dtype(args.call.q, *other);

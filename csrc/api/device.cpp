@@ -4,15 +4,24 @@
 
 namespace flash_cute {
 
-Gpu device_gpu(int) {
+namespace {
+
+[[noreturn]] void refuse() {
   throw std::runtime_error("flash_cute: this build has no CUDA kernels (it was built with FLASH_CUTE_NO_CUDA)");
 }
+
+}  // namespace
+
+Gpu device_gpu(int) { refuse(); }
+std::string const& device_model(int) { refuse(); }
+bool some_device_is(std::string_view) { refuse(); }
 
 }  // namespace flash_cute
 
 #else
 
 #include <atomic>
+#include <vector>
 
 // Weak: a CPU-only PyTorch does not have this symbol, and the library must load there too.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
@@ -38,6 +47,33 @@ Gpu device_gpu(int device_index) {
                 .num_sms = ask(cudaDevAttrMultiProcessorCount)};
   if (cached) cache[device_index].store(int64_t{gpu.capability} << 32 | gpu.num_sms, std::memory_order_relaxed);
   return gpu;
+}
+
+namespace {
+
+// Queried once; it creates no context.
+std::vector<std::string> const& device_models() {
+  static std::vector<std::string> const models = [] {
+    int count = 0;
+    check_cuda(cudaGetDeviceCount(&count), "count the devices");
+    std::vector<std::string> names(count);
+    for (int device = 0; device < count; ++device) {
+      cudaDeviceProp properties{};
+      check_cuda(cudaGetDeviceProperties(&properties, device), "name a device");
+      names[device] = properties.name;
+    }
+    return names;
+  }();
+  return models;
+}
+
+}  // namespace
+
+std::string const& device_model(int device_index) { return device_models().at(device_index); }
+
+bool some_device_is(std::string_view model) {
+  std::vector<std::string> const& models = device_models();
+  return std::find(models.begin(), models.end(), model) != models.end();
 }
 
 void check_cuda(cudaError_t error, char const* action) {

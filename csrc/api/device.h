@@ -7,6 +7,10 @@ namespace flash_cute {
 
 Gpu device_gpu(int device_index);
 
+// The name of a device's model, as in "NVIDIA H200", and whether any device of this process is such a one.
+std::string const& device_model(int device_index);
+bool some_device_is(std::string_view model);
+
 }  // namespace flash_cute
 
 #ifndef FLASH_CUTE_NO_CUDA

@@ -18,7 +18,9 @@ std::string why_tile(Problem const& problem, FwdDecision const& decision, int64_
   KernelShape const& shape = decision.plan.shape;
   std::string text = "Tile of " + std::to_string(shape.block_m) + " query rows by " + std::to_string(shape.block_n) +
                      " keys: " + table_entry(decision);
-  if (decision.backend == Backend::kSm80) {
+  if (problem.accumulate != Accumulate::kFloat32) {
+    text += " of the kernels that accumulate in float16";
+  } else if (decision.backend == Backend::kSm80) {
     text += sm80_chip_text(decision.plan.entry);
   } else {
     text += std::string(", with ") + (packed ? "at most " : "") + std::to_string(tiles) + " tiles for " +
@@ -31,6 +33,12 @@ std::string why_tile(Problem const& problem, FwdDecision const& decision, int64_
 std::vector<std::string> reasons(Problem const& problem, FwdDecision const& decision, int64_t tiles, bool packed) {
   std::vector<std::string> sentences{why_backend(problem, decision, "forward"),
                                      why_tile(problem, decision, tiles, packed)};
+  if (has_float16_qk(problem.accumulate)) {
+    sentences.push_back("Q K^T is summed in float16: scores err more, and saturate at 65504 times a power of two.");
+  }
+  if (has_float16_pv(problem.accumulate)) {
+    sentences.push_back("P V is summed in float16 within a key tile, and over the key tiles in float32.");
+  }
   if (packed) sentences.push_back("The lengths are read on the device, which finds the tiles that there are.");
   if (decision.plan.draws_tiles) {
     sentences.push_back("The longest tiles come first, and a CTA that is done draws the next from a counter.");
@@ -46,6 +54,7 @@ std::vector<std::string> reasons(Problem const& problem, FwdDecision const& deci
                         (decision.backend == Backend::kSm90 ? "which also divide the work on its scores."
                                                             : "each of which computes the scores of its rows."));
   }
+  add_tuning_reason(sentences, decision);
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
   if (decision.plan.ctas == 0) sentences.push_back("Nothing is launched: the output is empty.");
   if (problem.heads_kv > 0 && problem.heads_q > problem.heads_kv) {
@@ -72,13 +81,15 @@ JsonObject fwd_plan_object(FwdArgs const& args, PlannedCall const& call) {
   add_kernel(json, is_large(decision) ? "fwd_large_kernel" : "fwd_kernel", decision, tiles);
   json.number("kernel_head_dim_v", int64_t{plan.head_dim_v})
       .number("column_parts", int64_t{std::max(1, plan.column_parts)})
-      .string("variant", variant_name(plan.variant));
+      .string("variant", variant_name(plan.variant))
+      .string("accumulate", kAccumulateNames[static_cast<int>(plan.accumulate)]);
   if (decision.backend == Backend::kSm90 && !is_large(decision)) {
     json.boolean("late_wait", sm90::fwd::tile_config(plan.head_dim, plan.entry, plan.head_dim_v).late_wait);
   }
   json.number("split_tiles", int64_t{decision.plan.split.tiles})
       .number("split_ctas", int64_t{decision.plan.split.ranges})
       .number("workspace_bytes", decision.plan.workspace.bytes);
+  add_tuning(json, decision, tuning_key(/*backward=*/false, args, problem, /*deterministic=*/false, *gpu));
   json.raw("copies", copies_json(tensors(decision), problem))
       .raw("reasons", json_list(reasons(problem, decision, tiles, packed)));
   return json;

@@ -14,6 +14,9 @@
 // - slope * |p - j|. `sinks` add exp(sink) to the denominator of out, and nothing to the LSE. Without sinks, bwd's
 // dsinks is an empty float32 tensor of shape (0,).
 //
+// `backend` may end with what the products are accumulated in: "auto+float16", "sm80+float16_qk", "auto+float16_pv".
+// Only a forward takes that; it is float32 else.
+//
 // CPU kernels of fwd, _fwd, bwd and _bwd are registered from Python.
 #include <torch/csrc/stable/library.h>
 

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "device.h"
+#include "tuning.h"
 
 namespace flash_cute {
 
@@ -103,6 +103,10 @@ std::string why_backend(Problem const& problem, DecisionType const& decision, st
   std::string const name = backend_name(decision.backend);
   std::string const gpu = "compute capability " + capability_text(decision.gpu.capability);
   if (problem.backend != Backend::kAuto) return "Backend " + name + " was asked for, on " + gpu + ".";
+  if (problem.accumulate != Accumulate::kFloat32) {
+    return "Backend " + name + " is the one that accumulates in float16, as was asked for, on " + gpu + ".";
+  }
+  if (decision.tuned == Tuned::kChosen) return "Backend " + name + " is the choice of a tuning, on " + gpu + ".";
   if (decision.backend == Backend::kSm90) return "Backend sm90 is the one for " + gpu + ".";
   if (decision.gpu.capability != 90) return "Backend sm80 serves " + gpu + "; sm90 needs exactly 9.0.";
   return "Backend sm80 serves " + gpu + " because this build has no sm90 " + direction + " kernel for head dim " +
@@ -134,6 +138,35 @@ void add_tensor_reasons(std::vector<std::string>& sentences, Problem const& prob
                         (named.written ? " is written to a buffer and copied from it: " : " is copied once: ") +
                         copy_reason(named, problem) + ".");
   }
+}
+
+// What a tuning table has to do with the choice; nothing where none is loaded.
+template <class DecisionType>
+void add_tuning_reason(std::vector<std::string>& sentences, DecisionType const& decision) {
+  if (decision.tuned == Tuned::kNoTable) return;
+  std::string const table = "the tuning of " + tuning_gpu();
+  if (decision.tuned == Tuned::kChosen) {
+    sentences.push_back("Backend, tile and split are those of " + table + ", where this call was measured.");
+    return;
+  }
+  std::string const why = decision.tuned == Tuned::kOtherGpu ? " is not of this GPU."
+                          : decision.tuned == Tuned::kNoEntry ? " has no entry for this call."
+                                                              : " names a kernel that is not in this build.";
+  sentences.push_back("The choice is the plan's own: " + table + why);
+}
+
+inline std::string tuning_key_json(TuningKey const& key) {
+  JsonObject json;
+  for (int field = 0; field < TuningKey::kFields; ++field) {
+    json.number(TuningKey::kNames[field], int64_t{key.values[field]});
+  }
+  return json.text();
+}
+
+// The call as a tuning table has it, and whether a table decided.
+template <class DecisionType>
+void add_tuning(JsonObject& json, DecisionType const& decision, TuningKey const& key) {
+  json.boolean("tuned", decision.tuned == Tuned::kChosen).raw("tuning_key", tuning_key_json(key));
 }
 
 inline std::string window_json(FwdArgs const& args) {

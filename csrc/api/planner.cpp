@@ -1,6 +1,7 @@
 #include "planner.h"
 
 #include "planner_large.h"
+#include "tuning.h"
 
 namespace flash_cute {
 namespace {
@@ -40,7 +41,7 @@ void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
                              .heads_q = int64_t{problem.batch} * problem.heads_q,
                              .heads_kv = heads_kv};
   sm90::fwd::Choice const choice =
-      sm90::fwd::choose(plan.head_dim, plan.head_dim_v, work, gpu.num_sms, problem.forced_entry);
+      sm90::fwd::choose(plan.head_dim, plan.head_dim_v, work, gpu.num_sms, problem.forced_entry, problem.forced_split);
   plan.entry = choice.entry;
   plan.shape = sm90::fwd::kernel_shape(plan.head_dim, plan.entry, plan.head_dim_v);
   int64_t const tiles = num_row_tiles(problem, plan.shape);
@@ -57,6 +58,7 @@ void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
 
 Variant fwd_variant(Problem const& problem, FwdDecision const& decision, bool packed) {
   if (problem.softcap > 0 || problem.has_alibi) return Variant::kModified;
+  if (problem.accumulate != Accumulate::kFloat32) return Variant::kPacked;
   bool const one_head_dim = decision.instance.head_dim == decision.instance.head_dim_v;
   bool const own_head_dim = one_head_dim && problem.head_dim_v != problem.head_dim;
   return packed || own_head_dim ? Variant::kPacked : Variant::kDense;
@@ -73,7 +75,9 @@ void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gp
     plan.shape = sm90::fwd::kernel_shape(plan.head_dim, plan.entry, plan.head_dim_v);
   } else {
     plan.entry = sm80_entry(problem, gpu);
-    plan.shape = sm80::fwd::kernel_shape(plan.head_dim, plan.entry, plan.variant);
+    plan.shape = plan.accumulate == Accumulate::kFloat32
+                     ? sm80::fwd::kernel_shape(plan.head_dim, plan.entry, plan.variant)
+                     : sm80::fwd::float16_kernel_shape(plan.head_dim, plan.entry);
     plan.order = sm80::fwd::tile_order(plan.shape, /*masked=*/true, problem.batch, problem.heads_q, problem.heads_kv,
                                        problem.len_q, problem.len_k, decision.padded_head_dim);
   }
@@ -87,7 +91,40 @@ void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gp
   }
 }
 
-// `block_m`: the rows of one of `plan.row_tiles`.
+void order_sm90(BwdPlan& plan, Problem const& problem, Gpu gpu, TensorInfo const& q) {
+  bool const masked = is_masked(problem);
+  int64_t visited = (longest_rows(problem, plan.shape) + plan.shape.block_m - 1) / plan.shape.block_m;
+  // Where a window limits the rows of a key tile, few heads at a time keep Q, dO and dQ in L2.
+  if (problem.band.has_lower()) visited *= problem.heads_q / problem.heads_kv;
+  sm90::bwd::TileCounts const counts{.m_blocks = plan.m_blocks,
+                                     .n_blocks = plan.n_blocks,
+                                     .group = problem.heads_q / problem.heads_kv,
+                                     .heads = int64_t{problem.batch} * problem.heads_kv,
+                                     .visited_rows = static_cast<int>(visited)};
+  plan.task_order = sm90::bwd::task_order(counts, masked, plan.deterministic, gpu.num_sms);
+  FLASH_CUTE_CHECK(plan.task_order.num_tasks > 0,
+                   "q: expected fewer tiles of work, of which there are at most 2^31 - 1; got ", shape_text(q));
+  if (problem.forced_split != 0) {
+    plan.split =
+        sm90::bwd::split_key_tiles(plan.task_order, counts, plan.shape, masked, plan.deterministic, gpu.num_sms);
+  }
+  plan.ctas = std::min<int64_t>(plan.task_order.num_tasks, gpu.num_sms);
+}
+
+// The sm80 backward has one head dim: where v has its own, the tensors of the smaller one are padded by copies.
+void pad_to_one_head_dim(BwdDecision& decision) {
+  int const head_dim = std::max(decision.padded_head_dim, decision.padded_head_dim_v);
+  if (decision.padded_head_dim < head_dim) {
+    decision.q = decision.k = decision.dq = decision.dk = Copy::kHeadDimPadded;
+  }
+  if (decision.padded_head_dim_v < head_dim) {
+    decision.v = decision.out = decision.dout = decision.dv = Copy::kHeadDimPadded;
+  }
+  decision.padded_head_dim = decision.padded_head_dim_v = head_dim;
+}
+
+}  // namespace
+
 BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool packed, int padded_head_dim_v, int block_m,
                            bool keeps_tickets, bool has_queue) {
   int64_t const rows = plan.row_tiles * block_m;
@@ -115,43 +152,14 @@ BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool pac
   return workspace;
 }
 
-void order_sm90(BwdPlan& plan, Problem const& problem, Gpu gpu, TensorInfo const& q) {
-  bool const masked = is_masked(problem);
-  int64_t visited = (longest_rows(problem, plan.shape) + plan.shape.block_m - 1) / plan.shape.block_m;
-  // Where a window limits the rows of a key tile, few heads at a time keep Q, dO and dQ in L2.
-  if (problem.band.has_lower()) visited *= problem.heads_q / problem.heads_kv;
-  sm90::bwd::TileCounts const counts{.m_blocks = plan.m_blocks,
-                                     .n_blocks = plan.n_blocks,
-                                     .group = problem.heads_q / problem.heads_kv,
-                                     .heads = int64_t{problem.batch} * problem.heads_kv,
-                                     .visited_rows = static_cast<int>(visited)};
-  plan.task_order = sm90::bwd::task_order(counts, masked, plan.deterministic, gpu.num_sms);
-  FLASH_CUTE_CHECK(plan.task_order.num_tasks > 0,
-                   "q: expected fewer tiles of work, of which there are at most 2^31 - 1; got ", shape_text(q));
-  plan.split = sm90::bwd::split_key_tiles(plan.task_order, counts, plan.shape, masked, plan.deterministic, gpu.num_sms);
-  plan.ctas = std::min<int64_t>(plan.task_order.num_tasks, gpu.num_sms);
-}
-
-// The sm80 backward has one head dim: where v has its own, the tensors of the smaller one are padded by copies.
-void pad_to_one_head_dim(BwdDecision& decision) {
-  int const head_dim = std::max(decision.padded_head_dim, decision.padded_head_dim_v);
-  if (decision.padded_head_dim < head_dim) {
-    decision.q = decision.k = decision.dq = decision.dk = Copy::kHeadDimPadded;
-  }
-  if (decision.padded_head_dim_v < head_dim) {
-    decision.v = decision.out = decision.dout = decision.dv = Copy::kHeadDimPadded;
-  }
-  decision.padded_head_dim = decision.padded_head_dim_v = head_dim;
-}
-
-}  // namespace
-
 int64_t most_row_tiles(Problem const& problem, KernelShape const& shape, bool packed) {
   return most_tiles(problem, problem.len_q, shape.block_m, packed) * problem.heads_q;
 }
 
-FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
+FwdDecision plan_fwd(FwdArgs const& args, Problem const& asked, Gpu gpu) {
+  auto const [problem, tuned] = tune_problem(kFwdKernels, args, asked, /*deterministic=*/false, gpu);
   auto decision = decide<FwdDecision>(kFwdKernels, args, problem, gpu);
+  decision.tuned = tuned;
   decision.out = out_copy(args.q, problem.head_dim_v);
   FwdPlan& plan = decision.plan;
   bool const sm90 = decision.backend == Backend::kSm90, packed = args.sequences.has_value();
@@ -161,6 +169,7 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
     return decision;
   }
   plan.variant = fwd_variant(problem, decision, packed);
+  plan.accumulate = problem.accumulate;
   if (reads_sequences(plan.variant)) {
     plan_fwd_of_sequences(decision, problem, gpu, packed);
     check_num_tiles("q", most_row_tiles(problem, plan.shape, packed), plan.shape.block_m, "rows", args.q);
@@ -188,8 +197,11 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
 }
 
 BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, bool deterministic,
-                     bool has_dlse, Problem const& problem, Gpu gpu) {
+                     bool has_dlse, Problem const& asked, Gpu gpu) {
+  auto const [problem, tuned] = tune_problem(kBwdKernels, call, asked, deterministic, gpu);
   auto decision = decide<BwdDecision>(kBwdKernels, call, problem, gpu);
+  decision.tuned = tuned;
+  check_accumulate_of_bwd(problem);
   decision.dout = dout ? read_copy(*dout) : out_copy(call.q, problem.head_dim_v);
   decision.out = out ? read_copy(*out) : out_copy(call.q, problem.head_dim_v);
   decision.dq = write_copy(call.q);
@@ -197,6 +209,12 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
   decision.dv = write_copy(call.v);
   BwdPlan& plan = decision.plan;
   plan.head_dim_v = decision.instance.head_dim_v;
+  plan.deterministic = deterministic;
+  plan.scales_dout = problem.has_sinks && has_dlse && plan.dtype == DType::kFloat16;
+  if (is_large(decision)) {
+    plan_bwd_large(decision, call, problem, gpu);
+    return decision;
+  }
   bool const sm90 = decision.backend == Backend::kSm90, wide = plan.head_dim > sm90::bwd::kMaxHeadDim;
   bool const packed = call.sequences.has_value();
   plan.variant = problem.softcap > 0 || problem.has_alibi ? Variant::kModified
@@ -210,8 +228,6 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
   plan.shape = !sm90  ? sm80::bwd::kernel_shape(plan.head_dim, plan.entry, plan.variant)
                : wide ? sm90::bwd_wide::kernel_shape(plan.head_dim, plan.head_dim_v)
                       : sm90::bwd::kernel_shape(plan.head_dim, plan.variant);
-  plan.deterministic = deterministic;
-  plan.scales_dout = problem.has_sinks && has_dlse && plan.dtype == DType::kFloat16;
   int const listed_rows = wide && reads && sm90 ? sm90::bwd_wide::kQueryTileRows : plan.shape.block_m;
   plan.row_tiles = reads ? most_tiles(problem, problem.len_q, listed_rows, packed) * problem.heads_q
                          : num_row_tiles(problem, plan.shape);

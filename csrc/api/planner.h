@@ -3,6 +3,7 @@
 
 #include "dispatch.h"
 #include "sm80/bwd/tile.h"
+#include "sm80/fwd/float16_tile.h"
 #include "sm80/fwd/tile.h"
 #include "sm90/bwd/tile.h"
 #include "sm90/bwd_wide/tile.h"
@@ -19,6 +20,9 @@ struct Gpu {
 // Why a tensor cannot be read or written in place.
 enum class Copy { kNone, kHeadDimPadded, kLastDimStrided, kBaseMisaligned, kStrideMisaligned };
 
+// What a tuning table has to say of a call, see tuning.h.
+enum class Tuned { kNoTable, kOtherGpu, kNoEntry, kNotBuilt, kChosen };
+
 // The decisions common to both directions.
 template <class InstanceType, class PlanType>
 struct Decision {
@@ -32,11 +36,12 @@ struct Decision {
   Copy k = Copy::kNone;
   Copy v = Copy::kNone;
   Copy out = Copy::kNone;  // written by a forward, read by a backward
+  Tuned tuned = Tuned::kNoTable;
 };
 
 using FwdDecision = Decision<FwdInstance, FwdPlan>;
 
-// Whether the kernel is that of fwd_large.
+// Whether the kernel is that of fwd_large, or those of bwd_large.
 inline bool is_large(FwdDecision const& decision) {
   bool const sm90 = decision.backend == Backend::kSm90;
   return std::max(decision.plan.head_dim, decision.plan.head_dim_v) >
@@ -49,6 +54,8 @@ struct BwdDecision : Decision<BwdInstance, BwdPlan> {
   Copy dk = Copy::kNone;
   Copy dv = Copy::kNone;
 };
+
+inline bool is_large(BwdDecision const& decision) { return is_large(decision.plan); }
 
 // The kernels move rows of the head dim as 16-byte vectors: 8 elements.
 inline Copy read_copy(TensorInfo const& tensor) {
@@ -127,7 +134,9 @@ DecisionType decide(Kernels<InstanceType> const& kernels, FwdArgs const& args, P
   decision.padded_head_dim = (problem.head_dim + 7) / 8 * 8;
   decision.padded_head_dim_v = (problem.head_dim_v + 7) / 8 * 8;
   int const head_dim = decision.padded_head_dim, head_dim_v = decision.padded_head_dim_v;
-  decision.backend = choose_backend(kernels, problem.backend, gpu.capability, head_dim, head_dim_v);
+  bool const only_sm80 = problem.accumulate != Accumulate::kFloat32;
+  Backend const asked = only_sm80 ? Backend::kSm80 : problem.backend;
+  decision.backend = choose_backend(kernels, asked, gpu.capability, head_dim, head_dim_v);
   decision.instance = kernels.find(decision.backend, head_dim, head_dim_v);
   FLASH_CUTE_CHECK(decision.instance.launch != nullptr, "q: this build has no ", backend_name(decision.backend),
                    " ", kernels.direction, " kernel for head dim ",
@@ -145,11 +154,15 @@ DecisionType decide(Kernels<InstanceType> const& kernels, FwdArgs const& args, P
 // The row tiles of a forward, of all heads; of packed sequences the most that there can be.
 int64_t most_row_tiles(Problem const& problem, KernelShape const& shape, bool packed);
 
-FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu);
+// `block_m`: the rows of one of `plan.row_tiles`.
+BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool packed, int padded_head_dim_v, int block_m,
+                           bool keeps_tickets, bool has_queue);
+
+FwdDecision plan_fwd(FwdArgs const& args, Problem const& asked, Gpu gpu);
 
 // `dout` and `out` null: tensors allocated like empty_like(q), as the forward's out is. `has_dlse`: a gradient reaches
 // the LSE.
 BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, bool deterministic,
-                     bool has_dlse, Problem const& problem, Gpu gpu);
+                     bool has_dlse, Problem const& asked, Gpu gpu);
 
 }  // namespace flash_cute

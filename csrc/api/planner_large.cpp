@@ -1,5 +1,6 @@
 #include "planner_large.h"
 
+#include "sm80/bwd_large/tile.h"
 #include "sm80/fwd_large/tile.h"
 #include "sm90/fwd_large/tile.h"
 
@@ -41,6 +42,28 @@ void plan_fwd_large(FwdDecision& decision, FwdArgs const& args, Problem const& p
   plan.order = sm80::fwd::tile_order(plan.shape, /*masked=*/true, problem.batch, problem.heads_q, problem.heads_kv,
                                      problem.len_q, problem.len_k, head_dim);
   if (packed) plan.workspace.bytes = 4 * (int64_t{problem.batch} + 3);  // see Sequences::tiles_before
+}
+
+// The kernels of dK and dV and of dQ, which serve every call and are deterministic in either mode.
+void plan_bwd_large(BwdDecision& decision, FwdArgs const& call, Problem const& problem, Gpu gpu) {
+  BwdPlan& plan = decision.plan;
+  bool const packed = call.sequences.has_value();
+  int const head_dim = decision.padded_head_dim, head_dim_v = decision.padded_head_dim_v;
+  constexpr int kTile = sm80::bwd_large::kTileRows;
+  plan.variant = Variant::kModified;
+  plan.entry = sm80_entry(problem, gpu);
+  plan.shape = sm80::bwd_large::kernel_shape(head_dim, head_dim_v, plan.entry);
+  plan.row_tiles = most_tiles(problem, problem.len_q, kTile, packed) * problem.heads_q;
+  plan.key_tiles = most_tiles(problem, problem.len_k, kTile, packed) * problem.heads_kv;
+  check_num_tiles("q", plan.row_tiles, kTile, "rows", call.q);
+  check_num_tiles("k", plan.key_tiles, kTile, "keys", call.k);
+  if (plan.row_tiles == 0 || plan.key_tiles == 0) return;
+  plan.m_blocks = static_cast<int>(plan.row_tiles / problem.heads_q);
+  plan.n_blocks = static_cast<int>(plan.key_tiles / problem.heads_kv);
+  plan.ctas = plan.key_tiles;
+  plan.dq_ctas = plan.row_tiles;
+  plan.workspace = bwd_workspace(plan, problem, packed, head_dim_v, kTile, /*keeps_tickets=*/false,
+                                 /*has_queue=*/false);
 }
 
 }  // namespace flash_cute

@@ -34,6 +34,7 @@ namespace preprocess {
 
 constexpr int kThreads = 256;
 constexpr int kVector = 8;  // elements of a 16-byte load
+constexpr float kLog2e = 1.4426950408889634f;
 
 // Neighbouring threads that share a row: the smallest power of two that covers it with one vector per thread.
 constexpr int threads_per_row(int head_dim) {
@@ -98,7 +99,7 @@ CUTE_DEVICE RowTileRows find_rows(BwdParams const& params) {
 
 // exp(sink - LSE). Where the keys' share of the row is below exp(-69), their weights are 0 to float32 in any case.
 CUTE_DEVICE float relative_sink(float sink_log2, float lse_log2) {
-  constexpr float kMost = 69.f * 1.4426950408889634f;
+  constexpr float kMost = 69.f * kLog2e;
   return exp2f(fminf(sink_log2 - lse_log2, kMost));
 }
 
@@ -110,6 +111,43 @@ CUTE_DEVICE uint4 scaled(uint4 const& x, float factor) {
   for (int i = 0; i < kVector; ++i) values[i] *= factor;
   auto const result = cutlass::NumericArrayConverter<Element, float, kVector>{}(values);
   return reinterpret_cast<uint4 const&>(result);
+}
+
+// Stores the statistics of a row at the index `target`; `dot_product`: its rowsum(dO * O), 0 behind the sequence.
+// Returns what the row adds to the gradient of its head's sink.
+CUTE_DEVICE float store_statistics(BwdParams const& params, RowTileRows const& rows, int row, float dot_product,
+                                   float sink_log2, int64_t target) {
+  int64_t const source = rows.statistic + row;
+  bool const inside = row < rows.used;
+  float const lse = inside ? params.lse[source] : -INFINITY;
+  float delta = dot_product, lse_log2 = lse * kLog2e, factor = 1.f, sink_part = 0.f;
+  if (params.sinks.data != nullptr && lse != -INFINITY) {
+    float const e = relative_sink(sink_log2, lse_log2);
+    sink_part = e / (1.f + e) * delta;
+    if (params.scaled_dout != nullptr) {
+      delta /= 1.f + e;
+    } else {
+      factor += e;
+      lse_log2 += log2f(factor);
+    }
+  }
+  if (inside && params.dlse != nullptr) delta -= params.dlse[source] * factor;
+  params.lse_log2[target] = lse == -INFINITY ? INFINITY : lse_log2;
+  params.delta[target] = lse == -INFINITY ? 0.f : delta;  // a row that sees no key: 0, even if dO or dLSE is NaN
+  return sink_part;
+}
+
+// The share of a row's weight that its keys have; negative for a row that sees none.
+CUTE_DEVICE float keys_share(BwdParams const& params, RowTileRows const& rows, int row, float sink_log2) {
+  float const lse = params.lse[rows.statistic + row];
+  return lse == -INFINITY ? -1.f : 1.f / (1.f + relative_sink(sink_log2, lse * kLog2e));
+}
+
+// Stores a vector of dO times `share`, see keys_share. `row`: among those of scaled_dout.
+template <class Element>
+CUTE_DEVICE void store_scaled_dout(BwdParams const& params, int64_t row, int column, uint4 const& dout, float share) {
+  auto* const place = static_cast<Element*>(params.scaled_dout) + row * params.head_dim_v + column;
+  *reinterpret_cast<uint4*>(place) = share < 0.f ? make_uint4(0, 0, 0, 0) : scaled<Element>(dout, share);
 }
 
 // Prepares the sums of this CTA's row tile, where sequences are read at run time. If its sequence has no key tile, its
@@ -149,7 +187,6 @@ __global__ void __launch_bounds__(preprocess::kThreads)
   using namespace preprocess;
   constexpr int kThreadsPerRow = threads_per_row(kHeadDim);
   constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
-  constexpr float kLog2e = 1.4426950408889634f;
   static_assert(kBlockM % kRowsAtOnce == 0 && kThreadsPerRow <= 32);
   RowTileRows const rows = find_rows<kBlockM, kSequences>(params);
   // The queue's places, and its counts of key tiles, are as many as there might be tiles.
@@ -185,28 +222,12 @@ __global__ void __launch_bounds__(preprocess::kThreads)
   for (int i = 0; i < kSteps; ++i) {
     int const tile_row = i * kRowsAtOnce + threadIdx.x / kThreadsPerRow;
     int const row = rows.first + tile_row;
-    bool const inside = row < rows.used;
     float delta = dot<Element>(o[i], d[i]);
     CUTE_UNROLL
     for (int lane = kThreadsPerRow / 2; lane > 0; lane /= 2) delta += __shfl_xor_sync(0xffffffff, delta, lane);
     if (column == 0) {
-      int64_t const source = rows.statistic + row;
-      float const lse = inside ? params.lse[source] : -INFINITY;
-      float lse_log2 = lse * kLog2e, factor = 1.f;
-      if (has_sink && lse != -INFINITY) {
-        float const e = relative_sink(sink_log2, lse_log2);
-        sink_sum += e / (1.f + e) * delta;
-        if (params.scaled_dout != nullptr) {
-          delta /= 1.f + e;
-        } else {
-          factor += e;
-          lse_log2 += log2f(factor);
-        }
-      }
-      if (inside && params.dlse != nullptr) delta -= params.dlse[source] * factor;
       int64_t const target = int64_t{blockIdx.x} * kBlockM + Order::position(tile_row);
-      params.lse_log2[target] = lse == -INFINITY ? INFINITY : lse_log2;
-      params.delta[target] = lse == -INFINITY ? 0.f : delta;  // a row that sees no key: 0, even if dO or dLSE is NaN
+      sink_sum += store_statistics(params, rows, row, delta, sink_log2, target);
     }
   }
   if (has_sink) store_sink_part(params, sink_sum);
@@ -215,11 +236,7 @@ __global__ void __launch_bounds__(preprocess::kThreads)
     for (int i = 0; i < kSteps; ++i) {
       int const row = rows.first + i * kRowsAtOnce + threadIdx.x / kThreadsPerRow;
       if (row >= rows.used || column >= params.head_dim_v) continue;
-      float const lse = params.lse[rows.statistic + row];
-      float const share = 1.f / (1.f + relative_sink(sink_log2, lse * kLog2e));
-      auto* const place =
-          static_cast<Element*>(params.scaled_dout) + (rows.statistic + row) * params.head_dim_v + column;
-      *reinterpret_cast<uint4*>(place) = lse == -INFINITY ? make_uint4(0, 0, 0, 0) : scaled<Element>(d[i], share);
+      store_scaled_dout<Element>(params, rows.statistic + row, column, d[i], keys_share(params, rows, row, sink_log2));
     }
   }
   if constexpr (kSequences && !kClearSums) return;
@@ -276,17 +293,23 @@ inline BwdParams with_scaled_dout(BwdParams params) {
   return params;
 }
 
+// After the preprocess. `sequences`: the main kernel reads sequences at run time.
+template <class Element>
+cudaError_t launch_bwd_sinks(BwdParams const& params, bool sequences, cudaStream_t stream) {
+  if (params.sinks.data == nullptr) return cudaSuccess;
+  int const batches = sequences ? 1 : params.batch;
+  bwd_sinks_kernel<Element><<<unsigned(params.heads_q), preprocess::kThreads, 0, stream>>>(
+      params, params.m_blocks, batches, int64_t{params.heads_q} * params.m_blocks);
+  return cudaGetLastError();
+}
+
 // `kSequences`: the main kernel reads sequences at run time.
 template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums, bool kSequences = false>
 cudaError_t launch_bwd_preprocess(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   bwd_preprocess_kernel<Element, kBlockM, kHeadDim, Order, kClearSums, kSequences>
       <<<unsigned(plan.row_tiles), preprocess::kThreads, 0, stream>>>(params);
   cudaError_t const error = cudaGetLastError();
-  if (error != cudaSuccess || params.sinks.data == nullptr) return error;
-  int const batches = kSequences ? 1 : params.batch;
-  bwd_sinks_kernel<Element><<<unsigned(params.heads_q), preprocess::kThreads, 0, stream>>>(
-      params, params.m_blocks, batches, int64_t{params.heads_q} * params.m_blocks);
-  return cudaGetLastError();
+  return error == cudaSuccess ? launch_bwd_sinks<Element>(params, kSequences, stream) : error;
 }
 
 }  // namespace flash_cute

@@ -44,9 +44,10 @@ CUTE_DEVICE float quad_reduce(float x, Op op) {
   return op(x, __shfl_xor_sync(0xffffffff, x, 1));
 }
 
-template <int kRows>  // per thread
+// `kRows`: per thread. `kLazy_`: with a lagging maximum; four rows per thread leave too few registers for it.
+template <int kRows, bool kLazy_ = kRows == 2>
 struct OnlineSoftmax {
-  static constexpr bool kLazy = kRows == 2;  // four rows per thread leave too few registers for it
+  static constexpr bool kLazy = kLazy_;
   static constexpr float kLag = 8.f;
 
   float scale_log2;

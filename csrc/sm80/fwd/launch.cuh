@@ -2,6 +2,8 @@
 #pragma once
 
 #include "../../core/sequence_prefix.cuh"
+#include "float16_products.cuh"
+#include "float16_tile.h"
 #include "kernel.cuh"
 
 namespace flash_cute::sm80::fwd {
@@ -46,9 +48,27 @@ cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStrea
   return cudaErrorInvalidValue;
 }
 
+template <int kHeadDim, Accumulate kAccumulate>
+cudaError_t launch_float16(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+  if constexpr (kHeadDim <= float16_max_head_dim(kAccumulate)) {
+    constexpr TileConfig kTile = float16_tile_config(kHeadDim);
+    static_assert(smem_bytes(kTile, kHeadDim) + kSequenceBytes <= kMaxSmemBytes[kSmem99K]);
+    using KernelTraits = Float16Traits<cutlass::half_t, kHeadDim, kTile, Variant::kPacked, kAccumulate>;
+    return launch_kernel<KernelTraits>(plan, params, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   static_assert(kHeadDim == kHeadDimV);
+  switch (plan.accumulate) {
+    using enum Accumulate;
+    case kFloat32: break;
+    case kFloat16Qk: return launch_float16<kHeadDim, kFloat16Qk>(plan, params, stream);
+    case kFloat16Pv: return launch_float16<kHeadDim, kFloat16Pv>(plan, params, stream);
+    case kFloat16: return launch_float16<kHeadDim, kFloat16>(plan, params, stream);
+  }
   switch (plan.entry) {
     case kA100: return launch_entry<kHeadDim, kA100>(plan, params, stream);
     case kSmem99K: return launch_entry<kHeadDim, kSmem99K>(plan, params, stream);

@@ -14,8 +14,8 @@
 #include "../../core/score.cuh"
 #include "../../core/tile_order.h"
 #include "../../core/softmax.cuh"
+#include "products.cuh"
 #include "traits.cuh"
-#include "../gemm.cuh"
 #include "../load_cp_async.cuh"
 
 namespace flash_cute::sm80::fwd {
@@ -144,10 +144,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     cp_async_fence();
 
     auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
-    clear(tSrS);
     auto tSsK = copy_k.get_slice(thread_again()).partition_S(sK);          // (CPY, CPY_N, CPY_D, stage)
     CUTE_STATIC_ASSERT_V(size<1>(tSsK) == size<1>(tSrK_copy) && size<2>(tSsK) == size<2>(tSrK_copy));
-    pipelined_gemm(mma, tSrS, tSrQ, tSrK, [&](int k) {
+    Traits::Products::multiply_qk(mma, tSrS, tSrQ, tSrK, [&](int k) {
       copy(copy_k, tSsK(_, _, k, stage), tSrK_copy(_, _, k));
       if constexpr (!kQInRegs) copy(copy_q, tSsQ(_, _, k), tSrQ_copy(_, _, k));
     });
@@ -180,10 +179,13 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     auto tOrP = make_tensor(rP.data(), operand_a_layout(rP.layout()));  // (MMA, MMA_M, MMA_K)
     if constexpr (Traits::kRecomputes) {
       auto tOsV_again = copy_v.get_slice(thread_again()).partition_S(sVt);  // (CPY, CPY_D, CPY_N, stage)
-      pipelined_gemm(mma, tOrO, tOrP, tOrV,
-                     [&](int k) { copy(copy_v, tOsV_again(_, _, k, stage), tOrV_copy(_, _, k)); });
+      Traits::Products::multiply_pv(mma, tOrO, tOrP, tOrV, [&](auto d, int k) {
+        copy(copy_v, tOsV_again(_, d, k, stage), tOrV_copy(_, d, k));
+      });
     } else {
-      pipelined_gemm(mma, tOrO, tOrP, tOrV, [&](int k) { copy(copy_v, tOsV(_, _, k, stage), tOrV_copy(_, _, k)); });
+      Traits::Products::multiply_pv(mma, tOrO, tOrP, tOrV, [&](auto d, int k) {
+        copy(copy_v, tOsV(_, d, k, stage), tOrV_copy(_, d, k));
+      });
     }
   };
 
@@ -194,6 +196,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
   load_k(last_keys, 0, UpperEdge{});
   if constexpr (kTwoStages) load_v(last_keys, 0, UpperEdge{});
   cp_async_fence();
+  if constexpr (Traits::Products::kScalesQ) {
+    cp_async_wait<1>();  // this thread's copies of Q have landed; the first step's barrier shows the result to all
+    Traits::Products::scale_q(params.scale_log2, sQ);
+  }
   if constexpr (kQInRegs) {
     cp_async_wait<1>();  // this thread's copies of Q have landed; those of K may still be in flight
     __syncthreads();     // those of all threads have

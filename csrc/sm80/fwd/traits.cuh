@@ -16,6 +16,8 @@ namespace flash_cute::sm80::fwd {
 
 using namespace cute;
 
+struct Float32Products;  // products.cuh
+
 // A tile of a sequence that was read at run time.
 struct SequenceTile {
   RowTileCoord coord;
@@ -60,6 +62,8 @@ struct Traits {
   using SmemLayoutVt = decltype(composition(
       SmemLayoutKV{}, Layout<Shape<Int<kHeadDim>, Int<kBlockN>, Int<kStages>>,
                              Stride<Int<kBlockN>, _1, Int<kBlockN * kHeadDim>>>{}));
+
+  using Products = Float32Products;
 
   using SmemCopyAtom = Copy_Atom<SM75_U32x4_LDSM_N, Element>;            // Q, K: four 8x8 matrices
   using SmemCopyAtomTransposed = Copy_Atom<SM75_U16x8_LDSM_T, Element>;  // V

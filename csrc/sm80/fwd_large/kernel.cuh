@@ -45,8 +45,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
 
   uint32_t const buffers = cast_smem_ptr_to_uint(smem_raw) + kFixedBytes;
   int const chunks = large::num_chunks(params.head_dim);
-  Part const part{.left = buffers,
-                  .left_resident = ring.left_resident,
+  Part const part{.left = {.tiles = buffers, .resident = ring.left_resident},
                   .first_column = first_column,
                   .columns = min(part_columns, params.head_dim_v - first_column)};
   typename Traits::OutMma out_mma;

@@ -2,7 +2,7 @@
 // chunks of K (and of Q, where it is not resident), then the steps of V.
 #pragma once
 
-#include "../large/pipeline.cuh"
+#include "../large/steps.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm80::fwd_large {
@@ -41,16 +41,10 @@ class Loader {
       Rows const v{smem_.v, params_.v_strides.row, len_k, columns_};
       large::load_values(v.from(first_key + (step_ - chunks) * large::kValueKeys, 0), stage, thread_);
     }
-    if (++step_ == chunks + value_steps(len_k - first_key)) {
+    if (++step_ == chunks + large::value_steps(len_k - first_key)) {
       step_ = 0;
       --tile_;
     }
-  }
-
-  // The steps of V for a key tile, an even number: steps past the keys are left out.
-  CUTE_DEVICE static int value_steps(int keys) {
-    constexpr int kPair = 2 * large::kValueKeys;
-    return min(Traits::kBlockN, (keys + kPair - 1) / kPair * kPair) / large::kValueKeys;
   }
 
  private:

@@ -141,8 +141,8 @@ struct Choice {
 // equal, so that the time is that of whole waves. The tiles of a causal triangle even out over the waves, but the
 // longest, twice the mean, is computed by one CTA. Where loading K and V from memory takes longer than the waves, a
 // split gains nothing, and reads memory a little slower. `forced`: the only tile that may be chosen, if the head dim
-// has it.
-constexpr Choice choose(int head_dim, int head_dim_v, Work const& work, int num_sms, int forced) {
+// has it. `forced_split`: 0 never to split, 1 to split wherever that is possible.
+constexpr Choice choose(int head_dim, int head_dim_v, Work const& work, int num_sms, int forced, int forced_split) {
   constexpr int64_t kTimePerRow = 10;  // the unit of time: a full GPU takes 10 for one row per SM
   // The cost of memory bandwidth, per key: while one row of K and V of one KV head is loaded, the GPU computes 240 rows
   // against one key.
@@ -156,6 +156,10 @@ constexpr Choice choose(int head_dim, int head_dim_v, Work const& work, int num_
     int64_t const key_tiles = (int64_t{work.keys} + shape.block_n - 1) / shape.block_n;
     int64_t const whole_waves = row_tiles / num_sms;
     auto const take_if_less = [&](int64_t waves_x1000, int64_t least_time, TileSplit split) {
+      if (forced_split == 1 && (split.tiles > 0) != (best.split.tiles > 0)) {
+        if (split.tiles == 0) return;
+        best_time = INT64_MAX;
+      }
       int64_t const time = std::max(least_time, waves_x1000 * shape.block_m / tile.speed);
       if (time < best_time) {
         best = {.entry = tile.entry, .split = split};
@@ -165,7 +169,7 @@ constexpr Choice choose(int head_dim, int head_dim_v, Work const& work, int num_
     int64_t const even = 1000 * row_tiles / num_sms, longest_alone = 2000;
     int64_t const whole = 1000 * ((row_tiles + num_sms - 1) / num_sms);
     take_if_less(!work.triangle ? whole : row_tiles > 2 * num_sms ? even : longest_alone, memory_time, {});
-    if (!work.can_split || (work.masked && (work.triangle || whole_waves > 0))) return;
+    if (forced_split == 0 || !work.can_split || (work.masked && (work.triangle || whole_waves > 0))) return;
     TileSplit const split = split_last_wave(row_tiles, key_tiles, num_sms, row_tiles > num_sms);
     if (split.tiles == 0) return;
     int64_t const length = split.length + split.ranges / split.tiles + kPartCost;

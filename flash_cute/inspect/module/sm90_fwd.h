@@ -134,7 +134,8 @@ Array schedule(Problem const& problem, int num_sms) {
                     .can_split = true,
                     .heads_q = params.batch * params.heads_q,
                     .heads_kv = params.batch * params.heads_kv};
-    split = choose(kHeadDim, kHeadDim, work, num_sms, kEntry).split;
+    constexpr int kUnforced = -1;
+    split = choose(kHeadDim, kHeadDim, work, num_sms, kEntry, kUnforced).split;
   }
   bool const only_split = split.tiles > 0 && split.tiles == order.num_tiles();
   int const ctas = only_split ? split.ranges : int(std::min<int64_t>(order.num_tiles(), num_sms));

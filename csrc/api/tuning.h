@@ -1,0 +1,79 @@
+// Tuning tables: measured choices that replace the plan's own, for the very calls that were measured.
+//
+// A table belongs to one kind of GPU and is loaded by the user (flash_cute.use_tuning), never by itself. Where none is
+// loaded, a plan pays one atomic load; where one is, a hash of sixteen integers. Loading is safe beside plans of other
+// threads: a plan sees the old table or the new one.
+#pragma once
+
+#include "device.h"
+
+namespace flash_cute {
+
+// The call that a choice was measured for. A dense call is described exactly: how many tiles its last wave has, and so
+// which tile is best, changes with every length, and an entry must never make a call slower that was not measured. Of
+// packed sequences, whose totals are others in every step of a training, `batch`, `len_q` and `len_k` are rounded up to
+// powers of two: the host does not know their lengths, so that no choice depends on more than these.
+struct TuningKey {
+  static constexpr int kFields = 16;
+  static constexpr std::array<std::string_view, kFields> kNames{
+      "backward", "bfloat16", "packed",  "deterministic", "softcap",  "alibi",      "batch",      "heads_q",
+      "heads_kv", "len_q",    "len_k",   "head_dim",      "head_dim_v", "band_lower", "band_upper", "num_sms"};
+  std::array<int, kFields> values;
+
+  bool operator==(TuningKey const&) const = default;
+};
+
+// `deterministic`: of a backward.
+TuningKey tuning_key(bool backward, FwdArgs const& args, Problem const& problem, bool deterministic, Gpu gpu);
+
+struct TuningEntry {
+  Tuned tuned;
+  Choice choice;  // if kChosen
+};
+
+// What the table that is loaded says of a call that leaves the choice to the plan.
+TuningEntry find_tuning(TuningKey const& key, TensorInfo const& q, Gpu gpu);
+
+// Whether a table is loaded, as cheaply as can be.
+bool has_tuning();
+
+// The kind of GPU that the loaded table is of; empty without one.
+std::string tuning_gpu();
+
+// Loads the table of `gpu`, a device's name. Each line of `rows` has the fields of a TuningKey as name=value, and at its
+// end choice=<name>, see parse_choice. An empty `gpu` unloads.
+void set_tuning(std::string_view gpu, int64_t capability, std::string_view rows);
+
+struct TunedProblem {
+  Problem problem;
+  Tuned tuned;
+};
+
+// The problem with the choice of the table in it, where there is one and the caller insists on nothing else.
+template <class InstanceType>
+TunedProblem tune_problem(Kernels<InstanceType> const& kernels, FwdArgs const& args, Problem const& asked,
+                          bool deterministic, Gpu gpu) {
+  TunedProblem result{asked, Tuned::kNoTable};
+  Problem& problem = result.problem;
+  bool const forced = asked.forced_chip >= 0 || asked.forced_entry >= 0 || asked.forced_split >= 0;
+  bool const float16 = asked.accumulate != Accumulate::kFloat32;  // one tile
+  if (!has_tuning() || tuner_is_running || forced || float16) return result;
+  constexpr bool kBackward = std::is_same_v<InstanceType, BwdInstance>;
+  TuningEntry const entry = find_tuning(tuning_key(kBackward, args, asked, deterministic, gpu), args.q, gpu);
+  result.tuned = entry.tuned;
+  if (entry.tuned != Tuned::kChosen) return result;
+  Choice const& choice = entry.choice;
+  if (asked.backend != Backend::kAuto && asked.backend != choice.backend) {
+    result.tuned = Tuned::kNoEntry;
+  } else if (kernels.find(choice.backend, asked.head_dim, asked.head_dim_v).launch == nullptr) {
+    result.tuned = Tuned::kNotBuilt;
+  } else {
+    problem.backend = choice.backend;
+    problem.forced_chip = choice.chip;
+    problem.forced_entry = choice.entry;
+    problem.forced_split = choice.split;
+  }
+  return result;
+}
+
+}  // namespace flash_cute
