@@ -1,4 +1,4 @@
-"""Builds the wheel: Python files, csrc/'s headers, the library and the compiler's report on it.
+"""Builds the wheel: Python files, csrc/'s headers, the schedules' sources, the library and the compiler's report.
 
 build_tools/extension.py says how torch.utils.cpp_extension compiles them. Choices, by environment:
   FLASH_CUTE_ARCHS        "all" (default), "native" (this machine's GPU), or a list such as "sm80;sm90"
@@ -6,6 +6,7 @@ build_tools/extension.py says how torch.utils.cpp_extension compiles them. Choic
   FLASH_CUTE_JOBS         compiler jobs (MAX_JOBS too); default: the cores, fewer where memory is short
   FLASH_CUTE_RACE_TEST=1  kernels that wait at random at every hand-over, to run the tests on
   FLASH_CUTE_LINEINFO=1   source lines for bench/profile.py, and a larger library
+  FLASH_CUTE_SCHEDULES=1  the kernels of flash_cute.schedules too, else they are compiled on first use
   FLASH_CUTE_NO_CUDA=1    no kernels: the operators and their checks alone, for the CPU
   CUDA_HOME, CUTLASS_DIR, CXX   where to find the toolkit, CUTLASS and the host compiler
 """
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # a PEP 517 build does not put it there
 
 from build_tools.extension import BuildLibrary, library_extension  # noqa: E402
+from build_tools.schedules import HOST_FILES  # noqa: E402
 
 
 class BuildPy(build_py):
@@ -32,11 +34,12 @@ class BuildPy(build_py):
         super().run()
         if self.editable_mode:
             return
-        for header in sorted((ROOT / "csrc").rglob("*")):
-            if header.suffix in (".h", ".cuh"):
-                target = package / header.relative_to(ROOT)
+        sources = [ROOT / "csrc" / name for name in HOST_FILES]
+        for source in sorted((ROOT / "csrc").rglob("*")):
+            if source.suffix in (".h", ".cuh") or source in sources:
+                target = package / source.relative_to(ROOT)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(header, target)
+                shutil.copy2(source, target)
 
 
 setup(

@@ -33,6 +33,7 @@ class BuildConfig:
     jobs: int
     race_test: bool = False  # kernels that are late at random wherever a buffer or a turn changes hands
     lineinfo: bool = False  # source lines for a profiler: two to three times the machine code
+    schedules: bool = False  # the kernels of flash_cute.schedules too
 
     @property
     def cuda(self) -> bool:
@@ -40,12 +41,14 @@ class BuildConfig:
 
 
 def read_config(environ: dict[str, str] | None = None) -> BuildConfig:
-    """The build asked for by FLASH_CUTE_NO_CUDA, _ARCHS, _HEAD_DIMS, _RACE_TEST, _LINEINFO and _JOBS (or MAX_JOBS)."""
+    """The build asked for by FLASH_CUTE_NO_CUDA, _ARCHS, _HEAD_DIMS, _RACE_TEST, _LINEINFO, _SCHEDULES and _JOBS (or
+    MAX_JOBS)."""
     env = dict(os.environ if environ is None else environ)
     jobs = _jobs(env)
     if _is_set(env, "FLASH_CUTE_NO_CUDA"):
         return BuildConfig(gencode={}, head_dims=(), jobs=jobs)
-    options = {"race_test": _is_set(env, "FLASH_CUTE_RACE_TEST"), "lineinfo": _is_set(env, "FLASH_CUTE_LINEINFO")}
+    names = ("race_test", "lineinfo", "schedules")
+    options = {name: _is_set(env, f"FLASH_CUTE_{name.upper()}") for name in names}
     return BuildConfig(gencode=_gencode(env), head_dims=_head_dims(env), jobs=jobs, **options)
 
 

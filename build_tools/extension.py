@@ -32,6 +32,8 @@ from .config import ROOT, read_config
 from .errors import BuildError
 from .instances import instances, write_instances
 from .report import make_report
+from .schedules import FILES as SCHEDULES_FILES
+from .schedules import build_schedules
 from .toolchain import CudaToolkit, find_cutlass, find_cxx, find_ninja, find_toolkit, install_tools
 
 INST = ROOT / "build/inst"
@@ -139,11 +141,15 @@ class BuildLibrary(BuildExtension):
         compiled = sum(log.stat().st_mtime >= start for log in logs)
         print(f"flash_cute: compiled {compiled} of {len(logs)} files in {time.time() - start:.0f} s", flush=True)
         self._write_report(logs[: len(kernels)], target.parent / "compile_report.json")
+        if self.config.schedules and self.toolkit:
+            build_schedules(self.config, self.toolkit, self.cxx, target.parent)
 
     def copy_extensions_to_source(self) -> None:
-        """An editable install: the report goes beside the library."""
+        """An editable install: what is beside the library goes along."""
         super().copy_extensions_to_source()
-        shutil.copy2(Path(self.build_lib) / "flash_cute/compile_report.json", ROOT / "flash_cute")
+        made = Path(self.build_lib) / "flash_cute"
+        for name in ("compile_report.json", *(SCHEDULES_FILES if self.config.schedules else ())):
+            shutil.copy2(made / name, ROOT / "flash_cute")
 
     def _nvcc_flags(self) -> list[str]:
         config = self.config

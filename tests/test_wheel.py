@@ -18,6 +18,7 @@ import torch
 import venvs
 
 from flash_cute import report
+from flash_cute.schedules import _compile
 
 OLDEST = "2.10.0"  # of the torches that pyproject.toml claims
 
@@ -97,6 +98,13 @@ def test_wheel_is_small(wheel: Path) -> None:
 def test_installed_package_is_small(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         assert sum(file.file_size for file in packed.infolist()) <= INSTALLED_BYTES
+
+
+def test_wheel_has_what_the_schedules_are_compiled_from(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        names = set(packed.namelist())
+    sources = (*_compile.HOST_FILES, "sm80/schedules/launch.cuh", "sm80/fwd/mainloop.cuh", "core/softmax.cuh")
+    assert {f"flash_cute/csrc/{name}" for name in sources} <= names
 
 
 def _newest() -> str | None:
