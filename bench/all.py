@@ -67,6 +67,8 @@ RUNS: dict[str, list[str]] = {
     "train-host": speed("host", "flash_cute", ALL_PEERS, "train"),
     "fp16": speed("fp16", BOTH, "cudnn,flash"),
     "small": speed("small", BOTH, ALL_PEERS),
+    "large": speed("large", BOTH, "efficient"),
+    "bwd-large": speed("large", "flash_cute:sm80", "efficient", "bwd"),
     "choices": ["--choices"],
 }
 
