@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,14 +35,14 @@ Rows = Sequence[Mapping[str, object]]
 
 
 @contextmanager
-def writer(path: Path | None, facts: Mapping[str, str]) -> Iterator[Callable[[Rows], None]]:
+def rows_to(path: Path | None, columns: Sequence[str]) -> Iterator[Callable[[Rows], None]]:
     """A function that writes rows at once: a run that is cut off leaves what it measured."""
     if path is None:
         yield lambda rows: None
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
-        table = csv.DictWriter(file, [*COLUMNS, *facts], lineterminator="\n")
+        table = csv.DictWriter(file, columns, lineterminator="\n")
         table.writeheader()
 
         def write(rows: Rows) -> None:
@@ -50,6 +50,10 @@ def writer(path: Path | None, facts: Mapping[str, str]) -> Iterator[Callable[[Ro
             file.flush()
 
         yield write
+
+
+def writer(path: Path | None, facts: Mapping[str, str]) -> AbstractContextManager[Callable[[Rows], None]]:
+    return rows_to(path, [*COLUMNS, *facts])
 
 
 @dataclass(frozen=True)

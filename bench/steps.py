@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import figures
+from bench import errors, figures
 
 NONE = "none"
 OURS = "flash_cute"
@@ -26,27 +26,12 @@ TITLES = {
 COLUMNS = ["model", "direction", "B", "N", "provider", "median_ms", "best_ms", "spread", "attention_ms"]
 COLUMNS += ["attention_share"]
 
-Rows = Sequence[Mapping[str, object]]
 
-
-@contextmanager
-def writer(path: Path | None, peers: Sequence[str], facts: Mapping[str, str]) -> Iterator[Callable[[Rows], None]]:
-    """A function that writes rows at once: a run that is cut off leaves what it measured."""
-    if path is None:
-        yield lambda rows: None
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
+def writer(
+    path: Path | None, peers: Sequence[str], facts: Mapping[str, str]
+) -> AbstractContextManager[Callable[[errors.Rows], None]]:
     ratios = [f"ratio_{peer}{end}" for peer in peers for end in ("", "_spread")]
-    with path.open("w", newline="") as file:
-        columns = [*COLUMNS, *ratios, "rounds", "calls", "difference", "missing", *facts]
-        table = csv.DictWriter(file, columns, lineterminator="\n")
-        table.writeheader()
-
-        def write(rows: Rows) -> None:
-            table.writerows(rows)
-            file.flush()
-
-        yield write
+    return errors.rows_to(path, [*COLUMNS, *ratios, "rounds", "calls", "difference", "missing", *facts])
 
 
 @dataclass(frozen=True)

@@ -121,17 +121,20 @@ def mismatches(
     plain, _ = unfused(q, k, v, causal, scale, **options)
     true_out, true_lse = flash_cute.reference.attention(q, k, v, causal, scale, **options)
     cap = options.get("softcap")
-    by_cap = 0.0 if cap is None else SOFTCAP_RELATIVE * _largest_capped(q, k, scale, cap)
+    by_cap = 0.0 if cap is None else SOFTCAP_RELATIVE * _largest_capped(q, k, scale, cap, causal, window)
     return _out_problems(out, plain, true_out, torch.finfo(q.dtype).eps) + _lse_problems(lse, true_lse, by_cap)
 
 
-def _largest_capped(q: torch.Tensor, k: torch.Tensor, scale: float | None, cap: float) -> torch.Tensor:
-    """The largest magnitude of a row's capped scores (B, Hq, Nq), before ALiBi."""
+def _largest_capped(
+    q: torch.Tensor, k: torch.Tensor, scale: float | None, cap: float, causal: Causal, window: Window | None
+) -> torch.Tensor:
+    """The largest magnitude of the capped scores that a row sees (B, Hq, Nq), before ALiBi."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     if k.shape[2] == 0:
         return torch.zeros(q.shape[:3], dtype=torch.float64, device=q.device)
     raw = q.double() @ k.double().transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    return cap * torch.tanh(raw.abs() / cap).nan_to_num(nan=0.0).amax(-1)
+    seen = visible(q.shape[2], k.shape[2], causal, q.device, window)
+    return cap * torch.tanh(raw.abs() / cap).nan_to_num(nan=0.0).masked_fill(~seen, 0).amax(-1)
 
 
 def assert_matches(out: torch.Tensor, lse: torch.Tensor, *inputs: Any, **options: Any) -> None:

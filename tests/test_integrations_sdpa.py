@@ -1,4 +1,7 @@
-"""flash_cute in place of scaled_dot_product_attention: the same answers, counted; PyTorch's where it cannot serve."""
+"""flash_cute in place of scaled_dot_product_attention: the same answers, counted; PyTorch's where it cannot serve.
+
+Past 400 lines, and one file: its tests share the models, the counters and the ways to call PyTorch's function.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,117 @@
+// A call of the operators, the problem that it is once checked, and how an error is worded and thrown.
+//
+// An error reads "flash_cute: <argument>: expected <what>, got <what>". It is thrown as std::invalid_argument, which
+// Python sees as ValueError (with torch 2.15 as RuntimeError, which flash_cute.fwd and explain recognise by the
+// message's beginning and turn into ValueError again).
+#pragma once
+
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "core/accumulate.h"
+#include "params.h"
+#include "tensor.h"
+
+namespace flash_cute {
+
+enum class Causal { kNone, kTopLeft, kBottomRight };
+enum class Backend { kAuto, kCpu, kSm80, kSm90 };
+
+struct FwdArgs {
+  TensorInfo q;  // (batch, heads_q,  len_q, head_dim)
+  TensorInfo k;  // (batch, heads_kv, len_k, head_dim)
+  TensorInfo v;  // (batch, heads_kv, len_k, head_dim_v)
+  std::string_view causal;
+  std::optional<int64_t> window_left;  // none: no limit
+  std::optional<int64_t> window_right;
+  std::optional<double> softcap;           // none: scores are not capped
+  std::optional<TensorInfo> sinks;         // (heads_q,), float32 or q's dtype
+  std::optional<TensorInfo> alibi_slopes;  // (heads_q,) or (batch, heads_q), float32
+  std::optional<double> scale;
+  std::string_view backend;
+  std::optional<int64_t> sequences;  // in q, k and v, which are packed then, see varlen.h; none: they are dense
+};
+
+struct BwdArgs {
+  FwdArgs call;     // the forward's
+  TensorInfo dout;  // (batch, heads_q, len_q, head_dim_v)
+  TensorInfo out;   // (batch, heads_q, len_q, head_dim_v), the forward's
+  TensorInfo lse;   // (batch, heads_q, len_q), the forward's
+  std::optional<TensorInfo> dlse;  // (batch, heads_q, len_q); none: no gradient reaches the LSE
+  bool deterministic;
+};
+
+// A call that has passed the checks: the input of the plan. Of a packed call batch is the number of sequences, len_q
+// and len_k are the rows and keys of all of them.
+struct Problem {
+  int batch;
+  int heads_q;
+  int heads_kv;
+  int len_q;
+  int len_k;
+  int head_dim;
+  int head_dim_v;  // of v and out
+  double scale;
+  double softcap;        // 0: none
+  bool has_sinks;
+  bool has_alibi;
+  bool alibi_per_batch;  // slopes of (batch, heads_q), else (heads_q,)
+  Causal causal;
+  Band band;        // causal and the window; exact for lengths up to kMaxLength. Packed: see make_band
+  Backend backend;  // as requested; kAuto is resolved by the plan
+  // Choices in place of the plan's own, see Choice.
+  int forced_chip = -1;
+  int forced_entry = -1;
+  int forced_split = -1;
+  Accumulate accumulate = Accumulate::kFloat32;
+};
+
+// The message is formatted only when the check fails.
+template <class... Parts>
+[[noreturn, gnu::noinline, gnu::cold]] void fail(Parts const&... parts) {
+  std::ostringstream message;
+  message << "flash_cute: ";
+  (message << ... << parts);
+  throw std::invalid_argument(message.str());
+}
+#define FLASH_CUTE_CHECK(condition, ...)                                    \
+  do {                                                                      \
+    if (__builtin_expect(!(condition), 0)) ::flash_cute::fail(__VA_ARGS__); \
+  } while (0)
+
+inline std::string dtype_name(int32_t dtype) {
+  if (dtype == aoti_torch_dtype_float16()) return "float16";
+  if (dtype == aoti_torch_dtype_bfloat16()) return "bfloat16";
+  if (dtype == aoti_torch_dtype_float32()) return "float32";
+  if (dtype == aoti_torch_dtype_float64()) return "float64";
+  if (dtype == aoti_torch_dtype_float8_e4m3fn()) return "float8_e4m3fn";
+  if (dtype == aoti_torch_dtype_float8_e5m2()) return "float8_e5m2";
+  if (dtype == aoti_torch_dtype_int32()) return "int32";
+  if (dtype == aoti_torch_dtype_int64()) return "int64";
+  if (dtype == aoti_torch_dtype_bool()) return "bool";
+  if (dtype == aoti_torch_dtype_complex64()) return "complex64";
+  return "another dtype";
+}
+
+inline std::string device_name(TensorInfo const& tensor) {
+  if (is_cuda(tensor)) return "cuda:" + std::to_string(tensor.device_index);
+  if (is_cpu(tensor)) return "cpu";
+  return tensor.device_type == aoti_torch_device_type_meta() ? "meta" : "another device";
+}
+
+inline std::string shape_text(int64_t const* sizes, int64_t rank) {
+  std::string text = "(";
+  for (int64_t dim = 0; dim < rank; ++dim) text += (dim ? ", " : "") + std::to_string(sizes[dim]);
+  return text + (rank == 1 ? ",)" : ")");
+}
+
+inline std::string shape_text(TensorInfo const& tensor) {
+  if (!tensor.packed) return shape_text(tensor.sizes, tensor.rank);
+  if (tensor.rank == 3) return shape_text(tensor.sizes + 1, 2);
+  int64_t const sizes[] = {tensor.sizes[2], tensor.sizes[1], tensor.sizes[3]};
+  return shape_text(sizes, 3);
+}
+
+}  // namespace flash_cute

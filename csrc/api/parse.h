@@ -1,0 +1,94 @@
+// The arguments that are given as text: the mask, and the backend with what its name may go on with.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+
+#include "call.h"
+#include "sm80/chip.h"
+#include "sm90/fwd/tile.h"
+
+namespace flash_cute {
+
+inline Causal parse_causal(std::string_view causal) {
+  if (causal == "none") return Causal::kNone;
+  if (causal == "top_left") return Causal::kTopLeft;
+  if (causal == "bottom_right") return Causal::kBottomRight;
+  fail("causal: expected 'none', 'top_left' or 'bottom_right', got '", causal, "'");
+}
+
+inline Backend parse_backend(std::string_view backend) {
+  if (backend == "auto") return Backend::kAuto;
+  if (backend == "cpu") return Backend::kCpu;
+  if (backend == "sm80") return Backend::kSm80;
+  if (backend == "sm90") return Backend::kSm90;
+  fail("backend: expected 'auto', 'cpu', 'sm80' or 'sm90', got '", backend, "'");
+}
+
+// A backend's name may go on with a tile and with whether the tiles of the last wave are split: "sm80:a100",
+// "sm90:narrow", "sm90:wide:whole".
+struct Choice {
+  Backend backend;
+  int chip = -1;   // use the sm80 table of this chip, whatever the GPU
+  int entry = -1;  // use this tile of the sm90 forward, if the head dim has it
+  int split = -1;  // 0: split no tile, 1: split the last wave wherever that is possible
+};
+
+inline Choice parse_choice(std::string_view text) {
+  Choice choice{.backend = parse_backend(text.substr(0, text.find(':')))};
+  for (size_t colon = text.find(':'); colon != std::string_view::npos;) {
+    size_t const next = text.find(':', colon + 1);
+    std::string_view const word = text.substr(colon + 1, next - colon - 1);  // to the end where next is npos
+    colon = next;
+    auto const find = [&](auto const& names) {
+      auto const found = std::find(std::begin(names), std::end(names), word);
+      return found == std::end(names) ? -1 : static_cast<int>(found - std::begin(names));
+    };
+    int const chip = choice.backend == Backend::kSm80 ? find(sm80::kChipNames) : -1;
+    int const entry = choice.backend == Backend::kSm90 ? find(sm90::fwd::kEntryNames) : -1;
+    int const split = find(std::array<std::string_view, 2>{"whole", "split"});
+    FLASH_CUTE_CHECK(chip >= 0 || entry >= 0 || split >= 0,
+                     "backend: expected a tile or a table that exists, got '", text, "'");
+    if (chip >= 0) choice.chip = chip;
+    if (entry >= 0) choice.entry = entry;
+    if (split >= 0) choice.split = split;
+  }
+  return choice;
+}
+
+// Whether this thread measures choices (flash_cute.tune): it may name them, and no tuning table applies.
+inline thread_local bool tuner_is_running = false;
+
+// Besides the tuner, tests may name a choice: if FLASH_CUTE_TEST_TILES is set at the first call.
+inline bool choices_allowed() {
+  static bool const allowed = std::getenv("FLASH_CUTE_TEST_TILES") != nullptr;
+  return allowed || tuner_is_running;
+}
+
+inline Accumulate parse_accumulate(std::string_view text) {
+  auto const& names = kAccumulateNames;
+  auto const found = std::find(std::begin(names), std::end(names), text);
+  FLASH_CUTE_CHECK(found != std::end(names),
+                   "accumulate: expected 'float32', 'float16', 'float16_qk' or 'float16_pv', got '", text, "'");
+  return static_cast<Accumulate>(found - std::begin(names));
+}
+
+// What a backend's name may end with, as in "auto+float16_pv", is what the products are accumulated in.
+inline void parse_backend(std::string_view text, Problem& problem) {
+  if (size_t const plus = text.find('+'); plus != std::string_view::npos) {
+    problem.accumulate = parse_accumulate(text.substr(plus + 1));
+    text = text.substr(0, plus);
+  }
+  if (text.find(':') == std::string_view::npos || !choices_allowed()) {
+    problem.backend = parse_backend(text);
+    return;
+  }
+  Choice const choice = parse_choice(text);
+  problem.backend = choice.backend;
+  problem.forced_chip = choice.chip;
+  problem.forced_entry = choice.entry;
+  problem.forced_split = choice.split;
+}
+
+}  // namespace flash_cute
