@@ -39,9 +39,9 @@ class SdpaStack {
         enable_gqa_(stack.value<bool>()) {}
 
   FwdArgs args() const {
-    FwdArgs const args{.q = tensor_info("query", q_.get()),
-                       .k = tensor_info("key", k_.get()),
-                       .v = tensor_info("value", v_.get()),
+    FwdArgs const args{.q = tensor_info("q", q_.get()),
+                       .k = tensor_info("k", k_.get()),
+                       .v = tensor_info("v", v_.get()),
                        .causal = is_causal_ ? "top_left" : "none",
                        .scale = scale_,
                        .backend = "auto"};

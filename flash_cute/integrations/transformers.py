@@ -160,7 +160,7 @@ def attention(
         and is_plain(query, key, value)
         and (s_aux is None or not torch.is_grad_enabled())
         and kwargs.get("cu_seq_lens_q") is None
-        and not _may_be_packed(module, query, key, kwargs.get("position_ids"))
+        and ((positions := kwargs.get("position_ids")) is None or not _may_be_packed(module, query, key, positions))
     ):
         try:
             return _ops.rows_fwd(query, key, value, False, is_causal, left, right, softcap, s_aux, scaling)[0], None
@@ -247,18 +247,18 @@ def _packed(module: torch.nn.Module, query: Tensor, key: Tensor, kwargs: dict[st
 
 
 def _may_begin_again(query: Tensor, key: Tensor, positions: Tensor) -> bool:
-    length = query.size(2)
-    if length == 1 or query.size(0) != 1 or key.size(2) != length:
+    batch_size, _, length, _ = query.shape
+    if batch_size != 1 or length == 1 or key.shape[2] != length:
         return False
-    return positions.dim() == 2 and positions.size(1) == length
+    return positions.dim() == 2 and positions.shape[1] == length
 
 
-def _may_be_packed(module: torch.nn.Module, query: Tensor, key: Tensor, positions: Tensor | None) -> bool:
-    """Whether `_packed` might find more than one sequence: not if there can be but one, or a layer has found one."""
-    if positions is None or not _may_begin_again(query, key, positions):
-        return False
+def _may_be_packed(module: torch.nn.Module, query: Tensor, key: Tensor, positions: Tensor) -> bool:
+    """Whether `_packed` might find more than one sequence: not if a layer has found one, or there can be no more."""
     known: Any = getattr(positions, "_flash_cute_offsets", None)
-    return known is None or known[1] is not None or not _is_current(known[0], module, positions)
+    if known is not None and known[1] is None and _is_current(known[0], module, positions):
+        return False
+    return _may_begin_again(query, key, positions)
 
 
 def _is_current(stamp: int, module: torch.nn.Module, positions: Tensor) -> bool:
