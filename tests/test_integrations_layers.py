@@ -347,3 +347,24 @@ def test_served_calls_are_counted_from_threads() -> None:
     assert tally.report(False, reset=False).served == {}
     tally.serve("once")
     assert tally.report(False, reset=False).served == {"once": 1}
+
+
+def test_modules_are_attributes(python: Callable[..., str]) -> None:
+    """`import flash_cute` is all that a line of the README needs, and imports none of them."""
+    code = """
+import sys, flash_cute
+assert not any(name.startswith("flash_cute.integrations") for name in sys.modules)
+flash_cute.integrations.sdpa.enable(devices="cpu")
+flash_cute.integrations.flash_attn.install()
+print(flash_cute.integrations.sdpa.report().enabled, flash_cute.integrations.transformers.register.__name__)
+for module in (flash_cute, flash_cute.integrations):
+    try:
+        module.nothing
+    except AttributeError as error:
+        print(error)
+"""
+    assert python(code).splitlines() == [
+        "True register",
+        "module 'flash_cute' has no attribute 'nothing'",
+        "module 'flash_cute.integrations' has no attribute 'nothing'",
+    ]
