@@ -6,6 +6,7 @@
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_conversion.h>
 
+#include "../../core/registers.cuh"
 #include "../../core/score_bwd.cuh"
 #include "../../core/softmax.cuh"
 
