@@ -121,24 +121,26 @@ CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const
   }
   warpgroup_wait<Traits::kTile.late_dp ? 0 : 1>();  // S^T
   warpgroup_fence_operand(tSrS);
-  if (kModified && params.score.softcap_scale != 0.f) cap_scores(tSrS, params.score, bounded);
-  if (range.needs_mask(m_block)) {
+  bool const masked = range.needs_mask(m_block);
+  auto const exponentiate_with = [&](auto terms) __attribute__((always_inline)) {
+    typename Traits::MmaScores mma;
+    auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});        // (BLK_N, BLK_M) -> (key, row)
+    auto tScS = rowcol_view(mma.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
+    auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));             // the same of thread 0, static
+    exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.score, params.scale_log2, bias, rP, rF);
+  };
+  if constexpr (kModified) {
+    if (bounded && !masked) return exponentiate_with(C<Terms::kBounded>{});
+    if (params.score.softcap_scale != 0.f) cap_scores(tSrS, params.score, bounded);
+  }
+  if (masked) {
     typename Traits::MmaScores mma;
     auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});             // (BLK_N, BLK_M) -> (key, row)
     auto tScS = rowcol_view(mma.get_slice(consumer_thread()).partition_C(cS));       // (keys, rows) -> (key, row)
     auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));                  // the same of thread 0, static
     apply_mask_transposed(scores, tScS, tScS_0, lengths(), m_block * kBlockM, n_block * kBlockN);
   }
-  if constexpr (kModified) {
-    typename Traits::MmaScores mma;
-    auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});        // (BLK_N, BLK_M) -> (key, row)
-    auto tScS = rowcol_view(mma.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
-    auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));             // the same of thread 0, static
-    with_terms(params.score, [&](auto terms) __attribute__((always_inline)) {
-      exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.scale_log2, bias, rP, rF);
-    });
-    return;
-  }
+  if constexpr (kModified) return with_terms(params.score, exponentiate_with);
   for_each(make_int_sequence<Traits::kDsShares>{}, [&](auto share) __attribute__((always_inline)) {
     constexpr int kColumns = kBlockM / 4 / Traits::kDsShares, kBegin = share * kColumns;
     exponentiate(scores, lse_log2, params.scale_log2, kBegin, kBegin + kColumns);

@@ -46,6 +46,11 @@ CUTE_DEVICE bool lse_of_tile_bounds_scores(ScoreTerms const& terms, float scale_
   }
 }
 
+CUTE_DEVICE float cap_by_polynomial(float score, SoftcapPolynomial const& polynomial) {
+  float const square = score * score;
+  return score * fmaf(fmaf(polynomial.c[2], square, polynomial.c[1]), square, polynomial.c[0]);
+}
+
 // Raw scores to capped ones, in units of the cap. `bounded`: by lse_bounds_scores; equal in all lanes.
 template <class Scores>
 CUTE_DEVICE void cap_scores(Scores& scores, ScoreTerms const& terms, bool bounded) {
@@ -58,12 +63,8 @@ CUTE_DEVICE void cap_scores(Scores& scores, ScoreTerms const& terms, bool bounde
     bounded = !__any_sync(0xffffffff, all > terms.softcap.limit);
   }
   if (bounded) {
-    float const* const c = terms.softcap.c;
     CUTE_UNROLL
-    for (int i = 0; i < size(scores); ++i) {
-      float const square = scores(i) * scores(i);
-      scores(i) *= fmaf(fmaf(c[2], square, c[1]), square, c[0]);
-    }
+    for (int i = 0; i < size(scores); ++i) scores(i) = cap_by_polynomial(scores(i), terms.softcap);
   } else {
     float const scale = terms.softcap_scale * kTanhScale;
     CUTE_UNROLL
@@ -85,8 +86,13 @@ CUTE_DEVICE uint32_t pack(float left, float right) {
   return reinterpret_cast<uint32_t const&>(pair);
 }
 
-// What of a step's scores is modified. The common cases have code of their own.
-enum class Terms { kCap, kBias, kBoth };
+// What of a step's scores is modified. The common cases have code of their own. kBounded: a cap, of scores that are
+// still raw, with the polynomial: its multiply-adds then run beside the exponentials, which they need not wait for.
+enum class Terms { kBounded, kCap, kBias, kBoth };
+constexpr bool has_cap(Terms terms) { return terms != Terms::kBias; }
+constexpr bool has_bias(Terms terms) { return terms == Terms::kBias || terms == Terms::kBoth; }
+
+// Calls function(C<Terms>) for scores that are capped already, if they have a cap.
 template <class Function>
 CUTE_DEVICE void with_terms(ScoreTerms const& terms, Function&& function) {
   if (terms.softcap_scale == 0.f) {
@@ -109,7 +115,8 @@ template <Terms kTerms, class Scores, class Coords, class Coords0, class Stats, 
 CUTE_DEVICE void exponentiate_modified(Scores const& scores,   // (keys, rows)
                                        Coords const& tScS,     // (keys, rows) -> (key, row)
                                        Coords0 const& tScS_0,  // the same for thread 0, static
-                                       Stats const& lse_log2, float scale_log2, TileBias const& bias,
+                                       Stats const& lse_log2, ScoreTerms const& terms, float scale_log2,
+                                       TileBias const& bias,
                                        Rounded& rP,    // (MMA, MMA_N, MMA_M)
                                        Rounded& rF) {  // (MMA, MMA_N, MMA_M)
   using Element = typename Rounded::value_type;
@@ -125,19 +132,20 @@ CUTE_DEVICE void exponentiate_modified(Scores const& scores,   // (keys, rows)
       float p[2], f[2];
       CUTE_UNROLL
       for (int k = 0; k < 2; ++k) {
-        float const score = scores(i, j + k);
+        float score = scores(i, j + k);
+        if constexpr (kTerms == Terms::kBounded) score = cap_by_polynomial(score, terms.softcap);
         float offset = -lse[k];
-        if constexpr (kTerms != Terms::kCap) {
+        if constexpr (has_bias(kTerms)) {
           int const key = get<0>(tScS_0(i, _0{}));
           float const distance = static_cast<float>(bias.offset - thread_distance(tScS) - key);
           float const row = static_cast<float>(get<1>(tScS_0(_0{}, j + k)));
           offset = fmaf(-bias.slope_log2, fabsf(distance + row), offset);
         }
         p[k] = exp2_approx(fmaf(score, scale_log2, offset));
-        f[k] = kTerms == Terms::kBias ? p[k] : p[k] * derivative_of_capped(score);
+        f[k] = has_cap(kTerms) ? p[k] * derivative_of_capped(score) : p[k];
       }
       words(i + j) = pack<Element>(p[0], p[1]);
-      words_f(i + j) = kTerms == Terms::kBias ? words(i + j) : pack<Element>(f[0], f[1]);
+      words_f(i + j) = has_cap(kTerms) ? pack<Element>(f[0], f[1]) : words(i + j);
     }
   }
 }

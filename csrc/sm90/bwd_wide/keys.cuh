@@ -152,10 +152,9 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
   role.for_each_row_tile(range, [&](int m, int i, bool last, int head) __attribute__((always_inline)) {
     PipelineState<2> const state = at_step(i);
     auto rF = make_tensor_like<Element>(tSrS);  // (MMA, MMA_N, MMA_M): of modified scores, P^T times the derivative
-    if (kModified && params.score.softcap_scale != 0.f) {
-      bwd::cap_scores(tSrS, params.score, bounded);
-    }
-    if (range.needs_mask(m)) {
+    bool const masked = range.needs_mask(m), fused = bounded && !masked;
+    if (kModified && !fused && params.score.softcap_scale != 0.f) bwd::cap_scores(tSrS, params.score, bounded);
+    if (masked) {
       // (keys, rows) -> (key, row)
       auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
       apply_mask_transposed(scores, tScS, tScS_0, lengths(), m * 64, tile.n_block * 64);
@@ -165,9 +164,15 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
       auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
       float const slope = head_slope(params.score, tile.batch, tile.head_kv * params.group + head);
       bwd::TileBias const bias{.slope_log2 = params.scale_log2 * slope, .offset = (m - tile.n_block) * 64 + shift()};
-      bwd::with_terms(params.score, [&](auto terms) __attribute__((always_inline)) {
-        bwd::exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.scale_log2, bias, rP, rF);
-      });
+      auto const exponentiate_with = [&](auto terms) __attribute__((always_inline)) {
+        bwd::exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.score, params.scale_log2, bias, rP,
+                                          rF);
+      };
+      if (fused) {
+        exponentiate_with(C<bwd::Terms::kBounded>{});
+      } else {
+        bwd::with_terms(params.score, exponentiate_with);
+      }
     } else {
       exponentiate(scores, lse_log2, params.scale_log2, 0, size<1>(scores));
     }

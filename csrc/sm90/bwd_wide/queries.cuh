@@ -190,8 +190,8 @@ template <bwd::Terms kTerms, class Scores, class Coords, class Coords0, class Ds
 CUTE_DEVICE void compute_modified_ds(Scores const& scores, Dscores& dscores,  // (rows, keys)
                                      Coords const& tScS,                      // (rows, keys) -> (row, key)
                                      Coords0 const& tScS_0,                   // the same for thread 0, static
-                                     float scale_log2, bwd::TileBias const& bias, float const (&lse_log2)[2],
-                                     float const (&delta)[2]) {
+                                     ScoreTerms const& terms, float scale_log2, bwd::TileBias const& bias,
+                                     float const (&lse_log2)[2], float const (&delta)[2]) {
   CUTE_STATIC_ASSERT_V(size<0>(scores) == _2{});
   CUTE_STATIC_ASSERT_V(shape(scores) == shape(dscores));
   CUTE_UNROLL
@@ -200,13 +200,15 @@ CUTE_DEVICE void compute_modified_ds(Scores const& scores, Dscores& dscores,  //
     float const distance = static_cast<float>(bias.offset + thread_distance(tScS) + row);
     CUTE_UNROLL
     for (int j = 0; j < size<1>(scores); ++j) {
+      float score = scores(i, j);
+      if constexpr (kTerms == bwd::Terms::kBounded) score = bwd::cap_by_polynomial(score, terms.softcap);
       float offset = -lse_log2[i];
-      if constexpr (kTerms != bwd::Terms::kCap) {
+      if constexpr (bwd::has_bias(kTerms)) {
         float const key = static_cast<float>(get<1>(tScS_0(_0{}, j)));
         offset = fmaf(-bias.slope_log2, fabsf(distance - key), offset);
       }
-      float p = exp2_approx(fmaf(scores(i, j), scale_log2, offset));
-      if constexpr (kTerms != bwd::Terms::kBias) p *= bwd::derivative_of_capped(scores(i, j));
+      float p = exp2_approx(fmaf(score, scale_log2, offset));
+      if constexpr (bwd::has_cap(kTerms)) p *= bwd::derivative_of_capped(score);
       dscores(i, j) = p * (dscores(i, j) - delta[i]);
     }
   }
@@ -276,11 +278,13 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
     int const n = range.end - 1 - i;
     smem.v_pipeline.release({0, i & 1});
     constexpr bool kModified = modifies_scores(Traits::kVariant);
-    if (kModified && params.score.softcap_scale != 0.f) {
-      bool const bounded = bwd::lse_bounds_scores(params.score, params.scale_log2, lse_log2[0], lse_log2[1]);
-      bwd::cap_scores(tSrS, params.score, bounded);
+    bool const masked = range.needs_mask(n);
+    bool bounded = false;
+    if constexpr (kModified) {
+      bounded = bwd::lse_bounds_scores(params.score, params.scale_log2, lse_log2[0], lse_log2[1]);
+      if (params.score.softcap_scale != 0.f && (masked || !bounded)) bwd::cap_scores(tSrS, params.score, bounded);
     }
-    if (range.needs_mask(n)) {
+    if (masked) {
       auto tScS = rowcol_view(mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));  // (rows, keys) -> (row, key)
       decltype(auto) lengths = lengths_of(params, tile);
       apply_mask(scores, tScS, tScS_0, lengths, first_row - n * kKeys, lengths.len_k - n * kKeys);
@@ -290,9 +294,15 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
       float const slope = head_slope(params.score, tile.batch, tile.head);
       bwd::TileBias const bias{.slope_log2 = params.scale_log2 * slope,
                                .offset = first_row - n * kKeys + shift_of(params, tile)};
-      bwd::with_terms(params.score, [&](auto terms) __attribute__((always_inline)) {
-        compute_modified_ds<terms>(scores, dscores, tScS, tScS_0, params.scale_log2, bias, lse_log2, delta);
-      });
+      auto const compute_with = [&](auto terms) __attribute__((always_inline)) {
+        compute_modified_ds<terms>(scores, dscores, tScS, tScS_0, params.score, params.scale_log2, bias, lse_log2,
+                                   delta);
+      };
+      if (bounded && !masked) {
+        compute_with(C<bwd::Terms::kBounded>{});
+      } else {
+        bwd::with_terms(params.score, compute_with);
+      }
     } else {
       compute_ds(scores, dscores, params.scale_log2, lse_log2, delta);
     }
