@@ -48,7 +48,13 @@ def test_exact(
 @pytest.mark.parametrize("head_dim", [32, 64, 128, 192, 256])
 @pytest.mark.parametrize("slopes", [None, "head"])
 def test_rows_near_and_far_from_the_cap(
-    device: str, head_dim: int, slopes: str | None, backend: str | None, fwd: Forward, bwd: Backward, rng: torch.Generator
+    device: str,
+    head_dim: int,
+    slopes: str | None,
+    backend: str | None,
+    fwd: Forward,
+    bwd: Backward,
+    rng: torch.Generator,
 ) -> None:
     """Kernels choose how to compute tanh by the scores of a tile or a warp: tiles of either kind and of both."""
     case = Case(head_dim, 449, 321, False, torch.bfloat16, heads_q=4, softcap=40.0, slopes=slopes)

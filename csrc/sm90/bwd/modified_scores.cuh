@@ -72,7 +72,8 @@ CUTE_DEVICE void cap_scores(Scores& scores, ScoreTerms const& terms, bool bounde
   }
 }
 
-// 1 - t^2, and 0 where that is negative or NaN: rounding may take |t| above 1, and a mask takes t to -inf, where P is 0.
+// 1 - t^2, and 0 where that is negative or NaN: rounding may take |t| above 1, and a mask takes t to -inf, where P is
+// 0.
 CUTE_DEVICE float derivative_of_capped(float t) {
   float derivative;
   asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(derivative) : "f"(-t), "f"(t), "f"(1.f));
