@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import CAUSAL, Backward, Case, Causal, Forward, mask_name
 from checks import assert_exact, inputs_and_options, on_each_device
-from numerics import same_bits
+from numerics import assert_gradients_match, assert_matches, same_bits
 
 import flash_cute
 
@@ -24,6 +24,12 @@ CASES = [
         for head_dim in (32, 128, 256)
         for dtype in (torch.float16, torch.bfloat16)
     ),
+    # Of a backward's rows with these scores, the log-sum-exp bounds all; some; none.
+    *(
+        Case(head_dim, 300, 300, True, torch.float32, softcap=softcap, slopes=slopes)
+        for head_dim in (64, 128, 256)
+        for softcap, slopes in ((50.0, None), (12.0, None), (50.0, "head"))
+    ),
     Case(128, 203, 113, "top_left", torch.float64, softcap=1.0),
     Case(256, 70, 90, dtype=torch.float32, window=(20, 5), softcap=3.0),
 ]
@@ -36,6 +42,31 @@ def test_exact(
     device: str, case: Case, dlse: bool, backend: str | None, fwd: Forward, bwd: Backward, rng: torch.Generator
 ) -> None:
     assert_exact(case, device, fwd, bwd, rng, dlse=dlse, backend=backend)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 192, 256])
+@pytest.mark.parametrize("slopes", [None, "head"])
+def test_rows_near_and_far_from_the_cap(
+    device: str,
+    head_dim: int,
+    slopes: str | None,
+    backend: str | None,
+    fwd: Forward,
+    bwd: Backward,
+    rng: torch.Generator,
+) -> None:
+    """Kernels choose how to compute tanh by the scores of a tile or a warp: tiles of either kind and of both."""
+    case = Case(head_dim, 449, 321, False, torch.bfloat16, heads_q=4, softcap=40.0, slopes=slopes)
+    (q, k, v), options = inputs_and_options(case, device, rng)
+    factors = torch.ones(449, 1)
+    factors[128:256] = 16
+    factors[256:] = 2.0 ** torch.randint(-3, 5, (193, 1), generator=rng)
+    q *= factors.to(q)
+    out, lse = fwd(q, k, v, **options)
+    assert_matches(out, lse, q, k, v, **options)
+    dout, _ = case.flow(device, rng)
+    assert_gradients_match(bwd(dout, q, k, v, **options), dout, q, k, v, **options)
 
 
 @pytest.mark.kernel

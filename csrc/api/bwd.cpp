@@ -107,7 +107,7 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
                          .split = plan.split,
                          .head_dim_v = head_dim_v,
                          .sinks = make_sinks(args.call),
-                         .sequences = reads ? make_sequences(args.call, problem, lengths) : Sequences{},
+                         .sequences = make_sequences(args.call, problem, lengths),
                          .tiles = {.row_sequence = list(offsets.row_sequence),
                                    .key_sequence = list(offsets.key_sequence),
                                    .records = reads ? static_cast<SequenceRecord*>(part(offsets.records)) : nullptr,

@@ -220,6 +220,7 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
   plan.variant = problem.softcap > 0 || problem.has_alibi ? Variant::kModified
                  : packed                                 ? Variant::kPacked
                                                           : Variant::kDense;
+  if (sm90 && !packed && plan.variant == Variant::kModified) plan.variant = Variant::kDenseModified;
   bool const reads = reads_sequences(plan.variant);
   if (!sm90) {
     plan.entry = sm80_entry(problem, gpu);

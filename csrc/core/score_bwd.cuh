@@ -2,8 +2,6 @@
 // ones, which a softcap makes 1 - tanh^2. ALiBi's is 1.
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include <cute/tensor.hpp>
 
 #include "score.cuh"
@@ -12,45 +10,8 @@ namespace flash_cute {
 
 using namespace cute;
 
-// Raw scores to capped ones in units of the cap, and their derivatives, kept as 16-bit floats: half of their rounding
-// error is that of P in bfloat16. Without a cap the scores stay, and the derivatives are not set.
-template <class Scores, class Factors>
-CUTE_DEVICE void cap_scores(Scores& scores, Factors& factors, ScoreTerms const& terms) {  // fragments of one layout
-  CUTE_STATIC_ASSERT_V(size(scores) == size(factors));
-  if (terms.softcap_scale == 0.f) return;
-  cap_scores(scores, terms);
-  auto pairs = recast<__half2>(factors);
-  CUTE_UNROLL
-  for (int i = 0; i < size(scores); i += 2) {
-    pairs(i / 2) = __floats2half2_rn(fmaf(-scores(i), scores(i), 1.f), fmaf(-scores(i + 1), scores(i + 1), 1.f));
-  }
-}
-
-// The gradient by the capped scores to that by the raw ones, elements [begin, end).
-template <class Scores, class Factors>
-CUTE_DEVICE void multiply_by_derivatives(Scores& dscores, Factors const& factors, ScoreTerms const& terms, int begin,
-                                         int end) {
-  CUTE_STATIC_ASSERT_V(size(dscores) == size(factors));
-  if (terms.softcap_scale == 0.f) return;
-  auto const pairs = recast<__half2>(factors);
-  CUTE_UNROLL
-  for (int i = begin; i < end; i += 2) {
-    float2 const pair = __half22float2(pairs(i / 2));
-    dscores(i) *= pair.x;
-    dscores(i + 1) *= pair.y;
-  }
-}
-
-// The same where the gradient by the capped scores is there already: it becomes that by the raw ones.
-template <class Scores>
-CUTE_DEVICE void cap_scores_and_differentiate(Scores& scores, Scores& dscores, ScoreTerms const& terms) {
-  if (terms.softcap_scale == 0.f) return;
-  cap_scores(scores, terms);
-  CUTE_UNROLL
-  for (int i = 0; i < size(scores); ++i) dscores(i) *= fmaf(-scores(i), scores(i), 1.f);
-}
-
-// The same as a forward does it that has no polynomial, see modify_scores.
+// Raw scores to capped ones in units of the cap; the gradients by the capped scores become those by the raw ones. As a
+// forward does it that has no polynomial, see modify_scores.
 template <class Scores>
 CUTE_DEVICE void cap_scores_by_tanh_and_differentiate(Scores& scores, Scores& dscores, ScoreTerms const& terms) {
   if (terms.softcap_scale == 0.f) return;

@@ -46,6 +46,7 @@ cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t st
     case Variant::kDense: return launch_variant<kHeadDim, Variant::kDense>(plan, params, stream);
     case Variant::kPacked: return launch_variant<kHeadDim, Variant::kPacked>(plan, params, stream);
     case Variant::kModified: return launch_variant<kHeadDim, Variant::kModified>(plan, params, stream);
+    case Variant::kDenseModified: return launch_variant<kHeadDim, Variant::kDenseModified>(plan, params, stream);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -20,7 +20,7 @@
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
 #include "../../core/registers.cuh"
-#include "../../core/score_bwd.cuh"
+#include "modified_scores.cuh"
 #include "read_sequence.cuh"
 #include "task.cuh"
 #include "dq.cuh"
@@ -100,33 +100,47 @@ CUTE_DEVICE void issue_dp(typename Traits::SharedStorage& smem, SmemOperands<Tra
 }
 
 // Waits for S^T, and turns it into P^T. `lengths()`: the lengths and the mask; `m_block`: the row tile's number in its
-// query head; `slope()`, `rF`: of a modified score, the head's slope and the derivatives.
-template <class Traits, class Lengths, class Slope, class Scores, class Rounded, class Factors>
+// query head; `shift()`, `slope()`, `rF`: of a modified score, its row's position, the head's slope in base 2, and P^T
+// times the derivative.
+template <class Traits, class Lengths, class Shift, class Slope, class Scores, class Rounded>
 CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const& params, Lengths const& lengths,
-                           Slope const& slope, TileRange const& range, int n_block, int m_block, PipelineState<2> rows,
-                           Scores& tSrS,    // (MMA, MMA_N, MMA_M)
-                           Rounded& rP,     // (MMA, MMA_N, MMA_M)
-                           Factors& rF) {   // (MMA, MMA_N, MMA_M)
+                           Shift const& shift, Slope const& slope, TileRange const& range, int n_block, int m_block,
+                           PipelineState<2> rows,
+                           Scores& tSrS,   // (MMA, MMA_N, MMA_M)
+                           Rounded& rP,    // (MMA, MMA_N, MMA_M)
+                           Rounded& rF) {  // (MMA, MMA_N, MMA_M)
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   auto scores = rowcol_view(tSrS);  // (keys, rows)
   RowStats<kBlockM> const lse_log2(smem.lse_log2[rows.stage]);
+  constexpr bool kModified = modifies_scores(Traits::kVariant);
+  bool bounded = false;
+  TileBias bias{};
+  if constexpr (kModified) {
+    bounded = lse_of_tile_bounds_scores<kBlockM>(params.score, params.scale_log2, smem.lse_log2[rows.stage]);
+    bias = {.slope_log2 = slope(), .offset = m_block * kBlockM - n_block * kBlockN + shift()};
+  }
   warpgroup_wait<Traits::kTile.late_dp ? 0 : 1>();  // S^T
   warpgroup_fence_operand(tSrS);
-  if constexpr (Traits::kVariant == Variant::kModified) {
+  bool const masked = range.needs_mask(m_block);
+  auto const exponentiate_with = [&](auto terms) __attribute__((always_inline)) {
     typename Traits::MmaScores mma;
     auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});        // (BLK_N, BLK_M) -> (key, row)
     auto tScS = rowcol_view(mma.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
     auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));             // the same of thread 0, static
-    cap_scores(tSrS, rF, params.score);
-    add_bias_transposed(scores, tScS, tScS_0, slope(), m_block * kBlockM - n_block * kBlockN + lengths().shift);
+    exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.score, params.scale_log2, bias, rP, rF);
+  };
+  if constexpr (kModified) {
+    if (bounded && !masked) return exponentiate_with(C<Terms::kBounded>{});
+    if (params.score.softcap_scale != 0.f) cap_scores(tSrS, params.score, bounded);
   }
-  if (range.needs_mask(m_block)) {
+  if (masked) {
     typename Traits::MmaScores mma;
     auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});             // (BLK_N, BLK_M) -> (key, row)
     auto tScS = rowcol_view(mma.get_slice(consumer_thread()).partition_C(cS));       // (keys, rows) -> (key, row)
     auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));                  // the same of thread 0, static
     apply_mask_transposed(scores, tScS, tScS_0, lengths(), m_block * kBlockM, n_block * kBlockN);
   }
+  if constexpr (kModified) return with_terms(params.score, exponentiate_with);
   for_each(make_int_sequence<Traits::kDsShares>{}, [&](auto share) __attribute__((always_inline)) {
     constexpr int kColumns = kBlockM / 4 / Traits::kDsShares, kBegin = share * kColumns;
     exponentiate(scores, lse_log2, params.scale_log2, kBegin, kBegin + kColumns);
@@ -147,12 +161,12 @@ CUTE_DEVICE void issue_dv(typename Traits::SharedStorage& smem, SmemOperands<Tra
   issue_gemm<Accumulate::kAdd>(mma, tdVrP, tdVrdO_now, tdVrdV);
 }
 
-// Waits for dP^T, turns it into dS^T, which it stores in shared memory at `ds` for dQ, and issues dK += dS^T Q.
-template <class Traits, class Rounded, class Factors, class Scores, class FragQ, class Accumulator>
+// Waits for dP^T, turns it into dS^T, which it stores in shared memory at `ds` for dQ, and issues dK += dS^T Q. `rP`:
+// of modified scores times the derivative.
+template <class Traits, class Rounded, class Scores, class FragQ, class Accumulator>
 CUTE_DEVICE void compute_ds_and_issue_dk(typename Traits::SharedStorage& smem, SmemOperands<Traits> const& operands,
-                                         ScoreTerms const& terms, uint32_t ds, PipelineState<2> rows,
+                                         uint32_t ds, PipelineState<2> rows,
                                          Rounded const& rP,      // (MMA, MMA_N, MMA_M)
-                                         Factors const& rF,      // (MMA, MMA_N, MMA_M)
                                          Scores& tSrdP,          // (MMA, MMA_N, MMA_M)
                                          FragQ const& tdKrQ,     // (MMA, MMA_D, MMA_K, stage)
                                          Accumulator& tdKrdK) {  // (MMA, MMA_N, MMA_D)
@@ -167,10 +181,6 @@ CUTE_DEVICE void compute_ds_and_issue_dk(typename Traits::SharedStorage& smem, S
     constexpr Share kShare{.index = share, .of = Traits::kDsShares};
     constexpr int kColumns = Traits::kBlockM / 4 / Traits::kDsShares;
     differentiate(rP, dscores, delta, share * kColumns, (share + 1) * kColumns);
-    if constexpr (Traits::kVariant == Variant::kModified) {
-      constexpr int kSize = decltype(size(tSrdP))::value / Traits::kDsShares;
-      multiply_by_derivatives(tSrdP, rF, terms, share * kSize, (share + 1) * kSize);
-    }
     convert_share<kShare>(tSrdP, rdS);
     if (share == 0) smem.ds_pipeline.wait_empty(rows);  // dQ of two steps before has read this stage of dS
     uint32_t const ds_now = opaque(ds);                 // else four addresses stay in registers
@@ -273,7 +283,15 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
   RowTile row_tile = tile.first;
   int heads_before = 0;  // whose turn is over
   auto const slope = [&] {
-    return head_slope(params.score, tile.batch, tile.head_kv * params.group + heads_before + row_tile.head);
+    int const head = tile.head_kv * params.group + heads_before + row_tile.head;
+    return params.scale_log2 * head_slope(params.score, tile.batch, head);
+  };
+  auto const shift = [&] {
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      return lengths().shift;
+    } else {
+      return dense_shift(params);
+    }
   };
   auto step = [&](int m_block, auto kind) __attribute__((always_inline)) {
     constexpr bool kFirst = kind == StepKind::kFirst, kDq = kind == StepKind::kWithDq;
@@ -282,17 +300,21 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
     auto tSrdP = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kBlockM>>{});  // (MMA, MMA_N, MMA_M)
     auto tdQrdQ = partition_fragment_C(mma_queries, DqShape<Traits>{});                  // (MMA, MMA_M, MMA_D)
     auto rP = make_tensor_like<typename Traits::Element>(tSrS);                          // (MMA, MMA_N, MMA_M)
-    auto rF = make_tensor_like<cutlass::half_t>(tSrS);                                   // (MMA, MMA_N, MMA_M)
+    auto rF = make_tensor_like<typename Traits::Element>(tSrS);                          // (MMA, MMA_N, MMA_M)
+    auto const& rPs = [&]() -> auto const& {  // P^T, of modified scores times the derivative
+      if constexpr (modifies_scores(Traits::kVariant)) return rF;
+      else return rP;
+    }();
 
     if (kFirst && warpgroup == 1) named_sync(kHalfStep, Traits::kConsumerThreads);  // warpgroup 0 has issued its dV
     issue_scores<Traits>(smem, operands, warpgroup, rows, tSrK, tSrQ, tSrS);
     if (!kLateDp) issue_dp<Traits>(smem, operands, warpgroup, rows, tSrV, tSrV_regs, tSrdO, tSrdP);
     if (!kFirst) publish(number - 1);  // here, where the fence has no store in flight to wait for
-    compute_p<Traits>(smem, params, lengths, slope, range, tile.n_block, m_block, rows, tSrS, rP, rF);
+    compute_p<Traits>(smem, params, lengths, shift, slope, range, tile.n_block, m_block, rows, tSrS, rP, rF);
     if (kLateDp) issue_dp<Traits>(smem, operands, warpgroup, rows, tSrV, tSrV_regs, tSrdO, tSrdP);
     issue_dv<Traits>(smem, operands, rows, rP, tdVrdO, tdVrdV);
     if (kFirst && warpgroup == 0) named_arrive(kHalfStep, Traits::kConsumerThreads);
-    compute_ds_and_issue_dk<Traits>(smem, operands, params.score, ds, rows, rP, rF, tSrdP, tdKrQ, tdKrdK);
+    compute_ds_and_issue_dk<Traits>(smem, operands, ds, rows, rPs, tSrdP, tdKrQ, tdKrdK);
     if (kDq && !kTurns) issue_dq<Traits>(smem, operands, warpgroup, number - 1, tdQrdS, tdQrK, tdQrdQ);
     warpgroup_wait<Traits::kDsShares + (kDq && !kTurns)>();  // dV
     warpgroup_fence_operand(tdVrdV);

@@ -19,13 +19,13 @@ struct TileConfig {
 };
 
 constexpr TileConfig tile_config(int head_dim, Variant variant = Variant::kDense) {
-  // A modified score keeps its derivative in registers, too.
-  if (variant == Variant::kModified) {
-    return {.block_m = 64, .block_n = 128, .stages = 2, .late_dp = true, .v_steps = 0};
+  // Modified scores keep P times the derivative in registers, too.
+  bool const modified = modifies_scores(variant);
+  if (head_dim > 64) {
+    return {.block_m = 64, .block_n = 128, .stages = 2, .late_dp = true, .v_steps = modified ? 2 : 4};
   }
-  if (head_dim > 64) return {.block_m = 64, .block_n = 128, .stages = 2, .late_dp = true, .v_steps = 4};
   // With 64 rows per step: 15 to 30 % slower.
-  return {.block_m = 128, .block_n = 128, .stages = 2, .late_dp = head_dim == 64, .v_steps = 0};
+  return {.block_m = 128, .block_n = 128, .stages = 2, .late_dp = head_dim == 64 || modified, .v_steps = 0};
 }
 
 // K and V, `stages` buffers each of Q and dO with their row statistics, two of dS, two row tiles of dQ, and 1 KB for

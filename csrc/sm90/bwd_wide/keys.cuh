@@ -14,8 +14,8 @@
 #include "../../core/convert.cuh"
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
-#include "../../core/score_bwd.cuh"
 #include "../bwd/load.cuh"
+#include "../bwd/modified_scores.cuh"
 #include "../bwd/read_sequence.cuh"
 #include "../bwd/scores.cuh"
 #include "epilogue.cuh"
@@ -97,6 +97,7 @@ struct KeysRole {
 template <class Traits>
 CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorage& smem) {
   using Element = typename Traits::Element;
+  constexpr bool kModified = modifies_scores(Traits::kVariant);
   BwdParams const& params = args.params;
   typename Traits::Tile const volatile& tile = smem.tile;
   TileRange const range = row_range_of<Traits>(params, tile);
@@ -105,6 +106,13 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
       return bwd::read_band(tile.sequence);
     } else {
       return (params);
+    }
+  };
+  auto const shift = [&] {
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      return lengths().shift;
+    } else {
+      return bwd::dense_shift(params);
     }
   };
   KeysRole<Traits, Traits::kHeadDim, Traits::kHeadDimV> role{args, smem};
@@ -125,41 +133,56 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     auto tSrK_now = operands.at(tSrK, smem.k);  // (MMA, MMA_N, MMA_D)
     issue_gemm<Accumulate::kOverwrite>(role.mma_scores, tSrK_now, operands.at(tSrQ, smem.q[i & 1]), tSrS);
   };
+  bool bounded = false;  // of a softcap's scores, by the row tile's log-sum-exps
+  auto read_lse = [&](int stage) __attribute__((always_inline)) {
+    lse_log2 = RowStats<64>(smem.lse_log2[stage]);
+    if constexpr (kModified) {
+      bounded = bwd::lse_of_tile_bounds_scores<64>(params.score, params.scale_log2, smem.lse_log2[stage]);
+    }
+  };
   clear(tdVrdV);
   if (range.begin != range.end) {
     smem.k_pipeline.wait_full({});  // TMA: K has landed
     smem.q_pipeline.wait_full({});  // TMA: Q and lse_log2 have landed
-    lse_log2 = RowStats<64>(smem.lse_log2[0]);
+    read_lse(0);
     issue_scores(0);
     warpgroup_wait<0>();
     warpgroup_fence_operand(tSrS);
   }
   role.for_each_row_tile(range, [&](int m, int i, bool last, int head) __attribute__((always_inline)) {
     PipelineState<2> const state = at_step(i);
-    auto rF = make_tensor_like<cutlass::half_t>(tSrS);  // (MMA, MMA_N, MMA_M): derivatives of modified scores
-    if constexpr (Traits::kVariant == Variant::kModified) {
-      auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
-      float const slope = head_slope(params.score, tile.batch, tile.head_kv * params.group + head);
-      cap_scores(tSrS, rF, params.score);
-      add_bias_transposed(scores, tScS, tScS_0, slope, (m - tile.n_block) * 64 + lengths().shift);
-    }
-    if (range.needs_mask(m)) {
+    auto rF = make_tensor_like<Element>(tSrS);  // (MMA, MMA_N, MMA_M): of modified scores, P^T times the derivative
+    bool const masked = range.needs_mask(m), fused = bounded && !masked;
+    if (kModified && !fused && params.score.softcap_scale != 0.f) bwd::cap_scores(tSrS, params.score, bounded);
+    if (masked) {
       // (keys, rows) -> (key, row)
       auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
       apply_mask_transposed(scores, tScS, tScS_0, lengths(), m * 64, tile.n_block * 64);
     }
-    exponentiate(scores, lse_log2, params.scale_log2, 0, size<1>(scores));
+    if constexpr (kModified) {
+      // (keys, rows) -> (key, row)
+      auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
+      float const slope = head_slope(params.score, tile.batch, tile.head_kv * params.group + head);
+      bwd::TileBias const bias{.slope_log2 = params.scale_log2 * slope, .offset = (m - tile.n_block) * 64 + shift()};
+      auto const exponentiate_with = [&](auto terms) __attribute__((always_inline)) {
+        bwd::exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.score, params.scale_log2, bias, rP,
+                                          rF);
+      };
+      if (fused) {
+        exponentiate_with(C<bwd::Terms::kBounded>{});
+      } else {
+        bwd::with_terms(params.score, exponentiate_with);
+      }
+    } else {
+      exponentiate(scores, lse_log2, params.scale_log2, 0, size<1>(scores));
+    }
     __syncwarp();  // all lanes have read the statistics
     smem.q_pipeline.release(state);  // the other release of this stage comes from the dK warpgroup
-    convert(tSrS, rP);
-    auto rGiven = make_tensor_like<Element>(tSrS);  // (MMA, MMA_N, MMA_M): for the dK warpgroup
-    if constexpr (Traits::kVariant == Variant::kModified) {
-      multiply_by_derivatives(tSrS, rF, params.score, 0, size(tSrS));
-      convert(tSrS, rGiven);
-    } else {
-      rGiven = rP;
+    if constexpr (!kModified) {
+      convert(tSrS, rP);
+      rF = rP;
     }
-    auto rP4 = recast<uint4>(rGiven);  // (MMA / 8, MMA_N, MMA_M)
+    auto rP4 = recast<uint4>(rF);  // (MMA / 8, MMA_N, MMA_M): for the dK warpgroup
     static_assert(decltype(size(rP4))::value * 128 == std::extent_v<decltype(smem.p), 1>);
     smem.p_pipeline.wait_empty(state);  // the dK warpgroup's four warps have read P^T of two steps before
     CUTE_UNROLL
@@ -170,7 +193,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     issue_gemm<Accumulate::kAdd>(role.mma_sums, tdVrP, operands.at(tdVrdO, smem.dout[state.stage]), tdVrdV);
     if (!last) {
       smem.q_pipeline.wait_full(at_step(i + 1));
-      lse_log2 = RowStats<64>(smem.lse_log2[(i + 1) & 1]);
+      read_lse((i + 1) & 1);
     }
     issue_scores(i + 1);  // after the last tile on stale data: the result is not used
     warpgroup_wait<1>();  // dV

@@ -51,6 +51,8 @@ cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t st
     case Variant::kDense: return launch_variant<kHeadDim, kHeadDimV, Variant::kDense>(plan, params, stream);
     case Variant::kPacked: return launch_variant<kHeadDim, kHeadDimV, Variant::kPacked>(plan, params, stream);
     case Variant::kModified: return launch_variant<kHeadDim, kHeadDimV, Variant::kModified>(plan, params, stream);
+    case Variant::kDenseModified:
+      return launch_variant<kHeadDim, kHeadDimV, Variant::kDenseModified>(plan, params, stream);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -16,8 +16,8 @@
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
 #include "../../core/registers.cuh"
-#include "../../core/score_bwd.cuh"
 #include "../../core/softmax.cuh"
+#include "../bwd/modified_scores.cuh"
 #include "../bwd/read_sequence.cuh"
 #include "../bwd/scores.cuh"
 #include "epilogue.cuh"
@@ -75,6 +75,8 @@ CUTE_DEVICE BwdParams const& lengths_of(BwdParams const& params, QueryTile const
 CUTE_DEVICE Sequence lengths_of(BwdParams const&, SequenceQueryTile const& tile) {
   return bwd::read_band(tile.sequence);
 }
+CUTE_DEVICE int shift_of(BwdParams const& params, QueryTile const&) { return bwd::dense_shift(params); }
+CUTE_DEVICE int shift_of(BwdParams const&, SequenceQueryTile const& tile) { return tile.sequence.shift; }
 CUTE_DEVICE TileRange key_range_of(BwdParams const& params, QueryTile const& tile) {
   return key_range<QueryTile::kRows, 64>(params, tile.m_block);
 }
@@ -183,14 +185,32 @@ CUTE_DEVICE void compute_ds(Scores const& scores, Dscores& dscores, float scale_
   }
 }
 
-// Subtracts a number per row.
-template <class Dscores>
-CUTE_DEVICE void subtract(Dscores& dscores, float const (&delta)[2]) {  // (rows, keys)
-  CUTE_STATIC_ASSERT_V(size<0>(dscores) == _2{});
+// The same of modified scores, capped if they are; dS is the gradient by the raw ones.
+template <bwd::Terms kTerms, class Scores, class Coords, class Coords0, class Dscores>
+CUTE_DEVICE void compute_modified_ds(Scores const& scores, Dscores& dscores,  // (rows, keys)
+                                     Coords const& tScS,                      // (rows, keys) -> (row, key)
+                                     Coords0 const& tScS_0,                   // the same for thread 0, static
+                                     ScoreTerms const& terms, float scale_log2, bwd::TileBias const& bias,
+                                     float const (&lse_log2)[2], float const (&delta)[2]) {
+  CUTE_STATIC_ASSERT_V(size<0>(scores) == _2{});
+  CUTE_STATIC_ASSERT_V(shape(scores) == shape(dscores));
   CUTE_UNROLL
-  for (int j = 0; j < size<1>(dscores); ++j) {
-    dscores(0, j) -= delta[0];
-    dscores(1, j) -= delta[1];
+  for (int i = 0; i < size<0>(scores); ++i) {
+    int const row = get<0>(tScS_0(i, _0{}));
+    float const distance = static_cast<float>(bias.offset + thread_distance(tScS) + row);
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(scores); ++j) {
+      float score = scores(i, j);
+      if constexpr (kTerms == bwd::Terms::kBounded) score = bwd::cap_by_polynomial(score, terms.softcap);
+      float offset = -lse_log2[i];
+      if constexpr (bwd::has_bias(kTerms)) {
+        float const key = static_cast<float>(get<1>(tScS_0(_0{}, j)));
+        offset = fmaf(-bias.slope_log2, fabsf(distance - key), offset);
+      }
+      float p = exp2_approx(fmaf(score, scale_log2, offset));
+      if constexpr (bwd::has_cap(kTerms)) p *= bwd::derivative_of_capped(score);
+      dscores(i, j) = p * (dscores(i, j) - delta[i]);
+    }
   }
 }
 
@@ -257,21 +277,32 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   for (int i = 0; i < range.end - range.begin; ++i) {
     int const n = range.end - 1 - i;
     smem.v_pipeline.release({0, i & 1});
-    if constexpr (Traits::kVariant == Variant::kModified) {
-      auto tScS = rowcol_view(mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));  // (rows, keys) -> (row, key)
-      subtract(dscores, delta);
-      cap_scores_and_differentiate(tSrS, tSrdP, params.score);
-      add_bias(scores, tScS, tScS_0, head_slope(params.score, tile.batch, tile.head),
-               first_row - n * kKeys + tile.sequence.shift);
+    constexpr bool kModified = modifies_scores(Traits::kVariant);
+    bool const masked = range.needs_mask(n);
+    bool bounded = false;
+    if constexpr (kModified) {
+      bounded = bwd::lse_bounds_scores(params.score, params.scale_log2, lse_log2[0], lse_log2[1]);
+      if (params.score.softcap_scale != 0.f && (masked || !bounded)) bwd::cap_scores(tSrS, params.score, bounded);
     }
-    if (range.needs_mask(n)) {
+    if (masked) {
       auto tScS = rowcol_view(mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));  // (rows, keys) -> (row, key)
       decltype(auto) lengths = lengths_of(params, tile);
       apply_mask(scores, tScS, tScS_0, lengths, first_row - n * kKeys, lengths.len_k - n * kKeys);
     }
-    if constexpr (Traits::kVariant == Variant::kModified) {
-      constexpr float kSubtracted[2] = {0.f, 0.f};
-      compute_ds(scores, dscores, params.scale_log2, lse_log2, kSubtracted);
+    if constexpr (kModified) {
+      auto tScS = rowcol_view(mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));  // (rows, keys) -> (row, key)
+      float const slope = head_slope(params.score, tile.batch, tile.head);
+      bwd::TileBias const bias{.slope_log2 = params.scale_log2 * slope,
+                               .offset = first_row - n * kKeys + shift_of(params, tile)};
+      auto const compute_with = [&](auto terms) __attribute__((always_inline)) {
+        compute_modified_ds<terms>(scores, dscores, tScS, tScS_0, params.score, params.scale_log2, bias, lse_log2,
+                                   delta);
+      };
+      if (bounded && !masked) {
+        compute_with(C<bwd::Terms::kBounded>{});
+      } else {
+        bwd::with_terms(params.score, compute_with);
+      }
     } else {
       compute_ds(scores, dscores, params.scale_log2, lse_log2, delta);
     }
