@@ -84,8 +84,9 @@ CUTE_DEVICE void issue_gemm(Mma& mma,
   if constexpr (kAInRegs) warpgroup_fence_operand(tCrA);
 }
 
-// Issues acc = A B with A's first kRegSteps k steps in registers (RS) and the others in shared memory (SS).
-template <int kRegSteps, class MmaRs, class Mma, class FragARegs, class FragA, class FragB, class Acc>
+// Issues acc = A B or acc += A B with A's first kRegSteps k steps in registers (RS) and the others in shared memory (SS).
+template <Accumulate kAccumulate, int kRegSteps, class MmaRs, class Mma, class FragARegs, class FragA, class FragB,
+          class Acc>
 CUTE_DEVICE void issue_gemm_rs_ss(MmaRs& mma_rs, FragARegs& tCrA_regs,  // (MMA, MMA_M, MMA_K): registers
                                   Mma& mma, FragA const& tCrA,          // (MMA, MMA_M, MMA_K): descriptors
                                   FragB const& tCrB,                    // (MMA, MMA_N, MMA_K): descriptors
@@ -105,7 +106,8 @@ CUTE_DEVICE void issue_gemm_rs_ss(MmaRs& mma_rs, FragARegs& tCrA_regs,  // (MMA,
   fence_regs();
   warpgroup_fence_operand(acc);
   warpgroup_arrive();
-  mma_rs.accumulate_ = SM90::GMMA::ScaleOut::Zero;
+  mma_rs.accumulate_ =
+      kAccumulate == Accumulate::kOverwrite ? SM90::GMMA::ScaleOut::Zero : SM90::GMMA::ScaleOut::One;
   mma.accumulate_ = SM90::GMMA::ScaleOut::One;
   CUTE_UNROLL
   for (int k = 0; k < size<2>(tCrA); ++k) {

@@ -75,11 +75,11 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
         auto rP = make_tensor_like<Element>(tSrS);  // (MMA, MMA_N, MMA_M)
         convert(tSrS, rP);
         auto tdVrP = make_tensor(rP.data(), operand_a_layout(rP.layout()));  // (MMA, MMA_N, MMA_K)
-        auto tSrdP = scores_accumulator<Traits>();                           // (MMA, MMA_N, MMA_M)
-        scores_product<Schedule>(smem.sV(), smem.sdO()(_, _, dout_tile), tSrdP);
         keys_product_rs<Schedule>(tdVrP, smem.sdOt()(_, _, dout_tile), tdVrdV, [](int) {});
+        auto tSrdP = scores_accumulator<Traits>();  // (MMA, MMA_N, MMA_M)
+        scores_product<Schedule>(smem.sV(), smem.sdO()(_, _, dout_tile), tSrdP);
         RowStats<Schedule> const delta(smem.delta[dout_stage], part);
-        differentiate(tSrdP, rP, delta);
+        differentiate(tSrdP, tSrS, delta);
         auto rdS = make_tensor_like<Element>(tSrdP);  // (MMA, MMA_N, MMA_M)
         convert(tSrdP, rdS);
         store_scores<Schedule>(rdS, smem.sdSt(), part);

@@ -70,20 +70,6 @@ CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::Shar
   }
 }
 
-CUTE_DEVICE KeyTile read_uniform(KeyTile const volatile& tile) {
-  KeyTile result;
-  result.n_block = uniform(tile.n_block);
-  result.head_kv = uniform(tile.head_kv);
-  result.batch = uniform(tile.batch);
-  result.first.m_block = uniform(tile.first.m_block);
-  result.first.head = uniform(tile.first.head);
-  result.last_row_tile = uniform(tile.last_row_tile);
-  result.begin = uniform(tile.begin);
-  result.end = uniform(tile.end);
-  result.keys_phase = uniform(tile.keys_phase);
-  return result;
-}
-
 // Stores dK and dV if `stores`, and the task's share of dQ.
 template <class Traits, class Share, class Accumulator>
 CUTE_DEVICE void store_results(KernelArgs const& args, KeyTile const& tile, int draws,
@@ -146,7 +132,9 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
         wait_results_read();
       }
     }
-    finish_task<Traits>(args, tile, draws, smem, task, tdKrdK, tdVrdV);
+    // Read again, as in the main loop.
+    KeyTile const finished = read_uniform(static_cast<KeyTile const volatile&>(task));
+    finish_task<Traits>(args, finished, draws, smem, task, tdKrdK, tdVrdV);
     __syncwarp();  // all lanes have passed their waits, also where there was no key tile
     smem.task_pipeline.release(at_step(draws));
   }

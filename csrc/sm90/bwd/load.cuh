@@ -23,6 +23,12 @@ CUTE_DEVICE void load_tile_of(BwdParams const& params, CUtensorMap const& map, u
   }
 }
 
+// A statistic of rows: in the workspace, and its stages in shared memory.
+struct StatBuffers {
+  float const* rows;
+  float* stages;
+};
+
 struct NoSignal {
   CUTE_DEVICE void operator()(int) const {}
 };
@@ -49,24 +55,34 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile
   for (int count = tile.begin; count < tile.end; ++count, row_tile.advance(args.params.group, tile)) {
     before_step(count);
     auto load_rows = [&](auto columns, CUtensorMap const& map, Pipeline<Traits::kStages>& pipeline, Element* buffer,
-                         float const* stat, float* stat_buffer) {
+                         auto const&... stats) {
       using Columns = decltype(columns);
       constexpr uint32_t kElements = kBlockM * Columns::kChunk * Columns::kChunks;
       PipelineState<2> const state = at_step(count);
       pipeline.wait_empty(state);  // all consumer warps have finished dK += dS^T Q, or dV += P^T dO, of two steps ago
-      uint64_t* const full = pipeline.expect(state, kElements * sizeof(Element) + kStatBytes);
+      uint64_t* const full = pipeline.expect(state, kElements * sizeof(Element) + sizeof...(stats) * kStatBytes);
       int const head = tile.head_kv * args.params.group + row_tile.head;
       load_tile_of<Traits, Columns>(params, map, full, TMA::CacheHintSm90::EVICT_LAST,
                                     buffer + state.stage * kElements, kBlockM, row_tile.m_block * kBlockM, head, tile,
                                     /*of_keys=*/false);
       int64_t const index = row_tile_index<Traits>(params, tile, row_tile);
-      SM90_BULK_COPY_G2S::copy(stat + index * kBlockM, full, stat_buffer + state.stage * kBlockM, kStatBytes);
+      (SM90_BULK_COPY_G2S::copy(stats.rows + index * kBlockM, full, stats.stages + state.stage * kBlockM, kStatBytes),
+       ...);
     };
     typename Traits::ColumnsQK const qk{};
     typename Traits::ColumnsV const v{};
-    load_rows(qk, args.q, smem.q_pipeline, smem.q[0], params.lse_log2, smem.lse_log2[0]);
+    StatBuffers const lse_log2{params.lse_log2, smem.lse_log2[0]}, delta{params.delta, smem.delta[0]};
+    if constexpr (Traits::kDeltaWithQ) {
+      load_rows(qk, args.q, smem.q_pipeline, smem.q[0], lse_log2, delta);
+    } else {
+      load_rows(qk, args.q, smem.q_pipeline, smem.q[0], lse_log2);
+    }
     if (first) load_keys(qk, args.k, smem.k_pipeline, smem.k);
-    load_rows(v, args.dout, smem.dout_pipeline, smem.dout[0], params.delta, smem.delta[0]);
+    if constexpr (Traits::kDeltaWithQ) {
+      load_rows(v, args.dout, smem.dout_pipeline, smem.dout[0]);
+    } else {
+      load_rows(v, args.dout, smem.dout_pipeline, smem.dout[0], delta);
+    }
     if (first) load_keys(v, args.v, smem.v_pipeline, smem.v);
     first = false;
   }

@@ -79,7 +79,7 @@ CUTE_DEVICE void issue_scores(typename Traits::SharedStorage& smem, SmemOperands
   issue_gemm<Accumulate::kOverwrite>(mma, tSrK_now, tSrQ_now, tSrS);
 }
 
-// dP^T = V dO^T, with V's first `v_steps` k steps from registers.
+// dP^T = V dO^T, or added to dP^T with kDeltaWithQ, with V's first `v_steps` k steps from registers.
 template <class Traits, class FragV, class FragDo, class VRegs, class Scores>
 CUTE_DEVICE void issue_dp(typename Traits::SharedStorage& smem, SmemOperands<Traits> const& operands, int warpgroup,
                           PipelineState<2> rows,
@@ -87,28 +87,28 @@ CUTE_DEVICE void issue_dp(typename Traits::SharedStorage& smem, SmemOperands<Tra
                           VRegs& tSrV_regs,     // (MMA, MMA_N, MMA_D): the same in registers
                           FragDo const& tSrdO,  // (MMA, MMA_M, MMA_D, stage)
                           Scores& tSrdP) {      // (MMA, MMA_N, MMA_M)
+  constexpr Accumulate kAccumulate = Traits::kDeltaWithQ ? Accumulate::kAdd : Accumulate::kOverwrite;
   typename Traits::MmaScores mma;
-  smem.dout_pipeline.wait_full(rows);                                                   // TMA: dO and delta have landed
+  smem.dout_pipeline.wait_full(rows);                                                   // TMA: dO has landed
   auto tSrV_now = operands.at(tSrV, smem.v, warpgroup * kKeysBytes<Traits>);            // (MMA, MMA_N, MMA_D)
   auto tSrdO_now = operands.at(tSrdO, smem.dout[0])(_, _, _, rows.stage);               // (MMA, MMA_M, MMA_D)
   if constexpr (Traits::kTile.v_steps == 0) {
-    issue_gemm<Accumulate::kOverwrite>(mma, tSrV_now, tSrdO_now, tSrdP);
+    issue_gemm<kAccumulate>(mma, tSrV_now, tSrdO_now, tSrdP);
   } else {
     typename Traits::MmaScoresRs mma_rs;
-    issue_gemm_rs_ss<Traits::kTile.v_steps>(mma_rs, tSrV_regs, mma, tSrV_now, tSrdO_now, tSrdP);
+    issue_gemm_rs_ss<kAccumulate, Traits::kTile.v_steps>(mma_rs, tSrV_regs, mma, tSrV_now, tSrdO_now, tSrdP);
   }
 }
 
 // Waits for S^T, and turns it into P^T. `lengths()`: the lengths and the mask; `m_block`: the row tile's number in its
-// query head; `shift()`, `slope()`, `rF`: of a modified score, its row's position, the head's slope in base 2, and P^T
-// times the derivative.
+// query head. Of modified scores, `shift()` and `slope()` are the row's position and the head's slope in base 2; P^T is
+// in rP, and tSrS is P^T times the derivative.
 template <class Traits, class Lengths, class Shift, class Slope, class Scores, class Rounded>
 CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const& params, Lengths const& lengths,
                            Shift const& shift, Slope const& slope, TileRange const& range, int n_block, int m_block,
                            PipelineState<2> rows,
                            Scores& tSrS,   // (MMA, MMA_N, MMA_M)
-                           Rounded& rP,    // (MMA, MMA_N, MMA_M)
-                           Rounded& rF) {  // (MMA, MMA_N, MMA_M)
+                           Rounded& rP) {  // (MMA, MMA_N, MMA_M)
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   auto scores = rowcol_view(tSrS);  // (keys, rows)
   RowStats<kBlockM> const lse_log2(smem.lse_log2[rows.stage]);
@@ -127,7 +127,7 @@ CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const
     auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});        // (BLK_N, BLK_M) -> (key, row)
     auto tScS = rowcol_view(mma.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
     auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));             // the same of thread 0, static
-    exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.score, params.scale_log2, bias, rP, rF);
+    exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.score, params.scale_log2, bias, rP);
   };
   if constexpr (kModified) {
     if (bounded && !masked) return exponentiate_with(C<Terms::kBounded>{});
@@ -141,11 +141,7 @@ CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const
     apply_mask_transposed(scores, tScS, tScS_0, lengths(), m_block * kBlockM, n_block * kBlockN);
   }
   if constexpr (kModified) return with_terms(params.score, exponentiate_with);
-  for_each(make_int_sequence<Traits::kDsShares>{}, [&](auto share) __attribute__((always_inline)) {
-    constexpr int kColumns = kBlockM / 4 / Traits::kDsShares, kBegin = share * kColumns;
-    exponentiate(scores, lse_log2, params.scale_log2, kBegin, kBegin + kColumns);
-    convert_share<Share{.index = share, .of = Traits::kDsShares}>(tSrS, rP);
-  });
+  exponentiate(scores, lse_log2, params.scale_log2);
 }
 
 // dV += P^T dO.
@@ -161,26 +157,29 @@ CUTE_DEVICE void issue_dv(typename Traits::SharedStorage& smem, SmemOperands<Tra
   issue_gemm<Accumulate::kAdd>(mma, tdVrP, tdVrdO_now, tdVrdV);
 }
 
-// Waits for dP^T, turns it into dS^T, which it stores in shared memory at `ds` for dQ, and issues dK += dS^T Q. `rP`:
+// Waits for dP^T, turns it into dS^T, which it stores in shared memory at `ds` for dQ, and issues dK += dS^T Q. `tSrP`:
 // of modified scores times the derivative.
-template <class Traits, class Rounded, class Scores, class FragQ, class Accumulator>
+template <class Traits, class Scores, class FragQ, class Accumulator>
 CUTE_DEVICE void compute_ds_and_issue_dk(typename Traits::SharedStorage& smem, SmemOperands<Traits> const& operands,
                                          uint32_t ds, PipelineState<2> rows,
-                                         Rounded const& rP,      // (MMA, MMA_N, MMA_M)
+                                         Scores const& tSrP,     // (MMA, MMA_N, MMA_M)
                                          Scores& tSrdP,          // (MMA, MMA_N, MMA_M)
                                          FragQ const& tdKrQ,     // (MMA, MMA_D, MMA_K, stage)
                                          Accumulator& tdKrdK) {  // (MMA, MMA_N, MMA_D)
   typename Traits::MmaKeys mma;
   auto rdS = make_tensor_like<typename Traits::Element>(tSrdP);                       // (MMA, MMA_N, MMA_M)
   auto tdKrdS = make_tensor(rdS.data(), operand_a_layout_64(rdS.layout()));           // (MMA, MMA_N, MMA_K)
-  auto dscores = rowcol_view(tSrdP);                                                  // (keys, rows)
-  RowStats<Traits::kBlockM> const delta(smem.delta[rows.stage]);
+  RowStats<Traits::kBlockM> delta;
+  if constexpr (!Traits::kDeltaWithQ) delta = RowStats<Traits::kBlockM>(smem.delta[rows.stage]);
   warpgroup_wait<1>();  // dP^T
   warpgroup_fence_operand(tSrdP);
+  if constexpr (!Traits::kDeltaWithQ) {
+    auto dscores = rowcol_view(tSrdP);  // (keys, rows)
+    subtract(dscores, delta);
+  }
   for_each(make_int_sequence<Traits::kDsShares>{}, [&](auto share) __attribute__((always_inline)) {
     constexpr Share kShare{.index = share, .of = Traits::kDsShares};
-    constexpr int kColumns = Traits::kBlockM / 4 / Traits::kDsShares;
-    differentiate(rP, dscores, delta, share * kColumns, (share + 1) * kColumns);
+    differentiate<kShare>(tSrP, tSrdP);
     convert_share<kShare>(tSrdP, rdS);
     if (share == 0) smem.ds_pipeline.wait_empty(rows);  // dQ of two steps before has read this stage of dS
     uint32_t const ds_now = opaque(ds);                 // else four addresses stay in registers
@@ -300,21 +299,20 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
     auto tSrdP = partition_fragment_C(mma_scores, Shape<Int<kBlockN>, Int<kBlockM>>{});  // (MMA, MMA_N, MMA_M)
     auto tdQrdQ = partition_fragment_C(mma_queries, DqShape<Traits>{});                  // (MMA, MMA_M, MMA_D)
     auto rP = make_tensor_like<typename Traits::Element>(tSrS);                          // (MMA, MMA_N, MMA_M)
-    auto rF = make_tensor_like<typename Traits::Element>(tSrS);                          // (MMA, MMA_N, MMA_M)
-    auto const& rPs = [&]() -> auto const& {  // P^T, of modified scores times the derivative
-      if constexpr (modifies_scores(Traits::kVariant)) return rF;
-      else return rP;
-    }();
 
     if (kFirst && warpgroup == 1) named_sync(kHalfStep, Traits::kConsumerThreads);  // warpgroup 0 has issued its dV
     issue_scores<Traits>(smem, operands, warpgroup, rows, tSrK, tSrQ, tSrS);
     if (!kLateDp) issue_dp<Traits>(smem, operands, warpgroup, rows, tSrV, tSrV_regs, tSrdO, tSrdP);
     if (!kFirst) publish(number - 1);  // here, where the fence has no store in flight to wait for
-    compute_p<Traits>(smem, params, lengths, shift, slope, range, tile.n_block, m_block, rows, tSrS, rP, rF);
+    RowStats<kBlockM> delta;
+    if constexpr (Traits::kDeltaWithQ) delta = RowStats<kBlockM>(smem.delta[rows.stage]);
+    compute_p<Traits>(smem, params, lengths, shift, slope, range, tile.n_block, m_block, rows, tSrS, rP);
+    if constexpr (Traits::kDeltaWithQ) set_to_negative(rowcol_view(tSrdP), delta);
     if (kLateDp) issue_dp<Traits>(smem, operands, warpgroup, rows, tSrV, tSrV_regs, tSrdO, tSrdP);
+    if constexpr (!modifies_scores(Traits::kVariant)) convert(tSrS, rP);
     issue_dv<Traits>(smem, operands, rows, rP, tdVrdO, tdVrdV);
     if (kFirst && warpgroup == 0) named_arrive(kHalfStep, Traits::kConsumerThreads);
-    compute_ds_and_issue_dk<Traits>(smem, operands, ds, rows, rPs, tSrdP, tdKrQ, tdKrdK);
+    compute_ds_and_issue_dk<Traits>(smem, operands, ds, rows, tSrS, tSrdP, tdKrQ, tdKrdK);
     if (kDq && !kTurns) issue_dq<Traits>(smem, operands, warpgroup, number - 1, tdQrdS, tdQrK, tdQrdQ);
     warpgroup_wait<Traits::kDsShares + (kDq && !kTurns)>();  // dV
     warpgroup_fence_operand(tdVrdV);
@@ -336,8 +334,11 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
   // the order costs a step nothing.
   bool const heads_in_turn = tile.last_row_tile >= 0;
   int const alternating = heads_in_turn ? 1 : params.group;
-  int const turn = heads_in_turn ? tile.first.m_block - tile.last_row_tile + 1 : tile.end - tile.begin;
-  int left = turn - 1;
+  int left = heads_in_turn ? tile.first.m_block - tile.last_row_tile : tile.end - tile.begin - 1;
+  // What the loop over a turn does not need is read again after it: kept in registers, it spilled at head dim 64.
+  auto const tile_again = [&] {
+    return read_uniform(static_cast<KeyTile const volatile&>(smem.task[opaque(draws) & 1]));
+  };
 #pragma unroll 1
   for (;;) {
 #pragma unroll 1
@@ -349,12 +350,14 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
         step(row_tile.m_block, C<StepKind::kWithoutDq>{});
       }
     }
-    if (number == tile.end) break;
-    row_tile.m_block = tile.first.m_block + 1;
-    left = turn;
+    KeyTile const again = tile_again();
+    if (number == again.end) break;
+    row_tile.m_block = again.first.m_block + 1;
+    left = row_tile.m_block - again.last_row_tile;
     ++heads_before;
   }
-  smem.v_pipeline.release({0, tile.keys_phase});
+  int const keys_phase = tile_again().keys_phase;
+  smem.v_pipeline.release({0, keys_phase});
   publish(number - 1);
   if (computes_dq<Traits>(number - 1, warpgroup)) {
     auto tdQrdQ = partition_fragment_C(mma_queries, DqShape<Traits>{});  // (MMA, MMA_M, MMA_D)
@@ -363,7 +366,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
     tma_store_fence();
     publish_dq<Traits>(smem, warpgroup, number - 1);
   }
-  smem.k_pipeline.release({0, tile.keys_phase});
+  smem.k_pipeline.release({0, keys_phase});
 }
 
 }  // namespace flash_cute::sm90::bwd

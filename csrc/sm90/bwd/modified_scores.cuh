@@ -111,26 +111,24 @@ struct TileBias {
   int offset;  // the position of the tile's first row minus its first column
 };
 
-// Transposed scores, capped if they are, to P and to P times the derivative.
+// Transposed scores, capped if they are, to P times the derivative. P, rounded, is in rP.
 template <Terms kTerms, class Scores, class Coords, class Coords0, class Stats, class Rounded>
-CUTE_DEVICE void exponentiate_modified(Scores const& scores,   // (keys, rows)
+CUTE_DEVICE void exponentiate_modified(Scores& scores,         // (keys, rows)
                                        Coords const& tScS,     // (keys, rows) -> (key, row)
                                        Coords0 const& tScS_0,  // the same for thread 0, static
                                        Stats const& lse_log2, ScoreTerms const& terms, float scale_log2,
                                        TileBias const& bias,
-                                       Rounded& rP,    // (MMA, MMA_N, MMA_M)
-                                       Rounded& rF) {  // (MMA, MMA_N, MMA_M)
+                                       Rounded& rP) {  // (MMA, MMA_N, MMA_M)
   using Element = typename Rounded::value_type;
   CUTE_STATIC_ASSERT_V(size(scores) == size(rP));
-  // Words in the order (row 0, row 1) of each 8 columns, see differentiate.
-  auto words = recast<uint32_t>(rP), words_f = recast<uint32_t>(rF);  // (MMA / 2, MMA_N, MMA_M)
+  auto words = recast<uint32_t>(rP);  // (MMA / 2, MMA_N, MMA_M), in the order (row 0, row 1) of each 8 columns
   CUTE_UNROLL
   for (int j = 0; j < size<1>(scores); j += 2) {
     float4 const four = lse_log2.fours[j / 4];
     float const lse[2] = {j % 4 == 0 ? four.x : four.z, j % 4 == 0 ? four.y : four.w};
     CUTE_UNROLL
     for (int i = 0; i < size<0>(scores); ++i) {
-      float p[2], f[2];
+      float p[2];
       CUTE_UNROLL
       for (int k = 0; k < 2; ++k) {
         float score = scores(i, j + k);
@@ -143,10 +141,9 @@ CUTE_DEVICE void exponentiate_modified(Scores const& scores,   // (keys, rows)
           offset = fmaf(-bias.slope_log2, fabsf(distance + row), offset);
         }
         p[k] = exp2_approx(fmaf(score, scale_log2, offset));
-        f[k] = has_cap(kTerms) ? p[k] * derivative_of_capped(score) : p[k];
+        scores(i, j + k) = has_cap(kTerms) ? p[k] * derivative_of_capped(score) : p[k];
       }
       words(i + j) = pack<Element>(p[0], p[1]);
-      words_f(i + j) = has_cap(kTerms) ? pack<Element>(f[0], f[1]) : words(i + j);
     }
   }
 }

@@ -42,12 +42,12 @@ struct RowStats {
   }
 };
 
-// S^T to P^T in this thread's columns [begin, end). `scores` is (keys, rows).
+// S^T to P^T. `scores` is (keys, rows).
 template <class Scores, int kRows>
-CUTE_DEVICE void exponentiate(Scores& scores, RowStats<kRows> const& lse_log2, float scale_log2, int begin, int end) {
+CUTE_DEVICE void exponentiate(Scores& scores, RowStats<kRows> const& lse_log2, float scale_log2) {
   static_assert(decltype(size<1>(scores))::value * 4 == kRows);
   CUTE_UNROLL
-  for (int j = begin; j < end; j += 4) {
+  for (int j = 0; j < kRows / 4; j += 4) {
     float4 const lse = lse_log2.fours[j / 4];
     CUTE_UNROLL
     for (int i = 0; i < size<0>(scores); ++i) {
@@ -59,29 +59,47 @@ CUTE_DEVICE void exponentiate(Scores& scores, RowStats<kRows> const& lse_log2, f
   }
 }
 
-// dP^T to dS^T = P^T (dP^T - delta) in this thread's columns [begin, end). `p` is (MMA, MMA_N, MMA_M), `dscores` (keys,
-// rows).
-template <class Probabilities, class Scores, int kRows>
-CUTE_DEVICE void differentiate(Probabilities const& p, Scores& dscores, RowStats<kRows> const& stats, int begin,
-                               int end) {
-  using Element = typename Probabilities::value_type;
+// Sets dP^T to -delta: a product that is added to it makes dP^T - delta of it. `dscores` is (keys, rows).
+template <class Scores, int kRows>
+CUTE_DEVICE void set_to_negative(Scores&& dscores, RowStats<kRows> const& stats) {
   static_assert(decltype(size<1>(dscores))::value * 4 == kRows);
-  CUTE_STATIC_ASSERT_V(size(p) == size(dscores));
-  // P^T is read as 32-bit words, in the order (row 0, row 1) of each 8 columns. Read as single elements, the compiler
-  // would keep it unpacked, in twice the registers.
-  auto const pairs = recast<uint32_t>(p);  // (MMA / 2, MMA_N, MMA_M)
   CUTE_UNROLL
-  for (int j = begin; j < end; j += 4) {
+  for (int j = 0; j < kRows / 4; j += 4) {
     float4 const delta = stats.fours[j / 4];
     CUTE_UNROLL
     for (int i = 0; i < size<0>(dscores); ++i) {
-      float2 const left = unpack<Element>(pairs(i + j)), right = unpack<Element>(pairs(i + j + 2));
-      dscores(i, j) = left.x * (dscores(i, j) - delta.x);
-      dscores(i, j + 1) = left.y * (dscores(i, j + 1) - delta.y);
-      dscores(i, j + 2) = right.x * (dscores(i, j + 2) - delta.z);
-      dscores(i, j + 3) = right.y * (dscores(i, j + 3) - delta.w);
+      dscores(i, j) = -delta.x;
+      dscores(i, j + 1) = -delta.y;
+      dscores(i, j + 2) = -delta.z;
+      dscores(i, j + 3) = -delta.w;
     }
   }
+}
+
+// dP^T to dP^T - delta. `dscores` is (keys, rows).
+template <class Scores, int kRows>
+CUTE_DEVICE void subtract(Scores& dscores, RowStats<kRows> const& stats) {
+  static_assert(decltype(size<1>(dscores))::value * 4 == kRows);
+  CUTE_UNROLL
+  for (int j = 0; j < kRows / 4; j += 4) {
+    float4 const delta = stats.fours[j / 4];
+    CUTE_UNROLL
+    for (int i = 0; i < size<0>(dscores); ++i) {
+      dscores(i, j) -= delta.x;
+      dscores(i, j + 1) -= delta.y;
+      dscores(i, j + 2) -= delta.z;
+      dscores(i, j + 3) -= delta.w;
+    }
+  }
+}
+
+// dP^T - delta to dS^T, its product with P^T, in a share of a fragment's columns.
+template <Share kShare = Share{}, class Fragment>
+CUTE_DEVICE void differentiate(Fragment const& tSrP, Fragment& tSrdP) {  // (MMA, MMA_N, MMA_M)
+  static_assert(std::is_same_v<typename Fragment::value_type, float>);   // rounded, P would add an error to dQ and dK
+  constexpr int kSize = decltype(size(tSrdP))::value / kShare.of;
+  CUTE_UNROLL
+  for (int i = kShare.index * kSize; i < (kShare.index + 1) * kSize; ++i) tSrdP(i) *= tSrP(i);
 }
 
 // Converts a share of a fragment's columns.

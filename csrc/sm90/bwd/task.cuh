@@ -7,6 +7,7 @@
 #include "../../core/sequence_tiles.cuh"
 #include "../sequence_map.cuh"
 #include "args.cuh"
+#include "../warpgroup.cuh"
 
 namespace flash_cute::sm90::bwd {
 
@@ -81,6 +82,21 @@ struct KeyTile {
     tile.end = tile.begin + args.params.group * (range.end - range.begin);
   }
 };
+
+// A key tile in shared memory, with values that the compiler knows to be equal in all lanes.
+CUTE_DEVICE KeyTile read_uniform(KeyTile const volatile& tile) {
+  KeyTile result;
+  result.n_block = uniform(tile.n_block);
+  result.head_kv = uniform(tile.head_kv);
+  result.batch = uniform(tile.batch);
+  result.first.m_block = uniform(tile.first.m_block);
+  result.first.head = uniform(tile.first.head);
+  result.last_row_tile = uniform(tile.last_row_tile);
+  result.begin = uniform(tile.begin);
+  result.end = uniform(tile.end);
+  result.keys_phase = uniform(tile.keys_phase);
+  return result;
+}
 
 // A unit of work: a key tile, and a share of dQ's conversion: row tiles of a head whose sums are complete by then.
 struct Task : KeyTile {

@@ -71,6 +71,8 @@ struct Traits {
   using SmemLayoutSt = decltype(tile_to_shape(SM90::GMMA::Layout_K_SW128_Atom<Element>{},
                                               Shape<Int<kBlockN>, Int<kBlockM>, Int<kScoreStages>>{},
                                               Step<_2, _1, _3>{}));
+  // Where dP^T is issued after P^T, it is added to -delta, which by then must have come with Q.
+  static constexpr bool kDeltaWithQ = kTile.late_dp;
   // dS is computed in two shares where a step has 64 rows: dK of the first runs while the second is computed.
   static constexpr int kDsShares = kBlockM == 64 ? 2 : 1;
   // A warpgroup's 64 rows of dK or dV, stored by TMA.
@@ -106,8 +108,8 @@ struct Traits {
     Pipeline<2> task_pipeline;
     Pipeline<1> k_pipeline;
     Pipeline<1> v_pipeline;
-    Pipeline<kStages> q_pipeline;     // Q and lse_log2
-    Pipeline<kStages> dout_pipeline;  // dO and delta
+    Pipeline<kStages> q_pipeline;     // Q and lse_log2, with kDeltaWithQ also delta
+    Pipeline<kStages> dout_pipeline;  // dO, without it also delta
     Pipeline<kScoreStages> ds_pipeline;  // all consumer warps fill a stage; those that compute dQ release it
     Pipeline<kDqBuffers> dq_pipeline[kWarpgroups];
     Pipeline<2> sums_pipeline;  // the watcher: other CTAs' sums and parts for the task are complete

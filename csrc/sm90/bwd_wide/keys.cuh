@@ -151,7 +151,6 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
   }
   role.for_each_row_tile(range, [&](int m, int i, bool last, int head) __attribute__((always_inline)) {
     PipelineState<2> const state = at_step(i);
-    auto rF = make_tensor_like<Element>(tSrS);  // (MMA, MMA_N, MMA_M): of modified scores, P^T times the derivative
     bool const masked = range.needs_mask(m), fused = bounded && !masked;
     if (kModified && !fused && params.score.softcap_scale != 0.f) bwd::cap_scores(tSrS, params.score, bounded);
     if (masked) {
@@ -165,8 +164,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
       float const slope = head_slope(params.score, tile.batch, tile.head_kv * params.group + head);
       bwd::TileBias const bias{.slope_log2 = params.scale_log2 * slope, .offset = (m - tile.n_block) * 64 + shift()};
       auto const exponentiate_with = [&](auto terms) __attribute__((always_inline)) {
-        bwd::exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.score, params.scale_log2, bias, rP,
-                                          rF);
+        bwd::exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.score, params.scale_log2, bias, rP);
       };
       if (fused) {
         exponentiate_with(C<bwd::Terms::kBounded>{});
@@ -174,15 +172,12 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
         bwd::with_terms(params.score, exponentiate_with);
       }
     } else {
-      exponentiate(scores, lse_log2, params.scale_log2, 0, size<1>(scores));
+      exponentiate(scores, lse_log2, params.scale_log2);
     }
     __syncwarp();  // all lanes have read the statistics
     smem.q_pipeline.release(state);  // the other release of this stage comes from the dK warpgroup
-    if constexpr (!kModified) {
-      convert(tSrS, rP);
-      rF = rP;
-    }
-    auto rP4 = recast<uint4>(rF);  // (MMA / 8, MMA_N, MMA_M): for the dK warpgroup
+    if constexpr (!kModified) convert(tSrS, rP);
+    auto const rP4 = recast<uint4>(tSrS);  // (MMA / 4, MMA_N, MMA_M): for the dK warpgroup
     static_assert(decltype(size(rP4))::value * 128 == std::extent_v<decltype(smem.p), 1>);
     smem.p_pipeline.wait_empty(state);  // the dK warpgroup's four warps have read P^T of two steps before
     CUTE_UNROLL
@@ -220,7 +215,7 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
   RowStats<64> delta;                               // of the row tile whose dP^T is in flight
   auto tSrdP = role.scores();                       // (MMA, MMA_N, MMA_M)
   auto dscores = rowcol_view(tSrdP);                // (keys, rows)
-  auto rP = make_tensor_like<Element>(tSrdP);       // (MMA, MMA_N, MMA_M)
+  auto tSrP = make_tensor_like(tSrdP);              // (MMA, MMA_N, MMA_M)
   auto rdS = make_tensor_like<Element>(tSrdP);      // (MMA, MMA_N, MMA_M)
   auto tdKrdS = make_tensor(rdS.data(), operand_a_layout_64(rdS.layout()));  // (MMA, MMA_N, MMA_K)
   auto tdKrdK = role.sums();                                                 // (MMA, MMA_N, MMA_D)
@@ -240,12 +235,13 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
   }
   role.for_each_row_tile(range, [&](int /*m*/, int i, bool last, int /*head*/) __attribute__((always_inline)) {
     PipelineState<2> const state = at_step(i);
-    auto rP4 = recast<uint4>(rP);  // (MMA / 8, MMA_N, MMA_M)
+    auto rP4 = recast<uint4>(tSrP);  // (MMA / 4, MMA_N, MMA_M)
     static_assert(decltype(size(rP4))::value * 128 == std::extent_v<decltype(smem.p), 1>);
     smem.p_pipeline.wait_full(state);  // the dV warpgroup's four warps have stored P^T
     CUTE_UNROLL
     for (int j = 0; j < size(rP4); ++j) rP4(j) = smem.p[state.stage][j * 128 + threadIdx.x % 128];
-    differentiate(rP, dscores, delta, 0, size<1>(dscores));
+    subtract(dscores, delta);
+    differentiate(tSrP, tSrdP);
     __syncwarp();  // all lanes have read P^T and the statistics
     smem.p_pipeline.release(state);
     smem.dout_pipeline.release(state);

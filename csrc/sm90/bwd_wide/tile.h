@@ -11,10 +11,10 @@ constexpr int kQueryTileRows = 128;  // per CTA of dQ
 constexpr int kStages = 2;
 
 // The dQ kernel has tiles of 64 rows, two each of Q, dO and K and one of V, and 1 KB for the barriers. That of dK and
-// dV has one K, and room for dK in place of V; two of P^T; and 2 KB for row statistics and barriers.
+// dV has one K, and room for dK in place of V; two of P^T in float32; and 2 KB for row statistics and barriers.
 constexpr int smem_bytes(int head_dim, int head_dim_v) {
   int const queries = 2 * 64 * (4 * head_dim + 3 * head_dim_v) + 1024;
-  int const keys = 2 * 64 * (4 * head_dim + 2 * head_dim_v) + 2 * 2 * 64 * 64 + 2048;
+  int const keys = 2 * 64 * (4 * head_dim + 2 * head_dim_v) + 2 * 4 * 64 * 64 + 2048;
   return queries > keys ? queries : keys;
 }
 

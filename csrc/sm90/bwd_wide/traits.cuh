@@ -72,6 +72,7 @@ struct Traits {
   static constexpr int kTileElements = 64 * kHeadDim;    // of Q or K
   static constexpr int kTileElementsV = 64 * kHeadDimV;  // of V or dO
 
+  static constexpr bool kDeltaWithQ = false;
   static constexpr int kListedRows = kQueryTileRows;  // of the row tiles in SequenceTiles
   using Tile = std::conditional_t<reads_sequences(kVariant), bwd::SequenceKeyTile, KeyTile>;
 
@@ -81,9 +82,9 @@ struct Traits {
     Element v[kTileElements];  // V, smaller where kHeadDimV is; dK in the epilogue
     Element q[kStages][kTileElements];
     Element dout[kStages][kTileElementsV];
-    // P^T in fragment order: read by the threads of the same index in the warpgroup. Of modified scores times their
-    // derivative.
-    uint4 p[kStages][64 * 64 / 8];
+    // P^T in float32 and in fragment order: read by the threads of the same index in the warpgroup. Of modified scores
+    // times their derivative.
+    uint4 p[kStages][64 * 64 / 4];
     alignas(128) float lse_log2[kStages][kBlockM];
     alignas(128) float delta[kStages][kBlockM];
     Tile tile;
