@@ -19,10 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from flash_cute import reference
 
 ROOT = Path(__file__).resolve().parent.parent
-LARGEST_RATIO = 1.35
-# On sm90 dS = P * (dP - delta) takes P as it was rounded to bfloat16: with nearly all
-# weight on few keys, dk was at 1.44.
-EXCEPTIONS = {(64, torch.bfloat16, False, "rising scores"): 1.6}
+# out is looser: the sm90 forward corrects P's sum less often than FlashAttention-2 does (docs/sm90_forward.md).
+LARGEST_RATIO = {"out": 1.2, "dq": 1.1, "dk": 1.1, "dv": 1.1}
 # As `bench/accuracy.py` makes them.
 KINDS = ("randn", "peaky scores", "common part", "outliers", "rising scores")
 
@@ -43,7 +41,7 @@ def rms(x: torch.Tensor) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("dtype", CUDA_DTYPES, ids=dtype_name)
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
 def test_errors_are_near_those_of_flash_attention_2(
     head_dim: int,
     dtype: torch.dtype,
@@ -69,5 +67,4 @@ def test_errors_are_near_those_of_flash_attention_2(
         name: rms(mine.double() - right) / rms(other.double() - right)
         for name, mine, other, right in zip(("out", "dq", "dk", "dv"), ours, peer, exact, strict=True)
     }
-    allowed = EXCEPTIONS.get((head_dim, dtype, causal, kind), LARGEST_RATIO)
-    assert {name: ratio for name, ratio in ratios.items() if not ratio <= allowed} == {}
+    assert {name: ratio for name, ratio in ratios.items() if not ratio <= LARGEST_RATIO[name]} == {}
