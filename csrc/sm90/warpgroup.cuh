@@ -84,7 +84,7 @@ CUTE_DEVICE void issue_gemm(Mma& mma,
   if constexpr (kAInRegs) warpgroup_fence_operand(tCrA);
 }
 
-// Issues acc = A B or acc += A B with A's first kRegSteps k steps in registers (RS) and the others in shared memory (SS).
+// The same for a whole GEMM with A's first kRegSteps k steps in registers (RS) and the others in shared memory (SS).
 template <Accumulate kAccumulate, int kRegSteps, class MmaRs, class Mma, class FragARegs, class FragA, class FragB,
           class Acc>
 CUTE_DEVICE void issue_gemm_rs_ss(MmaRs& mma_rs, FragARegs& tCrA_regs,  // (MMA, MMA_M, MMA_K): registers

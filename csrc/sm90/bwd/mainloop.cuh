@@ -330,8 +330,8 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
   };
 
   step(row_tile.m_block, C<StepKind::kFirst>{});
-  // A turn is the row tiles of all query heads in alternation or, with a window, those of one: a loop of its own, so that
-  // the order costs a step nothing.
+  // A turn is the row tiles of all query heads in alternation or, with a window, those of one: a loop of its own, so
+  // that the order costs a step nothing.
   bool const heads_in_turn = tile.last_row_tile >= 0;
   int const alternating = heads_in_turn ? 1 : params.group;
   int left = heads_in_turn ? tile.first.m_block - tile.last_row_tile : tile.end - tile.begin - 1;
