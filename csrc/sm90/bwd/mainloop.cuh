@@ -157,11 +157,11 @@ CUTE_DEVICE void issue_dv(typename Traits::SharedStorage& smem, SmemOperands<Tra
   issue_gemm<Accumulate::kAdd>(mma, tdVrP, tdVrdO_now, tdVrdV);
 }
 
-// Waits for dP^T, turns it into dS^T, which it stores in shared memory at `ds` for dQ, and issues dK += dS^T Q. `tSrP`:
+// Waits for dP^T, turns it into dS^T, which it stores in shared memory at `ds()` for dQ, and issues dK += dS^T Q. `tSrP`:
 // of modified scores times the derivative.
-template <class Traits, class Scores, class FragQ, class Accumulator>
+template <class Traits, class DsAddress, class Scores, class FragQ, class Accumulator>
 CUTE_DEVICE void compute_ds_and_issue_dk(typename Traits::SharedStorage& smem, SmemOperands<Traits> const& operands,
-                                         uint32_t ds, PipelineState<2> rows,
+                                         DsAddress const& ds, PipelineState<2> rows,
                                          Scores const& tSrP,     // (MMA, MMA_N, MMA_M)
                                          Scores& tSrdP,          // (MMA, MMA_N, MMA_M)
                                          FragQ const& tdKrQ,     // (MMA, MMA_D, MMA_K, stage)
@@ -182,8 +182,7 @@ CUTE_DEVICE void compute_ds_and_issue_dk(typename Traits::SharedStorage& smem, S
     differentiate<kShare>(tSrP, tSrdP);
     convert_share<kShare>(tSrdP, rdS);
     if (share == 0) smem.ds_pipeline.wait_empty(rows);  // dQ of two steps before has read this stage of dS
-    uint32_t const ds_now = opaque(ds);                 // else four addresses stay in registers
-    store_ds<Traits, kShare>(ds_now + rows.stage * sizeof(smem.ds[0]), rdS);
+    store_ds<Traits, kShare>(ds() + rows.stage * sizeof(smem.ds[0]), rdS);
     auto tdKrQ_now = operands.at(tdKrQ, smem.q[0])(_, _, _, rows.stage);  // (MMA, MMA_D, MMA_K)
     issue_gemm<Accumulate::kAdd, kShare>(mma, tdKrdS, tdKrQ_now, tdKrdK);
   });
@@ -267,7 +266,14 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
   auto tdQrdS = mma_queries.get_slice(0).partition_fragment_A(sdS);  // (MMA, MMA_M, MMA_K, stage)
   auto tdQrK = mma_queries.get_slice(0).partition_fragment_B(sKt);   // (MMA, MMA_D, MMA_K)
   SmemOperands<Traits> const operands(smem);
-  uint32_t const ds = ds_address<typename Traits::SmemLayoutSt>(smem.ds[0]);
+  uint32_t const kept_ds = ds_address<typename Traits::SmemLayoutSt>(smem.ds[0]);
+  auto const ds = [&] {
+    if constexpr (Traits::kKeepsDsAddress) {
+      return opaque(kept_ds);  // else four addresses stay in registers
+    } else {
+      return ds_address<typename Traits::SmemLayoutSt>(smem.ds[0]);
+    }
+  };
 
   int number = tile.begin;  // of the step
   bool dq_pending = false;  // dQ of the step before is in shared memory, not yet published

@@ -75,6 +75,8 @@ struct Traits {
   static constexpr bool kDeltaWithQ = kTile.late_dp;
   // dS is computed in two shares where a step has 64 rows: dK of the first runs while the second is computed.
   static constexpr int kDsShares = kBlockM == 64 ? 2 : 1;
+  // The address of a thread's stores of dS is kept in a register, or computed in each step where there is none.
+  static constexpr bool kKeepsDsAddress = kHeadDim != 64;
   // A warpgroup's 64 rows of dK or dV, stored by TMA.
   using MmaOut = decltype(make_tiled_mma(
       SM90::GMMA::rs_op_selector<Element, Element, float, Shape<_64, Int<kHeadDim>, Int<kBlockM>>,
