@@ -19,7 +19,7 @@ struct TileConfig {
 };
 
 constexpr TileConfig tile_config(int head_dim, Variant variant = Variant::kDense) {
-  // Modified scores keep P times the derivative in registers, too.
+  // Modified scores have P in 16 bits earlier, beside P times the derivative.
   bool const modified = modifies_scores(variant);
   if (head_dim > 64) {
     return {.block_m = 64, .block_n = 128, .stages = 2, .late_dp = true, .v_steps = modified ? 1 : 2};
