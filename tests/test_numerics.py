@@ -304,7 +304,6 @@ def test_comparison_knows_how_float32_sums_round(rng: torch.Generator) -> None:
     keys = k.float().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     dq = ds[..., None] * keys / math.sqrt(q.shape[-1])
     _, dk, dv = (x.half() for x in reference.gradients(dout, q, k, v))
-    print(float(dq.abs().max()))
     assert float(dq.abs().max()) > ABSOLUTE
     assert gradient_mismatches((dq.half(), dk, dv), dout, q, k, v) == []
     assert gradient_mismatches((100 * dq.half(), dk, dv), dout, q, k, v)
