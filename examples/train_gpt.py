@@ -356,7 +356,8 @@ def draw(path: Path, runs: list[Run], config: Config, facts: str) -> None:
         curve = smooth(run.losses, config)
         above.plot(run.losses, color=colour, alpha=alpha, linewidth=width, zorder=1)
         above.plot(range(first, first + len(curve)), curve, style, color=colour, zorder=3, label=run.name)
-    above.set(ylabel="training loss, nats per byte", title=f"head dim {config.head_dim}: loss of each step, and smoothed")
+    title = f"head dim {config.head_dim}: loss of each step, and smoothed"
+    above.set(ylabel="training loss, nats per byte", title=title)
     above.legend(frameon=False)
     for other, colour, label in ((0, "#D55E00", "flash_cute and SDPA, one seed"), (2, "#009E73", "SDPA, two seeds")):
         if len(runs) >= 3:

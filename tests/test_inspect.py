@@ -352,7 +352,7 @@ def test_what_is_compiled_is_announced(
     with pytest.raises(inspect.InspectError):
         inspect.kernels(archs=("sm80",), head_dims=(32, 64))
     said = capsys.readouterr().err
-    assert "compiling 4 modules of kernel types (sm80_fwd_d32, sm80_fwd_d64, sm80_bwd_d32, sm80_bwd_d64)" in said
+    assert "compiling 4 units of kernel types (sm80_fwd_d32, sm80_fwd_d64, sm80_bwd_d32, sm80_bwd_d64)" in said
     assert str(tmp_path) in said and re.search(r"about \d+ s on \d+ core", said)
 
 

@@ -273,10 +273,16 @@ def kernels(
     """
     folder = Path(csrc) if csrc is not None else build.default_csrc()
     wanted = build.units(folder, archs, directions, head_dims or build.default_head_dims())
+    return of_units(folder, wanted)
+
+
+def of_units(csrc: Path, units: Sequence[build.Unit]) -> tuple[Kernel, ...]:
+    """The kernels of these units, compiled unless they were before."""
     return tuple(
         Kernel(**entry, module=module, index=index)
-        for module in build.build_modules(folder, wanted)
+        for unit, module in zip(units, build.build_modules(csrc, units), strict=True)
         for index, entry in enumerate(module.kernels())
+        if entry["head_dim"] == unit.head_dim
     )
 
 
