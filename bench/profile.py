@@ -79,7 +79,7 @@ COUNTERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 LAUNCH: tuple[tuple[str, str], ...] = (
     ("grid", "launch__grid_size"),
     ("threads a CTA", "launch__block_size"),
-    ("registers a thread", "launch__registers_per_thread"),
+    ("registers per thread", "launch__registers_per_thread"),
     ("shared memory a CTA, dynamic", "launch__shared_mem_per_block_dynamic"),
     ("shared memory a CTA, static", "launch__shared_mem_per_block_static"),
     ("CTAs an SM, by registers", "launch__occupancy_limit_registers"),

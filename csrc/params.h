@@ -21,6 +21,12 @@ struct Band {
   constexpr bool has_lower() const { return lower > -kNoLimit; }
   constexpr bool has_upper() const { return upper < kNoLimit; }
 
+  // A narrow window: both sides are limited, to less than half of the side that a tile loops over. Of a row tile that
+  // are the keys, and most rows see the same number of them; of a key tile the rows.
+  constexpr bool is_window(int length) const {
+    return has_lower() && has_upper() && 2 * (int64_t{upper} - lower + 1) < length;
+  }
+
   static constexpr int kNoLimit = 1 << 30;
 };
 constexpr int kNoLimit = Band::kNoLimit;

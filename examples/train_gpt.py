@@ -226,7 +226,7 @@ def draw_documents(config: Config, seed: int, text: Tensor, packed: bool) -> Cal
 @dataclass
 class Run:
     name: str
-    losses: list[float]  # in nats a byte, of each step
+    losses: list[float]  # in nats per byte, of each step
     tokens_per_second: float  # padding does not count
     padding: float = 0  # its share of all positions that the model computed
 
@@ -356,7 +356,8 @@ def draw(path: Path, runs: list[Run], config: Config, facts: str) -> None:
         curve = smooth(run.losses, config)
         above.plot(run.losses, color=colour, alpha=alpha, linewidth=width, zorder=1)
         above.plot(range(first, first + len(curve)), curve, style, color=colour, zorder=3, label=run.name)
-    above.set(ylabel="training loss, nats a byte", title=f"head dim {config.head_dim}: loss of each step, and smoothed")
+    title = f"head dim {config.head_dim}: loss of each step, and smoothed"
+    above.set(ylabel="training loss, nats per byte", title=title)
     above.legend(frameon=False)
     for other, colour, label in ((0, "#D55E00", "flash_cute and SDPA, one seed"), (2, "#009E73", "SDPA, two seeds")):
         if len(runs) >= 3:

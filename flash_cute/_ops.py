@@ -3,7 +3,7 @@
 The schemas, the input checks and the CUDA kernels are in the library (csrc/api/ops*.cpp). Here come the
 fakes for torch.compile, the CPU kernels, vmap's refusal and, once they are imported, what DTensor and
 FlopCounterMode ask for; autograd.py adds autograd.
-An operator has a twin `_<name>` without autograd: the same kernel, 12 us a call cheaper (torch 2.11).
+An operator has a twin `_<name>` without autograd: the same kernel, 12 us per call cheaper (torch 2.11).
 """
 
 from typing import NoReturn

@@ -9,7 +9,7 @@ much larger than the last that one maximum over all of them would hide an error 
 Gradients are held to the rule of the output, each by its own, and what the rounding of out makes counts
 as an error of the unfused computation: the backward is given out in the inputs' dtype, and where a row's
 weights are all but one 0, dO V^T and rowsum(dO * O) cancel down to that rounding. The unfused backward
-never sees out.
+never sees out. What the float32 roundings of these two sums make counts likewise, see `_rounding_of_sums`.
 """
 
 from __future__ import annotations
@@ -180,7 +180,11 @@ def gradient_mismatches(
             if name == "dsinks":
                 compared = tuple(x.view(1, -1, 1, 1) for x in compared)
             given, plain_one, true_one, rounding_one = compared
-            problems += _out_problems(given, plain_one, true_one, eps, name, rounding_one)
+            found = _out_problems(given, plain_one, true_one, eps, name, rounding_one)
+            if found and name in ("dq", "dk"):  # seldom: so it is computed for few
+                rounding_one = rounding_one.abs() + _rounding_of_sums(name, dout, leaves, causal, scale, options)
+                found = _out_problems(given, plain_one, true_one, eps, name, rounding_one)
+            problems += found
     return problems
 
 
@@ -233,6 +237,37 @@ def _rounding_of_out(
     flow = torch.zeros_like(dout)
     parts = flash_cute.reference.gradients(flow, q, k, v, causal, scale, change * kept, **options)
     return parts if sink is None else (*parts, 2 * (change * (1 - kept)).square().sum((0, 2)).sqrt())
+
+
+def _rounding_of_sums(
+    name: str,
+    dout: torch.Tensor,
+    tensors: list[torch.Tensor],
+    causal: Causal,
+    scale: float | None,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """What float32 roundings of dO V^T and rowsum(dO * O) add to dq or dk, at most, in float64.
+
+    dS = P * (dP - delta) is the difference of two sums of products, which kernels add up in different orders. Each
+    errs by up to a spacing of float32 (of float64 for float64 inputs) at the sum of the products' magnitudes. With one
+    key per row the two are equal, and the difference is nothing but these errors, where the unfused computation, which
+    makes dS of dP alone, has an exact 0.
+    """
+    q, k, v, *sinks = (x.double() for x in tensors)
+    group = q.shape[1] // k.shape[1]
+    one_per_key = torch.eye(k.shape[2], dtype=torch.float64, device=q.device).expand(*k.shape[:2], -1, -1)
+    sink = sinks[0] if sinks else None
+    weights, _ = unfused(q, k, one_per_key, causal, scale, sinks=sink, **options)  # (B, Hq, Nq, Nk): P
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    of_dp = dout.double().abs() @ v.abs().mT
+    of_delta = (weights * of_dp).sum(-1, keepdim=True)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    eps = torch.finfo(torch.promote_types(dout.dtype, torch.float32)).eps
+    of_ds = scale * eps * weights * (of_dp + of_delta)
+    if name == "dq":
+        return of_ds @ k.abs()
+    return (of_ds.mT @ q.abs()).unflatten(1, (-1, group)).sum(2)
 
 
 def _form_problems(out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, v: torch.Tensor) -> list[str]:

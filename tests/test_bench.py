@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import bench_commands
 import pytest
 import torch
 
@@ -24,12 +25,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 SHAPE = ("--B", "1", "--H", "4", "--Hkv", "2", "--N", "65", "--D", "32", "--causal", "--dtype", "fp32")
 FLOPS = {"fwd": 1.0, "bwd": 2.5, "train": 3.5}  # of 4*B*H*N*N*D / 2
-
-
-def run(*command: str, cwd: Path = ROOT) -> str:
-    done = subprocess.run([sys.executable, *command], cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -46,9 +41,12 @@ def small_case(direction: str, path: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What was printed of a backward, and its CSV."""
+    """What was printed of a backward, and its CSV: as a command, in a process of its own."""
     path = tmp_path_factory.mktemp("bench") / "case.csv"
-    return run("bench/run.py", *small_case("bwd", path)), path
+    command = [sys.executable, "bench/run.py", *small_case("bwd", path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, path
 
 
 @pytest.fixture
@@ -146,7 +144,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What was printed of the errors of small cases on the CPU, and their CSV."""
     path = tmp_path_factory.mktemp("bench") / "accuracy.csv"
     options = ("--device", "cpu", "--N", "96", "--H", "2", "--head-dims", "32", "--peers", "sdpa,math,fa3")
-    return run("bench/run.py", "--accuracy", *options, "--out", str(path)), path
+    return bench_commands.run("run", "--accuracy", *options, "--out", str(path)), path
 
 
 def test_errors_are_measured_against_float64(errors: tuple[str, Path]) -> None:
@@ -168,9 +166,9 @@ def test_errors_are_measured_against_float64(errors: tuple[str, Path]) -> None:
 
 
 def test_errors_are_drawn_and_summarised(errors: tuple[str, Path]) -> None:
-    assert "flash_cute         dq" in run("bench/summary.py", str(errors[1]))
+    assert "flash_cute         dq" in bench_commands.run("summary", str(errors[1]))
     pytest.importorskip("matplotlib")
-    run("bench/plot.py", str(errors[1]))
+    bench_commands.run("plot", str(errors[1]))
     assert errors[1].with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -10,18 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import bench_commands
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FACTS = {"gpu": "NVIDIA H200", "torch": "2.11.0", "cudnn": "9.19.0", "driver": "580", "commit": "abc"}
 # Rates of ours, cuDNN, FlashAttention-3 and FlashAttention-2, by head dim.
 RATES = {64: (500, 400, 450, 250), 256: (980, 600, 1000, 260)}
-
-
-def run(*command: str) -> str:
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture
@@ -150,14 +145,15 @@ def test_each_cell_of_the_main_grid_has_a_bar(bench: SimpleNamespace, gpu: str) 
 
 
 def test_summary_has_the_bars(paper: Path) -> None:
-    printed = run("bench/summary.py", "bench/results/h100-sm90-bwd-deterministic.csv", "bench/results/h100-paper.csv")
+    results = (ROOT / f"bench/results/h100-{name}.csv" for name in ("sm90-bwd-deterministic", "paper"))
+    printed = bench_commands.run("summary", *map(str, results))
     deterministic, speed = printed.split("h100-paper.csv")
     assert deterministic.count("bar 0.85") == 24
     # of cuDNN, D 64, full, N 16384; and FlashAttention-2's for the portable kernels
     assert " bar 1.25 " in speed and speed.split("flash_cute (sm80) / the best peer")[1].count("bar 1.00") == 18
     assert speed.count("geometric mean of 18: ") == 2
     # 0.980 with a spread of 0.004 is below FlashAttention-3, which was measured: its bar is 1
-    assert run("bench/summary.py", str(paper)).count("FlashAttention-3  MISSED") == 2
+    assert bench_commands.run("summary", str(paper)).count("FlashAttention-3  MISSED") == 2
 
 
 def test_plots_are_drawn(bench: SimpleNamespace, paper: Path, tmp_path: Path) -> None:
@@ -171,4 +167,6 @@ def test_plots_are_drawn(bench: SimpleNamespace, paper: Path, tmp_path: Path) ->
 
 
 def test_published_tables_are_those_of_the_csvs() -> None:
-    run("bench/readme.py", "--check")
+    command = [sys.executable, "bench/readme.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

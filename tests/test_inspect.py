@@ -6,13 +6,12 @@ import copy
 import dataclasses
 import json
 import re
-import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import background
+import compiled
 import numpy as np
 import pytest
 import torch
@@ -28,52 +27,26 @@ from flash_cute.inspect.kernels import NO_LIMIT, Kernel, band_module
 CAPABILITY = {"a100": 80, "99kb": 86, "h100": 90}
 
 
-def compile_all() -> None:
-    """Minutes of a core, unless the cache has them; what goes wrong there is said again by the fixture."""
-    site = Path(inspect.__file__).parents[2]
-    background.run([sys.executable, "-m", "flash_cute.inspect", "kernels"], PYTHONPATH=str(site))
-
-
 def begin(item: pytest.Function) -> None:
     """See `background`."""
-    if "kernels" in item.fixturenames:
-        background.begin(compile_all)
+    if {"kernels", "broken"} & {*item.fixturenames}:
+        background.begin(compiled.modules)
 
 
 @pytest.fixture(scope="session")
 def kernels() -> tuple[Kernel, ...]:
-    background.result(compile_all)
+    background.result(compiled.modules)
     return inspect.kernels()
 
 
 @pytest.fixture(scope="session")
 def broken_csrc(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of csrc with mistakes: no swizzle, threads that load nothing, other keys per step, Q's bytes forgotten, a
-    mask that hides the diagonal and one score more, ranges that leave a tile at the band's left edge unmasked, a
-    schedule that forgets the last row tile."""
-    folder = tmp_path_factory.mktemp("csrc") / "csrc"
-    shutil.copytree(build.default_csrc(), folder)
-
-    def edit(name: str, pattern: str, replacement: str) -> None:
-        path = folder / name
-        text, count = re.subn(pattern, replacement, path.read_text())
-        assert count, f"{name} has no {pattern}"
-        path.write_text(text)
-
-    edit("sm80/fwd/traits.cuh", r"Swizzle<kAtomColumns == 64 \? 3 : 2, 3, 3>", "Swizzle<0, 3, 3>")
-    edit("sm80/fwd/traits.cuh", r"Layout<Shape<Int<kThreads / kThreadsPerRow>", "Layout<Shape<Int<kThreads / 16>")
-    edit("sm80/fwd/traits.cuh", r"static_assert\(sizeof\(SharedStorage\)[^;]*;", "")
-    edit("sm80/fwd/tile.h", r"\.block_n = \w+,", ".block_n = 16,")
-    edit("sm80/fwd/tile.h", r"tile\.block_m \+ 2 \* tile\.stages", "2 * tile.stages")
-    edit("core/mask.cuh", r"row \+ params\.band\.upper \+ 1", "row + params.band.upper")
-    edit("core/mask.cuh", r"ceil_div\(first_column\(params, last\), kBlockN\)", "first_column(params, last) / kBlockN")
-    edit("core/mask.cuh", r"min\(coordinate & \(kPeriod - 1\), 2\)", "min(coordinate & (kPeriod - 1), 1)")
-    edit("core/tile_order.h", r"m_blocks - 1 - rank", "m_blocks - 2 - rank")
-    return folder
+    return compiled.copy_with_mistakes(tmp_path_factory.mktemp("csrc") / "csrc")
 
 
 @pytest.fixture(scope="session")
-def broken(broken_csrc: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Kernel, ...]:
+def broken(broken_csrc: Path) -> tuple[Kernel, ...]:
+    background.result(compiled.modules)
     return inspect.kernels(broken_csrc, archs=("sm80",), directions=("fwd",), head_dims=(64,))
 
 
@@ -379,7 +352,7 @@ def test_what_is_compiled_is_announced(
     with pytest.raises(inspect.InspectError):
         inspect.kernels(archs=("sm80",), head_dims=(32, 64))
     said = capsys.readouterr().err
-    assert "compiling 4 modules of kernel types (sm80_fwd_d32, sm80_fwd_d64, sm80_bwd_d32, sm80_bwd_d64)" in said
+    assert "compiling 4 units of kernel types (sm80_fwd_d32, sm80_fwd_d64, sm80_bwd_d32, sm80_bwd_d64)" in said
     assert str(tmp_path) in said and re.search(r"about \d+ s on \d+ core", said)
 
 

@@ -317,6 +317,30 @@ def test_varlen_attn_has_pytorchs_arguments() -> None:
     assert [(p.name, p.kind, p.default) for p in given] == [(p.name, p.kind, p.default) for p in expected]
 
 
+FIRST_CHOICE = """
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from flash_cute.integrations import sdpa
+
+if ENABLE:
+    with sdpa.enable(strict=True), FlopCounterMode(display=False):
+        for _ in range(2):
+            q = torch.randn(2, 4, 200, 64, device="cuda", dtype=torch.bfloat16)
+            torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    assert sdpa.report().served == {"aten::_scaled_dot_product_flash_attention": 2}, sdpa.report()
+q = torch.randn(2, 4, 200, 64, device="cuda", dtype=torch.bfloat16)
+print(torch._fused_sdp_choice(q, q, q, is_causal=True), torch._C._get_sdp_priority_order())
+"""
+
+
+@pytest.mark.parametrize("device", [CUDA])
+@pytest.mark.skipif(not hasattr(torch._C, "_get_sdp_priority_order"), reason="this PyTorch has no order of backends")
+def test_the_first_choice_of_a_process(device: str, python: Callable[..., str]) -> None:
+    """PyTorch may set an order of its own when it first chooses: ours holds, and afterwards its own does."""
+    enabled, alone = (python(FIRST_CHOICE.replace("ENABLE", str(x))) for x in (True, False))
+    assert enabled == alone
+
+
 @pytest.mark.parametrize("device", [CUDA])
 class TestOnCuda:
     """What PyTorch's own functions do on a GPU with flash_cute behind them."""

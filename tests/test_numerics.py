@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from cases import CAUSAL, CPU_DTYPES, HEADS, Case, Causal, Inputs, mask_name
-from numerics import gradient_mismatches, mismatches, nan_in_new_memory, visible
+from numerics import ABSOLUTE, gradient_mismatches, mismatches, nan_in_new_memory, visible
 
 from flash_cute import reference
 
@@ -290,6 +291,22 @@ def test_comparison_catches_gradients_of_the_other_alignment(causal: Causal, rng
     other = "top_left" if causal == "bottom_right" else "bottom_right"
     dq, dk, dv = (x.bfloat16() for x in reference.gradients(dout, q, k, v, other, None, dlse))
     assert gradient_mismatches((dq, dk, dv), dout, q, k, v, causal, None, dlse)
+
+
+def test_comparison_knows_how_float32_sums_round(rng: torch.Generator) -> None:
+    """With one key per row dS is the difference of two sums of the same products: nothing but their roundings."""
+    dout, q, k, v, _ = _problem(65, 1, torch.float16, rng)
+    dout = 100 * dout
+    products = dout.float() * v.float().repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    order = torch.randperm(products.shape[-1], generator=rng)
+    ds = functools.reduce(torch.add, products.unbind(-1))  # one after the other, in float32
+    ds = ds - functools.reduce(torch.add, products[..., order].unbind(-1))
+    keys = k.float().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    dq = ds[..., None] * keys / math.sqrt(q.shape[-1])
+    _, dk, dv = (x.half() for x in reference.gradients(dout, q, k, v))
+    assert float(dq.abs().max()) > ABSOLUTE
+    assert gradient_mismatches((dq.half(), dk, dv), dout, q, k, v) == []
+    assert gradient_mismatches((100 * dq.half(), dk, dv), dout, q, k, v)
 
 
 def test_comparison_catches_gradients_of_a_wrong_form(rng: torch.Generator) -> None:

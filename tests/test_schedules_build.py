@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import background
+import compiled
 import pytest
 import torch
 
@@ -123,23 +125,28 @@ def test_build_says_what_a_compiler_says(tmp_path: Path, tools: _compile.Toolcha
     assert not (tmp_path / _compile.LIBRARY).exists() and not list((tmp_path / "work").glob("*_d*.o"))
 
 
-def test_a_kernel_compiles_without_spills(tmp_path: Path) -> None:
-    """Of the whole library, where it is compiled; else one of its files is compiled here."""
+def begin(item: pytest.Function) -> None:
+    """See `background`."""
+    if item.function is test_a_kernel_compiles_without_spills and not schedules.report():
+        background.begin(compiled.schedule)
+    elif item.function in (test_layouts, test_facts):
+        background.begin(compiled.modules)
+
+
+def test_a_kernel_compiles_without_spills() -> None:
+    """Of the whole library, where it is compiled; else one of its files is compiled."""
     rows = schedules.report()
     if not rows:
         try:
-            csrc, tools, gencode = _library._toolchain()
+            rows = background.result(compiled.schedule)
         except schedules.SchedulesError as error:
             pytest.skip(str(error))
-        instance = _compile.Instance("shared_kv", 64)
-        source = tmp_path / f"{instance.name}.cu"
-        source.write_text(instance.source)
-        rows = _compile.resources(instance, _compile.compile_object(source, tmp_path / "one.o", csrc, tools, gencode))
         assert {row["dtype"] for row in rows} == {"float16", "bfloat16"}
     assert [row for row in rows if row["spill_stores"] or row["spill_loads"]] == []
 
 
 def _kernels(head_dim: int) -> Any:
+    background.result(compiled.modules)
     try:
         return facts.kernels([head_dim])
     except inspect_build.InspectError as error:
@@ -148,7 +155,7 @@ def _kernels(head_dim: int) -> Any:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("head_dim", compiled.SCHEDULE_HEAD_DIMS)
 def test_layouts(head_dim: int) -> None:
     """No bank conflicts, and what each ldmatrix brings is what its MMA takes it for; split_kv's P is its S."""
     kernels = _kernels(head_dim)

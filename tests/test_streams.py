@@ -169,3 +169,27 @@ def test_a_workspace_may_be_freed_at_once(device: str, backend: str | None, rng:
         results.append(_train(inputs, backend))
         torch.full((1 << 20,), float("nan"), device=device)
     assert all(same_bits(x, expected) for x in results)
+
+
+@pytest.mark.parametrize("device", ON_CUDA)
+@pytest.mark.parametrize("head_dim", [64, 256, 512])
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_first_call_of_a_thread(
+    device: str, head_dim: int, backward: bool, backend: str | None, rng: torch.Generator
+) -> None:
+    """A thread of autograd's, or of a server, may have used CUDA for nothing before: it has no context yet."""
+    q, k, v = Case(head_dim, 113, 203).inputs(device, rng)
+    out, lse = flash_cute.fwd(q, k, v, True, backend=backend)
+
+    def call() -> tuple[torch.Tensor, ...]:
+        if backward:
+            return flash_cute.bwd(q, q, k, v, out, lse, True, deterministic=True, backend=backend)
+        return flash_cute.fwd(q, k, v, True, backend=backend)
+
+    expected = call()
+    call()  # what the thread allocates is freed here, so that the allocator need not ask CUDA for it
+    results: list[tuple[torch.Tensor, ...]] = []
+    thread = threading.Thread(target=lambda: results.append(call()))
+    thread.start()
+    thread.join()
+    assert results and all(same_bits(x, y) for x, y in zip(results[0], expected, strict=True))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bench_commands
 import pytest
 import torch
 
@@ -33,19 +34,26 @@ def bwd(*tensors, causal):
 """
 
 
-def versus(other: Path, path: Path, *options: str) -> tuple[int, str, dict[str, dict[str, str]]]:
-    """Exit status, what was printed, and the CSV's rows by direction."""
-    command = ["bench/versus.py", "--ours", str(SITE), "--other", f"{other}=old", *SHAPE, "--device", "cpu"]
-    command += ["--rounds", "3", "--seconds", "0.002", "--out", str(path), *options]
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
-    assert path.exists(), done.stdout + done.stderr
+def flags(other: Path, path: Path, *options: str) -> list[str]:
+    """Of a small problem on the CPU."""
+    builds = ["--ours", str(SITE), "--other", f"{other}=old", *SHAPE, "--device", "cpu"]
+    return [*builds, "--rounds", "3", "--seconds", "0.002", "--out", str(path), *options]
+
+
+def rows_of(path: Path) -> dict[str, dict[str, str]]:
+    """The CSV's rows by direction."""
     with path.open(newline="") as file:
-        return done.returncode, done.stdout, {row["direction"]: row for row in csv.DictReader(file)}
+        return {row["direction"]: row for row in csv.DictReader(file)}
 
 
 def test_both_builds_are_timed_on_the_same_problem(tmp_path: Path) -> None:
-    status, printed, rows = versus(SITE, tmp_path / "versus.csv", "--backend", "cpu", "--deterministic")
-    assert status == 0 and list(rows) == ["fwd", "bwd"]
+    """As a command."""
+    path = tmp_path / "versus.csv"
+    command = [sys.executable, "bench/versus.py", *flags(SITE, path, "--backend", "cpu", "--deterministic")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    printed, rows = done.stdout, rows_of(path)
+    assert list(rows) == ["fwd", "bwd"]
     for row in rows.values():
         # the same code on the same inputs: the same bits
         assert float(row["difference"]) == 0 and not row["missing"]
@@ -57,8 +65,10 @@ def test_both_builds_are_timed_on_the_same_problem(tmp_path: Path) -> None:
 def test_options_and_packed_batches_are_timed(tmp_path: Path) -> None:
     """Later flags count: 3 packed sequences, with every option."""
     options = ("--lengths", "9+2x33", "--window", "7,", "--softcap", "5", "--sinks", "--alibi", "--Dv", "8")
-    status, _, rows = versus(SITE, tmp_path / "versus.csv", *options)
-    assert status == 0 and list(rows) == ["fwd", "bwd"]
+    path = tmp_path / "versus.csv"
+    bench_commands.run("versus", *flags(SITE, path, *options))
+    rows = rows_of(path)
+    assert list(rows) == ["fwd", "bwd"]
     for row in rows.values():
         assert float(row["difference"]) == 0 and not row["missing"]
         assert (row["B"], row["lengths"], row["window"], row["Dv"]) == ("3", "9+2x33", "7,", "8")
@@ -93,7 +103,8 @@ def test_wrong_and_refusing_builds_are_named(tmp_path: Path) -> None:
     package = tmp_path / "site" / "flash_cute"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(ANOTHER_BUILD)
-    status, printed, rows = versus(package.parent, tmp_path / "versus.csv")
-    assert status == 1
+    path = tmp_path / "versus.csv"
+    printed = bench_commands.run("versus", *flags(package.parent, path), status=1)
+    rows = rows_of(path)
     assert float(rows["fwd"]["difference"]) == pytest.approx(1 / 11, rel=1e-3) and "WRONG" in printed
     assert rows["bwd"]["missing"] == "old: no backward in this build"

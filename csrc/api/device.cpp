@@ -82,10 +82,15 @@ void check_cuda(cudaError_t error, char const* action) {
                            " (" + cudaGetErrorString(error) + ")");
 }
 
+// A thread has no context before its first call of the runtime that needs one, and tensor maps, which the driver encodes,
+// need it: a thread of autograd may have done nothing else before.
 CurrentDevice::CurrentDevice(int device_index) : guard_(device_index) {
+  thread_local int with_context = -1;
   int current = -1;
   check_cuda(cudaGetDevice(&current), "read the current device");
-  if (current != device_index) check_cuda(cudaSetDevice(device_index), "set the current device");
+  if (current == device_index && with_context == device_index) return;
+  check_cuda(cudaSetDevice(device_index), "set the current device");
+  with_context = device_index;
 }
 
 cudaStream_t current_stream(int device_index) {

@@ -14,9 +14,6 @@ int64_t band_width(Band const& band) {
   return band.has_lower() && band.has_upper() ? int64_t{band.upper} - band.lower + 1 : INT_MAX;
 }
 
-// A narrow window: most rows see the same number of keys.
-bool is_window(Problem const& problem) { return 2 * band_width(problem.band) < problem.len_k; }
-
 // The keys that the longest row tile visits.
 int longest_keys(Problem const& problem) {
   int64_t const last_row = problem.band.has_upper() ? int64_t{problem.len_q} + problem.band.upper : problem.len_k;
@@ -33,10 +30,11 @@ int64_t longest_rows(Problem const& problem, KernelShape const& shape) {
 void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
   int64_t const heads_kv = int64_t{problem.batch} * problem.heads_kv;
   int const keys = longest_keys(problem);
+  bool const window = problem.band.is_window(problem.len_k);
   sm90::fwd::Work const work{.len_q = problem.len_q,
                              .keys = keys,
                              .masked = is_masked(problem),
-                             .triangle = is_masked(problem) && !is_window(problem) && keys < 2 * int64_t{problem.len_q},
+                             .triangle = is_masked(problem) && !window && keys < 2 * int64_t{problem.len_q},
                              .can_split = !problem.band.has_lower(),
                              .heads_q = int64_t{problem.batch} * problem.heads_q,
                              .heads_kv = heads_kv};
@@ -189,7 +187,7 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& asked, Gpu gpu) {
       std::array{problem.batch, problem.heads_q, problem.heads_kv, problem.len_q, problem.len_k};
   int const head_dim = (decision.padded_head_dim + decision.padded_head_dim_v) / 2;  // mean of K's and V's
   bool const masked = is_masked(problem);
-  plan.tile_heads = sm90 ? sm90::fwd::tile_heads(plan.shape, is_window(problem), heads_q / heads_kv) : 1;
+  plan.tile_heads = sm90 ? sm90::fwd::tile_heads(plan.shape, problem.band.is_window(len_k), heads_q / heads_kv) : 1;
   plan.order = sm90 ? sm90::fwd::tile_order(plan.shape, masked, batch, heads_q, heads_kv, len_q, len_k, head_dim,
                                             gpu.num_sms, plan.tile_heads)
                     : sm80::fwd::tile_order(plan.shape, masked, batch, heads_q, heads_kv, len_q, len_k, head_dim);

@@ -56,7 +56,8 @@ std::pair<TuningKey, Choice> parse_row(std::string_view row) {
       choice = parse_choice(text);
       continue;
     }
-    size_t const field = std::find(TuningKey::kNames.begin(), TuningKey::kNames.end(), name) - TuningKey::kNames.begin();
+    auto const& names = TuningKey::kNames;
+    size_t const field = std::find(names.begin(), names.end(), name) - names.begin();
     FLASH_CUTE_CHECK(field < TuningKey::kFields, "tuning: expected the fields of a call, got '", name, "'");
     auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), key.values[field]);
     FLASH_CUTE_CHECK(error == std::errc() && end == text.data() + text.size(), "tuning: ", name,

@@ -40,8 +40,8 @@ bool has_tuning();
 // The kind of GPU that the loaded table is of; empty without one.
 std::string tuning_gpu();
 
-// Loads the table of `gpu`, a device's name. Each line of `rows` has the fields of a TuningKey as name=value, and at its
-// end choice=<name>, see parse_choice. An empty `gpu` unloads.
+// Loads the table of `gpu`, a device's name. Each line of `rows` has the fields of a TuningKey as name=value, and at
+// its end choice=<name>, see parse_choice. An empty `gpu` unloads.
 void set_tuning(std::string_view gpu, int64_t capability, std::string_view rows);
 
 struct TunedProblem {

@@ -1,7 +1,8 @@
 """Builds, on first use, the C++ modules that instantiate csrc/'s kernel traits on the host.
 
-A module for each (kernel, head dim), and one for the mask that they share; only those asked for are compiled, by ninja
-with the host's C++ compiler: no nvcc, no GPU. They are kept in a cache folder under a name that is a hash of everything
+A unit for each (kernel, head dim), and one for the mask that they share; only those asked for are compiled, by ninja
+with the host's C++ compiler: no nvcc, no GPU. Units of one kernel that are missing at once become one module, since
+they have half of their types in common. Modules are kept in a cache folder under a name that is a hash of everything
 that they were made from.
 """
 
@@ -46,16 +47,20 @@ __all__ = [
 MODULE = Path(__file__).resolve().parent / "module"
 ARCHS = ("sm80", "sm90")
 DIRECTIONS = ("fwd", "bwd")
-# Where the library has no kernels to tell: those of build_tools/config.py up to 256. The kernels for larger ones have
-# no module.
+# Where the library has no kernels to tell: those of build_tools/config.py up to 256.
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)
+# Those of the kernels of <arch>/fwd_large and bwd_large, if they are asked for. sm90's have no unit.
+LARGE_HEAD_DIMS = {"sm80": (320, 512, 1024)}
 LEFT_OUT = {("sm90", "bwd"): (96,)}  # build_tools/instances.py's
 MIN_GXX = 11
-# Layouts are read from types: there is nothing for an optimizer to do.
+# Layouts are read from types: there is nothing for an optimizer to do. The parameters keep g++ from collecting its
+# garbage again and again, an eighth of the time.
+GXX_MEMORY = ("--param=ggc-min-expand=400", "--param=ggc-min-heapsize=1000000")
 CXX_FLAGS = ("-O0", "-g0", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-w")
 BAND_FLAGS = ("-O1",)  # band.cpp walks over millions of tiles
-# Seconds of one core that a module takes, and the headers that all share.
-SECONDS = {"fwd": 9, "bwd": 9, "schedules": 16, "band": 9, "headers": 12}
+# Seconds of one core that a unit takes, and the headers that all share. Every further unit of a module takes half.
+SECONDS = {"fwd": 9, "bwd": 9, "fwd_large": 4, "bwd_large": 4, "schedules": 16, "band": 9, "headers": 12}
+MOST_UNITS = 6  # of a module: its compiler takes 2 GB
 
 
 class InspectError(RuntimeError):
@@ -64,7 +69,7 @@ class InspectError(RuntimeError):
 
 @dataclass(frozen=True)
 class Unit:
-    """One module: the kernels of one direction of an architecture, or the "schedules", at one head dim."""
+    """The kernels of one direction of an architecture, or the "schedules", at one head dim."""
 
     arch: str
     direction: str
@@ -74,13 +79,22 @@ class Unit:
     def name(self) -> str:
         return f"{self.arch}_{self.direction}_d{self.head_dim}"
 
+
+@dataclass(frozen=True)
+class Group:
+    """What is compiled into one module: units of one direction of an architecture."""
+
+    units: tuple[Unit, ...]
+
+    @property
+    def name(self) -> str:
+        return "_".join([self.units[0].name, *(f"d{unit.head_dim}" for unit in self.units[1:])])
+
     @property
     def source(self) -> str:
-        header = f"{self.arch}_{self.direction}"
-        return (
-            f'#include "host.h"\n#include "{header}.h"\n'
-            f"void add_all(Registry& registry) {{ inspect::{header}::add<{self.head_dim}>(registry); }}\n"
-        )
+        header = f"{self.units[0].arch}_{self.units[0].direction}"
+        calls = " ".join(f"inspect::{header}::add<{unit.head_dim}>(registry);" for unit in self.units)
+        return f'#include "host.h"\n#include "{header}.h"\nvoid add_all(Registry& registry) {{ {calls} }}\n'
 
 
 BAND = "band"
@@ -90,6 +104,7 @@ BAND = "band"
 class Tools:
     cxx: str
     ninja: str
+    is_gxx: bool
     includes: tuple[Path, ...]  # as system headers
     versions: tuple[str, ...]  # what the modules depend on beside their sources
 
@@ -118,21 +133,39 @@ def cache_folder() -> Path:
 
 
 def units(csrc: Path, archs: Sequence[str], directions: Sequence[str], head_dims: Sequence[int]) -> list[Unit]:
-    """The modules for these kernels; those that csrc does not have are left out."""
+    """The units of these kernels; those that csrc does not have are left out."""
     archs = [arch for arch in archs if (csrc / arch / "fwd" / "traits.cuh").exists()]
     if not archs:
         raise InspectError(f"{csrc} holds none of the kernel folders {', '.join(ARCHS)}.")
-    return [
+    usual = [head_dim for head_dim in head_dims if head_dim <= max(HEAD_DIMS)]
+    found = [
         Unit(arch, direction, head_dim)
         for direction in directions
         for arch in archs
-        for head_dim in head_dims
+        for head_dim in usual
         if head_dim not in LEFT_OUT.get((arch, direction), ())
     ]
+    found += [
+        Unit(arch, f"{direction}_large", head_dim)
+        for direction in directions
+        for arch in archs
+        for head_dim in LARGE_HEAD_DIMS.get(arch, ())
+        if head_dim in head_dims
+    ]
+    if not found:
+        asked = ", ".join(map(str, head_dims))
+        known = "; ".join(
+            f"{arch} {', '.join(map(str, (*HEAD_DIMS, *LARGE_HEAD_DIMS.get(arch, ()))))}" for arch in archs
+        )
+        raise InspectError(f"head dims: expected some of those that are known here ({known}), got {asked}.")
+    return found
 
 
 def build_modules(csrc: Path, wanted: Sequence[Unit | str]) -> list[ModuleType]:
-    """The modules, compiled unless they were before. The mask's is asked for alone: it has files of its own."""
+    """Each unit's module, compiled unless it was before. The mask's is asked for alone: it has files of its own.
+
+    A module may have the kernels of other head dims too.
+    """
     tools = find_tools()
     files = [MODULE / "band.cpp"] if list(wanted) == [BAND] else [*MODULE.glob("*.h"), MODULE / "module.cpp"]
     folder = cache_folder() / _digest(csrc, tools, files)
@@ -142,7 +175,8 @@ def build_modules(csrc: Path, wanted: Sequence[Unit | str]) -> list[ModuleType]:
             missing = [unit for unit in missing if not _library(folder, unit).exists()]  # another process's work
             if missing:
                 _compile(folder, csrc, tools, missing)
-    return [_load(_library(folder, unit), f"{folder.name}_{_name(unit)}") for unit in wanted]
+    libraries = [_library(folder, unit).resolve() for unit in wanted]
+    return [_load(library, f"{folder.name}_{library.stem}") for library in libraries]
 
 
 def _name(unit: Unit | str) -> str:
@@ -169,7 +203,7 @@ def _digest(csrc: Path, tools: Tools, files: Sequence[Path]) -> str:
     named = {path.relative_to(csrc if path.is_relative_to(csrc) else MODULE): path for path in _sources(csrc, files)}
     for name, path in sorted(named.items()):
         digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
-    flags = (*CXX_FLAGS, *BAND_FLAGS)
+    flags = (*CXX_FLAGS, *BAND_FLAGS)  # the memory's change nothing in a module
     digest.update("\0".join((*tools.versions, *flags, sys.version, sysconfig.get_platform())).encode())
     return digest.hexdigest()[:24]
 
@@ -202,11 +236,11 @@ def _locked(folder: Path) -> Iterator[None]:
 def _compile(folder: Path, csrc: Path, tools: Tools, missing: Sequence[Unit | str]) -> None:
     _announce(folder, missing)
     begin = time.monotonic()
-    for unit in missing:
-        if isinstance(unit, Unit):
-            (folder / f"{unit.name}.cpp").write_text(unit.source)
-    (folder / "build.ninja").write_text(_ninja_file(csrc, tools, missing))
-    command = [tools.ninja, "-C", str(folder), f"-j{_cores()}"]  # each compiler takes about 1 GB
+    groups = _groups([unit for unit in missing if isinstance(unit, Unit)], _cores())
+    for group in groups:
+        (folder / f"{group.name}.cpp").write_text(group.source)
+    (folder / "build.ninja").write_text(_ninja_file(csrc, tools, groups, band=BAND in missing))
+    command = [tools.ninja, "-C", str(folder), f"-j{_cores()}"]  # each compiler takes 1 to 2 GB
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         if not list(folder.glob("*.so")):
@@ -214,18 +248,41 @@ def _compile(folder: Path, csrc: Path, tools: Tools, missing: Sequence[Unit | st
         errors = [line for line in done.stdout.splitlines() if "error" in line][:5]
         log = "\n".join(errors or (done.stdout + done.stderr).splitlines()[-20:])
         raise InspectError(f"compiling the traits of {csrc} with {tools.cxx} failed:\n{log}")
+    for group in groups:
+        for unit in group.units if len(group.units) > 1 else ():
+            _link(_library(folder, unit), f"{group.name}.so")
     for path in [*folder.glob("*_d*.o"), *folder.glob("*.gch"), folder / f"{BAND}.o"]:  # 200 MB
         path.unlink(missing_ok=True)
     print(f"flash_cute.inspect: compiled in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+
+
+def _groups(missing: Sequence[Unit], cores: int) -> list[Group]:
+    """As few modules as keep all cores busy: a unit that shares a module takes half of the time."""
+    most = max(1, min(MOST_UNITS, len(missing) // max(1, cores)))
+    groups = []
+    for _, kinds in itertools.groupby(missing, lambda unit: (unit.arch, unit.direction)):
+        alike = tuple(kinds)
+        parts = -(-len(alike) // most)
+        groups += [Group(alike[len(alike) * i // parts : len(alike) * (i + 1) // parts]) for i in range(parts)]
+    return groups
+
+
+def _link(path: Path, target: str) -> None:
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    part.symlink_to(target)
+    part.replace(path)  # another process may look
 
 
 def _announce(folder: Path, missing: Sequence[Unit | str]) -> None:
     """One line before minutes of silence."""
     cores = min(len(missing), _cores())
     kinds = [unit if isinstance(unit, str) else unit.direction for unit in missing]
-    seconds = SECONDS["headers"] + sum(SECONDS[kind] for kind in kinds) / cores
+    units = [unit for unit in missing if isinstance(unit, Unit)]
+    further = len(units) - len(_groups(units, _cores()))
+    seconds = SECONDS["headers"] + (sum(SECONDS[kind] for kind in kinds) - further * SECONDS["fwd"] / 2) / cores
     names = ", ".join(_name(unit) for unit in missing[:6]) + (", ..." if len(missing) > 6 else "")
-    what = f"{len(missing)} module{'s' if len(missing) > 1 else ''} of kernel types ({names})"
+    what = f"{len(missing)} unit{'s' if len(missing) > 1 else ''} of kernel types ({names})"
     print(
         f"flash_cute.inspect: compiling {what}, once: about {seconds:.0f} s on {cores} core{'s' if cores > 1 else ''},"
         f" kept in {folder}",
@@ -238,12 +295,12 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _ninja_file(csrc: Path, tools: Tools, missing: Sequence[Unit | str]) -> str:
+def _ninja_file(csrc: Path, tools: Tools, groups: Sequence[Group], band: bool) -> str:
     includes = [f'"-I{folder}"' for folder in (csrc.resolve(), MODULE)]
     includes += [f'-isystem "{folder}"' for folder in tools.includes]
     lines = [
         f"cxx = {tools.cxx}",
-        f"flags = {' '.join([*CXX_FLAGS, *includes])}",
+        f"flags = {' '.join([*CXX_FLAGS, *(GXX_MEMORY if tools.is_gxx else ()), *includes])}",
         f"optimize = {' '.join(BAND_FLAGS)}",
         "rule header",  # CuTe's headers, parsed once for all sources
         "  command = $cxx $flags -x c++-header $in -o $out",
@@ -258,11 +315,10 @@ def _ninja_file(csrc: Path, tools: Tools, missing: Sequence[Unit | str]) -> str:
         f"build {BAND}.o: optimized {_escaped(MODULE / 'band.cpp')}",
         f"build {BAND}.so: link {BAND}.o",
     ]
-    for unit in missing:
-        if isinstance(unit, Unit):  # order-only: the parsed headers are not kept
-            lines.append(f"build {unit.name}.o: cxx {unit.name}.cpp || host.h.gch")
-            lines.append(f"build {unit.name}.so: link {unit.name}.o module.o")
-    lines.append("default " + " ".join(f"{_name(unit)}.so" for unit in missing))
+    for group in groups:  # order-only: the parsed headers are not kept
+        lines.append(f"build {group.name}.o: cxx {group.name}.cpp || host.h.gch")
+        lines.append(f"build {group.name}.so: link {group.name}.o module.o")
+    lines.append("default " + " ".join([*(f"{group.name}.so" for group in groups), *[f"{BAND}.so"] * band]))
     return "\n".join(lines) + "\n"
 
 
@@ -296,7 +352,8 @@ def find_tools() -> Tools:
     includes = (cutlass, *cuda, Path(pybind11.get_include()), Path(sysconfig.get_paths()["include"]))
     texts = [str(path) for path in includes]
     texts += [(cutlass / "cutlass/version.h").read_text(), (cuda[0] / "cuda_runtime_api.h").read_text()]
-    return Tools(cxx, _find_ninja(), includes, (cxx, cxx_version, pybind11.__version__, *texts))
+    versions = (cxx, cxx_version, pybind11.__version__, *texts)
+    return Tools(cxx, _find_ninja(), "clang" not in cxx_version, includes, versions)
 
 
 def _find_cxx() -> tuple[str, str]:

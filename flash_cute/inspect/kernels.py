@@ -163,7 +163,7 @@ class Kernel:
     """One entry of a kernel's tile table for one head dim."""
 
     arch: str
-    folder: str  # of csrc/<arch>: "fwd", "bwd" or "bwd_wide"
+    folder: str  # of csrc/<arch>: "fwd", "bwd", "bwd_wide", "fwd_large" or "bwd_large"
     head_dim: int
     entry: str  # its name in csrc/<arch>/<folder>/tile.h: sm80: the chip, "a100"; sm90: "wide"
     entry_index: int
@@ -178,7 +178,12 @@ class Kernel:
 
     @property
     def is_forward(self) -> bool:
-        return self.folder == "fwd"
+        return self.folder in ("fwd", "fwd_large")
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is of the kernels for head dims above 256, see large.py."""
+        return self.folder.endswith("_large")
 
     @property
     def has_packed(self) -> bool:
@@ -261,7 +266,8 @@ def kernels(
         csrc: the folder of headers; default the installed ones.
         archs: kernel folders; those that are not there are left out.
         directions: "fwd", "bwd".
-        head_dims: default those that the library was built for.
+        head_dims: default those that the library was built for, up to 256; of larger ones 320, 512 and 1024 are known,
+            on sm80.
 
     Raises:
         InspectError: no C++ compiler, a package of the extra `[inspect]` is missing, or the headers do not compile.
@@ -273,10 +279,16 @@ def kernels(
     """
     folder = Path(csrc) if csrc is not None else build.default_csrc()
     wanted = build.units(folder, archs, directions, head_dims or build.default_head_dims())
+    return of_units(folder, wanted)
+
+
+def of_units(csrc: Path, units: Sequence[build.Unit]) -> tuple[Kernel, ...]:
+    """The kernels of these units, compiled unless they were before."""
     return tuple(
         Kernel(**entry, module=module, index=index)
-        for module in build.build_modules(folder, wanted)
+        for unit, module in zip(units, build.build_modules(csrc, units), strict=True)
         for index, entry in enumerate(module.kernels())
+        if entry["head_dim"] == unit.head_dim
     )
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .. import varlen_attention
 from .._layers import is_plain
-from .._torch import dispatch_modes, functorch_is_active, jit_is_tracing
+from .._torch import dispatch_modes, functorch_is_active, jit_is_tracing, without_modes
 from . import _aten
 from ._flash_options import window
 from ._sdpa_call import attempt, graph_can_serve, prepare, serve
@@ -167,6 +167,23 @@ class _Active:
                 for name, override in _aten.overrides(settings.strict):
                     self._library.impl(name, override, "CUDA", with_keyset=True)
         self._order = _prefer_flash() if "cuda" in settings.devices else None
+        if torch.cuda.is_initialized():
+            self.keep_flash_first()
+
+    def keep_flash_first(self) -> None:
+        """On some GPUs PyTorch puts cuDNN first when it chooses a backend for the first time in a process, over any
+        order that was set before: let it choose once, and set ours after that."""
+        global _chosen_once
+        if _chosen_once or self._order is None or functorch_is_active() or jit_is_tracing():
+            return
+        if without_modes is None or not torch.cuda.is_available():
+            return
+        with without_modes():
+            x = torch.empty(1, 1, 1, 8, dtype=torch.float16, device="cuda")
+            torch._fused_sdp_choice(x, x, x)
+        _chosen_once = True
+        if torch._C._get_sdp_priority_order()[0] != _FLASH:
+            self._order = _prefer_flash()
 
     def remove(self) -> None:
         """Idempotent."""
@@ -180,6 +197,7 @@ class _Active:
 
 
 _active: _Active | None = None
+_chosen_once = False  # whether PyTorch has chosen a backend on CUDA
 _next_settings = _Settings()  # of the activation that PyTorch's registry makes
 
 
@@ -340,6 +358,8 @@ def _make_kernel(strict: bool) -> Any:
                 and not jit_is_tracing()
             )
         ):  # these know PyTorch's operators, not ours
+            if _active is not None:
+                _active.keep_flash_first()
             return composite(*call, scale=scale, enable_gqa=enable_gqa)
         if flash_is_enabled():
             out = attempt(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, plain)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..inspect import build
 from ..inspect.banks import accesses, conflicts
-from ..inspect.kernels import Kernel
+from ..inspect.kernels import Kernel, of_units
 from ..inspect.tables import CHIPS, Chip
 from . import _library
 from ._compile import HEAD_DIMS
@@ -54,12 +54,7 @@ def kernels(head_dims: Sequence[int] = HEAD_DIMS) -> tuple[Kernel, ...]:
         >>> kernel.facts["smem_bytes"]
         24576
     """
-    units = [build.Unit("sm80", "schedules", head_dim) for head_dim in head_dims]
-    return tuple(
-        Kernel(**entry, module=module, index=index)
-        for module in build.build_modules(build.default_csrc(), units)
-        for index, entry in enumerate(module.kernels())
-    )
+    return of_units(build.default_csrc(), [build.Unit("sm80", "schedules", head_dim) for head_dim in head_dims])
 
 
 def facts(head_dims: Sequence[int] = HEAD_DIMS, chip: Chip = CHIPS[0]) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 // The two products of the mainloop with float16 accumulators, which GeForce chips multiply twice as fast. Both leave
 // float32 results. What float16's range and precision ask for:
 //
-//   S = Q K^T: the sums over 32 columns alone are float16; they are added to S in float32. Q is multiplied by a power of
-//   two of at most `scale`, which is exact, so that the sums are no larger than the scores are. Sums beyond 65504
+//   S = Q K^T: the sums over 32 columns alone are float16; they are added to S in float32. Q is multiplied by a power
+//   of two of at most `scale`, which is exact, so that the sums are no larger than the scores are. Sums beyond 65504
 //   saturate, so that finite inputs never make the softmax compute inf - inf.
 //   O = P V: the sums of one key tile alone are float16; they are added to O in float32. P is at most 1 (the softmax
 //   takes the exact maximum in every step), so that these sums are at most kBlockN times the largest value of V. Were

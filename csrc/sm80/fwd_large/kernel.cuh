@@ -2,9 +2,9 @@
 //
 // Eight warps. The scores of 64 rows and 128 keys are summed over chunks of 64 columns of the head dim, which pass
 // through a ring of stages, so that shared memory does not depend on the head dim; each warp has 32 rows and 32 keys. P
-// goes through shared memory, and each warp computes all rows of O for an eighth of the columns, at most 512 of them per
-// CTA. Above that, two CTAs compute the same scores: half of the O sums fit in an SM's registers, and 32 rows of all of
-// them would read K and V from L2 twice as often.
+// goes through shared memory, and each warp computes all rows of O for an eighth of the columns, at most 512 of them
+// per CTA. Above that, two CTAs compute the same scores: half of the O sums fit in an SM's registers, and 32 rows of
+// all of them would read K and V from L2 twice as often.
 #pragma once
 
 #include "../../plan.h"

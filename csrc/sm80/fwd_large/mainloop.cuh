@@ -1,5 +1,5 @@
-// The loop over key tiles, from the last to the first: S = Q K^T over chunks of the head dim, mask, online softmax, P to
-// shared memory, O += P V over steps of keys.
+// The loop over key tiles, from the last to the first: S = Q K^T over chunks of the head dim, mask, online softmax, P
+// to shared memory, O += P V over steps of keys.
 #pragma once
 
 #include "../../core/convert.cuh"

@@ -1,8 +1,9 @@
 // Online softmax over rows that four warps share; see core/softmax.cuh for the lazy maximum and the rounding errors.
 //
-// The maxima in use are in shared memory, since the accumulators leave few registers. A thread compares its own scores with the limit of the maximum in use, and the
-// barrier behind the scores tells all threads whether one of them exceeds it: only then, in few tiles of a row, the
-// warps exchange their maxima. Sums and rounding errors are exchanged once, at the end.
+// The maxima in use are in shared memory, since the accumulators leave few registers. A thread compares its own scores
+// with the limit of the maximum in use, and the barrier behind the scores tells all threads whether one of them exceeds
+// it: only then, in few tiles of a row, the warps exchange their maxima. Sums and rounding errors are exchanged once,
+// at the end.
 #pragma once
 
 #include "../../core/layout.cuh"

@@ -1,7 +1,7 @@
 // Tiles in shared memory by address: rows of 64 elements (128 bytes), whose eight 16-byte vectors are permuted by the
-// row index (row r has vector v at v ^ (r % 8)), so that the eight rows of a matrix that ldmatrix reads lie in different
-// banks. Addresses are 32-bit and computed once per thread: neither a stage nor a 16-column step changes the permutation
-// of a thread's row, so that a step is one exclusive or.
+// row index (row r has vector v at v ^ (r % 8)), so that the eight rows of a matrix that ldmatrix reads lie in
+// different banks. Addresses are 32-bit and computed once per thread: neither a stage nor a 16-column step changes the
+// permutation of a thread's row, so that a step is one exclusive or.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// The scheduler of batches whose sequences are read at run time: a thread of its own draws the tasks, a few steps before
-// the loads of the last one end, so that little waits for what it looks up in global memory. Not earlier: other CTAs
-// may wait for the adds of a task that has been drawn, which its CTA would not begin yet.
+// The scheduler of batches whose sequences are read at run time: a thread of its own draws the tasks, a few steps
+// before the loads of the last one end, so that little waits for what it looks up in global memory. Not earlier: other
+// CTAs may wait for the adds of a task that has been drawn, which its CTA would not begin yet.
 #pragma once
 
 #include "dq_queue.cuh"

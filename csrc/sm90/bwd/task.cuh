@@ -51,11 +51,6 @@ CUTE_DEVICE void copy_to_smem(T const& from, T& to) {
   }
 }
 
-// Whether a band lets every key be seen by few rows, and by about as many.
-CUTE_DEVICE bool is_window(Band const& band, int len_q) {
-  return band.has_lower() && band.has_upper() && 2 * (int64_t{band.upper} - band.lower) < len_q;
-}
-
 // A key tile, or one CTA's share of a split tile. Kept in shared memory; warps short of registers reload it at each
 // use.
 struct KeyTile {
@@ -78,7 +73,7 @@ struct KeyTile {
     tile.batch = head / args.params.heads_kv;
     tile.first.m_block = range.end - 1;
     tile.first.head = 0;
-    tile.last_row_tile = is_window(args.params.band, args.params.len_q) ? range.begin : -1;
+    tile.last_row_tile = args.params.band.is_window(args.params.len_q) ? range.begin : -1;
     tile.end = tile.begin + args.params.group * (range.end - range.begin);
   }
 };
@@ -206,7 +201,7 @@ struct SequenceKeyTile : KeyTile, SequenceRecord {
     bool const used = there.fits && there.n_block * kBlockN < sequence.len_k;
     there.first.m_block = range.end - 1;
     there.first.head = 0;
-    there.last_row_tile = is_window(sequence.band, sequence.len_q) ? range.begin : -1;
+    there.last_row_tile = sequence.band.is_window(sequence.len_q) ? range.begin : -1;
     there.end = there.begin + (used ? params.group * (range.end - range.begin) : 0);
     return true;
   }
