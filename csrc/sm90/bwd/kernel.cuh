@@ -132,9 +132,10 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
         wait_results_read();
       }
     }
-    // Read again, as in the main loop.
-    KeyTile const finished = read_uniform(static_cast<KeyTile const volatile&>(task));
-    finish_task<Traits>(args, finished, draws, smem, task, tdKrdK, tdVrdV);
+    // Its place, too, is computed again: kept across the main loop, it spilled.
+    typename Traits::Task const volatile& task_again = smem.task[opaque(draws) & 1];
+    KeyTile const tile_again = read_uniform(static_cast<KeyTile const volatile&>(task_again));
+    finish_task<Traits>(args, tile_again, draws, smem, task_again, tdKrdK, tdVrdV);
     __syncwarp();  // all lanes have passed their waits, also where there was no key tile
     smem.task_pipeline.release(at_step(draws));
   }
