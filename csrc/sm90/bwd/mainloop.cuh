@@ -310,12 +310,14 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
     issue_scores<Traits>(smem, operands, warpgroup, rows, tSrK, tSrQ, tSrS);
     if (!kLateDp) issue_dp<Traits>(smem, operands, warpgroup, rows, tSrV, tSrV_regs, tSrdO, tSrdP);
     if (!kFirst) publish(number - 1);  // here, where the fence has no store in flight to wait for
+    constexpr bool kModified = modifies_scores(Traits::kVariant);
     RowStats<kBlockM> delta;
-    if constexpr (Traits::kDeltaWithQ) delta = RowStats<kBlockM>(smem.delta[rows.stage]);
+    if constexpr (Traits::kDeltaWithQ && !kModified) delta = RowStats<kBlockM>(smem.delta[rows.stage]);
     compute_p<Traits>(smem, params, lengths, shift, slope, range, tile.n_block, m_block, rows, tSrS, rP);
+    if constexpr (kModified) delta = RowStats<kBlockM>(smem.delta[rows.stage]);  // before, it spilled
     if constexpr (Traits::kDeltaWithQ) set_to_negative(rowcol_view(tSrdP), delta);
     if (kLateDp) issue_dp<Traits>(smem, operands, warpgroup, rows, tSrV, tSrV_regs, tSrdO, tSrdP);
-    if constexpr (!modifies_scores(Traits::kVariant)) convert(tSrS, rP);
+    if constexpr (!kModified) convert(tSrS, rP);
     issue_dv<Traits>(smem, operands, rows, rP, tdVrdO, tdVrdV);
     if (kFirst && warpgroup == 0) named_arrive(kHalfStep, Traits::kConsumerThreads);
     compute_ds_and_issue_dk<Traits>(smem, operands, ds, rows, tSrS, tSrdP, tdKrQ, tdKrdK);
