@@ -13,6 +13,13 @@ namespace flash_cute::sm90::bwd_large {
 
 using namespace cute;
 
+// Tells another CTA that a buffer has been read. Only reads come before, so that no write has to be visible in the
+// cluster: a release at its scope is compiled to a fence of the whole GPU, and would be in every step's chain.
+CUTE_DEVICE void arrive_after_reads(uint32_t barrier) {
+  jitter();
+  asm volatile("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // Receives a warpgroup's part; a thread has every 128th element. The thread that has read its elements may overwrite
 // them, and so hand on what it makes of them.
 struct alignas(1024) PartBuffer {
@@ -69,7 +76,8 @@ struct Exchange {
     static_assert(decltype(size(acc))::value == 4 * PartBuffer::kFours);
     // The partner's buffer becomes free for the first part of a step when it has been released in the step before, and
     // for the second one when the partner has read the first one of its own.
-    wait_for_cluster(barriers.empty[kRound], (step & 1) ^ (kRound == 0));
+    wait_barrier(barriers.empty[kRound], (step & 1) ^ (kRound == 0));
+    jitter();
     int const thread = fresh_thread_index() % 128;
     if (thread == 0) set_barrier_transaction_bytes(barriers.full, kPartBytes);
     uint32_t const target = address_in_cta(&buffer.fours[thread], partner(kRound));
@@ -108,7 +116,7 @@ struct Exchange {
   template <int kRound>
   CUTE_DEVICE void allow() const {
     __syncwarp();  // all lanes have read
-    if (fresh_lane_index() == 0) arrive_in_cta(address_in_cta(&barriers.empty[kRound], partner(kRound)));
+    if (fresh_lane_index() == 0) arrive_after_reads(address_in_cta(&barriers.empty[kRound], partner(kRound)));
   }
 };
 
