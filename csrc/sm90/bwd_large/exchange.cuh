@@ -84,7 +84,8 @@ struct Exchange {
     uint32_t const full = address_in_cta(&barriers.full, partner(kRound));
     CUTE_UNROLL
     for (int j = 0; j < PartBuffer::kFours; ++j) {
-      store_async(target + j * 128 * sizeof(float4), {acc(4 * j), acc(4 * j + 1), acc(4 * j + 2), acc(4 * j + 3)}, full);
+      float4 const part{acc(4 * j), acc(4 * j + 1), acc(4 * j + 2), acc(4 * j + 3)};
+      store_async(target + j * 128 * sizeof(float4), part, full);
     }
   }
 

@@ -1,5 +1,5 @@
-// dQ. A cluster owns 64 query rows, each of its CTAs a part of the columns of Q, dO, K, V and dQ, and loops over the key
-// tiles that the rows see, from the last to the first. One warpgroup computes S, dP and dS, the other sums dQ:
+// dQ. A cluster owns 64 query rows, each of its CTAs a part of the columns of Q, dO, K, V and dQ, and loops over the
+// key tiles that the rows see, from the last to the first. One warpgroup computes S, dP and dS, the other sums dQ:
 //
 //     warpgroup 0 | P(n), S(n-1) = Q K^T issued, exchange of its parts | dS(n) to smem, dP(n-1) = dO V^T issued, ...
 //     warpgroup 1 | dQ += dS(n+1) K(n+1)                               | dQ += dS(n) K(n)
