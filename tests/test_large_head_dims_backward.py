@@ -70,10 +70,13 @@ def test_grouped_heads(device: str, heads_q: int, heads_kv: int, bwd: Backward, 
 
 @pytest.mark.kernel
 @CUDA
-@pytest.mark.parametrize("head_dim", [320, 512, 1024])
-def test_many_tiles_and_the_same_bits(device: str, head_dim: int, bwd: Backward, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("dtype", CUDA_DTYPES, ids=str)
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(320, 320), (512, 512), (1024, 8), (1024, 1024)], ids=str)
+def test_many_tiles_and_the_same_bits(
+    device: str, head_dim: int, head_dim_v: int, dtype: torch.dtype, bwd: Backward, rng: torch.Generator
+) -> None:
     """The ring of stages goes round many times, and a race would show in the bits; both modes are one."""
-    case = Case(head_dim, 1501, 2001, True, BF16, 1, 4, 2)
+    case = Case(head_dim, 1501, 2001, True, dtype, 1, 4, 2, head_dim_v)
     q, k, v = case.inputs(device, rng)
     dout, dlse = case.flow(device, rng)
     given = bwd(dout, q, k, v, True, dlse=dlse, deterministic=True)

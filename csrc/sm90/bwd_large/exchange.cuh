@@ -13,11 +13,18 @@ namespace flash_cute::sm90::bwd_large {
 
 using namespace cute;
 
-// Tells another CTA that a buffer has been read. Only reads come before, so that no write has to be visible in the
-// cluster: a release at its scope is compiled to a fence of the whole GPU, and would be in every step's chain.
-CUTE_DEVICE void arrive_after_reads(uint32_t barrier) {
+// Tells another CTA that a warp has read a buffer. Only reads come before, so that no write has to be visible in the
+// cluster: a release at its scope is compiled to a fence of the whole GPU, and would be in every step's chain. A release
+// in the CTA is not enough: the loads have been issued then, but those of a warp that competes with WGMMAs for shared
+// memory may take longer than the other CTA's answer. So which lane arrives depends on what was loaded. `read`: a
+// combination of a word of each load, whose other words arrive with it.
+CUTE_DEVICE void arrive_after_reads(uint32_t barrier, uint32_t read) {
+  __syncwarp();
+  int const lane = __any_sync(0xffffffffu, read == 0x5555aaaau);
   jitter();
-  asm volatile("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+  if (fresh_lane_index() == lane) {
+    asm volatile("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+  }
 }
 
 // Receives a warpgroup's part; a thread has every 128th element. The thread that has read its elements may overwrite
@@ -36,13 +43,17 @@ CUTE_DEVICE void store_to_parts(PartBuffer& buffer, Fragment const& fragment) {
     reinterpret_cast<uint4*>(buffer.fours)[j * 128 + fresh_thread_index() % 128] = fours(j);
   }
 }
+// Returns what arrive_after_reads wants to know.
 template <class Fragment>
-CUTE_DEVICE void load_from_parts(PartBuffer const& buffer, Fragment& fragment) {
+CUTE_DEVICE uint32_t load_from_parts(PartBuffer const& buffer, Fragment& fragment) {
   auto fours = recast<uint4>(fragment);
+  uint32_t read = 0;
   CUTE_UNROLL
   for (int j = 0; j < size(fours); ++j) {
     fours(j) = reinterpret_cast<uint4 const*>(buffer.fours)[j * 128 + fresh_thread_index() % 128];
+    read ^= fours(j).x;
   }
+  return read;
 }
 
 constexpr int exchange_rounds(int ctas) { return ctas == 4 ? 2 : 1; }
@@ -89,35 +100,38 @@ struct Exchange {
     }
   }
 
-  // Leaves the sum of all CTAs' parts in acc.
+  // Leaves the sum of all CTAs' parts in acc. Returns what release wants to know.
   template <int kRound = 0, class Accumulator>
-  CUTE_DEVICE void complete(Accumulator& acc, int step) const {  // (MMA, MMA_M, MMA_N)
+  CUTE_DEVICE uint32_t complete(Accumulator& acc, int step) const {  // (MMA, MMA_M, MMA_N)
     wait_for_cluster(barriers.full, (step * kRounds + kRound) & 1);  // the four warps of the partner have sent
     int const thread = fresh_thread_index() % 128;
+    uint32_t read = 0;
     CUTE_UNROLL
     for (int j = 0; j < PartBuffer::kFours; ++j) {
       float4 const part = buffer.fours[j * 128 + thread];
+      read ^= __float_as_uint(part.x);
       acc(4 * j) += part.x;
       acc(4 * j + 1) += part.y;
       acc(4 * j + 2) += part.z;
       acc(4 * j + 3) += part.w;
     }
     if constexpr (kRound + 1 < kRounds) {
-      allow<kRound + 1>();
+      allow<kRound + 1>(read);
       send<kRound + 1>(acc, step);
-      complete<kRound + 1>(acc, step);
+      return complete<kRound + 1>(acc, step);
+    } else {
+      return read;
     }
   }
 
-  // By each of the four warps that have read the buffer last.
-  CUTE_DEVICE void release() const { allow<0>(); }
+  // By each of the four warps that have read the buffer last, with what complete or load_from_parts has returned.
+  CUTE_DEVICE void release(uint32_t read) const { allow<0>(read); }
 
  private:
   // The partner of a round may send.
   template <int kRound>
-  CUTE_DEVICE void allow() const {
-    __syncwarp();  // all lanes have read
-    if (fresh_lane_index() == 0) arrive_after_reads(address_in_cta(&barriers.empty[kRound], partner(kRound)));
+  CUTE_DEVICE void allow(uint32_t read) const {
+    arrive_after_reads(address_in_cta(&barriers.empty[kRound], partner(kRound)), read);
   }
 };
 

@@ -182,11 +182,9 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
   for (int i = 0; i < steps; ++i) {
     bool const last = i + 1 == steps;
     RowStats<kTileRows> const delta = read_statistics(smem.delta[state.stage]);
-    exchange.complete(tSrdP, i);
-    exchange.release();
+    exchange.release(exchange.complete(tSrdP, i));
     smem.p_pipeline.wait_full({0, i & 1});  // the dV warpgroup's four warps have stored P^T
-    load_from_parts(smem.parts_of_s, rP);
-    exchange_of_s.release();
+    exchange_of_s.release(load_from_parts(smem.parts_of_s, rP));
     differentiate(rP, dscores, delta, 0, size<1>(dscores));
     __syncwarp();  // all lanes have read the statistics
     smem.dout_pipeline.release(state);

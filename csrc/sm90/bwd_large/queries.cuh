@@ -95,6 +95,7 @@ CUTE_DEVICE void scores_consumer(KernelArgs const& args, typename Traits::Querie
     }
     warpgroup_wait<0>();  // dP
     warpgroup_fence_operand(tSrdP);
+    if (step > 0) smem.turn_pipeline.arrive_full(at_step(step - 1));
     if (!last) {
       smem.v_pipeline.release(v_state);
       exchange_dp.send(tSrdP, step);
@@ -112,8 +113,7 @@ CUTE_DEVICE void scores_consumer(KernelArgs const& args, typename Traits::Querie
   for (int i = 0; i < steps; ++i) {
     bool const last = i + 1 == steps;
     int const n = last_key_tile - i;
-    exchange_s.complete(tSrS, i);
-    exchange_s.release();
+    exchange_s.release(exchange_s.complete(tSrS, i));
     copy(tSrS, tSrP);
     auto rF = make_tensor_like<cutlass::half_t>(tSrP);  // (MMA, MMA_M, MMA_N): derivatives of modified scores
     if (!last) smem.k_pipeline.wait_full(k_state);
@@ -173,9 +173,10 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
 #pragma unroll 1
   for (int i = 0; i < steps; ++i) {
     smem.ds_pipeline.wait_full({0, i & 1});  // the other warpgroup's four warps have stored dS
-    load_from_parts(smem.parts_of_dp, rdS);
-    exchange_dp.release();
+    exchange_dp.release(load_from_parts(smem.parts_of_dp, rdS));
     smem.k_pipeline.wait_full(k_state);  // TMA: K has landed
+    // dP of the next step, whose part the other CTA waits for, has had the tensor cores first.
+    smem.turn_pipeline.wait_full(at_step(i));
     issue_gemm<Accumulate::kAdd>(products.mma_sums, tdQrdS, operands.at(tdQrK, smem.k[k_state.stage]), tdQrdQ);
     warpgroup_wait<0>();
     warpgroup_fence_operand(tdQrdQ);
@@ -206,6 +207,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_queries_kernel(__grid
     smem.k_pipeline.init(8);
     smem.v_pipeline.init(4);
     smem.ds_pipeline.init(4, 4);
+    smem.turn_pipeline.init(4, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes them visible to TMA and the cluster
   }
   cluster_sync();  // the CTAs' threads 0 have written the tile and initialised the barriers

@@ -88,7 +88,8 @@ struct Traits {
     Pipeline<1> rows_pipeline;  // Q and dO
     Pipeline<kStagesOfKeys> k_pipeline;
     Pipeline<kStagesOfValues> v_pipeline;
-    Pipeline<1> ds_pipeline;  // full: dS is in parts_of_dp
+    Pipeline<1> ds_pipeline;    // full: dS is in parts_of_dp
+    Pipeline<2> turn_pipeline;  // full: the tensor cores have computed dP, and may add to dQ
   };
   static_assert(sizeof(QueriesStorage) <= kSmemBytes);
 };
