@@ -257,7 +257,7 @@ def _folder(plan: dict[str, Any]) -> str:
     """That of csrc/<backend>/ with the plan's kernel, which is a namespace, too."""
     kernel = plan["kernel"]
     if kernel == "bwd_keys_kernel":
-        return "bwd_wide" if plan["backend"] == "sm90" else "bwd_large"
+        return "bwd_large" if plan["kernel_head_dim"] > 256 else "bwd_wide"
     return "bwd" if kernel == "bwd_sequences_kernel" else kernel.removesuffix("_kernel")
 
 
