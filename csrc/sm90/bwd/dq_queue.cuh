@@ -22,9 +22,9 @@ CUTE_DEVICE void count_key_tile(BwdParams const& params, SequenceTask const vola
                : "=r"(before)
                : "l"(params.dq_queue + params.heads_q * params.m_blocks + first)
                : "memory");
-  int const arrivals = 2 * ceil_div(int{task.keys}, int{Traits::kBlockN});
+  int const key_tiles = ceil_div(int{task.keys}, int{Traits::kBlockN}), arrivals = 2 * key_tiles;
   if (before + 1 != arrivals) return;
-  int const chunks = ceil_div(params.group * row_tiles, int{DqQueue::kChunk});
+  int const chunks = DqQueue::chunks(params, row_tiles, key_tiles);
   int place = atomicAdd(params.counters + DqQueue::kTail, chunks);
   __threadfence();  // releases what all have added, with the stores that follow
 #pragma unroll 1
@@ -34,32 +34,38 @@ CUTE_DEVICE void count_key_tile(BwdParams const& params, SequenceTask const vola
   }
 }
 
-// The number of a chunk, taken from the queue.
-struct TakenChunk {
-  int number;  // -1: none
-  int left;    // chunks that stay in the queue
+// Takes chunks for a CTA. A place is taken by one atomic addition: with compare and swap, of all CTAs that try at a time
+// one succeeds and the others try again, and small chunks came to each of them 30,000 clocks late.
+class ChunkTaker {
+ public:
+  // A chunk's number, and how many stay in the queue behind it; -1 and 0: there is none.
+  struct Chunk {
+    int number;
+    int left;
+  };
 
-  CUTE_DEVICE explicit TakenChunk(BwdParams const& params) : number(-1), left(0) {
+  CUTE_DEVICE Chunk take(BwdParams const& params) {
     int const volatile* const counters = params.counters;
     int const tail = counters[DqQueue::kTail];
-    int taken = counters[DqQueue::kHead];
-#pragma unroll 1
-    for (;;) {
-      left = tail - taken - 1;
-      if (left < 0) return;
-      int const seen = atomicCAS(params.counters + DqQueue::kHead, taken, taken + 1);
-      if (seen == taken) break;
-      taken = seen;
+    if (place_ < 0) {
+      if (counters[DqQueue::kHead] >= tail) return {.number = -1, .left = 0};
+      place_ = atomicAdd(params.counters + DqQueue::kHead, 1);
     }
+    int const left = tail - place_ - 1;
+    if (left < 0) return {.number = -1, .left = 0};  // others were faster: the next chunk that comes is this CTA's
+    int number;
     do {  // the chunk has a place in the queue before it is there
-      number = read(params.dq_queue + taken) - 1;
+      number = read(params.dq_queue + place_) - 1;
     } while (number < 0);
     asm volatile("fence.proxy.async;" ::: "memory");  // bulk copies have written the sums
+    place_ = -1;
+    return {.number = number, .left = left};
   }
 
-  // Whether all chunks have been taken.
-  CUTE_DEVICE static bool all(BwdParams const& params) {
-    return read(params.counters + DqQueue::kHead) >= params.counters[DqQueue::kExpected];
+  // Whether no chunk is left for this CTA.
+  CUTE_DEVICE bool is_done(BwdParams const& params) const {
+    int const volatile* const counters = params.counters;
+    return (place_ < 0 ? counters[DqQueue::kHead] : place_) >= counters[DqQueue::kExpected];
   }
 
  private:
@@ -68,6 +74,8 @@ struct TakenChunk {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
     return value;
   }
+
+  int place_ = -1;  // taken, but without a chunk so far
 };
 
 }  // namespace flash_cute::sm90::bwd

@@ -11,10 +11,10 @@ namespace flash_cute::sm90::bwd {
 
 constexpr int kDrawAhead = 4;  // steps between a draw and the last loads of the task before it
 
-// Takes a chunk, with what its conversion needs, as the task's share of dQ. Returns how many chunks are left.
+// Takes a chunk, with what its conversion needs, as the task's share of dQ. Returns how many row tiles are left, about.
 template <class Traits>
-CUTE_DEVICE int take_chunk(BwdParams const& params, SequenceTask& task) {
-  TakenChunk const taken(params);
+CUTE_DEVICE int take_chunk(BwdParams const& params, ChunkTaker& taker, SequenceTask& task) {
+  ChunkTaker::Chunk const taken = taker.take(params);
   task.dq_begin = task.dq_end = 0;
   if (taken.number < 0) return 0;
   ListedRowTile const tile = listed_row_tile(params, taken.number);
@@ -26,18 +26,20 @@ CUTE_DEVICE int take_chunk(BwdParams const& params, SequenceTask& task) {
   chunk.head_kv = tile.head / params.group;
   int const row_tiles = ceil_div(int{chunk.sequence.rows}, int{Traits::kBlockM});
   chunk.row_tiles = row_tiles;
-  task.dq_begin = DqQueue::kChunk * (tile.head % params.group * row_tiles + tile.m_block);
-  task.dq_end = min(task.dq_begin + DqQueue::kChunk, params.group * row_tiles);
-  return taken.left;
+  int const share = DqQueue::chunk(params, row_tiles, ceil_div(int{record.keys}, int{Traits::kBlockN}));
+  task.dq_begin = share * (tile.head % params.group * row_tiles + tile.m_block);
+  task.dq_end = min(task.dq_begin + share, params.group * row_tiles);
+  return taken.left * share;
 }
 
 // A ticket is a key tile's rank in the order of processing. A task without a key tile only converts sums: where many
-// chunks are in the queue, and when there are no more tickets.
+// row tiles are in the queue, and when there are no more tickets.
 template <class Traits>
 CUTE_DEVICE void schedule_tasks(KernelArgs const& args, typename Traits::SharedStorage& smem) {
-  constexpr int kMany = 64;  // chunks in the queue, of all CTAs
+  constexpr int kMany = 512;  // row tiles in the queue, of all CTAs
   BwdParams const& params = args.params;
   bool tickets = true;
+  ChunkTaker taker;
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     SequenceTask& task = smem.task[draws & 1];
@@ -49,13 +51,13 @@ CUTE_DEVICE void schedule_tasks(KernelArgs const& args, typename Traits::SharedS
     task.n_block = -1;
 #pragma unroll 1
     for (;;) {
-      int const left = take_chunk<Traits>(params, task);
+      int const left = take_chunk<Traits>(params, taker, task);
       if (tickets && left < kMany) {
         int const rank = atomicAdd(params.counters + DqQueue::kTicket, 1);
         tickets = SequenceKeyTile::make<Traits>(args, rank, task);
       }
       if (tickets || task.dq_end > task.dq_begin) break;
-      if (TakenChunk::all(params)) {
+      if (taker.is_done(params)) {
         task.dq_begin = -1;
         break;
       }
