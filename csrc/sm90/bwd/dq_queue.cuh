@@ -34,8 +34,8 @@ CUTE_DEVICE void count_key_tile(BwdParams const& params, SequenceTask const vola
   }
 }
 
-// Takes chunks for a CTA. A place is taken by one atomic addition: with compare and swap, of all CTAs that try at a time
-// one succeeds and the others try again, and small chunks came to each of them 30,000 clocks late.
+// Takes chunks for a CTA. A place is taken by one atomic addition: with compare and swap, of all CTAs that try at a
+// time one succeeds and the others try again, and small chunks came to each of them 30,000 clocks late.
 class ChunkTaker {
  public:
   // A chunk's number, and how many stay in the queue behind it; -1 and 0: there is none.
