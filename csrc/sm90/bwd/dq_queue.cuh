@@ -34,38 +34,32 @@ CUTE_DEVICE void count_key_tile(BwdParams const& params, SequenceTask const vola
   }
 }
 
-// Takes chunks for a CTA. A place is taken by one atomic addition: with compare and swap, of all CTAs that try at a
+// A chunk that a CTA takes. It takes a place by one atomic addition: with compare and swap, of all CTAs that try at a
 // time one succeeds and the others try again, and small chunks came to each of them 30,000 clocks late.
-class ChunkTaker {
- public:
-  // A chunk's number, and how many stay in the queue behind it; -1 and 0: there is none.
-  struct Chunk {
-    int number;
-    int left;
-  };
+struct TakenChunk {
+  int number;  // -1: there is none
+  int left;    // chunks that stay in the queue behind it
 
-  CUTE_DEVICE Chunk take(BwdParams const& params) {
+  // `place`: one that the CTA has taken, but without a chunk so far; -1: none.
+  CUTE_DEVICE TakenChunk(BwdParams const& params, int volatile& place) : number(-1), left(0) {
     int const volatile* const counters = params.counters;
     int const tail = counters[DqQueue::kTail];
-    if (place_ < 0) {
-      if (counters[DqQueue::kHead] >= tail) return {.number = -1, .left = 0};
-      place_ = atomicAdd(params.counters + DqQueue::kHead, 1);
+    if (place < 0) {
+      if (counters[DqQueue::kHead] >= tail) return;
+      place = atomicAdd(params.counters + DqQueue::kHead, 1);
     }
-    int const left = tail - place_ - 1;
-    if (left < 0) return {.number = -1, .left = 0};  // others were faster: the next chunk that comes is this CTA's
-    int number;
+    if (place >= tail) return;  // others were faster: the next chunk that comes to the place is this CTA's
+    left = tail - place - 1;
     do {  // the chunk has a place in the queue before it is there
-      number = read(params.dq_queue + place_) - 1;
+      number = read(params.dq_queue + place) - 1;
     } while (number < 0);
     asm volatile("fence.proxy.async;" ::: "memory");  // bulk copies have written the sums
-    place_ = -1;
-    return {.number = number, .left = left};
+    place = -1;
   }
 
-  // Whether no chunk is left for this CTA.
-  CUTE_DEVICE bool is_done(BwdParams const& params) const {
-    int const volatile* const counters = params.counters;
-    return (place_ < 0 ? counters[DqQueue::kHead] : place_) >= counters[DqQueue::kExpected];
+  // Whether no chunk is left for a CTA.
+  CUTE_DEVICE static bool all(BwdParams const& params, int place) {
+    return (place < 0 ? read(params.counters + DqQueue::kHead) : place) >= params.counters[DqQueue::kExpected];
   }
 
  private:
@@ -74,8 +68,6 @@ class ChunkTaker {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
     return value;
   }
-
-  int place_ = -1;  // taken, but without a chunk so far
 };
 
 }  // namespace flash_cute::sm90::bwd

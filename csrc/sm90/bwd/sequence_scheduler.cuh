@@ -13,22 +13,25 @@ constexpr int kDrawAhead = 4;  // steps between a draw and the last loads of the
 
 // Takes a chunk, with what its conversion needs, as the task's share of dQ. Returns how many row tiles are left, about.
 template <class Traits>
-CUTE_DEVICE int take_chunk(BwdParams const& params, ChunkTaker& taker, SequenceTask& task) {
-  ChunkTaker::Chunk const taken = taker.take(params);
+CUTE_DEVICE int take_chunk(BwdParams const& params, SequenceTask& task) {
+  TakenChunk const taken(params, task.place);
   task.dq_begin = task.dq_end = 0;
   if (taken.number < 0) return 0;
   ListedRowTile const tile = listed_row_tile(params, taken.number);
-  DqChunk& chunk = task.chunk;
   SequenceRecord const& record = params.tiles.records[tile.index];
-  copy_to_smem(record.sequence, chunk.sequence);
+  copy_to_smem(record.sequence, task.chunk.sequence);
+  // Step by step through shared memory: the thread has few registers.
+  DqChunk volatile& chunk = task.chunk;
   chunk.batch = tile.index;
   chunk.first_row_tile = record.first_row_tile;
   chunk.head_kv = tile.head / params.group;
-  int const row_tiles = ceil_div(int{chunk.sequence.rows}, int{Traits::kBlockM});
+  int const row_tiles = ceil_div(int(chunk.sequence.rows), int{Traits::kBlockM});
   chunk.row_tiles = row_tiles;
+  SequenceTask volatile& there = task;
+  there.dq_begin = tile.head % params.group * row_tiles + tile.m_block;  // the chunk's number
   int const share = DqQueue::chunk(params, row_tiles, ceil_div(int{record.keys}, int{Traits::kBlockN}));
-  task.dq_begin = share * (tile.head % params.group * row_tiles + tile.m_block);
-  task.dq_end = min(task.dq_begin + share, params.group * row_tiles);
+  there.dq_end = min((there.dq_begin + 1) * share, params.group * row_tiles);
+  there.dq_begin = there.dq_begin * share;
   return taken.left * share;
 }
 
@@ -39,7 +42,6 @@ CUTE_DEVICE void schedule_tasks(KernelArgs const& args, typename Traits::SharedS
   constexpr int kMany = 512;  // row tiles in the queue, of all CTAs
   BwdParams const& params = args.params;
   bool tickets = true;
-  ChunkTaker taker;
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     SequenceTask& task = smem.task[draws & 1];
@@ -49,15 +51,16 @@ CUTE_DEVICE void schedule_tasks(KernelArgs const& args, typename Traits::SharedS
     task.begin = task.end = draws > 0 ? before.end : 0;
     task.keys_phase = draws > 0 && before.keys_phase != (before.begin < before.end);
     task.n_block = -1;
+    task.place = draws > 0 ? before.place : -1;
 #pragma unroll 1
     for (;;) {
-      int const left = take_chunk<Traits>(params, taker, task);
+      int const left = take_chunk<Traits>(params, task);
       if (tickets && left < kMany) {
         int const rank = atomicAdd(params.counters + DqQueue::kTicket, 1);
         tickets = SequenceKeyTile::make<Traits>(args, rank, task);
       }
       if (tickets || task.dq_end > task.dq_begin) break;
-      if (taker.is_done(params)) {
+      if (TakenChunk::all(params, task.place)) {
         task.dq_begin = -1;
         break;
       }
