@@ -39,7 +39,8 @@ cudaError_t launch_overlapped(Overlap overlap, void (*kernel)(Params...), unsign
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = overlap == Overlap::kYes ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, args...);
+  cudaLaunchKernelEx(&config, kernel, args...);
+  return cudaGetLastError();  // which forgets it, too
 }
 
 }  // namespace flash_cute
