@@ -3,6 +3,7 @@
 // may wait for the adds of a task that has been drawn, which its CTA would not begin yet.
 #pragma once
 
+#include "../../core/registers.cuh"
 #include "dq_queue.cuh"
 #include "task.cuh"
 #include "traits.cuh"
@@ -67,7 +68,7 @@ CUTE_DEVICE void schedule_tasks(KernelArgs const& args, typename Traits::SharedS
       __nanosleep(100);  // until other CTAs have added
     }
     bool const last = task.dq_begin < 0;
-    smem.task_pipeline.publish(at_step(draws));
+    smem.task_pipeline.publish(at_step(opaque(draws)));  // the stage's number is not kept: there is no register
     if (last) break;
   }
 }
