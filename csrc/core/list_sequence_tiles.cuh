@@ -5,6 +5,7 @@
 
 #include <cute/tensor.hpp>
 
+#include "launch_overlapped.cuh"
 #include "sequence.cuh"
 #include "sequence_prefix.cuh"
 #include "sequence_tiles.cuh"
@@ -27,6 +28,7 @@ struct LengthClass {
 template <int kBlockM, int kBlockN>
 __global__ void __launch_bounds__(sequence_prefix::kThreads, 1)
     number_sequence_tiles_kernel(__grid_constant__ BwdParams const params) {
+  let_next_kernel_start();
   constexpr int kThreads = sequence_prefix::kThreads;
   SequenceTiles const& tiles = params.tiles;
   int const sequences = sequence_count(params);
@@ -81,7 +83,7 @@ __global__ void __launch_bounds__(sequence_prefix::kThreads, 1)
       record.first_key_tile = limited(keys_before);
       record.fits = int64_t{record.first_row_tile} + rows <= params.m_blocks && keys_before + keys <= params.n_blocks;
       keys_before += keys;
-      if (has_key_tiles(record)) chunks += ceil_div(params.group * rows, int{DqQueue::kChunk}) * params.heads_kv;
+      if (has_key_tiles(record)) chunks += DqQueue::chunks(params, rows, keys) * params.heads_kv;
     }
   }
   if (params.counters != nullptr && chunks > 0) atomicAdd(params.counters + DqQueue::kExpected, chunks);
@@ -94,6 +96,8 @@ __global__ void __launch_bounds__(sequence_prefix::kThreads, 1)
 // Fills `row_sequence` and `key_sequence`. A warp per sequence.
 template <int kBlockM, int kBlockN>
 __global__ void __launch_bounds__(256) list_sequence_tiles_kernel(__grid_constant__ BwdParams const params) {
+  wait_for_kernel_before();
+  let_next_kernel_start();
   SequenceTiles const& tiles = params.tiles;
   int const index = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (index >= sequence_count(params)) return;
@@ -105,14 +109,15 @@ __global__ void __launch_bounds__(256) list_sequence_tiles_kernel(__grid_constan
   for (int i = first_key + lane; i < key_end; i += 32) tiles.key_sequence[i] = index;
 }
 
+// `overlap`: of the second kernel.
 template <int kBlockM, int kBlockN>
-cudaError_t launch_sequence_tiles(BwdParams const& params, cudaStream_t stream) {
+cudaError_t launch_sequence_tiles(BwdParams const& params, cudaStream_t stream, Overlap overlap = Overlap::kNo) {
   number_sequence_tiles_kernel<kBlockM, kBlockN><<<1, sequence_prefix::kThreads, 0, stream>>>(params);
   cudaError_t const error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   unsigned const sequences = params.batch + 2;  // at most, see sequence_count
-  list_sequence_tiles_kernel<kBlockM, kBlockN><<<(sequences + 7) / 8, 256, 0, stream>>>(params);
-  return cudaGetLastError();
+  return launch_overlapped(overlap, list_sequence_tiles_kernel<kBlockM, kBlockN>, (sequences + 7) / 8, 256, 0, stream,
+                           params);
 }
 
 }  // namespace flash_cute
