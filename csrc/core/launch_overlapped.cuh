@@ -39,8 +39,7 @@ cudaError_t launch_overlapped(Overlap overlap, void (*kernel)(Params...), unsign
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = overlap == Overlap::kYes ? 1 : 0;
-  cudaLaunchKernelEx(&config, kernel, args...);
-  return cudaGetLastError();  // which forgets it, too
+  return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
 }  // namespace flash_cute
