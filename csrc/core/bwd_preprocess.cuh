@@ -18,7 +18,6 @@
 #include <cutlass/numeric_conversion.h>
 
 #include "../plan.h"
-#include "launch_overlapped.cuh"
 #include "sequence_tiles.cuh"
 #include "sink.cuh"
 
@@ -197,10 +196,6 @@ __global__ void __launch_bounds__(preprocess::kThreads)
   constexpr int kThreadsPerRow = threads_per_row(kHeadDim);
   constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
   static_assert(kBlockM % kRowsAtOnce == 0 && kThreadsPerRow <= 32);
-  if constexpr (kSequences) {
-    wait_for_kernel_before();
-    let_next_kernel_start();
-  }
   RowTileRows const rows = find_rows<kBlockM, kSequences>(params);
   // The queue's places, and its counts of key tiles, are as many as there might be tiles.
   if (kSequences && threadIdx.x < 2 && params.dq_queue != nullptr) {
@@ -318,11 +313,10 @@ cudaError_t launch_bwd_sinks(BwdParams const& params, bool sequences, cudaStream
 
 // `kSequences`: the main kernel reads sequences at run time.
 template <class Element, int kBlockM, int kHeadDim, class Order, bool kClearSums, bool kSequences = false>
-cudaError_t launch_bwd_preprocess(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream,
-                                  Overlap overlap = Overlap::kNo) {
-  cudaError_t const error =
-      launch_overlapped(overlap, bwd_preprocess_kernel<Element, kBlockM, kHeadDim, Order, kClearSums, kSequences>,
-                        unsigned(plan.row_tiles), preprocess::kThreads, 0, stream, params);
+cudaError_t launch_bwd_preprocess(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  bwd_preprocess_kernel<Element, kBlockM, kHeadDim, Order, kClearSums, kSequences>
+      <<<unsigned(plan.row_tiles), preprocess::kThreads, 0, stream>>>(params);
+  cudaError_t const error = cudaGetLastError();
   return error == cudaSuccess ? launch_bwd_sinks<Element>(params, kSequences, stream) : error;
 }
 

@@ -5,7 +5,6 @@
 
 #include <cute/tensor.hpp>
 
-#include "launch_overlapped.cuh"
 #include "sequence.cuh"
 #include "sequence_prefix.cuh"
 #include "sequence_tiles.cuh"
@@ -28,7 +27,6 @@ struct LengthClass {
 template <int kBlockM, int kBlockN>
 __global__ void __launch_bounds__(sequence_prefix::kThreads, 1)
     number_sequence_tiles_kernel(__grid_constant__ BwdParams const params) {
-  let_next_kernel_start();
   constexpr int kThreads = sequence_prefix::kThreads;
   SequenceTiles const& tiles = params.tiles;
   int const sequences = sequence_count(params);
@@ -96,8 +94,6 @@ __global__ void __launch_bounds__(sequence_prefix::kThreads, 1)
 // Fills `row_sequence` and `key_sequence`. A warp per sequence.
 template <int kBlockM, int kBlockN>
 __global__ void __launch_bounds__(256) list_sequence_tiles_kernel(__grid_constant__ BwdParams const params) {
-  wait_for_kernel_before();
-  let_next_kernel_start();
   SequenceTiles const& tiles = params.tiles;
   int const index = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (index >= sequence_count(params)) return;
@@ -109,15 +105,14 @@ __global__ void __launch_bounds__(256) list_sequence_tiles_kernel(__grid_constan
   for (int i = first_key + lane; i < key_end; i += 32) tiles.key_sequence[i] = index;
 }
 
-// `overlap`: of the second kernel.
 template <int kBlockM, int kBlockN>
-cudaError_t launch_sequence_tiles(BwdParams const& params, cudaStream_t stream, Overlap overlap = Overlap::kNo) {
+cudaError_t launch_sequence_tiles(BwdParams const& params, cudaStream_t stream) {
   number_sequence_tiles_kernel<kBlockM, kBlockN><<<1, sequence_prefix::kThreads, 0, stream>>>(params);
   cudaError_t const error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   unsigned const sequences = params.batch + 2;  // at most, see sequence_count
-  return launch_overlapped(overlap, list_sequence_tiles_kernel<kBlockM, kBlockN>, (sequences + 7) / 8, 256, 0, stream,
-                           params);
+  list_sequence_tiles_kernel<kBlockM, kBlockN><<<(sequences + 7) / 8, 256, 0, stream>>>(params);
+  return cudaGetLastError();
 }
 
 }  // namespace flash_cute

@@ -4,7 +4,6 @@
 // CTAs' sums and parts, or schedules where sequences are read at run time.
 #pragma once
 
-#include "../../core/launch_overlapped.cuh"
 #include "task.cuh"
 #include "epilogue.cuh"
 #include "dq_rows.cuh"
@@ -166,7 +165,6 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
     smem.draw_pipeline.init(1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
-  if constexpr (reads_sequences(Traits::kVariant)) wait_for_kernel_before();
   __syncthreads();  // thread 0 has initialised the barriers
 
   if (warpgroup == 0) {

@@ -14,22 +14,21 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   args.params = with_scaled_dout(params);
   MapBoxes const boxes{.query_rows = Traits::kBlockM, .key_rows = Traits::kBlockN, .columns = Traits::kChunk};
   constexpr bool kSequences = reads_sequences(Traits::kVariant);
-  constexpr Overlap kOverlap = kSequences ? Overlap::kYes : Overlap::kNo;  // three short kernels come before
   cudaError_t error = encode_bwd_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
   error = cudaFuncSetAttribute(bwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
   if constexpr (kSequences) {
-    error = launch_sequence_tiles<Traits::kListedRows, Traits::kBlockN>(params, stream, kOverlap);
+    error = launch_sequence_tiles<Traits::kListedRows, Traits::kBlockN>(params, stream);
     if (error != cudaSuccess) return error;
   }
   constexpr bool kClearSums = false;  // the first key tile that visits a row tile stores, see dq.cuh
   error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, StatOrder, kClearSums,
-                                kSequences>(plan, params, stream, kOverlap);
+                                kSequences>(plan, params, stream);
   if (error != cudaSuccess) return error;
-  return launch_overlapped(kOverlap, bwd_kernel<Traits>, unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream,
-                           args);
+  bwd_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
+  return cudaGetLastError();
 }
 
 template <int kHeadDim, Variant kVariant>
