@@ -57,7 +57,6 @@ CUTE_DEVICE float dot(uint4 const& a, uint4 const& b) {
 
 // The rows of this CTA's tile.
 struct RowTileRows {
-  int number;          // of the tile among those of all heads
   int head;
   int first;           // in its sequence
   int used;            // rows of the sequence; negative: the CTA has no tile
@@ -70,18 +69,14 @@ struct RowTileRows {
   bool has_key_tiles;
 };
 
-// CTAs that run at a time have the same rows of all heads, which often share pages of memory.
 template <int kBlockM, bool kSequences>
 CUTE_DEVICE RowTileRows find_rows(BwdParams const& params) {
   if constexpr (kSequences) {
-    int const index = blockIdx.x;
-    int const number = index % params.heads_q * params.m_blocks + index / params.heads_q;
-    ListedRowTile const tile = listed_row_tile(params, number);
-    if (!tile.exists) return {.number = number, .used = -1};
+    ListedRowTile const tile = listed_row_tile(params, blockIdx.x);
+    if (!tile.exists) return {.used = -1};
     SequenceRecord const record = params.tiles.records[tile.index];
     int const first_row = record.sequence.first_row;
-    return {.number = number,
-            .head = tile.head,
+    return {.head = tile.head,
             .first = tile.m_block * kBlockM,
             .used = record.sequence.len_q,
             .statistic = statistic_index(params, tile.index, tile.head, record.sequence, 0),
@@ -91,13 +86,10 @@ CUTE_DEVICE RowTileRows find_rows(BwdParams const& params) {
             .dq_offset = sequence_offset(params, params.dq_strides, tile.index, first_row, tile.head),
             .has_key_tiles = has_key_tiles(record)};
   } else {
-    int const index = blockIdx.x, in_batch = index % (params.heads_q * params.m_blocks);
-    int const number = index - in_batch + in_batch % params.heads_q * params.m_blocks + in_batch / params.heads_q;
-    int64_t const batch_head = number / params.m_blocks;
+    int64_t const batch_head = blockIdx.x / params.m_blocks;
     int64_t const batch = batch_head / params.heads_q, head = batch_head % params.heads_q;
-    return {.number = number,
-            .head = static_cast<int>(head),
-            .first = number % params.m_blocks * kBlockM,
+    return {.head = static_cast<int>(head),
+            .first = static_cast<int>(blockIdx.x % params.m_blocks) * kBlockM,
             .used = params.len_q,
             .statistic = batch_head * params.len_q,
             .out_offset = batch * params.out_strides.batch + head * params.out_strides.head,
@@ -162,7 +154,7 @@ CUTE_DEVICE void store_scaled_dout(BwdParams const& params, int64_t row, int col
 // rows of dQ are 0.
 template <class Element, int kBlockM>
 CUTE_DEVICE void prepare_sums(BwdParams const& params, RowTileRows const& rows) {
-  if (threadIdx.x == 0) params.semaphores[rows.number] = 0;
+  if (threadIdx.x == 0) params.semaphores[blockIdx.x] = 0;
   if (rows.has_key_tiles) return;
   int const vectors = params.head_dim / kVector;
   auto* const dq = static_cast<Element*>(params.dq) + rows.dq_offset;
@@ -174,7 +166,7 @@ CUTE_DEVICE void prepare_sums(BwdParams const& params, RowTileRows const& rows) 
 }
 
 // Sums the threads' values into the CTA's part of a sink's gradient, in a fixed order.
-CUTE_DEVICE void store_sink_part(BwdParams const& params, int number, float sum) {
+CUTE_DEVICE void store_sink_part(BwdParams const& params, float sum) {
   __shared__ float sums[kThreads / 32];
   CUTE_UNROLL
   for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffff, sum, lane);
@@ -183,7 +175,7 @@ CUTE_DEVICE void store_sink_part(BwdParams const& params, int number, float sum)
   if (threadIdx.x > 0) return;
   float all = 0.f;
   for (float const part : sums) all += part;
-  params.sink_parts[number] = all;
+  params.sink_parts[blockIdx.x] = all;
 }
 
 }  // namespace preprocess
@@ -202,7 +194,7 @@ __global__ void __launch_bounds__(preprocess::kThreads)
     params.dq_queue[threadIdx.x * gridDim.x + blockIdx.x] = 0;
   }
   if (kSequences && rows.used < 0) {  // there are fewer tiles than the host has to expect
-    if (params.sink_parts != nullptr && threadIdx.x == 0) params.sink_parts[rows.number] = 0.f;
+    if (params.sink_parts != nullptr && threadIdx.x == 0) params.sink_parts[blockIdx.x] = 0.f;
     return;
   }
   if constexpr (kSequences) {
@@ -234,11 +226,11 @@ __global__ void __launch_bounds__(preprocess::kThreads)
     CUTE_UNROLL
     for (int lane = kThreadsPerRow / 2; lane > 0; lane /= 2) delta += __shfl_xor_sync(0xffffffff, delta, lane);
     if (column == 0) {
-      int64_t const target = int64_t{rows.number} * kBlockM + Order::position(tile_row);
+      int64_t const target = int64_t{blockIdx.x} * kBlockM + Order::position(tile_row);
       sink_sum += store_statistics(params, rows, row, delta, sink_log2, target);
     }
   }
-  if (has_sink) store_sink_part(params, rows.number, sink_sum);
+  if (has_sink) store_sink_part(params, sink_sum);
   if (params.scaled_dout != nullptr) {
     CUTE_UNROLL
     for (int i = 0; i < kSteps; ++i) {
@@ -251,17 +243,17 @@ __global__ void __launch_bounds__(preprocess::kThreads)
 
   if constexpr (kClearSums) {
     static_assert(kBlockM * kHeadDim % (4 * kThreads) == 0);
-    auto* const sums = reinterpret_cast<float4*>(params.dq_acc + int64_t{rows.number} * kBlockM * kHeadDim);
+    auto* const sums = reinterpret_cast<float4*>(params.dq_acc + int64_t{blockIdx.x} * kBlockM * kHeadDim);
     CUTE_UNROLL
     for (int i = 0; i < kBlockM * kHeadDim / 4 / kThreads; ++i) {
       sums[i * kThreads + threadIdx.x] = make_float4(0.f, 0.f, 0.f, 0.f);
     }
   }
   if (params.semaphores != nullptr && threadIdx.x == 0) {
-    params.semaphores[rows.number] = 0;
+    params.semaphores[blockIdx.x] = 0;
     if constexpr (!kSequences) {  // else the counters are those of DqQueue, which are 0 already
-      if (rows.number == 0) params.counters[0] = 0;
-      if (rows.first == 0) params.counters[1 + rows.number / params.m_blocks] = 0;
+      if (blockIdx.x == 0) params.counters[0] = 0;
+      if (rows.first == 0) params.counters[1 + blockIdx.x / params.m_blocks] = 0;
     }
   }
 }

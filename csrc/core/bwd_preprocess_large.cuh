@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(preprocess::kThreads)
   static_assert(kBlockM % kWarps == 0 && kLargestHeadDim % kStep == 0);
   RowTileRows const rows = find_rows<kBlockM, kSequences>(params);
   if (rows.used < 0) {  // there are fewer tiles than the host has to expect
-    if (params.sink_parts != nullptr && threadIdx.x == 0) params.sink_parts[rows.number] = 0.f;
+    if (params.sink_parts != nullptr && threadIdx.x == 0) params.sink_parts[blockIdx.x] = 0.f;
     return;
   }
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(preprocess::kThreads)
     for (int i = 0; i < kSteps; ++i) sum += dot<Element>(o[i], d[i]);
     CUTE_UNROLL
     for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
-    int64_t const target = int64_t{rows.number} * kBlockM + tile_row;
+    int64_t const target = int64_t{blockIdx.x} * kBlockM + tile_row;
     if (lane == 0) sink_sum += store_statistics(params, rows, row, sum, sink_log2, target);
     if (params.scaled_dout == nullptr || row >= rows.used) continue;
     float const share = keys_share(params, rows, row, sink_log2);
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(preprocess::kThreads)
       }
     }
   }
-  if (has_sink) store_sink_part(params, rows.number, sink_sum);
+  if (has_sink) store_sink_part(params, sink_sum);
 }
 
 template <class Element, int kBlockM>
