@@ -17,6 +17,7 @@
 #include "../../core/registers.cuh"
 #include "../../core/score.cuh"
 #include "../../core/softmax.cuh"
+#include "capped_scores.cuh"
 #include "scheduler.cuh"
 #include "traits.cuh"
 #include "../warpgroup.cuh"
@@ -149,7 +150,16 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   // Turns S(n) into P(n), and rescales the accumulator if the maximum changes.
   using Softmax = OnlineSoftmax<2>;
   using Shift = std::conditional_t<Traits::kVariant == Variant::kModified, Softmax::Shift, Softmax::NoShift>;
-  auto finish_scores = [&](auto&& mask, auto& rescaled, auto wait_product, auto release) {
+  [[maybe_unused]] CappedScores<Traits::kTile.late_wait, decltype(scores)> capped{softmax, scores, params.score};
+  auto finish_scores = [&](auto&& mask, auto& rescaled, auto wait_product,
+                           auto release) __attribute__((always_inline)) {
+    if constexpr (Traits::kFoldsSoftcap) {
+      if (params.score.softcap_scale != 0.f && params.score.slopes == nullptr) {
+        capped.finish(mask, rescaled, wait_product, release);
+        convert(tSrS, rP);
+        return;
+      }
+    }
     Shift shift;
     modify(shift);
     mask();
@@ -241,7 +251,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
     }
     for (; left > 0; --left) {
       if constexpr (Traits::kVariant == Variant::kModified) offset += kBlockN;
-      step([] {});
+      step(NoMask{});
     }
   }
   for (; left > 0; --left) {
