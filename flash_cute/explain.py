@@ -194,7 +194,7 @@ _TILE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "bwd_large_kernel": (),
     },
 }
-_VARIANTS = ("dense", "packed", "modified")  # csrc/core/variant.h
+_VARIANTS = ("dense", "packed", "modified", "dense modified")  # csrc/core/variant.h
 _ACCUMULATE = ("float32", "float16_qk", "float16_pv", "float16")  # csrc/core/accumulate.h
 _ELEMENTS = {"half_t": "float16", "__half": "float16", "bfloat16_t": "bfloat16", "__nv_bfloat16": "bfloat16"}
 

@@ -214,7 +214,7 @@ void add_kernel(JsonObject& json, std::string_view kernel, DecisionType const& d
 }
 
 inline char const* variant_name(Variant variant) {
-  constexpr char const* kNames[] = {"dense", "packed", "modified"};
+  constexpr char const* kNames[] = {"dense", "packed", "modified", "dense modified"};
   return kNames[static_cast<int>(variant)];
 }
 

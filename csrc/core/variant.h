@@ -4,12 +4,18 @@
 namespace flash_cute {
 
 enum class Variant {
-  kDense,     // dense batches, plain scores, v with the head dim of q
-  kPacked,    // the sequences of a batch are read at run time: packed or dense; plain scores
-  kModified,  // the same with modified scores: softcap, ALiBi
+  kDense,          // dense batches, plain scores, v with the head dim of q
+  kPacked,         // the sequences of a batch are read at run time: packed or dense; plain scores
+  kModified,       // the same with modified scores: softcap, ALiBi
+  kDenseModified,  // dense batches, modified scores: sm90
 };
 
-constexpr bool reads_sequences(Variant variant) { return variant != Variant::kDense; }
+constexpr bool reads_sequences(Variant variant) {
+  return variant == Variant::kPacked || variant == Variant::kModified;
+}
+constexpr bool modifies_scores(Variant variant) {
+  return variant == Variant::kModified || variant == Variant::kDenseModified;
+}
 
 // The columns of v and out. Dense kernels take those of q and k: one predicate less per load.
 template <class Traits, class Params>

@@ -37,7 +37,7 @@ struct Traits {
   // A softcap's polynomial is part of the exponential's argument, see capped_scores.cuh. Above head dim 128 the tensor
   // cores leave enough issue slots for it to be computed before, and what is saved does not make up for waiting until all
   // exponents are there: 2 to 5 % slower.
-  static constexpr bool kFoldsSoftcap = kVariant == Variant::kModified && kHeadDim <= 128;
+  static constexpr bool kFoldsSoftcap = modifies_scores(kVariant) && kHeadDim <= 128;
   static constexpr int kTileHeads = reads_sequences(kVariant) ? 1 : most_tile_heads(kBlockM);
 
   // Registers per thread, by setmaxnreg in steps of 8. A CTA starts with the same number for every thread (65536 /
