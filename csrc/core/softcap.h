@@ -17,22 +17,24 @@ struct SoftcapPolynomial {
 };
 
 // The least maximum of a row, as an exponent of 2, from which the polynomial serves scores x < -limit of that row, too.
-// `cap_log2`: the cap times log2(e). With y = scale * |x| > 1/2 the polynomial is above tanh(y) and grows with y, so
-// that the score's term of the row's sum, 2^(-cap_log2 tanh y), comes out too small, by E. E is less than the term
-// itself, so less than 2^(-0.462 cap_log2), for tanh(1/2) > 0.462. Where cap_log2 is in [28, 145] it is less than
-// 2^(-0.462 cap_log2 - 9): the terms just past the limit, where the polynomial is nearly right, are the large ones. The
-// row's maximum has a term of at least 2^floor, so that `keys` terms of E are at most 2^-14 of the row's sum, 6.1e-5.
+// `cap_log2`: the cap times log2(e). With y = scale * |x| > 1/2 the polynomial is above tanh(y), but for its error near
+// 1/2, and grows with y. So the score's term of the row's sum, 2^(-cap_log2 tanh y), comes out too small, by E, which is
+// less than the term itself, and that less than 2^(-0.462 cap_log2), for tanh(1/2) > 0.462. Where cap_log2 is in
+// [28, 145], E is less than 2^(-0.462 cap_log2 - 9): the terms just past the limit, where the polynomial is nearly
+// right, are the large ones. The row's maximum has a term of at least 2^floor, so that `keys` times E is at most 2^-14
+// of the row's sum, 6.1e-5.
 constexpr float softcap_floor(double cap_log2, int keys) {
   double const error_log2 = -0.462 * cap_log2 - (cap_log2 >= 28 && cap_log2 <= 145 ? 9 : 0);
   return static_cast<float>(14 + std::bit_width(static_cast<unsigned>(keys)) + error_log2);
 }
 
 // Minimax for |y| <= 1/2, with y = scale * x: relative error 2.26e-5. (With one coefficient more it would serve up to
-// 0.83, with two up to 1.15.) For scales of which a power might leave float32's range there is no polynomial.
+// 0.83, with two up to 1.15.) Where a coefficient might leave float32's range there is no polynomial.
 constexpr SoftcapPolynomial softcap_polynomial(double scale, double cap_log2, int keys) {
   constexpr double kLimit = 0.5;
   constexpr double kC[] = {0.9999774098396301, -0.3316915035247803, 0.11520976573228836};
-  if (!(scale > 1e-6 && scale < 1e6)) return {.limit = -1.f, .c = {}, .c_log2 = {}, .floor = FLT_MAX};
+  bool const in_range = scale > 1e-6 && scale < 1e6 && cap_log2 < 1e6;
+  if (!in_range) return {.limit = -1.f, .c = {}, .c_log2 = {}, .floor = FLT_MAX};
   SoftcapPolynomial result{.limit = static_cast<float>(kLimit / scale),
                            .c = {},
                            .c_log2 = {},
