@@ -60,8 +60,9 @@ void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
 Variant fwd_variant(Problem const& problem, FwdDecision const& decision, bool packed) {
   FwdPlan const& plan = decision.plan;
   if (problem.softcap > 0 || problem.has_alibi) {
-    bool const dense = decision.backend == Backend::kSm90 && !packed &&
-                       sm90::fwd::has_dense_modified(plan.head_dim, plan.head_dim_v, problem.len_q, problem.forced_entry);
+    if (packed || decision.backend != Backend::kSm90) return Variant::kModified;
+    bool const dense =
+        sm90::fwd::has_dense_modified(plan.head_dim, plan.head_dim_v, problem.len_q, problem.forced_entry);
     return dense ? Variant::kDenseModified : Variant::kModified;
   }
   if (problem.accumulate != Accumulate::kFloat32) return Variant::kPacked;

@@ -18,8 +18,8 @@ struct SoftcapPolynomial {
 
 // The least maximum of a row, as an exponent of 2, from which the polynomial serves scores x < -limit of that row, too.
 // `cap_log2`: the cap times log2(e). With y = scale * |x| > 1/2 the polynomial is above tanh(y), but for its error near
-// 1/2, and grows with y. So the score's term of the row's sum, 2^(-cap_log2 tanh y), comes out too small, by E, which is
-// less than the term itself, and that less than 2^(-0.462 cap_log2), for tanh(1/2) > 0.462. Where cap_log2 is in
+// 1/2, and grows with y. So the score's term of the row's sum, 2^(-cap_log2 tanh y), comes out too small, by E, which
+// is less than the term itself, and that less than 2^(-0.462 cap_log2), for tanh(1/2) > 0.462. Where cap_log2 is in
 // [28, 145], E is less than 2^(-0.462 cap_log2 - 9): the terms just past the limit, where the polynomial is nearly
 // right, are the large ones. The row's maximum has a term of at least 2^floor, so that `keys` times E is at most 2^-14
 // of the row's sum, 6.1e-5.

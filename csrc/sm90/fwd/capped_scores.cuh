@@ -2,9 +2,10 @@
 //
 //     2^(cap_log2 tanh(scale x) - offset) = 2^(x (c_log2[0] + c_log2[1] x^2 + c_log2[2] x^4) - offset)
 //
-// for three instructions more per score than without a softcap. Nothing else is done per score: both the softcap and its
-// polynomial grow with x, so that the largest raw score of a row tells its maximum, and whether the polynomial serves at
-// the upper end; at the lower end it serves any score where the row's maximum is large enough, see softcap_floor.
+// for three instructions more per score than without a softcap. Nothing else is done per score: both the softcap and
+// its polynomial grow with x, so that the largest raw score of a row tells its maximum, and whether the polynomial
+// serves at the upper end; at the lower end it serves any score where the row's maximum is large enough, see
+// softcap_floor.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -55,8 +56,7 @@ CUTE_DEVICE void find_maxima_as_integers(Scores const& scores, float (&maxima)[2
   }
 }
 
-// Raw scores of one tile to numerators, and rescales the accumulator if the maximum changes; see OnlineSoftmax. A
-// function object, so that parts of it can be told apart.
+// The raw scores of one tile.
 template <bool kLateWait, class Scores>
 struct CappedScores {
   using Softmax = OnlineSoftmax<2>;
@@ -65,6 +65,8 @@ struct CappedScores {
   Scores& scores;  // (rows, columns)
   ScoreTerms const& terms;
 
+  // Scores to numerators; rescales the accumulator if the maximum changes. `wait_product`, `release`: as in
+  // OnlineSoftmax::update_max.
   template <class Mask, class Accumulator, class WaitProduct, class Release>
   CUTE_DEVICE void finish(Mask const& mask, Accumulator& acc, WaitProduct wait_product, Release release) {
     bool folds = true;
@@ -90,8 +92,8 @@ struct CappedScores {
   }
 
  private:
-  // One vote, unless a row's maximum is negative or past its limit, or the polynomial might not serve. Returns whether it
-  // serves; else the scores have been capped.
+  // One vote, unless a row's maximum is negative or past its limit, or the polynomial might not serve. Returns whether
+  // it serves; else the scores have been capped.
   template <class Accumulator, class WaitProduct, class Release>
   CUTE_DEVICE bool update_max_of_whole_tile(Accumulator& acc, WaitProduct wait_product, Release release) {
     float maxima[2], own_max[2];
