@@ -107,8 +107,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   auto q_state = [&] { return PipelineState<1>{0, opaque(draws) & 1}; };
   PipelineState<2> k_state = at_step(uniform(tile().keys.count)), v_state = k_state;
   auto issue_qk = [&] {
-    if constexpr (Traits::kHeadDim > 256 || (Traits::kVariant == Variant::kModified && Traits::kHeadDim > 128)) {
-      // Q's descriptors, computed again: there are too few registers to keep them.
+    if constexpr (Traits::kComputesDescriptors) {
       auto sQ_again = make_tensor(make_smem_ptr(smem.q[opaque(warpgroup)]), typename Traits::SmemLayoutQ{});
       auto tSrQ_again = thread_qk.partition_fragment_A(sQ_again);  // (MMA, MMA_M, MMA_D)
       issue_gemm<Accumulate::kOverwrite>(mma_qk, tSrQ_again, tSrK(_, _, _, k_state.stage), tSrS);
