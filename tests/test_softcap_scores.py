@@ -13,9 +13,6 @@ from cases import Case, Forward, Inputs
 from checks import on_each_device
 from numerics import assert_matches
 
-import flash_cute
-from flash_cute.report import built_architectures
-
 HEADER = Path(__file__).resolve().parent.parent / "csrc/core/softcap.h"
 SHAPES = [
     *(
@@ -29,7 +26,6 @@ SHAPES = [
     Case(192, 130, 300, dtype=torch.bfloat16, head_dim_v=128),
     Case(128, 192, 9000, dtype=torch.float16, batch=1),  # tiles split by keys
 ]
-needs_sm90 = pytest.mark.skipif("sm90" not in built_architectures(), reason="this build has no sm90 kernels")
 
 
 def spread(inputs: Inputs, factor: float) -> Inputs:
@@ -109,21 +105,6 @@ def test_infinities_and_nan(device: str, case: Case, backend: str | None, fwd: F
     out, lse = fwd(q, k, v, True, softcap=50.0)
     blind = torch.arange(150, device=device) + 450 < 590
     assert out[:, 1, blind].isfinite().all() and lse[:, 1, blind].isfinite().all() and out[:, 1, ~blind].isnan().all()
-
-
-@needs_sm90
-def test_plans() -> None:
-    """A dense call has the dense kernel where there is one of the tile that sequences of its rows would get."""
-
-    def variant(head_dim: int, rows: int = 4096, **options: Any) -> str:
-        q = torch.empty(1, 16, rows, head_dim, dtype=torch.bfloat16, device="meta")
-        return str(flash_cute.explain(q, q, q, capability=90, **options).data["variant"])
-
-    for options in ({"softcap": 50.0}, {"alibi_slopes": torch.empty(16, device="meta")}):
-        assert [variant(d, **options) for d in (64, 128, 256)] == ["dense modified"] * 3
-        assert [variant(d, **options) for d in (32, 96, 192)] == ["modified"] * 3
-        assert variant(128, 128, **options) == "modified"
-    assert variant(128) == "dense"
 
 
 def test_floor() -> None:

@@ -130,7 +130,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   float slope = 0.f;
   int thread_offset = 0, left_from = 0;
   auto modify = [&](auto& shift) __attribute__((always_inline)) {
-    if constexpr (modifies_scores(Traits::kVariant)) {
+    if constexpr (Traits::kVariant == Variant::kModified) {
       if (params.score.softcap_scale != 0.f) cap_scores(scores, params.score);
       shift[0] = shift[1] = 0.f;
       if (slope != 0.f) {
@@ -148,7 +148,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   };
   // Turns S(n) into P(n), and rescales the accumulator if the maximum changes.
   using Softmax = OnlineSoftmax<2>;
-  using Shift = std::conditional_t<modifies_scores(Traits::kVariant), Softmax::Shift, Softmax::NoShift>;
+  using Shift = std::conditional_t<Traits::kVariant == Variant::kModified, Softmax::Shift, Softmax::NoShift>;
   [[maybe_unused]] CappedScores<Traits::kTile.late_wait, decltype(scores)> capped{softmax, scores, params.score};
   auto finish_scores = [&](auto&& mask, auto& rescaled, auto wait_product,
                            auto release) __attribute__((always_inline)) {
@@ -212,10 +212,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
 
   int left = tiles.end - tiles.begin - 1;                    // key tiles after this one
   offset = tiles.first_row - (tiles.end - 1) * kBlockN;
-  if constexpr (modifies_scores(Traits::kVariant)) {
-    slope = head_slope(params.score, uniform(tile().batch),
-                       warpgroup_head<Traits>(params, uniform(tile().head), warpgroup));
-    int const position_shift = uniform(row_shift(sequence()));
+  if constexpr (Traits::kVariant == Variant::kModified) {
+    slope = head_slope(params.score, uniform(tile().batch), uniform(tile().head));
+    int const position_shift = uniform(sequence().shift);
     thread_offset = position_shift + thread_distance(rowcol_view(mma_qk.get_slice(threadIdx.x % 128).partition_C(cS)));
     left_from = uniform(sequence().band.upper) <= position_shift ? -kNoLimit : kBlockN - 1 - position_shift;
   }
@@ -250,7 +249,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
       step([&] { mask(kBlockN); });
     }
     for (; left > 0; --left) {
-      if constexpr (modifies_scores(Traits::kVariant)) offset += kBlockN;
+      if constexpr (Traits::kVariant == Variant::kModified) offset += kBlockN;
       step(NoMask{});
     }
   }
