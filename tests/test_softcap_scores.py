@@ -1,4 +1,4 @@
-"""A softcap's scores near and far from the cap, which the sm90 forward computes in different ways, and its plans."""
+"""A softcap's scores near and far from the cap, which the sm90 forward computes in different ways."""
 
 from __future__ import annotations
 
