@@ -14,10 +14,10 @@ namespace flash_cute::sm90::bwd_large {
 using namespace cute;
 
 // Tells another CTA that a warp has read a buffer. Only reads come before, so that no write has to be visible in the
-// cluster: a release at its scope is compiled to a fence of the whole GPU, and would be in every step's chain. A release
-// in the CTA is not enough: the loads have been issued then, but those of a warp that competes with WGMMAs for shared
-// memory may take longer than the other CTA's answer. So which lane arrives depends on what was loaded. `read`: a
-// combination of a word of each load, whose other words arrive with it.
+// cluster: a release at its scope is compiled to a fence of the whole GPU, and would be in every step's chain. A
+// release in the CTA is not enough: the loads have been issued then, but those of a warp that competes with WGMMAs for
+// shared memory may take longer than the other CTA's answer. So which lane arrives depends on what was loaded. `read`:
+// a combination of a word of each load, whose other words arrive with it.
 CUTE_DEVICE void arrive_after_reads(uint32_t barrier, uint32_t read) {
   __syncwarp();
   int const lane = __any_sync(0xffffffffu, read == 0x5555aaaau);
