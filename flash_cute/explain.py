@@ -34,9 +34,9 @@ class Explanation:
     call as such a file has it.
 
     Of a forward's kernel there are `kernel_head_dim_v` and `variant`: "dense"; "packed", which reads the sequences at
-    run time; or "modified", whose scores may also have a softcap or ALiBi (above head dim 256 the only one); and
-    `accumulate`, as in `attention`. Above head dim 256, `column_parts` is the number of CTAs per tile that share out's
-    columns.
+    run time; "modified", whose scores may also have a softcap or ALiBi (above head dim 256 the only one); or "dense
+    modified", of dense batches with such scores; and `accumulate`, as in `attention`. Above head dim 256,
+    `column_parts` is the number of CTAs per tile that share out's columns.
 
     `split_tiles`: how many tiles have their keys, in a backward their rows, split over CTAs; `split_ctas`: over how
     many.
@@ -257,7 +257,7 @@ def _folder(plan: dict[str, Any]) -> str:
     """That of csrc/<backend>/ with the plan's kernel, which is a namespace, too."""
     kernel = plan["kernel"]
     if kernel == "bwd_keys_kernel":
-        return "bwd_wide" if plan["backend"] == "sm90" else "bwd_large"
+        return "bwd_large" if plan["kernel_head_dim"] > 256 else "bwd_wide"
     return "bwd" if kernel == "bwd_sequences_kernel" else kernel.removesuffix("_kernel")
 
 

@@ -70,10 +70,13 @@ def test_grouped_heads(device: str, heads_q: int, heads_kv: int, bwd: Backward, 
 
 @pytest.mark.kernel
 @CUDA
-@pytest.mark.parametrize("head_dim", [320, 512, 1024])
-def test_many_tiles_and_the_same_bits(device: str, head_dim: int, bwd: Backward, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("dtype", CUDA_DTYPES, ids=str)
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(320, 320), (512, 512), (1024, 8), (1024, 1024)], ids=str)
+def test_many_tiles_and_the_same_bits(
+    device: str, head_dim: int, head_dim_v: int, dtype: torch.dtype, bwd: Backward, rng: torch.Generator
+) -> None:
     """The ring of stages goes round many times, and a race would show in the bits; both modes are one."""
-    case = Case(head_dim, 1501, 2001, True, BF16, 1, 4, 2)
+    case = Case(head_dim, 1501, 2001, True, dtype, 1, 4, 2, head_dim_v)
     q, k, v = case.inputs(device, rng)
     dout, dlse = case.flow(device, rng)
     given = bwd(dout, q, k, v, True, dlse=dlse, deterministic=True)
@@ -81,6 +84,21 @@ def test_many_tiles_and_the_same_bits(device: str, head_dim: int, bwd: Backward,
     for number in range(20):
         again = bwd(dout, q, k, v, True, dlse=dlse, deterministic=number % 2 == 0)
         assert same_bits(again, given)
+
+
+@pytest.mark.kernel
+@CUDA
+@pytest.mark.parametrize("head_dim", [264, 384, 512, 520, 1024])
+def test_numbers_of_tiles(device: str, head_dim: int, bwd: Backward, rng: torch.Generator) -> None:
+    """Key tiles that no row sees, and of one row tile, two and more, and the reverse: phases of rings and messages."""
+    for len_q, len_k in ((20, 64), (64, 20), (65, 129), (20, 300), (193, 64), (333, 193)):
+        case = Case(head_dim, len_q, len_k, True, BF16, 1, 4, 2)
+        for causal in (True, "top_left"):
+            q, k, v = case.inputs(device, rng)
+            dout, dlse = case.flow(device, rng)
+            given = bwd(dout, q, k, v, causal, dlse=dlse)
+            assert_gradients_match(given, dout, q, k, v, causal, dlse=dlse)
+            assert same_bits(bwd(dout, q, k, v, causal, dlse=dlse), given)
 
 
 @pytest.mark.kernel
@@ -203,6 +221,31 @@ def test_plan(capability: int, head_dim: int, head_dim_v: int) -> None:
     assert any("Deterministic in either mode" in reason for reason in made["reasons"])
     explanation = flash_cute.explain(q, k, v, capability=capability, backend="sm80", backward=True)
     assert "flash_cute::sm80::bwd_large::bwd_keys_kernel" in str(explanation)
+    compiled = explanation.data["compiled"]
+    assert compiled is None or compiled["spill_stores"] == compiled["spill_loads"] == 0
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v", "kernel_head_dim", "ctas", "columns"),
+    [(264, 320, 320, 2, 192), (512, 64, 512, 2, 256), (64, 328, 512, 2, 256), (520, 512, 1024, 4, 256)],
+)
+def test_plan_on_sm90(head_dim: int, head_dim_v: int, kernel_head_dim: int, ctas: int, columns: int) -> None:
+    """A cluster of CTAs per tile, each with a part of the columns."""
+    if not any(entry["file"] == f"sm90_bwd_d{kernel_head_dim}.cu" for entry in load()["files"]):
+        pytest.skip("this build has no sm90 kernels for this head dim")
+    case = Case(head_dim, 300, 200, heads_q=4, head_dim_v=head_dim_v)
+    q, k, v = case.inputs("cpu", torch.Generator().manual_seed(0))
+    made = backward_plan(q, k, v, capability=90)
+    assert (made["backend"], made["kernel"]) == ("sm90", "bwd_keys_kernel")
+    assert (made["kernel_head_dim"], made["kernel_head_dim_v"]) == (kernel_head_dim, kernel_head_dim)
+    assert (made["block_m"], made["block_n"], made["tiles"]) == (64, 64, 2 * 2 * 4)
+    assert made["smem_bytes"] <= 227 * 1024 and set(made["copies"].values()) == {None}
+    statistics = 2 * 4 * 64 * (2 * 4 * 5)
+    assert statistics <= made["workspace_bytes"] <= statistics + 4096  # no sums of dq, dk or dv
+    assert any(f"cluster of {ctas} CTAs with {columns} columns" in reason for reason in made["reasons"])
+    assert any("Deterministic in either mode" in reason for reason in made["reasons"])
+    explanation = flash_cute.explain(q, k, v, capability=90, backward=True)
+    assert "flash_cute::sm90::bwd_large::bwd_keys_kernel" in str(explanation)
     compiled = explanation.data["compiled"]
     assert compiled is None or compiled["spill_stores"] == compiled["spill_loads"] == 0
 

@@ -2,6 +2,7 @@
 #include "bwd.h"
 #include "plan_json.h"
 #include "sm80/large/tile.h"
+#include "sm90/bwd_large/tile.h"
 
 namespace flash_cute {
 namespace {
@@ -34,13 +35,20 @@ std::string why_tile(BwdDecision const& decision) {
 
 // Of the kernels for large head dims.
 std::string column_parts_text(BwdDecision const& decision) {
+  std::string const workspace = "the workspace, " +
+                                std::to_string((decision.plan.workspace.bytes + 1023) / 1024) +
+                                " KB, holds two statistics per row and the lists of tiles.";
+  if (decision.backend == Backend::kSm90) {
+    int const head_dim = decision.plan.head_dim;
+    return "A tile has a cluster of " + std::to_string(sm90::bwd_large::ctas_per_tile(head_dim)) + " CTAs with " +
+           std::to_string(sm90::bwd_large::columns_per_cta(head_dim)) +
+           " columns of every tensor each, which exchange their parts of the scores; " + workspace;
+  }
   int const parts = sm80::large::column_parts(decision.padded_head_dim);
   int const parts_of_dv = sm80::large::column_parts(decision.padded_head_dim_v);
   std::string const text = std::to_string(parts);
   return "The columns of dk, dv and dq are split over " + text + ", " + std::to_string(parts_of_dv) + " and " + text +
-         " CTAs per tile, each of which computes the scores of its keys or rows; the workspace, " +
-         std::to_string((decision.plan.workspace.bytes + 1023) / 1024) +
-         " KB, holds two statistics per row and the lists of tiles.";
+         " CTAs per tile, each of which computes the scores of its keys or rows; " + workspace;
 }
 
 std::vector<std::string> reasons(Problem const& problem, BwdDecision const& decision, bool packed) {

@@ -91,9 +91,9 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, VarlenArgs const* l
                    .head_dim_v = decision.padded_head_dim_v,
                    .tile_heads = plan.tile_heads,
                    .sinks = make_sinks(args)};
-  if (reads_sequences(plan.variant)) {
+  if (modifies_scores(plan.variant)) params.score = make_score_terms(args, problem);
+  if (plan.variant != Variant::kDense) {
     params.sequences = make_sequences(args, problem, lengths);
-    params.score = make_score_terms(args, problem);
     if (lengths && decision.backend == Backend::kSm80) {
       params.sequences.tiles_before = reinterpret_cast<int*>(bytes + offsets.tiles_before);
     }

@@ -27,7 +27,7 @@ inline ScoreTerms make_score_terms(FwdArgs const& args, Problem const& problem) 
   bool const capped = problem.softcap > 0;
   double const softcap_scale = capped ? problem.scale / problem.softcap : 0;
   ScoreTerms terms{.softcap_scale = static_cast<float>(softcap_scale),
-                   .softcap = softcap_polynomial(softcap_scale),
+                   .softcap = softcap_polynomial(softcap_scale, problem.softcap * kLog2E, problem.len_k),
                    .slope_factor = static_cast<float>(1 / (capped ? problem.softcap : problem.scale))};
   if (!args.alibi_slopes) return terms;
   TensorInfo const& slopes = *args.alibi_slopes;

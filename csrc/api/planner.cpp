@@ -39,7 +39,8 @@ void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
                              .heads_q = int64_t{problem.batch} * problem.heads_q,
                              .heads_kv = heads_kv};
   sm90::fwd::Choice const choice =
-      sm90::fwd::choose(plan.head_dim, plan.head_dim_v, work, gpu.num_sms, problem.forced_entry, problem.forced_split);
+      sm90::fwd::choose(plan.head_dim, plan.head_dim_v, plan.variant, work, gpu.num_sms, problem.forced_entry,
+                        problem.forced_split);
   plan.entry = choice.entry;
   plan.shape = sm90::fwd::kernel_shape(plan.head_dim, plan.entry, plan.head_dim_v);
   int64_t const tiles = num_row_tiles(problem, plan.shape);
@@ -55,7 +56,13 @@ void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
 }
 
 Variant fwd_variant(Problem const& problem, FwdDecision const& decision, bool packed) {
-  if (problem.softcap > 0 || problem.has_alibi) return Variant::kModified;
+  FwdPlan const& plan = decision.plan;
+  if (problem.softcap > 0 || problem.has_alibi) {
+    if (packed || decision.backend != Backend::kSm90) return Variant::kModified;
+    bool const dense =
+        sm90::fwd::has_dense_modified(plan.head_dim, plan.head_dim_v, problem.len_q, problem.forced_entry);
+    return dense ? Variant::kDenseModified : Variant::kModified;
+  }
   if (problem.accumulate != Accumulate::kFloat32) return Variant::kPacked;
   bool const one_head_dim = decision.instance.head_dim == decision.instance.head_dim_v;
   bool const own_head_dim = one_head_dim && problem.head_dim_v != problem.head_dim;

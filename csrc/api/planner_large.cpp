@@ -2,6 +2,7 @@
 
 #include "sm80/bwd_large/tile.h"
 #include "sm80/fwd_large/tile.h"
+#include "sm90/bwd_large/tile.h"
 #include "sm90/fwd_large/tile.h"
 
 namespace flash_cute {
@@ -44,24 +45,34 @@ void plan_fwd_large(FwdDecision& decision, FwdArgs const& args, Problem const& p
   if (packed) plan.workspace.bytes = 4 * (int64_t{problem.batch} + 3);  // see Sequences::tiles_before
 }
 
-// The kernels of dK and dV and of dQ, which serve every call and are deterministic in either mode.
+// The kernels of dK and dV and of dQ, which serve every call and are deterministic in either mode. On sm90 there are
+// two of each, for plain and for modified scores, and a tile has a cluster of CTAs.
 void plan_bwd_large(BwdDecision& decision, FwdArgs const& call, Problem const& problem, Gpu gpu) {
   BwdPlan& plan = decision.plan;
-  bool const packed = call.sequences.has_value();
+  bool const packed = call.sequences.has_value(), sm90 = decision.backend == Backend::kSm90;
   int const head_dim = decision.padded_head_dim, head_dim_v = decision.padded_head_dim_v;
   constexpr int kTile = sm80::bwd_large::kTileRows;
-  plan.variant = Variant::kModified;
-  plan.entry = sm80_entry(problem, gpu);
-  plan.shape = sm80::bwd_large::kernel_shape(head_dim, head_dim_v, plan.entry);
+  static_assert(kTile == sm90::bwd_large::kTileRows);
+  int ctas_per_tile = 1;
+  if (sm90) {
+    bool const modified = problem.softcap > 0 || problem.has_alibi;
+    plan.variant = modified ? Variant::kModified : Variant::kPacked;
+    plan.shape = sm90::bwd_large::kernel_shape(plan.head_dim);
+    ctas_per_tile = sm90::bwd_large::ctas_per_tile(plan.head_dim);
+  } else {
+    plan.variant = Variant::kModified;
+    plan.entry = sm80_entry(problem, gpu);
+    plan.shape = sm80::bwd_large::kernel_shape(head_dim, head_dim_v, plan.entry);
+  }
   plan.row_tiles = most_tiles(problem, problem.len_q, kTile, packed) * problem.heads_q;
   plan.key_tiles = most_tiles(problem, problem.len_k, kTile, packed) * problem.heads_kv;
-  check_num_tiles("q", plan.row_tiles, kTile, "rows", call.q);
-  check_num_tiles("k", plan.key_tiles, kTile, "keys", call.k);
+  check_num_tiles("q", plan.row_tiles * ctas_per_tile, kTile, "rows", call.q);
+  check_num_tiles("k", plan.key_tiles * ctas_per_tile, kTile, "keys", call.k);
   if (plan.row_tiles == 0 || plan.key_tiles == 0) return;
   plan.m_blocks = static_cast<int>(plan.row_tiles / problem.heads_q);
   plan.n_blocks = static_cast<int>(plan.key_tiles / problem.heads_kv);
-  plan.ctas = plan.key_tiles;
-  plan.dq_ctas = plan.row_tiles;
+  plan.ctas = ctas_per_tile * plan.key_tiles;
+  plan.dq_ctas = ctas_per_tile * plan.row_tiles;
   plan.workspace = bwd_workspace(plan, problem, packed, head_dim_v, kTile, /*keeps_tickets=*/false,
                                  /*has_queue=*/false);
 }

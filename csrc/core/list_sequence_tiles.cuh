@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(sequence_prefix::kThreads, 1)
       record.first_key_tile = limited(keys_before);
       record.fits = int64_t{record.first_row_tile} + rows <= params.m_blocks && keys_before + keys <= params.n_blocks;
       keys_before += keys;
-      if (has_key_tiles(record)) chunks += ceil_div(params.group * rows, int{DqQueue::kChunk}) * params.heads_kv;
+      if (has_key_tiles(record)) chunks += DqQueue::chunks(params, rows, keys) * params.heads_kv;
     }
   }
   if (params.counters != nullptr && chunks > 0) atomicAdd(params.counters + DqQueue::kExpected, chunks);

@@ -43,26 +43,37 @@ CUTE_DEVICE int thread_distance(Coords const& tScS) {  // (rows, columns) -> (ro
   return get<0>(tScS(_0{}, _0{})) - get<1>(tScS(_0{}, _0{}));
 }
 
-// Caps the raw scores q.k of one tile, see ScoreTerms. Per score, five instructions where all scores of the warp are
-// within the polynomial's limit, half the cap, else twelve and one of the special-function unit. Both keep NaN.
+// Whether one of the warp's scores is past the polynomial's limit.
 template <class Scores>
-CUTE_DEVICE void cap_scores(Scores& scores, ScoreTerms const& terms) {  // (rows, columns)
+CUTE_DEVICE bool exceed_polynomial(Scores const& scores, SoftcapPolynomial const& softcap) {
   constexpr int kChains = 4;  // for the latency
   float largest[kChains] = {};
   CUTE_UNROLL
   for (int i = 0; i < size(scores); ++i) largest[i % kChains] = fmaxf(largest[i % kChains], fabsf(scores(i)));
   float const all = fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
-  if (__any_sync(0xffffffff, all > terms.softcap.limit)) {
-    float const scale = terms.softcap_scale * kTanhScale;
-    CUTE_UNROLL
-    for (int i = 0; i < size(scores); ++i) scores(i) = tanh_of_scaled(scores(i) * scale);
+  return __any_sync(0xffffffff, all > softcap.limit);
+}
+
+template <class Scores>
+CUTE_DEVICE void cap_scores_by_tanh(Scores& scores, ScoreTerms const& terms) {
+  float const scale = terms.softcap_scale * kTanhScale;
+  CUTE_UNROLL
+  for (int i = 0; i < size(scores); ++i) scores(i) = tanh_of_scaled(scores(i) * scale);
+}
+
+CUTE_DEVICE float softcap_factor(float const (&c)[3], float square) {
+  return fmaf(fmaf(c[2], square, c[1]), square, c[0]);
+}
+
+// Caps the raw scores q.k of one tile, see ScoreTerms. Per score, five instructions where all scores of the warp are
+// within the polynomial's limit, half the cap, else twelve and one of the special-function unit. Both keep NaN.
+template <class Scores>
+CUTE_DEVICE void cap_scores(Scores& scores, ScoreTerms const& terms) {  // (rows, columns)
+  if (exceed_polynomial(scores, terms.softcap)) {
+    cap_scores_by_tanh(scores, terms);
   } else {
-    float const* const c = terms.softcap.c;
     CUTE_UNROLL
-    for (int i = 0; i < size(scores); ++i) {
-      float const square = scores(i) * scores(i);
-      scores(i) *= fmaf(fmaf(c[2], square, c[1]), square, c[0]);
-    }
+    for (int i = 0; i < size(scores); ++i) scores(i) *= softcap_factor(terms.softcap.c, scores(i) * scores(i));
   }
 }
 
@@ -107,11 +118,7 @@ CUTE_DEVICE void modify_scores(Scores& scores,         // (rows, columns)
                                Coords const& tScS,     // (rows, columns) -> (row, column)
                                Coords0 const& tScS_0,  // the same for thread 0, static
                                ScoreTerms const& terms, float slope, int offset) {
-  if (terms.softcap_scale != 0.f) {
-    float const scale = terms.softcap_scale * kTanhScale;
-    CUTE_UNROLL
-    for (int i = 0; i < size(scores); ++i) scores(i) = tanh_of_scaled(scores(i) * scale);
-  }
+  if (terms.softcap_scale != 0.f) cap_scores_by_tanh(scores, terms);
   if (slope != 0.f) add_biases(scores, tScS_0, slope, offset + thread_distance(tScS));
 }
 

@@ -24,6 +24,12 @@ struct Sequence {
 CUTE_HOST_DEVICE int written_rows(FwdParams const& params) { return params.len_q; }
 CUTE_HOST_DEVICE int written_rows(Sequence const& sequence) { return sequence.rows; }
 
+// Row i has the position i + row_shift.
+CUTE_HOST_DEVICE int row_shift(FwdParams const& params) {
+  return params.sequences.bottom_right ? params.len_k - params.len_q : 0;
+}
+CUTE_HOST_DEVICE int row_shift(Sequence const& sequence) { return sequence.shift; }
+
 CUTE_HOST_DEVICE bool row_sees_a_key(Sequence const& sequence, int row) {
   return row < sequence.len_q && first_column(sequence, row) < column_limit(sequence, row);
 }

@@ -37,9 +37,20 @@ struct DqQueue {
   static constexpr int kTicket = 0;
   static constexpr int kExpected = 1;  // chunks of all sequences that have a key tile
   static constexpr int kTail = 2;      // chunks whose sums are complete
-  static constexpr int kHead = 3;      // of them, those that a CTA has taken
+  static constexpr int kHead = 3;      // places that a CTA has taken
 
-  static constexpr int kChunk = 8;  // row tiles, at most, of the query heads that share a KV head
+  static constexpr int kMaxChunk = 8;  // row tiles
+
+  // Row tiles per chunk, of the query heads that share a KV head: as many as come to a key tile, so that each task has
+  // about one chunk. `row_tiles`, `key_tiles`: of a sequence.
+  CUTE_DEVICE static int chunk(BwdParams const& params, int row_tiles, int key_tiles) {
+    return min(int{kMaxChunk}, max(1, ceil_div(params.group * row_tiles, max(1, key_tiles))));
+  }
+
+  // Of a sequence and KV head.
+  CUTE_DEVICE static int chunks(BwdParams const& params, int row_tiles, int key_tiles) {
+    return ceil_div(params.group * row_tiles, chunk(params, row_tiles, key_tiles));
+  }
 };
 
 // A row tile among those of all heads.
@@ -76,14 +87,16 @@ struct ListedKeyTile {
 
 // The tile of a rank that belongs to the sequence. In a sequence the KV heads are in groups: tile 0 of each head, then
 // tile 1 of each, and so on, so that a tile's ordered adds come `distance(key tiles of a head)` row tiles after those
-// of the tile before it. With a window, few heads at a time keep Q, dO and dQ in L2.
+// of the tile before it. The groups are equal: a smaller last one would leave long tiles to the end. With a window, few
+// heads at a time keep Q, dO and dQ in L2.
 template <int kBlockM, int kBlockN, class Record, class Distance>
 CUTE_DEVICE ListedKeyTile listed_key_tile(BwdParams const& params, Record const& record, int rank,
                                           Distance const& distance) {
   int const n_blocks = ceil_div(int{record.keys}, kBlockN);
   int const heads_in_turn = record.sequence.band.lower > -kNoLimit ? params.group : 1;
   int const row_tiles = max(1, ceil_div(int{record.sequence.len_q}, kBlockM)) * heads_in_turn;
-  int const heads = min(params.heads_kv, ceil_div(distance(n_blocks), row_tiles));
+  int64_t const groups = int64_t{params.heads_kv} * row_tiles / max(1, distance(n_blocks));
+  int const heads = ceil_div(params.heads_kv, static_cast<int>(max(int64_t{1}, min(groups, int64_t{params.heads_kv}))));
   int const in_sequence = rank - record.first_key_tile * params.heads_kv;
   int const first_head = in_sequence / (heads * n_blocks) * heads;
   int const heads_of_group = min(heads, params.heads_kv - first_head);

@@ -86,7 +86,6 @@ struct OnlineSoftmax {
     static_assert(decltype(size<0>(scores))::value == kRows);
     constexpr bool kShifted = !std::is_same_v<Shifts, NoShift>;
     static_assert(kLazy || !kShifted);
-    auto const max = [](float a, float b) { return fmaxf(a, b); };
     bool grown = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
@@ -100,7 +99,7 @@ struct OnlineSoftmax {
       if constexpr (kShifted) {
         own_max[i] = fmaxf(own_max[i], fmaxf(even, odd) + shift[i]);
       } else {
-        own_max[i] = kLazy ? fmaxf(even, odd) : quad_reduce(fmaxf(even, odd), max);
+        own_max[i] = kLazy ? fmaxf(even, odd) : quad_reduce(fmaxf(even, odd), larger);
       }
       grown |= kLazy ? own_max[i] > limit[i] : own_max[i] * scale_log2 > offset[i];
     }
@@ -110,28 +109,25 @@ struct OnlineSoftmax {
     }
     if (__any_sync(0xffffffff, grown)) {
       if constexpr (kLateWait) wait_product();
-      CUTE_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        float new_offset = fmaxf(own_max[i] * scale_log2, offset[i]);
-        if constexpr (kLazy) {
-          float const row_max = quad_reduce(own_max[i], max);
-          bool const past = row_max > limit[i];
-          new_offset = past ? row_max * scale_log2 : offset[i];
-          limit[i] = past ? row_max + kLag * reciprocal(scale_log2) : limit[i];
-        }
-        float const factor = exp2_approx(offset[i] - new_offset);
-        offset[i] = new_offset;
-        sum[i] *= factor;
-        if constexpr (!std::is_same_v<Accumulator, NoAccumulator>) {
-          CUTE_UNROLL
-          for (int j = 0; j < size<1>(acc); ++j) acc(i, j) *= factor;
-        }
-      }
+      rescale(acc);
     }
     if constexpr (kLateWait) {
       wait_product();
       release();
     }
+  }
+
+  // The same where the tile's maxima over this thread's columns are known, and no product is in flight.
+  template <class Accumulator>
+  CUTE_DEVICE void update_max_to(float const (&maxima)[kRows], Accumulator& acc) {
+    static_assert(kLazy);
+    bool grown = false;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      own_max[i] = fmaxf(own_max[i], maxima[i]);
+      grown |= own_max[i] > limit[i];
+    }
+    if (__any_sync(0xffffffff, grown)) rescale(acc);
   }
 
   // Raw scores to numerators.
@@ -188,6 +184,30 @@ struct OnlineSoftmax {
   }
 
  private:
+  CUTE_DEVICE static float larger(float a, float b) { return fmaxf(a, b); }
+
+  // Rows that have grown past their limit take their maximum. All lanes of the warp take part.
+  template <class Accumulator>
+  CUTE_DEVICE void rescale(Accumulator& acc) {  // (rows, head dim)
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      float new_offset = fmaxf(own_max[i] * scale_log2, offset[i]);
+      if constexpr (kLazy) {
+        float const row_max = quad_reduce(own_max[i], larger);
+        bool const past = row_max > limit[i];
+        new_offset = past ? row_max * scale_log2 : offset[i];
+        limit[i] = past ? row_max + kLag * reciprocal(scale_log2) : limit[i];
+      }
+      float const factor = exp2_approx(offset[i] - new_offset);
+      offset[i] = new_offset;
+      sum[i] *= factor;
+      if constexpr (!std::is_same_v<Accumulator, NoAccumulator>) {
+        CUTE_UNROLL
+        for (int j = 0; j < size<1>(acc); ++j) acc(i, j) *= factor;
+      }
+    }
+  }
+
   // exp2(scale_log2 * (score - max)). Before a row has a maximum all its scores are -inf, which gives 0, not NaN.
   CUTE_DEVICE float numerator(int i, float score) const { return exp2_approx(score * scale_log2 - offset[i]); }
 };

@@ -44,6 +44,7 @@ cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStrea
     case kDense: return launch_kernel<kHeadDim, kChip, kDense>(plan, params, stream);
     case kPacked: return launch_kernel<kHeadDim, kChip, kPacked>(plan, params, stream);
     case kModified: return launch_kernel<kHeadDim, kChip, kModified>(plan, params, stream);
+    case kDenseModified: break;
   }
   return cudaErrorInvalidValue;
 }

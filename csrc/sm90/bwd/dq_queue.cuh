@@ -22,9 +22,9 @@ CUTE_DEVICE void count_key_tile(BwdParams const& params, SequenceTask const vola
                : "=r"(before)
                : "l"(params.dq_queue + params.heads_q * params.m_blocks + first)
                : "memory");
-  int const arrivals = 2 * ceil_div(int{task.keys}, int{Traits::kBlockN});
+  int const key_tiles = ceil_div(int{task.keys}, int{Traits::kBlockN}), arrivals = 2 * key_tiles;
   if (before + 1 != arrivals) return;
-  int const chunks = ceil_div(params.group * row_tiles, int{DqQueue::kChunk});
+  int const chunks = DqQueue::chunks(params, row_tiles, key_tiles);
   int place = atomicAdd(params.counters + DqQueue::kTail, chunks);
   __threadfence();  // releases what all have added, with the stores that follow
 #pragma unroll 1
@@ -34,32 +34,32 @@ CUTE_DEVICE void count_key_tile(BwdParams const& params, SequenceTask const vola
   }
 }
 
-// The number of a chunk, taken from the queue.
+// A chunk that a CTA takes. It takes a place by one atomic addition: with compare and swap, of all CTAs that try at a
+// time one succeeds and the others try again, and small chunks came to each of them 30,000 clocks late.
 struct TakenChunk {
-  int number;  // -1: none
-  int left;    // chunks that stay in the queue
+  int number;  // -1: there is none
+  int left;    // chunks that stay in the queue behind it
 
-  CUTE_DEVICE explicit TakenChunk(BwdParams const& params) : number(-1), left(0) {
+  // `place`: one that the CTA has taken, but without a chunk so far; -1: none.
+  CUTE_DEVICE TakenChunk(BwdParams const& params, int volatile& place) : number(-1), left(0) {
     int const volatile* const counters = params.counters;
     int const tail = counters[DqQueue::kTail];
-    int taken = counters[DqQueue::kHead];
-#pragma unroll 1
-    for (;;) {
-      left = tail - taken - 1;
-      if (left < 0) return;
-      int const seen = atomicCAS(params.counters + DqQueue::kHead, taken, taken + 1);
-      if (seen == taken) break;
-      taken = seen;
+    if (place < 0) {
+      if (counters[DqQueue::kHead] >= tail) return;
+      place = atomicAdd(params.counters + DqQueue::kHead, 1);
     }
+    if (place >= tail) return;  // others were faster: the next chunk that comes to the place is this CTA's
+    left = tail - place - 1;
     do {  // the chunk has a place in the queue before it is there
-      number = read(params.dq_queue + taken) - 1;
+      number = read(params.dq_queue + place) - 1;
     } while (number < 0);
     asm volatile("fence.proxy.async;" ::: "memory");  // bulk copies have written the sums
+    place = -1;
   }
 
-  // Whether all chunks have been taken.
-  CUTE_DEVICE static bool all(BwdParams const& params) {
-    return read(params.counters + DqQueue::kHead) >= params.counters[DqQueue::kExpected];
+  // Whether no chunk is left for a CTA.
+  CUTE_DEVICE static bool all(BwdParams const& params, int place) {
+    return (place < 0 ? read(params.counters + DqQueue::kHead) : place) >= params.counters[DqQueue::kExpected];
   }
 
  private:

@@ -220,6 +220,7 @@ struct alignas(16) DqChunk {
 struct SequenceTask : SequenceKeyTile {
   int dq_begin;  // the row tiles [dq_begin, dq_end) of the sequence and KV head; -1: there are no more tasks
   int dq_end;
+  int place;     // the scheduler's: see TakenChunk
   DqChunk chunk;
 };
 

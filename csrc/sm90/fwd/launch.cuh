@@ -79,6 +79,7 @@ cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStrea
     case kDense: return launch_kernel<kHeadDim, kHeadDimV, kEntry, kDense>(plan, params, stream);
     case kPacked: return launch_kernel<kHeadDim, kHeadDimV, kEntry, kPacked>(plan, params, stream);
     case kModified: return launch_kernel<kHeadDim, kHeadDimV, kEntry, kModified>(plan, params, stream);
+    case kDenseModified: return launch_kernel<kHeadDim, kHeadDimV, kEntry, kDenseModified>(plan, params, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -17,6 +17,7 @@
 #include "../../core/registers.cuh"
 #include "../../core/score.cuh"
 #include "../../core/softmax.cuh"
+#include "capped_scores.cuh"
 #include "scheduler.cuh"
 #include "traits.cuh"
 #include "../warpgroup.cuh"
@@ -106,8 +107,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   auto q_state = [&] { return PipelineState<1>{0, opaque(draws) & 1}; };
   PipelineState<2> k_state = at_step(uniform(tile().keys.count)), v_state = k_state;
   auto issue_qk = [&] {
-    if constexpr (Traits::kHeadDim > 256 || (Traits::kVariant == Variant::kModified && Traits::kHeadDim > 128)) {
-      // Q's descriptors, computed again: there are too few registers to keep them.
+    if constexpr (Traits::kComputesDescriptors) {
       auto sQ_again = make_tensor(make_smem_ptr(smem.q[opaque(warpgroup)]), typename Traits::SmemLayoutQ{});
       auto tSrQ_again = thread_qk.partition_fragment_A(sQ_again);  // (MMA, MMA_M, MMA_D)
       issue_gemm<Accumulate::kOverwrite>(mma_qk, tSrQ_again, tSrK(_, _, _, k_state.stage), tSrS);
@@ -130,7 +130,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   float slope = 0.f;
   int thread_offset = 0, left_from = 0;
   auto modify = [&](auto& shift) __attribute__((always_inline)) {
-    if constexpr (Traits::kVariant == Variant::kModified) {
+    if constexpr (modifies_scores(Traits::kVariant)) {
       if (params.score.softcap_scale != 0.f) cap_scores(scores, params.score);
       shift[0] = shift[1] = 0.f;
       if (slope != 0.f) {
@@ -148,8 +148,17 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   };
   // Turns S(n) into P(n), and rescales the accumulator if the maximum changes.
   using Softmax = OnlineSoftmax<2>;
-  using Shift = std::conditional_t<Traits::kVariant == Variant::kModified, Softmax::Shift, Softmax::NoShift>;
-  auto finish_scores = [&](auto&& mask, auto& rescaled, auto wait_product, auto release) {
+  using Shift = std::conditional_t<modifies_scores(Traits::kVariant), Softmax::Shift, Softmax::NoShift>;
+  [[maybe_unused]] CappedScores<Traits::kTile.late_wait, decltype(scores)> capped{softmax, scores, params.score};
+  auto finish_scores = [&](auto&& mask, auto& rescaled, auto wait_product,
+                           auto release) __attribute__((always_inline)) {
+    if constexpr (Traits::kFoldsSoftcap) {
+      if (params.score.softcap_scale != 0.f && params.score.slopes == nullptr) {
+        capped.finish(mask, rescaled, wait_product, release);
+        convert(tSrS, rP);
+        return;
+      }
+    }
     Shift shift;
     modify(shift);
     mask();
@@ -203,9 +212,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
 
   int left = tiles.end - tiles.begin - 1;                    // key tiles after this one
   offset = tiles.first_row - (tiles.end - 1) * kBlockN;
-  if constexpr (Traits::kVariant == Variant::kModified) {
-    slope = head_slope(params.score, uniform(tile().batch), uniform(tile().head));
-    int const position_shift = uniform(sequence().shift);
+  if constexpr (modifies_scores(Traits::kVariant)) {
+    slope = head_slope(params.score, uniform(tile().batch),
+                       warpgroup_head<Traits>(params, uniform(tile().head), warpgroup));
+    int const position_shift = uniform(row_shift(sequence()));
     thread_offset = position_shift + thread_distance(rowcol_view(mma_qk.get_slice(threadIdx.x % 128).partition_C(cS)));
     left_from = uniform(sequence().band.upper) <= position_shift ? -kNoLimit : kBlockN - 1 - position_shift;
   }
@@ -240,8 +250,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
       step([&] { mask(kBlockN); });
     }
     for (; left > 0; --left) {
-      if constexpr (Traits::kVariant == Variant::kModified) offset += kBlockN;
-      step([] {});
+      if constexpr (modifies_scores(Traits::kVariant)) offset += kBlockN;
+      step(NoMask{});
     }
   }
   for (; left > 0; --left) {

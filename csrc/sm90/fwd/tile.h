@@ -48,12 +48,17 @@ constexpr bool has_entry(int head_dim, int entry) {
   }
 }
 
-// The kernels of every kind: where sequences are read at run time, those of masked problems, and none of few rows. With
+// The kernels of every kind: where sequences are read at run time, those of masked problems, and none of few rows; of
+// dense batches with modified scores, the fastest ones of the head dims of models that have such scores. With
 // a head dim of v's own (192 and 128) there is one: 128 x 128 is faster than 192 x 80 by 1 to 6 %, than 128 x 112 by 1
 // to 4 %, and as fast with the late wait as without.
 constexpr bool has_kernel(int head_dim, int head_dim_v, int entry, Variant variant) {
-  if (head_dim_v != head_dim) return entry == kPair;
+  if (head_dim_v != head_dim) return entry == kPair && variant != Variant::kDenseModified;
   if (variant == Variant::kDense) return has_entry(head_dim, entry);
+  if (variant == Variant::kDenseModified) {
+    bool const fastest = entry == kWideLate || entry == (head_dim == 64 ? kTall : kWide);
+    return has_entry(head_dim, entry) && fastest && (head_dim == 64 || head_dim == 128 || head_dim == 256);
+  }
   return has_entry(head_dim, entry) && (entry == kTall || entry == kPair || (entry == kWide && head_dim > 64));
 }
 
@@ -140,15 +145,18 @@ struct Choice {
 // Chooses the tile with the least estimated time, and whether its last wave is split. Without a mask all row tiles are
 // equal, so that the time is that of whole waves. The tiles of a causal triangle even out over the waves, but the
 // longest, twice the mean, is computed by one CTA. Where loading K and V from memory takes longer than the waves, a
-// split gains nothing, and reads memory a little slower. `forced`: the only tile that may be chosen, if the head dim
-// has it. `forced_split`: 0 never to split, 1 to split wherever that is possible.
-constexpr Choice choose(int head_dim, int head_dim_v, Work const& work, int num_sms, int forced, int forced_split) {
+// split gains nothing, and reads memory a little slower. `variant`: of the dense ones. `forced`: the only tile that may
+// be chosen, if the head dim has it. `forced_split`: 0 never to split, 1 to split wherever that is possible.
+constexpr Choice choose(int head_dim, int head_dim_v, Variant variant, Work const& work, int num_sms, int forced,
+                        int forced_split) {
   constexpr int64_t kTimePerRow = 10;  // the unit of time: a full GPU takes 10 for one row per SM
   // The cost of memory bandwidth, per key: while one row of K and V of one KV head is loaded, the GPU computes 240 rows
   // against one key.
   constexpr int64_t kRowsWhileAKeyArrives = 240;
   int64_t const memory_time = kTimePerRow * kRowsWhileAKeyArrives * work.heads_kv / num_sms;
-  Choice best{.entry = candidate(head_dim, head_dim_v, work.masked, kNumCandidates - 1).entry, .split = {}};
+  auto const exists = [&](int entry) { return has_kernel(head_dim, head_dim_v, entry, variant); };
+  Entry const last = candidate(head_dim, head_dim_v, work.masked, kNumCandidates - 1).entry;
+  Choice best{.entry = exists(last) ? last : candidate(head_dim, head_dim_v, work.masked, 0).entry, .split = {}};
   int64_t best_time = INT64_MAX;
   auto const consider = [&](Candidate const& tile) {
     KernelShape const shape = kernel_shape(head_dim, tile.entry, head_dim_v);
@@ -175,10 +183,13 @@ constexpr Choice choose(int head_dim, int head_dim_v, Work const& work, int num_
     int64_t const length = split.length + split.ranges / split.tiles + kPartCost;
     take_if_less(1000 * whole_waves + 1000 * length / key_tiles, memory_time * 105 / 100, split);
   };
-  if (has_kernel(head_dim, head_dim_v, forced, Variant::kDense)) {
+  if (exists(forced)) {
     consider({Entry(forced), 100});
   } else {
-    for (int index = 0; index < kNumCandidates; ++index) consider(candidate(head_dim, head_dim_v, work.masked, index));
+    for (int index = 0; index < kNumCandidates; ++index) {
+      Candidate const tile = candidate(head_dim, head_dim_v, work.masked, index);
+      if (exists(tile.entry)) consider(tile);
+    }
   }
   return best;
 }
@@ -195,6 +206,13 @@ constexpr Entry choose_for_sequences(int head_dim, int head_dim_v, Variant varia
     return (mean_rows + block_m - 1) / block_m * block_m * 100 / speed;
   };
   return time(kPair, head_dim == 64 ? 80 : 93) < time(fastest, 100) ? kPair : fastest;
+}
+
+// Whether modified scores of a dense batch have a dense kernel: of the tile that sequences of `rows` rows would get.
+constexpr bool has_dense_modified(int head_dim, int head_dim_v, int64_t rows, int forced) {
+  if (has_kernel(head_dim, head_dim_v, forced, Variant::kDenseModified)) return true;
+  Entry const entry = choose_for_sequences(head_dim, head_dim_v, Variant::kModified, rows, forced);
+  return has_kernel(head_dim, head_dim_v, entry, Variant::kDenseModified);
 }
 
 // A row tile of one head visits, with a window, the window's keys and about as many as it has rows, of which each of

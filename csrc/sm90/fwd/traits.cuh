@@ -34,6 +34,15 @@ struct Traits {
   static_assert(kBlockM % kRows == 0 && kWarpgroups <= 4 && kBlockN % 16 == 0);
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0);
   static_assert(!kTile.ping_pong || kWarpgroups > 1);
+  // A softcap's polynomial is part of the exponential's argument, see capped_scores.cuh: 7 to 12 % faster at head dim
+  // 128. Above, where the tensor cores bound the kernel and leave room for capping the scores first, it is 2 to 5 %
+  // slower; the wide tile of head dim 96 spills with it.
+  static constexpr bool kFoldsSoftcap =
+      modifies_scores(kVariant) && kHeadDim <= 128 && !(kHeadDim == 96 && kBlockM == 192);
+
+  // Q's descriptors are computed again in each step: there are too few registers to keep them.
+  static constexpr bool kComputesDescriptors = kHeadDim > 256 || (modifies_scores(kVariant) && kHeadDim > 128);
+
   static constexpr int kTileHeads = reads_sequences(kVariant) ? 1 : most_tile_heads(kBlockM);
 
   // Registers per thread, by setmaxnreg in steps of 8. A CTA starts with the same number for every thread (65536 /
