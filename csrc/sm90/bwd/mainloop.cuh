@@ -311,7 +311,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
     if (!kLateDp) issue_dp<Traits>(smem, operands, warpgroup, rows, tSrV, tSrV_regs, tSrdO, tSrdP);
     if (!kFirst) publish(number - 1);  // here, where the fence has no store in flight to wait for
     constexpr bool kModified = modifies_scores(Traits::kVariant);
-    RowStats<kBlockM> delta;
+    [[maybe_unused]] RowStats<kBlockM> delta;  // where it comes with Q
     if constexpr (Traits::kDeltaWithQ && !kModified) delta = RowStats<kBlockM>(smem.delta[rows.stage]);
     compute_p<Traits>(smem, params, lengths, shift, slope, range, tile.n_block, m_block, rows, tSrS, rP);
     if constexpr (kModified) delta = RowStats<kBlockM>(smem.delta[rows.stage]);  // before, it spilled
