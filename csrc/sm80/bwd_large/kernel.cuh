@@ -25,10 +25,8 @@ CUTE_DEVICE void compute(BwdParams const& params, typename Traits::Storage& smem
   if (task.others.begin < task.others.end) {
     int const resident_chunks = ring.left_resident ? task.score_steps : 0;
     large::Pipeline pipeline(buffers + resident_chunks * large::kLeftBytes, ring);
-    Loader<Element> load(task, ring.left_resident);
-    for (int chunk = 0; chunk < resident_chunks; ++chunk) {
-      load.load_left_chunk(chunk, buffers + chunk * large::kLeftBytes);
-    }
+    Loader<Element, kSide> load(task, ring.left_resident);
+    if (ring.left_resident) load.load_left(buffers);
     pipeline.start(load);
     mainloop<Traits, kSide>(params, smem, pipeline, load, {buffers, ring.left_resident}, out, thread);
   }

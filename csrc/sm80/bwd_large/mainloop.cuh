@@ -12,7 +12,7 @@ namespace flash_cute::sm80::bwd_large {
 // `left`: the chunks of the scores' left operand; those of dP's are behind them.
 template <class Traits, Side kSide, class Out>
 CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::Storage& smem, large::Pipeline& pipeline,
-                          Loader<typename Traits::Element>& load, large::LeftChunks const& left,
+                          Loader<typename Traits::Element, kSide>& load, large::LeftChunks const& left,
                           Out& out,  // (4, 4, kOutBlocks)
                           int thread) {
   using Element = typename Traits::Element;
@@ -27,7 +27,7 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::Storage& sme
   }
 
 #pragma unroll 1
-  for (int head = 0; head < task.heads; ++head) {
+  for (int head = 0; head < task.template loop_heads<kSide>(); ++head) {
 #pragma unroll 1
     for (int other = task.others.end - 1; other >= task.others.begin; --other) {
       if constexpr (kSide == Side::kKeys) {  // the barriers of the steps of X are behind the last use

@@ -54,10 +54,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   Softmax<Traits> softmax(params);
   if (smem.tile.keys.begin < smem.tile.keys.end) {
     large::Pipeline pipeline(buffers + (ring.left_resident ? chunks * large::kLeftBytes : 0), ring);
-    Loader<Traits> load(params, smem, ring.left_resident, part.columns, thread);
-    if (ring.left_resident) {
-      for (int chunk = 0; chunk < chunks; ++chunk) load.load_query_chunk(chunk, buffers + chunk * large::kLeftBytes);
-    }
+    Loader<Traits> load(params, smem, ring.left_resident, part.columns);
+    if (ring.left_resident) load.load_query(buffers);
     pipeline.start(load);
     mainloop<Traits>(params, smem, pipeline, load, part, softmax, tOrO, thread);
   }
