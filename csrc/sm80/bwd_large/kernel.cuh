@@ -17,7 +17,6 @@ template <class Traits, Side kSide>
 CUTE_DEVICE void compute(BwdParams const& params, typename Traits::Storage& smem, Ring const& ring) {
   using Element = typename Traits::Element;
   Task<Element> const& task = smem.task;
-  int const thread = threadIdx.x;
   uint32_t const buffers = cast_smem_ptr_to_uint(&smem) + kFixedBytes;
   typename Traits::OutMma out_mma;
   auto out = partition_fragment_C(out_mma, Shape<Int<kTileRows>, Int<large::kColumns>>{});  // (4, 4, kOutBlocks)
@@ -28,9 +27,9 @@ CUTE_DEVICE void compute(BwdParams const& params, typename Traits::Storage& smem
     Loader<Element, kSide> load(task, ring.left_resident);
     if (ring.left_resident) load.load_left(buffers);
     pipeline.start(load);
-    mainloop<Traits, kSide>(params, smem, pipeline, load, {buffers, ring.left_resident}, out, thread);
+    mainloop<Traits, kSide>(params, smem, pipeline, load, {buffers, ring.left_resident}, out);
   }
-  epilogue<Traits>(params, smem, buffers, out, thread);
+  epilogue<Traits>(params, smem, buffers, out, threadIdx.x);
 }
 
 // Grid: (key tiles of all KV heads, parts of dK's columns and then of dV's).
