@@ -3,8 +3,8 @@
 // Eight warps. The scores of 64 rows and 128 keys are summed over chunks of 64 columns of the head dim, which pass
 // through a ring of stages, so that shared memory does not depend on the head dim; each warp has 32 rows and 32 keys. P
 // goes through shared memory, and each warp computes all rows of O for an eighth of the columns, at most 512 of them per
-// CTA. Above that, two CTAs compute the same scores: half of the O sums fit in an SM's registers, and 32 rows of all of
-// them would read K and V from L2 twice as often.
+// CTA. Above that, two CTAs share a row tile: half of the O sums fit in an SM's registers, and 32 rows of all of them
+// would read K and V from L2 twice as often. Each computes half of the scores, see pair.cuh.
 #pragma once
 
 #include "../../plan.h"
@@ -30,20 +30,16 @@ CUTE_DEVICE void place_tensors(FwdParams const& params, typename Traits::Storage
   smem.v = head(params.v, params.v_strides, head_kv, tile.sequence.first_key) + first_column;
 }
 
+// The row tile in smem.tile.
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, 1)
-    fwd_large_kernel(__grid_constant__ FwdParams const params, __grid_constant__ Ring const ring) {
-  extern __shared__ __align__(1024) char smem_raw[];
-  auto& smem = *reinterpret_cast<typename Traits::Storage*>(smem_raw);
+CUTE_DEVICE void compute_tile(FwdParams const& params, typename Traits::Storage& smem, Ring const& ring, Pair& pair) {
   int const thread = threadIdx.x;
-  fwd::place_tile<Traits>(params, smem.tile);
-  if (smem.tile.coord.m_block < 0) return;
-  int const part_columns = large::part_columns(params.head_dim_v), first_column = blockIdx.y * part_columns;
+  int const part_columns = large::part_columns(params.head_dim_v), first_column = pair.part() * part_columns;
   if (thread == 0) place_tensors<Traits>(params, smem, first_column);
   Softmax<Traits>::clear(smem, thread);
   __syncthreads();  // the pointers and the softmax's state are there
 
-  uint32_t const buffers = cast_smem_ptr_to_uint(smem_raw) + kFixedBytes;
+  uint32_t const buffers = cast_smem_ptr_to_uint(&smem) + kFixedBytes;
   int const chunks = large::num_chunks(params.head_dim);
   Part const part{.left = {.tiles = buffers, .resident = ring.left_resident},
                   .first_column = first_column,
@@ -53,13 +49,44 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   clear(tOrO);
   Softmax<Traits> softmax(params);
   if (smem.tile.keys.begin < smem.tile.keys.end) {
+    Turns const turns(smem.tile.keys, pair.exists(), pair.part());
     large::Pipeline pipeline(buffers + (ring.left_resident ? chunks * large::kLeftBytes : 0), ring);
-    Loader<Traits> load(params, smem, ring.left_resident, part.columns);
+    Loader<Traits> load(params, smem, turns, ring.left_resident, part.columns);
     if (ring.left_resident) load.load_query(buffers);
     pipeline.start(load);
-    mainloop<Traits>(params, smem, pipeline, load, part, softmax, tOrO, thread);
+    mainloop<Traits>(params, smem, pipeline, load, part, softmax, pair, turns, tOrO);
   }
-  epilogue<Traits>(params, smem, part, buffers, softmax, tOrO, thread);
+  epilogue<Traits>(params, smem, part, buffers, softmax, pair, tOrO, threadIdx.x);
+}
+
+// The row tiles that there can be; those of packed sequences are counted by the kernel before this one.
+CUTE_DEVICE int count_tiles(FwdParams const& params) {
+  int const* const before = params.sequences.tiles_before;
+  if (before == nullptr) return static_cast<int>(params.order.num_tiles());
+  return __ldg(before + sequence_count(params)) * params.heads_q;
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    fwd_large_kernel(__grid_constant__ FwdParams const params, __grid_constant__ Ring const ring) {
+  extern __shared__ __align__(1024) char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::Storage*>(smem_raw);
+  int first = blockIdx.x, stride = gridDim.x;
+  Pair pair(blockIdx.y);
+  if (params.draws_tiles) {  // in pairs
+    if (threadIdx.x == 0) smem.ticket = atomicAdd(params.ticket, 1);
+    __syncthreads();  // the ticket is there
+    pair = Pair(params, smem.ticket);
+    first = smem.ticket / 2;
+    stride = gridDim.x / 2;
+  }
+  int const tiles = count_tiles(params);
+#pragma unroll 1
+  for (int index = first; index < tiles; index += stride) {
+    __syncthreads();  // no thread reads the tile before any more
+    fwd::place_tile<Traits>(params, smem.tile, index);
+    if (smem.tile.coord.m_block >= 0) compute_tile<Traits>(params, smem, ring, pair);
+  }
 }
 
 }  // namespace flash_cute::sm80::fwd_large

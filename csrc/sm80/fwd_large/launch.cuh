@@ -17,7 +17,11 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
     error = cudaGetLastError();
     if (error != cudaSuccess) return error;
   }
-  dim3 const grid(static_cast<unsigned>(plan.ctas), plan.column_parts);
+  if (plan.draws_tiles) {
+    error = cudaMemsetAsync(params.ticket, 0, plan.workspace.zeroed, stream);
+    if (error != cudaSuccess) return error;
+  }
+  dim3 const grid(static_cast<unsigned>(plan.ctas), plan.draws_tiles ? 1 : plan.column_parts);
   kernel<<<grid, Traits::kThreads, plan.shape.smem_bytes, stream>>>(params, ring(params.head_dim, plan.entry));
   return cudaGetLastError();
 }

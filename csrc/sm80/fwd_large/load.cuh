@@ -1,10 +1,12 @@
 // The order in which the forward's operands pass through the ring: for each key tile, from the last to the first, the
-// chunks of K (and of Q, where it is not resident), then the steps of V.
+// chunks of K (and of Q, where it is not resident), then the steps of V. Of a key tile whose scores the partner computes,
+// V alone.
 #pragma once
 
 #include "../../core/registers.cuh"
 #include "../large/steps.cuh"
 #include "traits.cuh"
+#include "turns.cuh"
 
 namespace flash_cute::sm80::fwd_large {
 
@@ -14,13 +16,9 @@ class Loader {
   using Element = typename Traits::Element;
   using Storage = typename Traits::Storage;
 
-  CUTE_DEVICE Loader(FwdParams const& params, Storage const& smem, bool left_resident, int columns)
-      : params_(params),
-        smem_(smem),
-        left_resident_(left_resident),
-        columns_(columns),
-        tile_(smem.tile.keys.end - 1) {
-    begin_keys();
+  CUTE_DEVICE Loader(FwdParams const& params, Storage const& smem, Turns const& turns, bool left_resident, int columns)
+      : params_(params), smem_(smem), turns_(turns), left_resident_(left_resident), columns_(columns) {
+    begin_tile();
   }
 
   // All chunks of Q's rows.
@@ -47,8 +45,9 @@ class Loader {
     if (--steps_ > 0) return;
     if (!at_values_) {
       begin_values();
-    } else if (--tile_ >= smem_.tile.keys.begin) {
-      begin_keys();
+    } else {
+      turns_.advance();
+      begin_tile();
     }
   }
 
@@ -60,15 +59,20 @@ class Loader {
     int const rows = smem_.tile.sequence.len_q - smem_.tile.coord.m_block * Traits::kBlockM;
     return {smem_.q, params_.q_strides.row, rows, params_.head_dim};
   }
+  CUTE_DEVICE void begin_tile() {
+    if (!turns_.has_tile()) turns_.advance();  // the last turn of a CTA may have none
+    if (!turns_.has_tile()) return;
+    turns_.is_own() ? begin_keys() : begin_values();
+  }
   CUTE_DEVICE void begin_keys() {
     Rows const k{smem_.k, params_.k_strides.row, smem_.tile.sequence.len_k, params_.head_dim};
-    others_ = Cursor::of_chunks(k.from(tile_ * Traits::kBlockN, 0), fresh_thread_index());
+    others_ = Cursor::of_chunks(k.from(turns_.tile() * Traits::kBlockN, 0), fresh_thread_index());
     if (!left_resident_) queries_ = large::OwnRows<Element>::of(queries(), fresh_thread_index());
     steps_ = large::num_chunks(params_.head_dim);
     at_values_ = false;
   }
   CUTE_DEVICE void begin_values() {
-    int const first_key = tile_ * Traits::kBlockN, len_k = smem_.tile.sequence.len_k;
+    int const first_key = turns_.tile() * Traits::kBlockN, len_k = smem_.tile.sequence.len_k;
     Rows const v{smem_.v, params_.v_strides.row, len_k, columns_};
     others_ = Cursor::of_values(v.from(first_key, 0), fresh_thread_index());
     steps_ = large::value_steps(len_k - first_key);
@@ -80,9 +84,9 @@ class Loader {
   bool left_resident_;
   int columns_;  // of V, from the CTA's first one on
   // The next step's:
-  int tile_;
+  Turns turns_;
   bool at_values_;
-  int steps_;  // with it, of the tile's chunks of K, or of its V; 0: there is no next step
+  int steps_ = 0;  // with it, of the tile's chunks of K, or of its V; 0: there is no next step
   Cursor others_;  // K or V
   large::OwnRows<Element> queries_;  // where Q is not resident
 };

@@ -30,7 +30,9 @@ struct Traits {
     float offset[kBlockM];  // the maximum in use times scale_log2
     float limit[kBlockM];   // the row takes a new maximum when a raw score exceeds this
     float factor[kBlockM];  // what rescales the row; at the end: what normalizes it
+    float other_factor[kBlockM];  // the same, of what the partner sends
     fwd::SequenceTile tile;
+    int ticket;
     Element const* q;  // of the tile's first row
     Element const* k;  // of the sequence's first key
     Element const* v;  // the same, from the CTA's first column on
