@@ -31,6 +31,7 @@ from bench.environment import environment  # noqa: E402
 from flash_cute import reference  # noqa: E402
 
 MODES = ("float32", "float16_qk", "float16_pv", "float16")
+MOST_OF_PV_ALONE = 192  # the largest head dim of "float16_pv"
 HEADS = 2
 STEP = 8  # products between roundings
 COLUMNS = 32  # of Q and K per sum in float16
@@ -119,10 +120,15 @@ def main(arguments: Sequence[str]) -> int:
                 q, k, v = (x.half() for x in wide)
                 for causal in (False, True):
                     exact, _ = reference.attention(q, k, v, causal)
-                    errors = {mode: rms(compute(q, k, v, causal, mode).double() - exact) for mode in MODES}
+                    errors = {
+                        mode: rms(compute(q, k, v, causal, mode).double() - exact)
+                        for mode in MODES
+                        if mode != "float16_pv" or head_dim <= MOST_OF_PV_ALONE
+                    }
                     where = {"D": head_dim, "N": length, "causal": causal, "inputs": kind}
-                    rows.append({**where, **{f"rms_{x}": f"{error:.3e}" for x, error in errors.items()}, **facts})
-                    for mode in MODES[1:]:
+                    columns = {f"rms_{x}": f"{errors[x]:.3e}" if x in errors else "" for x in MODES}
+                    rows.append({**where, **columns, **facts})
+                    for mode in list(errors)[1:]:
                         ratios.setdefault((kind, mode), []).append(errors[mode] / errors["float32"])
                     text = "".join(f"  {x} {error:.2e}" for x, error in errors.items())
                     print(

@@ -30,7 +30,7 @@ if not __package__:
 import flash_cute  # noqa: E402
 from bench.environment import environment  # noqa: E402
 from flash_cute._timing import Contender, Timing, first_line, measure  # noqa: E402
-from flash_cute.integrations import flash_attn, flash_attn_interface, sdpa  # noqa: E402
+from flash_cute.integrations import flash_attn, flash_attn_interface, sdpa, transformers  # noqa: E402
 
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "no_grad": torch.no_grad,
@@ -67,14 +67,7 @@ def layers(device: torch.device, dtype: torch.dtype) -> Iterator[Layer]:
         lambda: sdpa.enable(devices=[device.type], strict=True),
     )
     yield Layer("(scaled_dot_product_attention)", lambda: pytorchs(q, k, v, is_causal=True))
-    try:
-        import transformers
-
-        import flash_cute.integrations.transformers as integration
-    except ImportError as error:
-        print(f"absent: transformers.attention: {first_line(error)}")
-    else:
-        yield from _of_transformers(integration, transformers, heads_first)
+    yield from _of_transformers(heads_first)
     try:
         import flash_attn_interface as package
     except ImportError as error:
@@ -83,15 +76,20 @@ def layers(device: torch.device, dtype: torch.dtype) -> Iterator[Layer]:
         yield Layer("(flash_attn_interface)", lambda: package.flash_attn_func(*rows_first, causal=True))
 
 
-def _of_transformers(integration: Any, transformers: Any, tensors: list[torch.Tensor]) -> Iterator[Layer]:
+def _of_transformers(tensors: list[torch.Tensor]) -> Iterator[Layer]:
     """The attention functions as a Llama's layer calls them, with the positions that it passes on."""
-    layer = torch.nn.Module()
-    layer.is_causal, layer.layer_idx, layer.num_key_value_groups = True, 1, 1  # type: ignore[assignment]
+    layer: Any = torch.nn.Module()
+    layer.is_causal, layer.layer_idx, layer.num_key_value_groups = True, 1, 1
     positions = torch.arange(64, device=tensors[0].device)[None]
     arguments = {"dropout": 0.0, "scaling": 0.125, "position_ids": positions, "use_cache": False}
-    known = {"flash_cute": integration.attention, "sdpa": transformers.AttentionInterface()["sdpa"]}
-    yield Layer("transformers.attention", lambda: known["flash_cute"](layer, *tensors, None, **arguments))
-    yield Layer("(transformers' sdpa)", lambda: known["sdpa"](layer, *tensors, None, **arguments))
+    yield Layer("transformers.attention", lambda: transformers.attention(layer, *tensors, None, **arguments))
+    try:
+        from transformers import AttentionInterface
+    except ImportError as error:
+        print(f"absent: (transformers' sdpa): {first_line(error)}")
+        return
+    theirs = AttentionInterface()["sdpa"]
+    yield Layer("(transformers' sdpa)", lambda: theirs(layer, *tensors, None, **arguments))
 
 
 def timings(mode: str, device: torch.device, dtype: torch.dtype, rounds: int) -> dict[str, Timing]:

@@ -8,6 +8,8 @@
 
 __version__ = "0.1.0"
 
+from typing import TYPE_CHECKING
+
 from . import _numpy, reference  # noqa: F401 (_numpy is the first to import torch)
 from .api import attention, backends, bwd, fwd
 from .explain import Explanation, explain
@@ -33,3 +35,13 @@ __all__ = [
 ]
 
 _load_from_environment()
+
+if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+
+    def __getattr__(name: str) -> object:
+        """`flash_cute.integrations`, imported by who asks for it."""
+        if name != "integrations":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return import_module(f".{name}", __name__)

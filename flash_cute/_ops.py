@@ -1,6 +1,6 @@
 """Loads the compiled library and attaches to its operators what Python holds.
 
-The schemas, the input checks and the CUDA kernels are in the library (csrc/api/ops.cpp, ops_varlen.cpp). Here come the
+The schemas, the input checks and the CUDA kernels are in the library (csrc/api/ops*.cpp). Here come the
 fakes for torch.compile, the CPU kernels, vmap's refusal and, once they are imported, what DTensor and
 FlopCounterMode ask for; autograd.py adds autograd.
 An operator has a twin `_<name>` without autograd: the same kernel, 12 us a call cheaper (torch 2.11).
@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from . import _built, _fakes, cpu, cpu_bwd, cpu_varlen, flops, sharding
+from . import _built, _fakes, _layers, cpu, cpu_bwd, cpu_varlen, flops, sharding
 from ._when_imported import when_imported
 
 
@@ -59,6 +59,8 @@ for _name, _fake, _cpu in (
     ("_varlen_fwd", _fakes.varlen_fwd, cpu_varlen.fwd),
     ("varlen_bwd", _fakes.varlen_bwd, cpu_varlen.bwd),
     ("_varlen_bwd", _fakes.varlen_bwd, cpu_varlen.bwd),
+    ("_sdpa", _layers.make_sdpa(_fakes.fwd), _layers.make_sdpa(cpu.fwd)),
+    ("_rows_fwd", _layers.make_rows_fwd(_fakes.fwd), _layers.make_rows_fwd(cpu.fwd)),
 ):
     torch.library.register_fake(f"flash_cute::{_name}", _fake, lib=library)
     torch.library.register_vmap(f"flash_cute::{_name}", refuse_vmap, lib=library)
@@ -77,10 +79,14 @@ varlen_bwd = torch.ops.flash_cute.varlen_bwd.default
 varlen_bwd_without_autograd = torch.ops.flash_cute._varlen_bwd.default
 varlen_fwd_plan = torch.ops.flash_cute.varlen_fwd_plan.default
 varlen_bwd_plan = torch.ops.flash_cute.varlen_bwd_plan.default
+sdpa = torch.ops.flash_cute._sdpa.default
+rows_fwd = torch.ops.flash_cute._rows_fwd.default
 
 
 # What torch.jit.trace records of `_fwd`: a traced graph may be given inputs that require grad.
 library.impl("_fwd", lambda *args: fwd(*args), "Tracer")
 library.impl("_varlen_fwd", lambda *args: varlen_fwd(*args), "Tracer")
+for _name in ("_sdpa", "_rows_fwd"):  # as the other twins without autograd: autograd.py
+    library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 when_imported("torch.utils.flop_counter", flops.register)
 when_imported("torch.distributed.tensor", sharding.register)

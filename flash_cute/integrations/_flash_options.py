@@ -4,7 +4,8 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from .. import attention, varlen_attention
+from .. import _ops, attention, varlen_attention
+from .._layers import is_plain
 from .._refusals import Window
 
 
@@ -24,6 +25,14 @@ def dense(
 
     `deterministic=False` is flash-attn's default, and so leaves it to `torch.use_deterministic_algorithms`.
     """
+    if is_plain(q, k, v) and (causal is False or causal is True) and alibi_slopes is None:
+        left, right = (None, None) if window_size == (-1, -1) else window(window_size) or (None, None)
+        try:
+            out, lse = _ops.rows_fwd(q, k, v, True, causal, left, right, softcap or None, None, softmax_scale)
+        except Exception:
+            pass  # what the operator does not take is called again below, where errors are worded
+        else:
+            return out, lse if return_lse else None
     if isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor):
         if not q.ndim == k.ndim == v.ndim == 4:
             shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))

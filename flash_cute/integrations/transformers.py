@@ -27,6 +27,8 @@ from torch import Tensor
 
 import flash_cute
 
+from .. import _ops
+from .._layers import is_plain
 from ._transformers_mask import columns_of, mask, padded
 
 __all__ = ["attention", "mask", "register"]
@@ -145,37 +147,37 @@ def attention(
     """
     if dropout:
         raise ValueError(f"flash_cute: dropout: expected 0 (set the model's attention dropout to 0), got {dropout}")
-    for name in _UNSERVED:
-        if name in kwargs and kwargs[name] is not None and kwargs[name] is not False:
+    for name in kwargs:
+        if name in _UNSERVED and kwargs[name] is not None and kwargs[name] is not False:
             raise ValueError(f"flash_cute: {name}: expected None, since {_UNSERVED[name]}")
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
-    window = None
+    left = right = None
     if sliding_window is not None:
-        window = (sliding_window - 1, 0 if is_causal else sliding_window - 1)
+        left, right = sliding_window - 1, 0 if is_causal else sliding_window - 1
+    if (
+        attention_mask is None
+        and is_plain(query, key, value)
+        and (s_aux is None or not torch.is_grad_enabled())
+        and kwargs.get("cu_seq_lens_q") is None
+        and ((positions := kwargs.get("position_ids")) is None or not _may_be_packed(module, query, key, positions))
+    ):
+        try:
+            return _ops.rows_fwd(query, key, value, False, is_causal, left, right, softcap, s_aux, scaling)[0], None
+        except Exception:
+            pass  # what the operator does not take is called again below, where errors are worded
+    options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
+    options["window"] = None if sliding_window is None else (left, right)
     # False is a model's default, and must not override torch.use_deterministic_algorithms.
-    deterministic = kwargs.get("deterministic") or None
-    out: Any
+    options["deterministic"] = kwargs.get("deterministic") or None
     if attention_mask is not None or "cu_seq_lens_q" in kwargs or "position_ids" in kwargs:
         lengths = _lengths(module, query, key, is_causal, attention_mask, kwargs)
         if lengths is not None:
             # (B, H, N, D) -> (B * N, H, D): a view of projections, a copy of what a cache holds.
             q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-            options: dict[str, Any] = {"scale": scaling, "window": window, "softcap": softcap, "sinks": s_aux}
-            options["deterministic"] = deterministic
-            out = flash_cute.varlen_attention(q, k, v, causal=is_causal, **lengths, **options)
-            return out.unflatten(0, (query.shape[0], query.shape[2])), None
-    out = flash_cute.attention(
-        query,
-        key,
-        value,
-        is_causal,
-        scale=scaling,
-        window=window,
-        softcap=softcap,
-        sinks=s_aux,
-        deterministic=deterministic,
-    )
+            packed: Any = flash_cute.varlen_attention(q, k, v, causal=is_causal, **lengths, **options)
+            return packed.unflatten(0, (query.shape[0], query.shape[2])), None
+    out: Any = flash_cute.attention(query, key, value, is_causal, **options)
     return out.transpose(1, 2), None
 
 
@@ -237,14 +239,34 @@ def _packed(module: torch.nn.Module, query: Tensor, key: Tensor, kwargs: dict[st
     They are read without padding, with no keys before the queries', in a batch of one: the mask function sees packed
     sequences where a model has no KV cache, and by default it has one, also where sequences are packed.
     """
-    length = query.shape[2]
     positions = kwargs.get("position_ids")
-    if positions is None or length == 1 or query.shape[0] != 1 or key.shape[2] != length:
-        return None
-    if positions.shape[-1] != length or positions.dim() != 2:
+    if positions is None or not _may_begin_again(query, key, positions):
         return None
     offsets = _offsets_of_positions(module, positions)
     return None if offsets is None else {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
+
+
+def _may_begin_again(query: Tensor, key: Tensor, positions: Tensor) -> bool:
+    batch_size, _, length, _ = query.shape
+    if batch_size != 1 or length == 1 or key.shape[2] != length:
+        return False
+    return positions.dim() == 2 and positions.shape[1] == length
+
+
+def _may_be_packed(module: torch.nn.Module, query: Tensor, key: Tensor, positions: Tensor) -> bool:
+    """Whether `_packed` might find more than one sequence: not if a layer has found one, or there can be no more."""
+    known: Any = getattr(positions, "_flash_cute_offsets", None)
+    if known is not None and known[1] is None and _is_current(known[0], module, positions):
+        return False
+    return _may_begin_again(query, key, positions)
+
+
+def _is_current(stamp: int, module: torch.nn.Module, positions: Tensor) -> bool:
+    """Whether what a layer has read of the positions still holds, see `_offsets_of_positions`."""
+    if positions.is_inference():
+        layer = getattr(module, "layer_idx", None)
+        return layer is not None and layer > stamp
+    return bool(stamp == positions._version)
 
 
 def _offsets_of_positions(module: torch.nn.Module, positions: Tensor) -> Tensor | None:
@@ -258,16 +280,11 @@ def _offsets_of_positions(module: torch.nn.Module, positions: Tensor) -> Tensor 
         return _read_positions(positions)
     known: Any = getattr(positions, "_flash_cute_offsets", None)
     offsets: Tensor | None
-    if positions.is_inference():
-        stamp = getattr(module, "layer_idx", None)
-        is_known = known is not None and stamp is not None and stamp > known[0]
-    else:
-        stamp = positions._version
-        is_known = known is not None and stamp == known[0]
-    if is_known:
+    if known is not None and _is_current(known[0], module, positions):
         offsets = known[1]
         return offsets
     offsets = _read_positions(positions)
+    stamp = getattr(module, "layer_idx", None) if positions.is_inference() else positions._version
     if stamp is not None:
         positions._flash_cute_offsets = (stamp, offsets)  # type: ignore[attr-defined]
     return offsets

@@ -90,8 +90,7 @@ def run(
         name: functools.partial(_library.fwd, causal=problem.causal, schedule=name) for name in serving
     }
     contexts: dict[str, Callable[[], AbstractContextManager[object]]] = {}
-    if problem.D <= 256:
-        calls[LIBRARY] = functools.partial(library_fwd, causal=problem.causal, backend="sm80")
+    calls[LIBRARY] = functools.partial(library_fwd, causal=problem.causal, backend="sm80")
     for name in peers:
         calls[name] = functools.partial(_sdpa, causal=problem.causal, grouped=problem.Hkv != problem.H)
         contexts[name] = functools.partial(sdpa_kernel, PEERS[name])
@@ -124,7 +123,7 @@ def run(
 def turns(problem: Problem, schedules: Sequence[str], peers: Sequence[str], rounds: int) -> int:
     """How often `run` calls on_turn, were every contender to serve the call."""
     serving = sum(name in _library.names(problem.D) for name in schedules)
-    return rounds * (serving + len(peers) + (problem.D <= 256))
+    return rounds * (serving + len(peers) + 1)
 
 
 def _sets(problem: Problem) -> int:

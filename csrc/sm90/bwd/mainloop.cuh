@@ -271,7 +271,10 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
   };
   auto tSrV_regs = wait_keys<Traits>(smem, tile);  // (MMA, MMA_N, MMA_D)
   RowTile row_tile = tile.first;
-  auto const slope = [&] { return head_slope(params.score, tile.batch, tile.head_kv * params.group + row_tile.head); };
+  int heads_before = 0;  // whose turn is over
+  auto const slope = [&] {
+    return head_slope(params.score, tile.batch, tile.head_kv * params.group + heads_before + row_tile.head);
+  };
   auto step = [&](int m_block, auto kind) __attribute__((always_inline)) {
     constexpr bool kFirst = kind == StepKind::kFirst, kDq = kind == StepKind::kWithDq;
     PipelineState<2> const rows = at_step(number);
@@ -307,14 +310,27 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
   };
 
   step(row_tile.m_block, C<StepKind::kFirst>{});
+  // A turn is the row tiles of all query heads in alternation or, with a window, those of one: a loop of its own, so that
+  // the order costs a step nothing.
+  bool const heads_in_turn = tile.last_row_tile >= 0;
+  int const alternating = heads_in_turn ? 1 : params.group;
+  int const turn = heads_in_turn ? tile.first.m_block - tile.last_row_tile + 1 : tile.end - tile.begin;
+  int left = turn - 1;
 #pragma unroll 1
-  for (int left = tile.end - number; left > 0; --left) {
-    row_tile.advance(params.group, tile);
-    if (computes_dq<Traits>(number - 1, warpgroup)) {
-      step(row_tile.m_block, C<StepKind::kWithDq>{});
-    } else {
-      step(row_tile.m_block, C<StepKind::kWithoutDq>{});
+  for (;;) {
+#pragma unroll 1
+    for (; left > 0; --left) {
+      row_tile.advance(alternating);
+      if (computes_dq<Traits>(number - 1, warpgroup)) {
+        step(row_tile.m_block, C<StepKind::kWithDq>{});
+      } else {
+        step(row_tile.m_block, C<StepKind::kWithoutDq>{});
+      }
     }
+    if (number == tile.end) break;
+    row_tile.m_block = tile.first.m_block + 1;
+    left = turn;
+    ++heads_before;
   }
   smem.v_pipeline.release({0, tile.keys_phase});
   publish(number - 1);

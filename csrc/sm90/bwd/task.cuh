@@ -20,14 +20,19 @@ struct RowTile {
   int m_block;
   int head = 0;  // of the group
 
+  // To the next one of as many query heads in alternation.
+  CUTE_DEVICE void advance(int heads) {
+    if (++head == heads) {
+      head = 0;
+      --m_block;
+    }
+  }
+
   // To the key tile's next row tile.
   template <class Tile>
   CUTE_DEVICE void advance(int group, Tile& tile) {
     if (tile.last_row_tile < 0) {
-      if (++head == group) {
-        head = 0;
-        --m_block;
-      }
+      advance(group);
     } else if (m_block-- == tile.last_row_tile) {
       m_block = tile.first.m_block;
       ++head;
