@@ -44,9 +44,10 @@ void plan_fwd_large(FwdDecision& decision, FwdArgs const& args, Problem const& p
                                      problem.len_q, problem.len_k, head_dim);
   int64_t const prefix_bytes = packed ? 4 * (int64_t{problem.batch} + 3) : 0;  // see Sequences::tiles_before
   plan.workspace.bytes = prefix_bytes;
-  if (plan.column_parts == 2 && gpu.num_sms > 1) {
+  if (plan.column_parts == 2 && gpu.num_sms > 1) {  // a partner that did not run would be waited for in vain
     int64_t const pairs = std::min<int64_t>(tiles, gpu.num_sms / 2);
-    plan.draws_tiles = true;
+    plan.pairs_ctas = true;
+    plan.row_tiles = tiles;
     plan.ctas = 2 * pairs;
     FwdWorkspace& workspace = plan.workspace;
     workspace.ticket = 0;

@@ -10,7 +10,7 @@ namespace flash_cute::sm80::fwd_large {
 // `buffers`: address of kColumns / 64 tiles of 64 x 64 elements, which may be in use until the barrier in here.
 template <class Traits, class Out>
 CUTE_DEVICE void epilogue(FwdParams const& params, typename Traits::Storage& smem, Part const& part, uint32_t buffers,
-                          Softmax<Traits>& softmax, Pair& pair,
+                          Softmax<Traits>& softmax, typename Traits::Partner& pair,
                           Out& tOrO,  // (4, 4, kOutBlocks)
                           int thread) {
   using Element = typename Traits::Element;

@@ -32,7 +32,8 @@ CUTE_DEVICE void place_tensors(FwdParams const& params, typename Traits::Storage
 
 // The row tile in smem.tile.
 template <class Traits>
-CUTE_DEVICE void compute_tile(FwdParams const& params, typename Traits::Storage& smem, Ring const& ring, Pair& pair) {
+CUTE_DEVICE void compute_tile(FwdParams const& params, typename Traits::Storage& smem, Ring const& ring,
+                              typename Traits::Partner& pair) {
   int const thread = threadIdx.x;
   int const part_columns = large::part_columns(params.head_dim_v), first_column = pair.part() * part_columns;
   if (thread == 0) place_tensors<Traits>(params, smem, first_column);
@@ -49,40 +50,50 @@ CUTE_DEVICE void compute_tile(FwdParams const& params, typename Traits::Storage&
   clear(tOrO);
   Softmax<Traits> softmax(params);
   if (smem.tile.keys.begin < smem.tile.keys.end) {
-    Turns const turns(smem.tile.keys, pair.exists(), pair.part());
+    Turns<Traits::kPaired> const turns(smem.tile.keys, pair.part());
     large::Pipeline pipeline(buffers + (ring.left_resident ? chunks * large::kLeftBytes : 0), ring);
     Loader<Traits> load(params, smem, turns, ring.left_resident, part.columns);
     if (ring.left_resident) load.load_query(buffers);
     pipeline.start(load);
     mainloop<Traits>(params, smem, pipeline, load, part, softmax, pair, turns, tOrO);
   }
-  epilogue<Traits>(params, smem, part, buffers, softmax, pair, tOrO, threadIdx.x);
+  epilogue<Traits>(params, smem, part, buffers, softmax, pair, tOrO, fresh_thread_index());
 }
 
-// The row tiles that there can be; those of packed sequences are counted by the kernel before this one.
-CUTE_DEVICE int count_tiles(FwdParams const& params) {
-  int const* const before = params.sequences.tiles_before;
-  if (before == nullptr) return static_cast<int>(params.order.num_tiles());
-  return __ldg(before + sequence_count(params)) * params.heads_q;
-}
-
+// Grid: (row tiles, parts of out's columns).
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
     fwd_large_kernel(__grid_constant__ FwdParams const params, __grid_constant__ Ring const ring) {
   extern __shared__ __align__(1024) char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::Storage*>(smem_raw);
-  int first = blockIdx.x, stride = gridDim.x;
-  Pair pair(blockIdx.y);
-  if (params.draws_tiles) {  // in pairs
-    if (threadIdx.x == 0) smem.ticket = atomicAdd(params.ticket, 1);
-    __syncthreads();  // the ticket is there
-    pair = Pair(params, smem.ticket);
-    first = smem.ticket / 2;
-    stride = gridDim.x / 2;
-  }
-  int const tiles = count_tiles(params);
+  fwd::place_tile<Traits>(params, smem.tile);
+  if (smem.tile.coord.m_block < 0) return;
+  Alone alone{static_cast<int>(blockIdx.y)};
+  compute_tile<Traits>(params, smem, ring, alone);
+}
+
+// The row tiles that there are, at most `most`; those of packed sequences are counted by the kernel before this one.
+CUTE_DEVICE int count_tiles(FwdParams const& params, int most) {
+  int const* const before = params.sequences.tiles_before;
+  if (before == nullptr) return most;
+  // Bad offsets may overlap: then the count exceeds what there can be, or overflows.
+  int const of_a_head = max(0, min(__ldg(before + sequence_count(params)), most / params.heads_q));
+  return of_a_head * params.heads_q;
+}
+
+// Two CTAs per row tile: grid 2 * pairs. Pairs take row tiles in turn, of which there are `most`, of packed sequences
+// at most.
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    fwd_large_pair_kernel(__grid_constant__ FwdParams const params, __grid_constant__ Ring const ring, int most) {
+  extern __shared__ __align__(1024) char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::Storage*>(smem_raw);
+  if (threadIdx.x == 0) smem.ticket = atomicAdd(params.ticket, 1);
+  __syncthreads();  // the ticket is there
+  Pair pair(params, smem.ticket);
+  int const tiles = count_tiles(params, most);
 #pragma unroll 1
-  for (int index = first; index < tiles; index += stride) {
+  for (int index = smem.ticket / 2; index < tiles; index += gridDim.x / 2) {
     __syncthreads();  // no thread reads the tile before any more
     fwd::place_tile<Traits>(params, smem.tile, index);
     if (smem.tile.coord.m_block >= 0) compute_tile<Traits>(params, smem, ring, pair);

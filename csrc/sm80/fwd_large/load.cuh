@@ -16,7 +16,8 @@ class Loader {
   using Element = typename Traits::Element;
   using Storage = typename Traits::Storage;
 
-  CUTE_DEVICE Loader(FwdParams const& params, Storage const& smem, Turns const& turns, bool left_resident, int columns)
+  CUTE_DEVICE Loader(FwdParams const& params, Storage const& smem, Turns<Traits::kPaired> const& turns, bool left_resident,
+                     int columns)
       : params_(params), smem_(smem), turns_(turns), left_resident_(left_resident), columns_(columns) {
     begin_tile();
   }
@@ -60,7 +61,7 @@ class Loader {
     return {smem_.q, params_.q_strides.row, rows, params_.head_dim};
   }
   CUTE_DEVICE void begin_tile() {
-    if (!turns_.has_tile()) turns_.advance();  // the last turn of a CTA may have none
+    if (Traits::kPaired && !turns_.has_tile()) turns_.advance();  // the last turn of a CTA may have none
     if (!turns_.has_tile()) return;
     turns_.is_own() ? begin_keys() : begin_values();
   }
@@ -84,7 +85,7 @@ class Loader {
   bool left_resident_;
   int columns_;  // of V, from the CTA's first one on
   // The next step's:
-  Turns turns_;
+  Turns<Traits::kPaired> turns_;
   bool at_values_;
   int steps_ = 0;  // with it, of the tile's chunks of K, or of its V; 0: there is no next step
   Cursor others_;  // K or V

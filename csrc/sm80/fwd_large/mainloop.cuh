@@ -23,7 +23,7 @@ struct Part {
 template <class Traits, class Out>
 CUTE_DEVICE void compute_weights(FwdParams const& params, typename Traits::Storage& smem, large::Pipeline& pipeline,
                                  Loader<Traits>& load, large::LeftChunks const& left, Softmax<Traits>& softmax,
-                                 Pair const& pair, int n,
+                                 typename Traits::Partner const& pair, int n,
                                  Out& out) {  // (4, 4, kOutBlocks)
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
@@ -49,17 +49,18 @@ CUTE_DEVICE void compute_weights(FwdParams const& params, typename Traits::Stora
   auto rP = make_tensor_like<Element>(tSrS);  // (4, 2, 4)
   convert(tSrS, rP);
   large::store_weights(rP, cast_smem_ptr_to_uint(smem.weights), thread);
-  if (!pair.exists()) return;
-  auto const words = recast<uint32_t>(rP);  // (2, 2, 4)
-  CUTE_UNROLL
-  for (int i = 0; i < Message::kVectors; ++i) {
-    pair.own().weights[i][thread] = {words(4 * i), words(4 * i + 1), words(4 * i + 2), words(4 * i + 3)};
+  if constexpr (Traits::kPaired) {
+    auto const words = recast<uint32_t>(rP);  // (2, 2, 4)
+    CUTE_UNROLL
+    for (int i = 0; i < Message::kVectors; ++i) {
+      pair.own().weights[i][thread] = {words(4 * i), words(4 * i + 1), words(4 * i + 2), words(4 * i + 3)};
+    }
   }
 }
 
 // The partner's P to shared memory, if it has a tile, and its maxima.
 template <class Traits, class Out>
-CUTE_DEVICE void receive_weights(typename Traits::Storage& smem, Softmax<Traits>& softmax, Pair const& pair,
+CUTE_DEVICE void receive_weights(typename Traits::Storage& smem, Softmax<Traits>& softmax, typename Traits::Partner const& pair,
                                  bool has_tile,
                                  Out& out) {  // (4, 4, kOutBlocks)
   using Element = typename Traits::Element;
@@ -93,7 +94,8 @@ CUTE_DEVICE void receive_weights(typename Traits::Storage& smem, Softmax<Traits>
 
 template <class Traits, class Out>
 CUTE_DEVICE void mainloop(FwdParams const& params, typename Traits::Storage& smem, large::Pipeline& pipeline,
-                          Loader<Traits>& load, Part const& part, Softmax<Traits>& softmax, Pair& pair, Turns turns,
+                          Loader<Traits>& load, Part const& part, Softmax<Traits>& softmax,
+                          typename Traits::Partner& pair, Turns<Traits::kPaired> turns,
                           Out& out) {  // (4, 4, kOutBlocks)
   using Element = typename Traits::Element;
   uint32_t const weights = cast_smem_ptr_to_uint(smem.weights);
@@ -105,11 +107,11 @@ CUTE_DEVICE void mainloop(FwdParams const& params, typename Traits::Storage& sme
     bool const has_tile = turns.has_tile();
     if (turns.is_own()) {
       if (has_tile) compute_weights<Traits>(params, smem, pipeline, load, part.left, softmax, pair, n, out);
-      if (pair.exists()) {
+      if constexpr (Traits::kPaired) {
         Softmax<Traits>::send_maxima(smem, pair.own(), fresh_thread_index());
         pair.send(fresh_thread_index());
       }
-    } else {
+    } else if constexpr (Traits::kPaired) {
       receive_weights<Traits>(smem, softmax, pair, has_tile, out);
     }
     if (!has_tile) continue;

@@ -2,8 +2,13 @@
 // scores of every second key tile. They exchange P, the maxima in use and the sums by messages in global memory.
 //
 // Each CTA sends the k-th message before it waits for the other's k-th, and reads that before it sends the next: two
-// slots per CTA suffice. The partners must run at the same time. They are those that start one after the other: CTAs
-// draw tickets when they start, so that at most one CTA waits for one that has not started yet.
+// slots per CTA suffice.
+//
+// A CTA waits for its partner, so that both must run at the same time, whatever else the GPU works on. CTAs draw tickets
+// when they start, and those with tickets 2 i and 2 i + 1 are partners: at most one CTA of a grid waits for one that has
+// not started. All other CTAs run beside their partners and end, no CTA waits for another pair, and each end makes room
+// for the missing CTA: the GPU starts the CTAs of a grid before those of a later one. A grid needs two multiprocessors;
+// the plan gives a GPU of one the kernel without partners.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -15,18 +20,21 @@ namespace flash_cute::sm80::fwd_large {
 
 using namespace cute;
 
+// A CTA without a partner.
+struct Alone {
+  int part_;  // of out's columns
+
+  CUTE_DEVICE int part() const { return part_; }
+};
+
 class Pair {
  public:
-  // Of a CTA without a partner: `part` is that of out's columns.
-  CUTE_DEVICE explicit Pair(int part) : messages_(nullptr), flags_(nullptr), part_(part) {}
-
   // Of the CTA with this ticket.
   CUTE_DEVICE Pair(FwdParams const& params, int ticket)
       : messages_(reinterpret_cast<Message*>(params.parts) + ticket / 2 * (2 * kSlots)),
         flags_(params.part_flags + ticket / 2 * (2 * kFlagStride)),
         part_(ticket % 2) {}
 
-  CUTE_DEVICE bool exists() const { return messages_ != nullptr; }
   CUTE_DEVICE int part() const { return part_; }
 
   // The message to be filled, and the other CTA's.

@@ -92,7 +92,7 @@ class Softmax {
 
   // The row sums and, per row, what normalizes it: negative for rows that see no key. Stores the LSE where `lse`, which
   // points to the sequence's row 0, is not null. A barrier ends it.
-  CUTE_DEVICE void finish(Storage& smem, Pair& pair, float* lse, int thread) {
+  CUTE_DEVICE void finish(Storage& smem, typename Traits::Partner& pair, float* lse, int thread) {
     using Element = typename Traits::Element;
     auto const add = [](float a, float b) { return a + b; };
     int const lane = thread % 32, key_warp = thread / 64;
@@ -120,7 +120,7 @@ class Softmax {
         error += smem.row_error[warp][thread];
       }
     }
-    if (pair.exists()) add_partner(pair, sum, error, thread);
+    if constexpr (Traits::kPaired) add_partner(pair, sum, error, thread);
     if (thread < Traits::kBlockM) normalize_row(smem, lse, thread, sum, error);
     __syncthreads();  // all factors are
   }

@@ -8,19 +8,20 @@
 
 namespace flash_cute::sm80::fwd_large {
 
+template <bool kPaired>
 class Turns {
  public:
-  CUTE_DEVICE Turns(TileRange const& keys, bool paired, int part)
-      : begin_(keys.begin), paired_(paired), part_(part), lead_(keys.end - 1) {}
+  // `part`: of out's columns, that of the CTA.
+  CUTE_DEVICE Turns(TileRange const& keys, int part) : begin_(keys.begin), part_(part), lead_(keys.end - 1) {}
 
   // Whether there are more turns, with or without a tile.
   CUTE_DEVICE bool more() const { return lead_ >= begin_; }
-  CUTE_DEVICE bool is_own() const { return own_; }
-  CUTE_DEVICE int tile() const { return paired_ ? lead_ - (own_ ? part_ : 1 - part_) : lead_; }
+  CUTE_DEVICE bool is_own() const { return !kPaired || own_; }
+  CUTE_DEVICE int tile() const { return kPaired ? lead_ - (own_ ? part_ : 1 - part_) : lead_; }
   CUTE_DEVICE bool has_tile() const { return tile() >= begin_; }
 
   CUTE_DEVICE void advance() {
-    if (paired_) {
+    if constexpr (kPaired) {
       own_ = !own_;
       if (own_) lead_ -= 2;
     } else {
@@ -30,7 +31,6 @@ class Turns {
 
  private:
   int begin_;
-  bool paired_;
   int part_;
   int lead_;  // the tile of the first CTA, where it is its turn
   bool own_ = true;
