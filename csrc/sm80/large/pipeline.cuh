@@ -8,35 +8,41 @@
 
 namespace flash_cute::sm80::large {
 
-// One barrier per step. After advance() the data of the step and of the next one are readable, so that fragments of the
-// next step can be loaded before its barrier; fill() starts the copies into the stage of the step before.
+// One barrier per step, or, where the ring has enough stages, per two steps. After advance() the data of the step and of
+// the next one are readable, so that fragments of the next step can be loaded before its barrier; fill() starts the
+// copies into a stage that was read before the last barrier: that of the step before, or of the one before that.
 class Pipeline {
  public:
   // `ring`: address of the first stage.
   CUTE_DEVICE Pipeline(uint32_t ring, Ring const& shape)
-      : ring_(ring), stage_bytes_(shape.stage_bytes()), stages_(shape.stages), stage_(shape.stages - 1) {}
+      : ring_(ring), stage_bytes_(shape.stage_bytes()), stages_(shape.stages), stage_(shape.stages - 1), lag_(shape.spares_barriers() ? 2 : 1) {}
 
   // load(address) starts the copies of the next step whose data are not on their way yet, or does nothing after the
   // last one. What the caller has copied before is complete with the first step.
   template <class Load>
   CUTE_DEVICE void start(Load&& load) {
-    for (int stage = 0; stage < stages_ - 1; ++stage) {
+    for (int stage = 0; stage < stages_ - lag_; ++stage) {
       load(ring_ + stage * stage_bytes_);
       cp_async_fence();
     }
   }
 
   CUTE_DEVICE void advance() {
-    wait_for_next_step();  // this thread's copies of this step and the next one have landed
-    __syncthreads();       // those of all threads have; and all have finished reading the step before
+    wait_for_next_steps();  // this thread's copies of this step and the next one, or the next two, have landed
+    __syncthreads();        // those of all threads have; and all have finished reading the step before
+    stage_ = following();
+  }
+  // From a product's first, third, ... step to the one behind it, which may share its barrier.
+  CUTE_DEVICE void advance_in_pair() {
+    if (lag_ == 1) return advance();
     stage_ = following();
   }
 
-  // Fills the stage of the step before, once in each step: behind its first products, so that the copies' instructions
-  // are issued while the tensor cores work.
+  // Once in each step: behind its first products, so that the copies' instructions are issued while the tensor cores
+  // work.
   template <class Load>
   CUTE_DEVICE void fill(Load&& load) {
-    load(ring_ + (stage_ == 0 ? stages_ - 1 : stage_ - 1) * stage_bytes_);
+    load(ring_ + (stage_ < lag_ ? stage_ + stages_ - lag_ : stage_ - lag_) * stage_bytes_);
     cp_async_fence();
   }
 
@@ -46,14 +52,15 @@ class Pipeline {
  private:
   CUTE_DEVICE int following() const { return stage_ + 1 == stages_ ? 0 : stage_ + 1; }
 
-  // stages - 1 steps are on their way, of which two must have arrived.
-  CUTE_DEVICE void wait_for_next_step() const {
-    static_assert(kMinStages == 3 && kMaxStages == 6);
+  // stages - lag steps are on their way, of which the first lag + 1 must have arrived.
+  CUTE_DEVICE void wait_for_next_steps() const {
+    static_assert(kMinStages == 3 && kMaxStages == 8 && Ring{false, 6}.spares_barriers());
     switch (stages_) {
       case 3: return cp_async_wait<0>();
-      case 4: return cp_async_wait<1>();
-      case 5: return cp_async_wait<2>();
-      default: return cp_async_wait<3>();
+      case 5:
+      case 7: return cp_async_wait<2>();
+      case 8: return cp_async_wait<3>();
+      default: return cp_async_wait<1>();
     }
   }
 
@@ -61,6 +68,7 @@ class Pipeline {
   int stage_bytes_;
   int stages_;
   int stage_;  // of the step
+  int lag_;    // in steps: the stage of the step so many before is filled
 };
 
 // One head of a tensor, from a tile's first row on: (rows, head dim).

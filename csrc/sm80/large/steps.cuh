@@ -49,7 +49,8 @@ CUTE_DEVICE void score_product(Pipeline& pipeline, Load& load, LeftChunks const&
       fragments[k % 2].template multiply<Element>(scores);
       if (k == 0) pipeline.fill(load);
     }
-    if (chunk + 1 < chunks) pipeline.advance();
+    if (chunk + 1 == chunks) break;
+    chunk % 2 == 0 ? pipeline.advance_in_pair() : pipeline.advance();
   }
 }
 
@@ -71,7 +72,7 @@ CUTE_DEVICE void out_product(Pipeline& pipeline, Load& load, uint32_t weights, u
   for (int step = 0; step < steps; step += 2) {
     fragments[1].template load<kBlocks>(weights, values + pipeline.next(), step + 1);
     multiply(fragments[0]);
-    pipeline.advance();
+    pipeline.advance_in_pair();
     bool const more = step + 2 < steps;
     if (more) fragments[0].template load<kBlocks>(weights, values + pipeline.next(), step + 2);
     multiply(fragments[1]);
