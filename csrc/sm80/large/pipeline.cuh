@@ -15,13 +15,13 @@ class Pipeline {
  public:
   // `ring`: address of the first stage.
   CUTE_DEVICE Pipeline(uint32_t ring, Ring const& shape)
-      : ring_(ring), stage_bytes_(shape.stage_bytes()), stages_(shape.stages), stage_(shape.stages - 1), lag_(shape.spares_barriers() ? 2 : 1) {}
+      : ring_(ring), stage_bytes_(shape.stage_bytes()), stages_(shape.stages), stage_(shape.stages - 1) {}
 
   // load(address) starts the copies of the next step whose data are not on their way yet, or does nothing after the
   // last one. What the caller has copied before is complete with the first step.
   template <class Load>
   CUTE_DEVICE void start(Load&& load) {
-    for (int stage = 0; stage < stages_ - lag_; ++stage) {
+    for (int stage = 0; stage < stages_ - lag(); ++stage) {
       load(ring_ + stage * stage_bytes_);
       cp_async_fence();
     }
@@ -34,7 +34,7 @@ class Pipeline {
   }
   // From a product's first, third, ... step to the one behind it, which may share its barrier.
   CUTE_DEVICE void advance_in_pair() {
-    if (lag_ == 1) return advance();
+    if (lag() == 1) return advance();
     stage_ = following();
   }
 
@@ -42,7 +42,7 @@ class Pipeline {
   // work.
   template <class Load>
   CUTE_DEVICE void fill(Load&& load) {
-    load(ring_ + (stage_ < lag_ ? stage_ + stages_ - lag_ : stage_ - lag_) * stage_bytes_);
+    load(ring_ + (stage_ < lag() ? stage_ + stages_ - lag() : stage_ - lag()) * stage_bytes_);
     cp_async_fence();
   }
 
@@ -50,11 +50,13 @@ class Pipeline {
   CUTE_DEVICE uint32_t next() const { return ring_ + following() * stage_bytes_; }
 
  private:
+  // In steps: fill() fills the stage of the step so many before.
+  CUTE_DEVICE int lag() const { return stages_ >= kStagesToSpareBarriers ? 2 : 1; }
   CUTE_DEVICE int following() const { return stage_ + 1 == stages_ ? 0 : stage_ + 1; }
 
   // stages - lag steps are on their way, of which the first lag + 1 must have arrived.
   CUTE_DEVICE void wait_for_next_steps() const {
-    static_assert(kMinStages == 3 && kMaxStages == 8 && Ring{false, 6}.spares_barriers());
+    static_assert(kMinStages == 3 && kMaxStages == 8 && kStagesToSpareBarriers == 6);
     switch (stages_) {
       case 3: return cp_async_wait<0>();
       case 5:
@@ -68,7 +70,6 @@ class Pipeline {
   int stage_bytes_;
   int stages_;
   int stage_;  // of the step
-  int lag_;    // in steps: the stage of the step so many before is filled
 };
 
 // One head of a tensor, from a tile's first row on: (rows, head dim).

@@ -22,6 +22,7 @@ constexpr int kValueKeys = 16;  // keys per step of out += W X
 
 constexpr int kMinStages = 3;  // of the data of a step: one is read, one must have arrived a step ahead
 constexpr int kMaxStages = 8;
+constexpr int kStagesToSpareBarriers = 6;  // from here on a product has a barrier for every second step only
 
 constexpr int kLeftBytes = 2 * kBlockM * kChunk;   // a chunk of the CTA's rows
 constexpr int kRightBytes = 2 * kBlockN * kChunk;  // a chunk of the keys; a step of X is as large
@@ -33,8 +34,6 @@ struct Ring {
   bool left_resident;
   int stages;
 
-  // Whether a product needs a barrier for every second step only: with so many stages, copies are started one step later.
-  constexpr bool spares_barriers() const { return stages >= 6; }
   constexpr int stage_bytes() const { return kRightBytes + (left_resident ? 0 : kLeftBytes); }
 };
 
