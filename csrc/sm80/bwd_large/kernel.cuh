@@ -41,7 +41,12 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   if (threadIdx.x == 0) find_keys_task(params, blockIdx.x, blockIdx.y, smem.task);
   __syncthreads();  // the task is there
   if (smem.task.tile < 0) return;
-  compute<Traits, Side::kKeys>(params, smem, smem.task.needs_dp() ? rings.gradients : rings.weights);
+  // Two loops, so that the ring's sizes need no registers.
+  if (blockIdx.y < large::column_parts(params.head_dim)) {
+    compute<Traits, Side::kKeys>(params, smem, rings.gradients);
+  } else {
+    compute<Traits, Side::kKeys>(params, smem, rings.weights);
+  }
 }
 
 // Grid: (row tiles of all query heads, parts of dQ's columns).

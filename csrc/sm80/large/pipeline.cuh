@@ -56,7 +56,7 @@ class Pipeline {
 
   // stages - lag steps are on their way, of which the first lag + 1 must have arrived.
   CUTE_DEVICE void wait_for_next_steps() const {
-    static_assert(kMinStages == 3 && kMaxStages == 8 && kStagesToSpareBarriers == 6);
+    static_assert(kMinStages == 3 && kMaxStages == 8 && kStagesToSpareBarriers >= 6);
     switch (stages_) {
       case 3: return cp_async_wait<0>();
       case 5:
