@@ -76,8 +76,8 @@ struct FwdParams {
   float* lse;     // (batch, heads_q,  len_q), contiguous, natural log of the scaled scores
 
   // Workspace, see FwdWorkspace. On sm80 only pairs of CTAs have these, see sm80/fwd_large/pair.cuh.
-  int* ticket;      // zeroed before the kernel: CTAs draw row tiles from it, or their rank where tiles are split; on sm80
-                    // their place in a pair
+  int* ticket;      // zeroed before the kernel: CTAs draw row tiles from it, or their rank where tiles are split; on
+                    // sm80 their place in a pair
   int* part_flags;  // zeroed before the kernel: one flag per warp of each range, set when its part is in global memory;
                     // on sm80 the messages that each CTA has sent
   float* parts;     // partial results of split tiles, see sm90/fwd/split.cuh; on sm80 the messages

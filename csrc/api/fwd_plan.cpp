@@ -53,7 +53,8 @@ std::vector<std::string> reasons(Problem const& problem, FwdDecision const& deci
                         " CTAs per row tile, " +
                         (decision.backend == Backend::kSm90 ? "which also divide the work on its scores."
                          : decision.plan.pairs_ctas
-                             ? "each of which computes the scores of every second key tile, and sends P to the other one."
+                             ? "each of which computes the scores of every second key tile, and sends P to the "
+                               "other one."
                              : "each of which computes the scores of its rows."));
   }
   add_tuning_reason(sentences, decision);

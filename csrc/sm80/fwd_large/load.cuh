@@ -1,6 +1,6 @@
 // The order in which the forward's operands pass through the ring: for each key tile, from the last to the first, the
-// chunks of K (and of Q, where it is not resident), then the steps of V. Of a key tile whose scores the partner computes,
-// V alone.
+// chunks of K (and of Q, where it is not resident), then the steps of V. Of a key tile whose scores the partner
+// computes, V alone.
 #pragma once
 
 #include "../../core/registers.cuh"
@@ -16,8 +16,8 @@ class Loader {
   using Element = typename Traits::Element;
   using Storage = typename Traits::Storage;
 
-  CUTE_DEVICE Loader(FwdParams const& params, Storage const& smem, Turns<Traits::kPaired> const& turns, bool left_resident,
-                     int columns)
+  CUTE_DEVICE Loader(FwdParams const& params, Storage const& smem, Turns<Traits::kPaired> const& turns,
+                     bool left_resident, int columns)
       : params_(params), smem_(smem), turns_(turns), left_resident_(left_resident), columns_(columns) {
     begin_tile();
   }

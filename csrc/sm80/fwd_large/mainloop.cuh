@@ -60,8 +60,8 @@ CUTE_DEVICE void compute_weights(FwdParams const& params, typename Traits::Stora
 
 // The partner's P to shared memory, if it has a tile, and its maxima.
 template <class Traits, class Out>
-CUTE_DEVICE void receive_weights(typename Traits::Storage& smem, Softmax<Traits>& softmax, typename Traits::Partner const& pair,
-                                 bool has_tile,
+CUTE_DEVICE void receive_weights(typename Traits::Storage& smem, Softmax<Traits>& softmax,
+                                 typename Traits::Partner const& pair, bool has_tile,
                                  Out& out) {  // (4, 4, kOutBlocks)
   using Element = typename Traits::Element;
   int const thread = fresh_thread_index();

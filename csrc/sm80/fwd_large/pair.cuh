@@ -4,11 +4,11 @@
 // Each CTA sends the k-th message before it waits for the other's k-th, and reads that before it sends the next: two
 // slots per CTA suffice.
 //
-// A CTA waits for its partner, so that both must run at the same time, whatever else the GPU works on. CTAs draw tickets
-// when they start, and those with tickets 2 i and 2 i + 1 are partners: at most one CTA of a grid waits for one that has
-// not started. All other CTAs run beside their partners and end, no CTA waits for another pair, and each end makes room
-// for the missing CTA: the GPU starts the CTAs of a grid before those of a later one. A grid needs two multiprocessors;
-// the plan gives a GPU of one the kernel without partners.
+// A CTA waits for its partner, so that both must run at the same time, whatever else the GPU works on. CTAs draw
+// tickets when they start, and those with tickets 2 i and 2 i + 1 are partners: at most one CTA of a grid waits for one
+// that has not started. All other CTAs run beside their partners and end, no CTA waits for another pair, and each end
+// makes room for the missing CTA: the GPU starts the CTAs of a grid before those of a later one. A grid needs two
+// multiprocessors; the plan gives a GPU of one the kernel without partners.
 #pragma once
 
 #include <cute/tensor.hpp>

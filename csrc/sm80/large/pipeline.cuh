@@ -8,8 +8,8 @@
 
 namespace flash_cute::sm80::large {
 
-// One barrier per step, or, where the ring has enough stages, per two steps. After advance() the data of the step and of
-// the next one are readable, so that fragments of the next step can be loaded before its barrier; fill() starts the
+// One barrier per step, or, where the ring has enough stages, per two steps. After advance() the data of the step and
+// of the next one are readable, so that fragments of the next step can be loaded before its barrier; fill() starts the
 // copies into a stage that was read before the last barrier: that of the step before, or of the one before that.
 class Pipeline {
  public:
