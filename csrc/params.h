@@ -81,10 +81,12 @@ struct FwdParams {
   void* out;      // (batch, heads_q,  len_q, head_dim_v)
   float* lse;     // (batch, heads_q,  len_q), contiguous, natural log of the scaled scores
 
-  // Workspace, see FwdWorkspace; only sm90.
-  int* ticket;      // zeroed before the kernel: CTAs draw row tiles from it, or their rank where tiles are split
-  int* part_flags;  // zeroed before the kernel: one flag per warp of each range, set when its part is in global memory
-  float* parts;     // partial results of split tiles, see sm90/fwd/split.cuh
+  // Workspace, see FwdWorkspace. On sm80 only pairs of CTAs have these, see sm80/fwd_large/pair.cuh.
+  int* ticket;      // zeroed before the kernel: CTAs draw row tiles from it, or their rank where tiles are split; on
+                    // sm80 their place in a pair
+  int* part_flags;  // zeroed before the kernel: one flag per warp of each range, set when its part is in global memory;
+                    // on sm80 the messages that each CTA has sent
+  float* parts;     // partial results of split tiles, see sm90/fwd/split.cuh; on sm80 the messages
 
   Strides q_strides;
   Strides k_strides;

@@ -62,6 +62,8 @@ struct FwdPlan {
   int column_parts;  // large head dims: CTAs per row tile, each of which computes so much of out's columns
   TileSplit split;
   bool draws_tiles;
+  bool pairs_ctas;    // sm80, large head dims: two CTAs work together on row tiles, see sm80/fwd_large/pair.cuh
+  int64_t row_tiles;  // with it: of all heads; of packed sequences at most
   FwdWorkspace workspace;
 };
 

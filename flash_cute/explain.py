@@ -182,6 +182,7 @@ _TILE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "bwd_kernel": _SM80_BWD_FIELDS,
         "bwd_sequences_kernel": _SM80_BWD_FIELDS,
         "fwd_large_kernel": (),
+        "fwd_large_pair_kernel": (),
         "bwd_keys_kernel": (),
         "bwd_queries_kernel": (),
     },
@@ -258,7 +259,8 @@ def _folder(plan: dict[str, Any]) -> str:
     kernel = plan["kernel"]
     if kernel == "bwd_keys_kernel":
         return "bwd_large" if plan["kernel_head_dim"] > 256 else "bwd_wide"
-    return "bwd" if kernel == "bwd_sequences_kernel" else kernel.removesuffix("_kernel")
+    others = {"bwd_sequences_kernel": "bwd", "fwd_large_pair_kernel": "fwd_large"}
+    return others.get(kernel, kernel.removesuffix("_kernel"))
 
 
 def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:

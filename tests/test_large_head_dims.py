@@ -144,12 +144,13 @@ def test_plan(capability: int, head_dim: int, head_dim_v: int) -> None:
     q = torch.empty(1, 2, 300, head_dim, dtype=HALF)
     v = torch.empty(1, 2, 300, head_dim_v, dtype=HALF)
     made = plan(q, q, v, capability=capability)
-    assert (made["backend"], made["kernel"], made["kernel_head_dim"]) == ("sm80", "fwd_large_kernel", 1024)
+    kernel = "fwd_large_kernel" if head_dim_v <= 512 else "fwd_large_pair_kernel"
+    assert (made["backend"], made["kernel"], made["kernel_head_dim"]) == ("sm80", kernel, 1024)
     assert made["column_parts"] == -(-head_dim_v // 512)
     assert made["smem_bytes"] <= (163 if capability == 80 else 99) * 1024
     assert made["stages"] >= 3 and made["tiles"] == 2 * 5
-    assert set(made["copies"].values()) == {None} and made["workspace_bytes"] == 0
+    assert set(made["copies"].values()) == {None} and (made["workspace_bytes"] == 0) == (head_dim_v <= 512)
     explanation = flash_cute.explain(q, q, v, capability=capability)
-    assert "flash_cute::sm80::fwd_large::fwd_large_kernel" in str(explanation)
+    assert f"flash_cute::sm80::fwd_large::{kernel}" in str(explanation)
     compiled = explanation.data["compiled"]
     assert compiled is None or compiled["spill_stores"] == compiled["spill_loads"] == 0

@@ -52,7 +52,10 @@ std::vector<std::string> reasons(Problem const& problem, FwdDecision const& deci
     sentences.push_back("The columns of out are split over " + std::to_string(parts) +
                         " CTAs per row tile, " +
                         (decision.backend == Backend::kSm90 ? "which also divide the work on its scores."
-                                                            : "each of which computes the scores of its rows."));
+                         : decision.plan.pairs_ctas
+                             ? "each of which computes the scores of every second key tile, and sends P to the "
+                               "other one."
+                             : "each of which computes the scores of its rows."));
   }
   add_tuning_reason(sentences, decision);
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
@@ -78,7 +81,10 @@ JsonObject fwd_plan_object(FwdArgs const& args, PlannedCall const& call) {
   bool const packed = args.sequences.has_value();
   int64_t const tiles = most_row_tiles(problem, plan.shape, packed);
   JsonObject json = call_json(backend_name(decision.backend), args, problem);
-  add_kernel(json, is_large(decision) ? "fwd_large_kernel" : "fwd_kernel", decision, tiles);
+  auto const* const kernel = !is_large(decision) ? "fwd_kernel"
+                             : plan.pairs_ctas   ? "fwd_large_pair_kernel"
+                                                 : "fwd_large_kernel";
+  add_kernel(json, kernel, decision, tiles);
   json.number("kernel_head_dim_v", int64_t{plan.head_dim_v})
       .number("column_parts", int64_t{std::max(1, plan.column_parts)})
       .string("variant", variant_name(plan.variant))

@@ -1,6 +1,7 @@
 #include "planner_large.h"
 
 #include "sm80/bwd_large/tile.h"
+#include "sm80/fwd_large/pair.h"
 #include "sm80/fwd_large/tile.h"
 #include "sm90/bwd_large/tile.h"
 #include "sm90/fwd_large/tile.h"
@@ -42,7 +43,21 @@ void plan_fwd_large(FwdDecision& decision, FwdArgs const& args, Problem const& p
   int const head_dim = (decision.padded_head_dim + decision.padded_head_dim_v) / 2;  // mean of K's and V's
   plan.order = sm80::fwd::tile_order(plan.shape, /*masked=*/true, problem.batch, problem.heads_q, problem.heads_kv,
                                      problem.len_q, problem.len_k, head_dim);
-  if (packed) plan.workspace.bytes = 4 * (int64_t{problem.batch} + 3);  // see Sequences::tiles_before
+  int64_t const prefix_bytes = packed ? 4 * (int64_t{problem.batch} + 3) : 0;  // see Sequences::tiles_before
+  plan.workspace.bytes = prefix_bytes;
+  if (plan.column_parts == 2 && gpu.num_sms > 1) {  // a partner that did not run would be waited for in vain
+    int64_t const pairs = std::min<int64_t>(tiles, gpu.num_sms / 2);
+    plan.pairs_ctas = true;
+    plan.row_tiles = tiles;
+    plan.ctas = 2 * pairs;
+    FwdWorkspace& workspace = plan.workspace;
+    workspace.ticket = 0;
+    workspace.part_flags = 128;
+    workspace.zeroed = workspace.part_flags + pairs * sm80::fwd_large::kFlagBytesPerPair;
+    workspace.parts = workspace.zeroed;
+    workspace.tiles_before = workspace.parts + pairs * sm80::fwd_large::kMessageBytesPerPair;
+    workspace.bytes = workspace.tiles_before + prefix_bytes;
+  }
 }
 
 // The kernels of dK and dV and of dQ, which serve every call and are deterministic in either mode. On sm90 there are

@@ -17,7 +17,6 @@ template <class Traits, Side kSide>
 CUTE_DEVICE void compute(BwdParams const& params, typename Traits::Storage& smem, Ring const& ring) {
   using Element = typename Traits::Element;
   Task<Element> const& task = smem.task;
-  int const thread = threadIdx.x;
   uint32_t const buffers = cast_smem_ptr_to_uint(&smem) + kFixedBytes;
   typename Traits::OutMma out_mma;
   auto out = partition_fragment_C(out_mma, Shape<Int<kTileRows>, Int<large::kColumns>>{});  // (4, 4, kOutBlocks)
@@ -25,14 +24,12 @@ CUTE_DEVICE void compute(BwdParams const& params, typename Traits::Storage& smem
   if (task.others.begin < task.others.end) {
     int const resident_chunks = ring.left_resident ? task.score_steps : 0;
     large::Pipeline pipeline(buffers + resident_chunks * large::kLeftBytes, ring);
-    Loader<Element> load(task, ring.left_resident);
-    for (int chunk = 0; chunk < resident_chunks; ++chunk) {
-      load.load_left_chunk(chunk, buffers + chunk * large::kLeftBytes);
-    }
+    Loader<Element, kSide> load(task, ring.left_resident);
+    if (ring.left_resident) load.load_left(buffers);
     pipeline.start(load);
-    mainloop<Traits, kSide>(params, smem, pipeline, load, {buffers, ring.left_resident}, out, thread);
+    mainloop<Traits, kSide>(params, smem, pipeline, load, {buffers, ring.left_resident}, out);
   }
-  epilogue<Traits>(params, smem, buffers, out, thread);
+  epilogue<Traits>(params, smem, buffers, out, threadIdx.x);
 }
 
 // Grid: (key tiles of all KV heads, parts of dK's columns and then of dV's).
@@ -44,7 +41,12 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   if (threadIdx.x == 0) find_keys_task(params, blockIdx.x, blockIdx.y, smem.task);
   __syncthreads();  // the task is there
   if (smem.task.tile < 0) return;
-  compute<Traits, Side::kKeys>(params, smem, smem.task.needs_dp() ? rings.gradients : rings.weights);
+  // Two loops, so that the ring's sizes need no registers.
+  if (blockIdx.y < large::column_parts(params.head_dim)) {
+    compute<Traits, Side::kKeys>(params, smem, rings.gradients);
+  } else {
+    compute<Traits, Side::kKeys>(params, smem, rings.weights);
+  }
 }
 
 // Grid: (row tiles of all query heads, parts of dQ's columns).

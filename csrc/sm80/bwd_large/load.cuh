@@ -9,44 +9,78 @@
 
 namespace flash_cute::sm80::bwd_large {
 
-template <class Element>
+template <class Element, Side kSide>
 class Loader {
  public:
   CUTE_DEVICE Loader(Task<Element> const& task, bool left_resident)
-      : task_(task), left_resident_(left_resident), tile_(task.others.end - 1) {}
+      : task_(task), left_resident_(left_resident), tile_(task.others.end - 1) {
+    begin_product(0);
+  }
 
-  // `step`: of the scores, or behind them of dP.
-  CUTE_DEVICE void load_left_chunk(int step, uint32_t target) const {
-    int const product = step >= task_.chunks, chunk = step - (product ? task_.chunks : 0);
-    large::load_chunk<kTileRows>(task_.left[product].from(0, 0, chunk * large::kChunk), target, fresh_thread_index());
+  // All chunks of this side, of the scores and then of dP.
+  CUTE_DEVICE void load_left(uint32_t target) const {
+    for (int step = 0; step < task_.score_steps;) {
+      Cursor rows = Cursor::of_chunks(task_.left[step >= task_.chunks].from(0, 0, 0), fresh_thread_index());
+      int const end = step < task_.chunks ? task_.chunks : task_.score_steps;
+      for (; step < end; ++step, target += large::kLeftBytes) rows.template load_chunk<kTileRows>(target);
+    }
   }
 
   // The next step.
   CUTE_DEVICE void operator()(uint32_t stage) {
-    if (head_ == task_.heads) return;
-    int const first = tile_ * kOtherRows;
-    if (step_ < task_.score_steps) {
-      int const product = step_ >= task_.chunks, chunk = step_ - (product ? task_.chunks : 0);
-      large::Rows<Element> const right = task_.right[product].from(head_, first, chunk * large::kChunk);
-      large::load_chunk<kOtherRows>(right, stage, fresh_thread_index());
-      if (!left_resident_) load_left_chunk(step_, stage + large::kRightBytes);
+    if (steps_ == 0) return;
+    if (product_ == kX) {
+      others_.load_values(stage);
     } else {
-      int const row = first + (step_ - task_.score_steps) * large::kValueKeys;
-      large::load_values(task_.x.from(head_, row, 0), stage, fresh_thread_index());
+      if (left_resident_) {
+        others_.template load_chunk<kOtherRows>(stage);
+      } else {
+        others_.template load_chunks<kOtherRows, kTileRows>(stage, rows_, task_.left[product_].row_stride,
+                                                            stage + large::kRightBytes);
+      }
     }
-    if (++step_ < task_.score_steps + large::value_steps(task_.x.rows - first)) return;
-    step_ = 0;
-    if (--tile_ >= task_.others.begin) return;
-    tile_ = task_.others.end - 1;
-    ++head_;
+    if (--steps_ == 0) begin_next_product();
   }
 
  private:
+  using Cursor = large::Cursor<Element>;
+  static constexpr int kX = 2;  // behind the scores, 0, and dP, 1
+
+  CUTE_DEVICE void begin_product(int product) {
+    int const first = tile_ * kOtherRows;
+    product_ = product;
+    if (product == kX) {
+      others_ = Cursor::of_values(task_.x.from(head_, first, 0), fresh_thread_index());
+      steps_ = large::value_steps(task_.x.rows - first);
+    } else {
+      others_ = Cursor::of_chunks(task_.right[product].from(head_, first, 0), fresh_thread_index());
+      if (!left_resident_) {
+        rows_ = large::OwnRows<Element>::of(task_.left[product].from(0, 0, 0), fresh_thread_index());
+      }
+      steps_ = product == 0 ? task_.chunks : task_.score_steps - task_.chunks;
+    }
+  }
+  CUTE_DEVICE void begin_next_product() {
+    if (product_ == kX) {
+      if (--tile_ < task_.others.begin) {
+        tile_ = task_.others.end - 1;
+        if (++head_ == task_.template loop_heads<kSide>()) return;
+      }
+      begin_product(0);
+    } else {
+      begin_product(product_ == 0 && task_.needs_dp() ? 1 : kX);
+    }
+  }
+
   Task<Element> const& task_;
   bool left_resident_;
-  int head_ = 0;  // the next step's
+  // The next step's:
+  int head_ = 0;
   int tile_;
-  int step_ = 0;
+  int product_;
+  int steps_;      // with it, of the product; 0: there is no next step
+  Cursor others_;  // the right operand, or X
+  large::OwnRows<Element> rows_;  // the left one, where it is not resident
 };
 
 // Copies the statistics of query rows from `first_row` on; rows behind those of the sequence see no key. A barrier must

@@ -12,9 +12,9 @@ namespace flash_cute::sm80::bwd_large {
 // `left`: the chunks of the scores' left operand; those of dP's are behind them.
 template <class Traits, Side kSide, class Out>
 CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::Storage& smem, large::Pipeline& pipeline,
-                          Loader<typename Traits::Element>& load, large::LeftChunks const& left,
-                          Out& out,  // (4, 4, kOutBlocks)
-                          int thread) {
+                          Loader<typename Traits::Element, kSide>& load,
+                          large::LeftChunks const& left,
+                          Out& out) {  // (4, 4, kOutBlocks)
   using Element = typename Traits::Element;
   auto const& task = smem.task;
   typename Traits::ScoreMma score_mma;
@@ -23,32 +23,33 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::Storage& sme
   uint32_t const weights = cast_smem_ptr_to_uint(smem.weights);
   bool const few_columns = task.x.columns <= 320;
   if constexpr (kSide == Side::kQueries) {
-    load_statistics<kTileRows>(params, smem, task.head, task.tile * kTileRows, thread);
+    load_statistics<kTileRows>(params, smem, task.head, task.tile * kTileRows, fresh_thread_index());
   }
 
 #pragma unroll 1
-  for (int head = 0; head < task.heads; ++head) {
+  for (int head = 0; head < task.template loop_heads<kSide>(); ++head) {
 #pragma unroll 1
     for (int other = task.others.end - 1; other >= task.others.begin; --other) {
       if constexpr (kSide == Side::kKeys) {  // the barriers of the steps of X are behind the last use
-        load_statistics<kOtherRows>(params, smem, task.head + head, other * kOtherRows, thread);
+        load_statistics<kOtherRows>(params, smem, task.head + head, other * kOtherRows,
+                                    fresh_thread_index());
       }
       auto tSrS = partition_fragment_C(score_mma, Tile{});  // (4, 2, 4)
       clear(tSrS);
       large::score_product<Element>(pipeline, load, left, lanes(), task.chunks, tSrS);
-      exponentiate<Traits, kSide>(params, smem, task.head + head, other, tSrS, thread);
+      exponentiate<Traits, kSide>(params, smem, task.head + head, other, tSrS, fresh_thread_index());
       if (task.needs_dp()) {
         auto tSrdP = partition_fragment_C(score_mma, Tile{});  // (4, 2, 4)
         clear(tSrdP);
         large::LeftChunks const left_dp{left.tiles + task.chunks * large::kLeftBytes, left.resident};
         large::score_product<Element>(pipeline, load, left_dp, lanes(), task.score_steps - task.chunks, tSrdP);
-        differentiate<Traits, kSide>(smem, tSrS, tSrdP, thread);
+        differentiate<Traits, kSide>(smem, tSrS, tSrdP, fresh_thread_index());
       }
 
       // No warp reads W of the tile before any more: the barriers of this one's steps are behind it.
       auto rW = make_tensor_like<Element>(tSrS);  // (4, 2, 4)
       convert(tSrS, rW);
-      large::store_weights(rW, weights, thread);
+      large::store_weights(rW, weights, fresh_thread_index());
       int const steps = large::value_steps(task.x.rows - other * kOtherRows);
       if (few_columns) {
         large::out_product<Element, 5>(pipeline, load, lanes().weights + weights, lanes().values, steps, out);

@@ -9,6 +9,9 @@
 
 namespace flash_cute::sm80::bwd_large {
 
+// What a CTA owns, and loops over the other side.
+enum class Side { kKeys, kQueries };
+
 // Rows of a tensor, of some heads: (rows, columns, head).
 template <class Element>
 struct Operand {
@@ -43,6 +46,12 @@ struct Task {
   int score_steps;      // chunks of the scores and of dP, if that is needed
 
   CUTE_DEVICE bool needs_dp() const { return score_steps > chunks; }
+
+  // `heads` by a constant, where it is one.
+  template <Side kSide>
+  CUTE_DEVICE int loop_heads() const {
+    return kSide == Side::kKeys ? heads : 1;
+  }
 };
 
 // The tensors of a sequence.

@@ -7,9 +7,6 @@
 
 namespace flash_cute::sm80::bwd_large {
 
-// What a CTA owns, and loops over the other side.
-enum class Side { kKeys, kQueries };
-
 // kHeadDim: the largest that the kernel serves.
 template <class Element_, int kHeadDim_>
 struct Traits {

@@ -28,22 +28,23 @@ CUTE_DEVICE int find_sequence(int const* prefix, int count, int value) {
   return begin;
 }
 
-// The tile of this CTA; m_block -1 if there is none. By all threads, which a barrier joins.
+// The tile with number `index`, in order of processing; m_block -1 if there is none. By all threads, which a barrier
+// joins.
 template <class Traits>
-CUTE_DEVICE void place_tile(FwdParams const& params, SequenceTile& tile) {
+CUTE_DEVICE void place_tile(FwdParams const& params, SequenceTile& tile, int index = blockIdx.x) {
   if (threadIdx.x < 32) {
     int const* const prefix = params.sequences.tiles_before;
     RowTileCoord coord = {-1, 0, 0};
     if (prefix == nullptr) {
-      coord = params.order.coord(blockIdx.x);
+      coord = params.order.coord(index);
     } else {
-      int const number = blockIdx.x / params.heads_q;  // of the row tile of a head
+      int const number = index / params.heads_q;  // of the row tile of a head
       int const sequences = sequence_count(params);
       if (number < __ldg(prefix + sequences)) {
         coord.batch = find_sequence(prefix, sequences, number);
         // In a sequence the last row tile of every head comes first: with a causal mask the longest.
         coord.m_block = __ldg(prefix + coord.batch + 1) - 1 - number;
-        coord.head = blockIdx.x % params.heads_q;
+        coord.head = index % params.heads_q;
       }
     }
     if (threadIdx.x == 0) {

@@ -10,7 +10,7 @@ namespace flash_cute::sm80::fwd_large {
 // `buffers`: address of kColumns / 64 tiles of 64 x 64 elements, which may be in use until the barrier in here.
 template <class Traits, class Out>
 CUTE_DEVICE void epilogue(FwdParams const& params, typename Traits::Storage& smem, Part const& part, uint32_t buffers,
-                          Softmax<Traits>& softmax,
+                          Softmax<Traits>& softmax, typename Traits::Partner& pair,
                           Out& tOrO,  // (4, 4, kOutBlocks)
                           int thread) {
   using Element = typename Traits::Element;
@@ -19,7 +19,7 @@ CUTE_DEVICE void epilogue(FwdParams const& params, typename Traits::Storage& sme
   // A packed batch has one LSE, (heads_q, len_q).
   int const batch = params.sequences.cu_q != nullptr ? 0 : tile.coord.batch;
   int64_t const lse_row = (int64_t{batch} * params.heads_q + tile.coord.head) * params.len_q + tile.sequence.first_row;
-  softmax.finish(smem, part.first_column == 0 ? params.lse + lse_row : nullptr, thread);  // ends with a barrier
+  softmax.finish(smem, pair, part.first_column == 0 ? params.lse + lse_row : nullptr, thread);  // ends with a barrier
 
   auto acc = rowcol_view(tOrO);  // (rows, columns)
   CUTE_UNROLL

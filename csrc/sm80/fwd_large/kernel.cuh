@@ -3,8 +3,8 @@
 // Eight warps. The scores of 64 rows and 128 keys are summed over chunks of 64 columns of the head dim, which pass
 // through a ring of stages, so that shared memory does not depend on the head dim; each warp has 32 rows and 32 keys. P
 // goes through shared memory, and each warp computes all rows of O for an eighth of the columns, at most 512 of them
-// per CTA. Above that, two CTAs compute the same scores: half of the O sums fit in an SM's registers, and 32 rows of
-// all of them would read K and V from L2 twice as often.
+// per CTA. Above that, two CTAs share a row tile: half of the O sums fit in an SM's registers, and 32 rows of all of
+// them would read K and V from L2 twice as often. Each computes half of the scores, see pair.cuh.
 #pragma once
 
 #include "../../plan.h"
@@ -30,20 +30,17 @@ CUTE_DEVICE void place_tensors(FwdParams const& params, typename Traits::Storage
   smem.v = head(params.v, params.v_strides, head_kv, tile.sequence.first_key) + first_column;
 }
 
+// The row tile in smem.tile.
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, 1)
-    fwd_large_kernel(__grid_constant__ FwdParams const params, __grid_constant__ Ring const ring) {
-  extern __shared__ __align__(1024) char smem_raw[];
-  auto& smem = *reinterpret_cast<typename Traits::Storage*>(smem_raw);
+CUTE_DEVICE void compute_tile(FwdParams const& params, typename Traits::Storage& smem, Ring const& ring,
+                              typename Traits::Partner& pair) {
   int const thread = threadIdx.x;
-  fwd::place_tile<Traits>(params, smem.tile);
-  if (smem.tile.coord.m_block < 0) return;
-  int const part_columns = large::part_columns(params.head_dim_v), first_column = blockIdx.y * part_columns;
+  int const part_columns = large::part_columns(params.head_dim_v), first_column = pair.part() * part_columns;
   if (thread == 0) place_tensors<Traits>(params, smem, first_column);
   Softmax<Traits>::clear(smem, thread);
   __syncthreads();  // the pointers and the softmax's state are there
 
-  uint32_t const buffers = cast_smem_ptr_to_uint(smem_raw) + kFixedBytes;
+  uint32_t const buffers = cast_smem_ptr_to_uint(&smem) + kFixedBytes;
   int const chunks = large::num_chunks(params.head_dim);
   Part const part{.left = {.tiles = buffers, .resident = ring.left_resident},
                   .first_column = first_column,
@@ -53,15 +50,54 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   clear(tOrO);
   Softmax<Traits> softmax(params);
   if (smem.tile.keys.begin < smem.tile.keys.end) {
+    Turns<Traits::kPaired> const turns(smem.tile.keys, pair.part());
     large::Pipeline pipeline(buffers + (ring.left_resident ? chunks * large::kLeftBytes : 0), ring);
-    Loader<Traits> load(params, smem, ring.left_resident, part.columns, thread);
-    if (ring.left_resident) {
-      for (int chunk = 0; chunk < chunks; ++chunk) load.load_query_chunk(chunk, buffers + chunk * large::kLeftBytes);
-    }
+    Loader<Traits> load(params, smem, turns, ring.left_resident, part.columns);
+    if (ring.left_resident) load.load_query(buffers);
     pipeline.start(load);
-    mainloop<Traits>(params, smem, pipeline, load, part, softmax, tOrO, thread);
+    mainloop<Traits>(params, smem, pipeline, load, part, softmax, pair, turns, tOrO);
   }
-  epilogue<Traits>(params, smem, part, buffers, softmax, tOrO, thread);
+  epilogue<Traits>(params, smem, part, buffers, softmax, pair, tOrO, fresh_thread_index());
+}
+
+// Grid: (row tiles, parts of out's columns).
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    fwd_large_kernel(__grid_constant__ FwdParams const params, __grid_constant__ Ring const ring) {
+  extern __shared__ __align__(1024) char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::Storage*>(smem_raw);
+  fwd::place_tile<Traits>(params, smem.tile);
+  if (smem.tile.coord.m_block < 0) return;
+  Alone alone{static_cast<int>(blockIdx.y)};
+  compute_tile<Traits>(params, smem, ring, alone);
+}
+
+// The row tiles that there are, at most `most`; those of packed sequences are counted by the kernel before this one.
+CUTE_DEVICE int count_tiles(FwdParams const& params, int most) {
+  int const* const before = params.sequences.tiles_before;
+  if (before == nullptr) return most;
+  // Bad offsets may overlap: then the count exceeds what there can be, or overflows.
+  int const of_a_head = max(0, min(__ldg(before + sequence_count(params)), most / params.heads_q));
+  return of_a_head * params.heads_q;
+}
+
+// Two CTAs per row tile: grid 2 * pairs. Pairs take row tiles in turn, of which there are `most`, of packed sequences
+// at most.
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    fwd_large_pair_kernel(__grid_constant__ FwdParams const params, __grid_constant__ Ring const ring, int most) {
+  extern __shared__ __align__(1024) char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::Storage*>(smem_raw);
+  if (threadIdx.x == 0) smem.ticket = atomicAdd(params.ticket, 1);
+  __syncthreads();  // the ticket is there
+  Pair pair(params, smem.ticket);
+  int const tiles = count_tiles(params, most);
+#pragma unroll 1
+  for (int index = smem.ticket / 2; index < tiles; index += gridDim.x / 2) {
+    __syncthreads();  // no thread reads the tile before any more
+    fwd::place_tile<Traits>(params, smem.tile, index);
+    if (smem.tile.coord.m_block >= 0) compute_tile<Traits>(params, smem, ring, pair);
+  }
 }
 
 }  // namespace flash_cute::sm80::fwd_large

@@ -6,9 +6,9 @@
 
 namespace flash_cute::sm80::fwd_large {
 
-template <class Traits>
-cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
-  auto* const kernel = fwd_large_kernel<Traits>;
+template <class Traits, class... Args>
+cudaError_t launch_kernel(void (*kernel)(FwdParams const, Ring const, Args...), FwdPlan const& plan,
+                          FwdParams const& params, cudaStream_t stream, Args... args) {
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shape.smem_bytes);
   if (error != cudaSuccess) return error;
@@ -17,16 +17,30 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
     error = cudaGetLastError();
     if (error != cudaSuccess) return error;
   }
-  dim3 const grid(static_cast<unsigned>(plan.ctas), plan.column_parts);
-  kernel<<<grid, Traits::kThreads, plan.shape.smem_bytes, stream>>>(params, ring(params.head_dim, plan.entry));
+  if (plan.workspace.zeroed > 0) {
+    error = cudaMemsetAsync(params.ticket, 0, plan.workspace.zeroed, stream);
+    if (error != cudaSuccess) return error;
+  }
+  dim3 const grid(static_cast<unsigned>(plan.ctas), Traits::kPaired ? 1 : plan.column_parts);
+  kernel<<<grid, Traits::kThreads, plan.shape.smem_bytes, stream>>>(params, ring(params.head_dim, plan.entry), args...);
   return cudaGetLastError();
+}
+
+template <class Element, int kHeadDim>
+cudaError_t launch_for(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+  if (plan.pairs_ctas) {
+    using Pairs = PairTraits<Element, kHeadDim>;
+    return launch_kernel<Pairs>(fwd_large_pair_kernel<Pairs>, plan, params, stream, static_cast<int>(plan.row_tiles));
+  }
+  using Lone = Traits<Element, kHeadDim>;
+  return launch_kernel<Lone>(fwd_large_kernel<Lone>, plan, params, stream);
 }
 
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   static_assert(kHeadDim == kHeadDimV);
-  return plan.dtype == DType::kFloat16 ? launch_kernel<Traits<cutlass::half_t, kHeadDim>>(plan, params, stream)
-                                       : launch_kernel<Traits<cutlass::bfloat16_t, kHeadDim>>(plan, params, stream);
+  return plan.dtype == DType::kFloat16 ? launch_for<cutlass::half_t, kHeadDim>(plan, params, stream)
+                                       : launch_for<cutlass::bfloat16_t, kHeadDim>(plan, params, stream);
 }
 
 }  // namespace flash_cute::sm80::fwd_large

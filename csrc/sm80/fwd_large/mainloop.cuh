@@ -19,41 +19,104 @@ struct Part {
   int columns;       // from there on
 };
 
+// P of key tile n to shared memory, and in a pair to the partner.
 template <class Traits, class Out>
-CUTE_DEVICE void mainloop(FwdParams const& params, typename Traits::Storage& smem, large::Pipeline& pipeline,
-                          Loader<Traits>& load, Part const& part, Softmax<Traits>& softmax,
-                          Out& out,  // (4, 4, kOutBlocks)
-                          int thread) {
+CUTE_DEVICE void compute_weights(FwdParams const& params, typename Traits::Storage& smem, large::Pipeline& pipeline,
+                                 Loader<Traits>& load, large::LeftChunks const& left, Softmax<Traits>& softmax,
+                                 typename Traits::Partner const& pair, int n,
+                                 Out& out) {  // (4, 4, kOutBlocks)
   using Element = typename Traits::Element;
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   fwd::SequenceTile const& tile = smem.tile;
   typename Traits::ScoreMma score_mma;
-  auto const lanes = large::LaneOffsets::of(thread);
+  auto tSrS = partition_fragment_C(score_mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (4, 2, 4)
+  clear(tSrS);
+  large::score_product<Element>(pipeline, load, left, large::LaneOffsets::of(fresh_thread_index()),
+                                large::num_chunks(params.head_dim), tSrS);
+
+  int const thread = fresh_thread_index();
+  auto scores = rowcol_view(tSrS);  // (rows, keys)
+  auto cS = make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{});
+  auto tScS_0 = rowcol_view(score_mma.get_slice(_0{}).partition_C(cS));  // (rows, keys) -> (row, key) of thread 0
+  auto tScS = rowcol_view(score_mma.get_slice(thread).partition_C(cS));  // the same of this one
+  int const offset = tile.coord.m_block * kBlockM - n * kBlockN, keys = tile.sequence.len_k - n * kBlockN;
+  modify_scores(scores, tScS, tScS_0, params.score, tile.slope, offset + tile.sequence.shift);
+  if (tile.keys.needs_mask(n)) apply_mask(scores, tScS, tScS_0, tile.sequence, offset, keys);
+  auto acc = rowcol_view(out);  // (rows, columns)
+  softmax.update(smem, scores, acc, thread);
+
+  // No warp reads P of the tile before any more: the barriers of this one's steps are behind it.
+  auto rP = make_tensor_like<Element>(tSrS);  // (4, 2, 4)
+  convert(tSrS, rP);
+  large::store_weights(rP, cast_smem_ptr_to_uint(smem.weights), thread);
+  if constexpr (Traits::kPaired) {
+    auto const words = recast<uint32_t>(rP);  // (2, 2, 4)
+    CUTE_UNROLL
+    for (int i = 0; i < Message::kVectors; ++i) {
+      pair.own().weights[i][thread] = {words(4 * i), words(4 * i + 1), words(4 * i + 2), words(4 * i + 3)};
+    }
+  }
+}
+
+// The partner's P to shared memory, if it has a tile, and its maxima.
+template <class Traits, class Out>
+CUTE_DEVICE void receive_weights(typename Traits::Storage& smem, Softmax<Traits>& softmax,
+                                 typename Traits::Partner const& pair, bool has_tile,
+                                 Out& out) {  // (4, 4, kOutBlocks)
+  using Element = typename Traits::Element;
+  int const thread = fresh_thread_index();
+  pair.wait(thread);  // and no warp reads this CTA's own P any more
+  auto acc = rowcol_view(out);  // (rows, columns)
+  bool const rescaled = softmax.merge_maxima(smem, pair.other(), acc, thread);
+  if (!has_tile) return;
+  using Tile = Shape<Int<Traits::kBlockM>, Int<Traits::kBlockN>>;
+  auto rP = make_tensor_like<Element>(partition_fragment_C(typename Traits::ScoreMma{}, Tile{}));  // (4, 2, 4)
+  auto words = recast<uint32_t>(rP);  // (2, 2, 4)
+  CUTE_UNROLL
+  for (int i = 0; i < Message::kVectors; ++i) {
+    uint4 const vector = __ldcg(reinterpret_cast<uint4 const*>(&pair.other().weights[i][thread]));
+    words(4 * i) = vector.x;
+    words(4 * i + 1) = vector.y;
+    words(4 * i + 2) = vector.z;
+    words(4 * i + 3) = vector.w;
+  }
+  if (rescaled) {
+    auto weights = rowcol_view(rP);  // (rows, keys)
+    CUTE_UNROLL
+    for (int i = 0; i < size<0>(weights); ++i) {
+      float const factor = smem.other_factor[Softmax<Traits>::score_row(i, thread)];
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(weights); ++j) weights(i, j) = Element(float(weights(i, j)) * factor);
+    }
+  }
+  large::store_weights(rP, cast_smem_ptr_to_uint(smem.weights), thread);
+}
+
+template <class Traits, class Out>
+CUTE_DEVICE void mainloop(FwdParams const& params, typename Traits::Storage& smem, large::Pipeline& pipeline,
+                          Loader<Traits>& load, Part const& part, Softmax<Traits>& softmax,
+                          typename Traits::Partner& pair, Turns<Traits::kPaired> turns,
+                          Out& out) {  // (4, 4, kOutBlocks)
+  using Element = typename Traits::Element;
   uint32_t const weights = cast_smem_ptr_to_uint(smem.weights);
-  int const chunks = large::num_chunks(params.head_dim);
   bool const few_columns = part.columns <= 320;
 
 #pragma unroll 1
-  for (int n = tile.keys.end - 1; n >= tile.keys.begin; --n) {
-    auto tSrS = partition_fragment_C(score_mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (4, 2, 4)
-    clear(tSrS);
-    large::score_product<Element>(pipeline, load, part.left, lanes, chunks, tSrS);
-
-    auto scores = rowcol_view(tSrS);  // (rows, keys)
-    auto cS = make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{});
-    auto tScS_0 = rowcol_view(score_mma.get_slice(_0{}).partition_C(cS));    // (rows, keys) -> (row, key) of thread 0
-    auto tScS = rowcol_view(score_mma.get_slice(thread).partition_C(cS));  // the same of this one
-    int const offset = tile.coord.m_block * kBlockM - n * kBlockN, keys = tile.sequence.len_k - n * kBlockN;
-    modify_scores(scores, tScS, tScS_0, params.score, tile.slope, offset + tile.sequence.shift);
-    if (tile.keys.needs_mask(n)) apply_mask(scores, tScS, tScS_0, tile.sequence, offset, keys);
-    auto acc = rowcol_view(out);  // (rows, columns)
-    softmax.update(smem, scores, acc, thread);
-
-    // No warp reads P of the tile before any more: the barriers of this one's steps are behind it.
-    auto rP = make_tensor_like<Element>(tSrS);  // (4, 2, 4)
-    convert(tSrS, rP);
-    large::store_weights(rP, weights, thread);
-    int const steps = large::value_steps(keys);
+  for (; turns.more(); turns.advance()) {
+    int const n = turns.tile();
+    bool const has_tile = turns.has_tile();
+    if (turns.is_own()) {
+      if (has_tile) compute_weights<Traits>(params, smem, pipeline, load, part.left, softmax, pair, n, out);
+      if constexpr (Traits::kPaired) {
+        Softmax<Traits>::send_maxima(smem, pair.own(), fresh_thread_index());
+        pair.send(fresh_thread_index());
+      }
+    } else if constexpr (Traits::kPaired) {
+      receive_weights<Traits>(smem, softmax, pair, has_tile, out);
+    }
+    if (!has_tile) continue;
+    int const steps = large::value_steps(smem.tile.sequence.len_k - n * Traits::kBlockN);
+    auto const lanes = large::LaneOffsets::of(fresh_thread_index());
     if (few_columns) {
       large::out_product<Element, 5>(pipeline, load, lanes.weights + weights, lanes.values, steps, out);
     } else {

@@ -9,6 +9,7 @@
 #include "../../core/layout.cuh"
 #include "../../core/sink.cuh"
 #include "../../core/softmax.cuh"
+#include "pair.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm80::fwd_large {
@@ -61,9 +62,37 @@ class Softmax {
     }
   }
 
+  // The maxima in use, for the partner.
+  CUTE_DEVICE static void send_maxima(Storage const& smem, Message& message, int thread) {
+    if (thread >= Traits::kBlockM) return;
+    message.statistics[0][thread] = smem.offset[thread];
+    message.statistics[1][thread] = smem.limit[thread];
+  }
+
+  // Takes the partner's maxima where they are larger; false: nowhere do they differ. Then smem.other_factor rescales
+  // the partner's numerators.
+  template <class Out>
+  CUTE_DEVICE bool merge_maxima(Storage& smem, Message const& message,
+                                Out& out,  // (rows, columns)
+                                int thread) {
+    bool differs = false;
+    if (thread < Traits::kBlockM) {
+      float const own = smem.offset[thread], other = __ldcg(&message.statistics[0][thread]);
+      float const offset = fmaxf(own, other);
+      differs = own != other;
+      smem.factor[thread] = exp2_approx(own - offset);
+      smem.other_factor[thread] = exp2_approx(other - offset);
+      smem.offset[thread] = offset;
+      if (other > own) smem.limit[thread] = __ldcg(&message.statistics[1][thread]);
+    }
+    if (!__syncthreads_or(differs)) return false;
+    rescale(smem, out, thread);
+    return true;
+  }
+
   // The row sums and, per row, what normalizes it: negative for rows that see no key. Stores the LSE where `lse`, which
   // points to the sequence's row 0, is not null. A barrier ends it.
-  CUTE_DEVICE void finish(Storage& smem, float* lse, int thread) {
+  CUTE_DEVICE void finish(Storage& smem, typename Traits::Partner& pair, float* lse, int thread) {
     using Element = typename Traits::Element;
     auto const add = [](float a, float b) { return a + b; };
     int const lane = thread % 32, key_warp = thread / 64;
@@ -83,7 +112,16 @@ class Softmax {
       }
     }
     __syncthreads();  // all sums are there
-    if (thread < Traits::kBlockM) normalize_row(smem, lse, thread);
+    float sum = 0.f, error = 0.f;
+    if (thread < Traits::kBlockM) {
+      CUTE_UNROLL
+      for (int warp = 0; warp < Traits::kKeyWarps; ++warp) {
+        sum += smem.row_max[warp][thread];
+        error += smem.row_error[warp][thread];
+      }
+    }
+    if constexpr (Traits::kPaired) add_partner(pair, sum, error, thread);
+    if (thread < Traits::kBlockM) normalize_row(smem, lse, thread, sum, error);
     __syncthreads();  // all factors are
   }
 
@@ -114,6 +152,25 @@ class Softmax {
       if (past) smem.limit[thread] = row_max + kLag * reciprocal(params_.scale_log2);
     }
     __syncthreads();  // the new state is there; it is written again after the next tile's barriers
+    rescale(smem, out, thread);
+  }
+
+  // The partner's sums are added; both CTAs add in the same order.
+  CUTE_DEVICE static void add_partner(Pair& pair, float& sum, float& error, int thread) {
+    if (thread < Traits::kBlockM) {
+      pair.own().statistics[0][thread] = sum;
+      pair.own().statistics[1][thread] = error;
+    }
+    pair.send(thread);
+    pair.wait(thread);
+    if (thread >= Traits::kBlockM) return;
+    sum += __ldcg(&pair.other().statistics[0][thread]);
+    error += __ldcg(&pair.other().statistics[1][thread]);
+  }
+
+  // The sums and the accumulator, by smem.factor.
+  template <class Out>
+  CUTE_DEVICE void rescale(Storage const& smem, Out& out, int thread) {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) sum_[i] *= smem.factor[score_row(i, thread)];
     CUTE_UNROLL
@@ -124,14 +181,8 @@ class Softmax {
     }
   }
 
-  CUTE_DEVICE void normalize_row(Storage& smem, float* lse, int tile_row) {
+  CUTE_DEVICE void normalize_row(Storage& smem, float* lse, int tile_row, float sum, float error) {
     fwd::SequenceTile const& tile = smem.tile;
-    float sum = 0.f, error = 0.f;
-    CUTE_UNROLL
-    for (int warp = 0; warp < Traits::kKeyWarps; ++warp) {
-      sum += smem.row_max[warp][tile_row];
-      error += smem.row_error[warp][tile_row];
-    }
     constexpr float kLn2 = 0.693147180559945f;
     float const offset = smem.offset[tile_row];
     float const sink_log2 = head_sink_log2<typename Traits::Element>(params_.sinks, tile.coord.head);

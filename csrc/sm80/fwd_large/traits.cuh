@@ -4,13 +4,14 @@
 #include "../../core/variant.h"
 #include "../fwd/traits.cuh"
 #include "../large/products.cuh"
+#include "pair.cuh"
 #include "tile.h"
 
 namespace flash_cute::sm80::fwd_large {
 
 using namespace cute;
 
-// kHeadDim: the largest that the kernel serves.
+// Of CTAs without partners. kHeadDim: the largest that the kernel serves.
 template <class Element_, int kHeadDim_>
 struct Traits {
   using Element = Element_;
@@ -19,6 +20,8 @@ struct Traits {
   static constexpr int kBlockN = large::kBlockN;
   static constexpr int kThreads = large::kThreads;
   static constexpr Variant kVariant = Variant::kModified;
+  static constexpr bool kPaired = false;
+  using Partner = Alone;
   using ScoreMma = large::ScoreMma<Element>;
   using OutMma = large::OutMma<Element>;
   static constexpr int kKeyWarps = 4;  // that share a row of scores
@@ -30,12 +33,21 @@ struct Traits {
     float offset[kBlockM];  // the maximum in use times scale_log2
     float limit[kBlockM];   // the row takes a new maximum when a raw score exceeds this
     float factor[kBlockM];  // what rescales the row; at the end: what normalizes it
+    float other_factor[kBlockM];  // the same, of what the partner sends
     fwd::SequenceTile tile;
+    int ticket;
     Element const* q;  // of the tile's first row
     Element const* k;  // of the sequence's first key
     Element const* v;  // the same, from the CTA's first column on
   };
   static_assert(sizeof(Storage) <= kFixedBytes);
+};
+
+// Of CTAs in pairs.
+template <class Element_, int kHeadDim_>
+struct PairTraits : Traits<Element_, kHeadDim_> {
+  static constexpr bool kPaired = true;
+  using Partner = Pair;
 };
 
 }  // namespace flash_cute::sm80::fwd_large

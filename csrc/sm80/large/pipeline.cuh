@@ -8,8 +8,9 @@
 
 namespace flash_cute::sm80::large {
 
-// One barrier per step. After advance() the data of the step and of the next one are readable, so that fragments of the
-// next step can be loaded before its barrier; the stage of the step before is being filled.
+// One barrier per step, or, where the ring has enough stages, per two steps. After advance() the data of the step and
+// of the next one are readable, so that fragments of the next step can be loaded before its barrier; fill() starts the
+// copies into a stage that was read before the last barrier: that of the step before, or of the one before that.
 class Pipeline {
  public:
   // `ring`: address of the first stage.
@@ -20,19 +21,28 @@ class Pipeline {
   // last one. What the caller has copied before is complete with the first step.
   template <class Load>
   CUTE_DEVICE void start(Load&& load) {
-    for (int stage = 0; stage < stages_ - 1; ++stage) {
+    for (int stage = 0; stage < stages_ - lag(); ++stage) {
       load(ring_ + stage * stage_bytes_);
       cp_async_fence();
     }
   }
 
-  template <class Load>
-  CUTE_DEVICE void advance(Load&& load) {
-    wait_for_next_step();  // this thread's copies of this step and the next one have landed
-    __syncthreads();       // those of all threads have; and all have finished reading the step before
-    uint32_t const freed = current();
+  CUTE_DEVICE void advance() {
+    wait_for_next_steps();  // this thread's copies of this step and the next one, or the next two, have landed
+    __syncthreads();        // those of all threads have; and all have finished reading the step before
     stage_ = following();
-    load(freed);
+  }
+  // From a product's first, third, ... step to the one behind it, which may share its barrier.
+  CUTE_DEVICE void advance_in_pair() {
+    if (lag() == 1) return advance();
+    stage_ = following();
+  }
+
+  // Once in each step: behind its first products, so that the copies' instructions are issued while the tensor cores
+  // work.
+  template <class Load>
+  CUTE_DEVICE void fill(Load&& load) {
+    load(ring_ + (stage_ < lag() ? stage_ + stages_ - lag() : stage_ - lag()) * stage_bytes_);
     cp_async_fence();
   }
 
@@ -40,16 +50,19 @@ class Pipeline {
   CUTE_DEVICE uint32_t next() const { return ring_ + following() * stage_bytes_; }
 
  private:
+  // In steps: fill() fills the stage of the step so many before.
+  CUTE_DEVICE int lag() const { return stages_ >= kStagesToSpareBarriers ? 2 : 1; }
   CUTE_DEVICE int following() const { return stage_ + 1 == stages_ ? 0 : stage_ + 1; }
 
-  // stages - 1 steps are on their way, of which two must have arrived.
-  CUTE_DEVICE void wait_for_next_step() const {
-    static_assert(kMinStages == 3 && kMaxStages == 6);
+  // stages - lag steps are on their way, of which the first lag + 1 must have arrived.
+  CUTE_DEVICE void wait_for_next_steps() const {
+    static_assert(kMinStages == 3 && kMaxStages == 8 && kStagesToSpareBarriers >= 6);
     switch (stages_) {
       case 3: return cp_async_wait<0>();
-      case 4: return cp_async_wait<1>();
-      case 5: return cp_async_wait<2>();
-      default: return cp_async_wait<3>();
+      case 5:
+      case 7: return cp_async_wait<2>();
+      case 8: return cp_async_wait<3>();
+      default: return cp_async_wait<1>();
     }
   }
 
@@ -72,38 +85,89 @@ struct Rows {
   }
 };
 
-// Starts the copy of a tile of kRows rows and 64 columns. By all threads.
-template <int kRows, class Element>
-CUTE_DEVICE void load_chunk(Rows<Element> const& source, uint32_t target, int thread) {
-  constexpr int kRowsAtOnce = kThreads / 8;
-  static_assert(kRows % kRowsAtOnce == 0);
-  int const row = thread / 8, vector = thread % 8;
-  Element const* from = source.first + row * source.stride + 8 * vector;
-  target += vector_offset(row, vector);
-  bool const column_inside = 8 * vector < source.columns;
-  CUTE_UNROLL
-  for (int i = 0; i < kRows; i += kRowsAtOnce) {
-    copy_async(target + i * kRowBytes, from, column_inside && row + i < source.rows);
-    from += kRowsAtOnce * source.stride;
-  }
-}
-
-// Starts the copy of kValueKeys rows and up to kColumns columns, as tiles of 64 columns. Tiles without a column inside
-// are left as they are.
+// The CTA's rows, where their chunks pass through the ring beside those of the other operand: a thread's.
 template <class Element>
-CUTE_DEVICE void load_values(Rows<Element> const& source, uint32_t target, int thread) {
-  constexpr int kTilesAtOnce = kThreads / (8 * kValueKeys);
-  int const row = thread / 8 % kValueKeys, vector = thread % 8;
-  int const column = thread / (8 * kValueKeys) * 64;
-  Element const* from = source.first + row * source.stride + column + 8 * vector;
-  target += vector_offset(row, vector) + column / 64 * kValueKeys * kRowBytes;
-  CUTE_UNROLL
-  for (int i = 0; i < kColumns / 64; i += kTilesAtOnce) {
-    if (column + 64 * i >= source.columns) break;
-    bool const inside = row < source.rows && column + 64 * i + 8 * vector < source.columns;
-    copy_async(target + i * kValueKeys * kRowBytes, from + 64 * i, inside);
+struct OwnRows {
+  Element const* from;  // the thread's first vector of the next step
+  int rows;             // inside, from the thread's first row on
+
+  CUTE_DEVICE static OwnRows of(Rows<Element> const& source, int thread) {
+    int const row = thread / 8, vector = thread % 8;
+    return {source.first + row * source.stride + 8 * vector, source.rows - row};
   }
-}
+};
+
+// The place of a thread's copies in a tensor, step after step of the same kind. A step's copies are a few instructions:
+// what depends on the tensor and the tile is computed when the cursor is made.
+template <class Element>
+struct Cursor {
+  Element const* from;  // the thread's first vector of the next step
+  int64_t stride;       // in elements: of the rows between the thread's vectors of a chunk; of the rows of a step of X
+  int rows;             // inside, from the thread's first row on
+  int columns;          // inside, from the thread's first column on
+  uint32_t place;       // of the thread's first vector in a stage
+
+  static constexpr int kRowsAtOnce = kThreads / 8;                  // of a chunk
+  static constexpr int kTilesAtOnce = kThreads / (8 * kValueKeys);  // of X
+
+  // For load_chunk: from the source's first chunk on.
+  CUTE_DEVICE static Cursor of_chunks(Rows<Element> const& source, int thread) {
+    int const row = thread / 8, vector = thread % 8;
+    return {.from = source.first + row * source.stride + 8 * vector,
+            .stride = kRowsAtOnce * source.stride,
+            .rows = source.rows - row,
+            .columns = source.columns - 8 * vector,
+            .place = vector_offset(row, vector)};
+  }
+
+  // For load_values: from the source's first rows on.
+  CUTE_DEVICE static Cursor of_values(Rows<Element> const& source, int thread) {
+    int const row = thread / 8 % kValueKeys, vector = thread % 8, tile = thread / (8 * kValueKeys);
+    return {.from = source.first + row * source.stride + 64 * tile + 8 * vector,
+            .stride = kValueKeys * source.stride,
+            .rows = source.rows - row,
+            .columns = source.columns - 64 * tile - 8 * vector,
+            .place = vector_offset(row, vector) + tile * kValueKeys * kRowBytes};
+  }
+
+  // Starts the copy of a tile of kRows rows and 64 columns. By all threads.
+  template <int kRows>
+  CUTE_DEVICE void load_chunk(uint32_t target) {
+    copy_chunk<kRows>(from, stride, rows, columns > 0, target + place);
+    from += kChunk;
+    columns -= kChunk;
+  }
+
+  // A chunk of the other operand of a product, and a chunk of this one.
+  template <int kRows, int kOwnRows>
+  CUTE_DEVICE void load_chunks(uint32_t target, OwnRows<Element>& own, int64_t own_stride, uint32_t own_target) {
+    copy_chunk<kOwnRows>(own.from, kRowsAtOnce * own_stride, own.rows, columns > 0, own_target + place);
+    own.from += kChunk;
+    load_chunk<kRows>(target);
+  }
+
+  // Starts the copy of kValueKeys rows and up to kColumns columns, as tiles of 64 columns. Of a vector behind the last
+  // column nothing is written: its products are columns that are not stored.
+  CUTE_DEVICE void load_values(uint32_t target) {
+    CUTE_UNROLL
+    for (int i = 0; i < kColumns / 64; i += kTilesAtOnce) {
+      if (columns > 64 * i) copy_async(target + place + i * kValueKeys * kRowBytes, from + 64 * i, rows > 0);
+    }
+    from += stride;
+    rows -= kValueKeys;
+  }
+
+  template <int kRows>
+  CUTE_DEVICE static void copy_chunk(Element const* vector, int64_t stride, int rows, bool column_inside,
+                                     uint32_t target) {
+    static_assert(kRows % kRowsAtOnce == 0);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; i += kRowsAtOnce) {
+      copy_async(target + i * kRowBytes, vector, column_inside && rows > i);
+      vector += stride;
+    }
+  }
+};
 
 // Writes tiles that store_out has stored: rows below `rows` and columns below `columns`. By all threads.
 template <class Element>

@@ -97,10 +97,11 @@ struct OutFragments {
     }
   }
 
-  template <class Element, int kBlocks, class Out>
+  // The blocks from kBegin to kEnd.
+  template <class Element, int kBegin, int kEnd, class Out>
   CUTE_DEVICE void multiply(Out& out) const {  // (4, 4, kOutBlocks)
     CUTE_UNROLL
-    for (int j = 0; j < kBlocks; ++j) {
+    for (int j = kBegin; j < kEnd; ++j) {
       CUTE_UNROLL
       for (int i = 0; i < 4; ++i) {
         mma<Element>(out(_, i, j), weights[i], values[j / 2][j % 2 * 2], values[j / 2][j % 2 * 2 + 1]);

@@ -32,7 +32,7 @@ CUTE_DEVICE void score_product(Pipeline& pipeline, Load& load, LeftChunks const&
   constexpr int kSteps = kChunk / 16;
   static_assert(kSteps % 2 == 0);
   ScoreFragments fragments[2];
-  pipeline.advance(load);
+  pipeline.advance();
   fragments[0].load(lanes.left + left.address(0, pipeline.current()), lanes.right + pipeline.current(), 0);
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -47,8 +47,10 @@ CUTE_DEVICE void score_product(Pipeline& pipeline, Load& load, LeftChunks const&
         fragments[0].load(lanes.left + left.address(chunk + 1, next), lanes.right + next, 0);
       }
       fragments[k % 2].template multiply<Element>(scores);
+      if (k == 0) pipeline.fill(load);
     }
-    if (chunk + 1 < chunks) pipeline.advance(load);
+    if (chunk + 1 == chunks) break;
+    chunk % 2 == 0 ? pipeline.advance_in_pair() : pipeline.advance();
   }
 }
 
@@ -57,18 +59,24 @@ CUTE_DEVICE void score_product(Pipeline& pipeline, Load& load, LeftChunks const&
 template <class Element, int kBlocks, class Load, class Out>
 CUTE_DEVICE void out_product(Pipeline& pipeline, Load& load, uint32_t weights, uint32_t values, int steps,
                              Out& out) {  // (4, 4, kOutBlocks)
+  constexpr int kFirstBlocks = 2;  // that are multiplied before the copies of a step are started
   OutFragments fragments[2];
-  pipeline.advance(load);  // and all threads have stored W
+  auto const multiply = [&](OutFragments const& operands) {
+    operands.template multiply<Element, 0, kFirstBlocks>(out);
+    pipeline.fill(load);
+    operands.template multiply<Element, kFirstBlocks, kBlocks>(out);
+  };
+  pipeline.advance();  // and all threads have stored W
   fragments[0].template load<kBlocks>(weights, values + pipeline.current(), 0);
 #pragma unroll 1
   for (int step = 0; step < steps; step += 2) {
     fragments[1].template load<kBlocks>(weights, values + pipeline.next(), step + 1);
-    fragments[0].template multiply<Element, kBlocks>(out);
-    pipeline.advance(load);
+    multiply(fragments[0]);
+    pipeline.advance_in_pair();
     bool const more = step + 2 < steps;
     if (more) fragments[0].template load<kBlocks>(weights, values + pipeline.next(), step + 2);
-    fragments[1].template multiply<Element, kBlocks>(out);
-    if (more) pipeline.advance(load);
+    multiply(fragments[1]);
+    if (more) pipeline.advance();
   }
 }
 

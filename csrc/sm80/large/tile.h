@@ -21,7 +21,8 @@ constexpr int kChunk = 64;      // columns per step of a product over the head d
 constexpr int kValueKeys = 16;  // keys per step of out += W X
 
 constexpr int kMinStages = 3;  // of the data of a step: one is read, one must have arrived a step ahead
-constexpr int kMaxStages = 6;
+constexpr int kMaxStages = 8;
+constexpr int kStagesToSpareBarriers = 6;  // from here on a product has a barrier for every second step only
 
 constexpr int kLeftBytes = 2 * kBlockM * kChunk;   // a chunk of the CTA's rows
 constexpr int kRightBytes = 2 * kBlockN * kChunk;  // a chunk of the keys; a step of X is as large
@@ -40,11 +41,13 @@ constexpr int num_chunks(int head_dim) { return (head_dim + kChunk - 1) / kChunk
 
 // `chunks`: of the rows, over all products. `fixed_bytes`: of shared memory, beside them and the ring.
 constexpr Ring choose_ring(int chunks, int fixed_bytes, int chip) {
-  constexpr int kEnoughStages = 4;
   int const bytes = kMaxSmemBytes[chip] - fixed_bytes;
   int const stages = (bytes - chunks * kLeftBytes) / kRightBytes;
-  if (stages >= kEnoughStages) return {.left_resident = true, .stages = std::min(stages, kMaxStages)};
-  return {.left_resident = false, .stages = std::min(bytes / (kRightBytes + kLeftBytes), kMaxStages)};
+  int const stages_of_both = std::min(bytes / (kRightBytes + kLeftBytes), kMaxStages);
+  // More stages, if they spare barriers, gain more than the rows' chunks cost.
+  int const enough = stages_of_both >= kStagesToSpareBarriers ? kStagesToSpareBarriers : 4;
+  if (stages >= enough) return {.left_resident = true, .stages = std::min(stages, kMaxStages)};
+  return {.left_resident = false, .stages = stages_of_both};
 }
 
 constexpr int smem_bytes(Ring const& ring, int chunks, int fixed_bytes) {
