@@ -82,8 +82,8 @@ void check_cuda(cudaError_t error, char const* action) {
                            " (" + cudaGetErrorString(error) + ")");
 }
 
-// A thread has no context before its first call of the runtime that needs one, and tensor maps, which the driver encodes,
-// need it: a thread of autograd may have done nothing else before.
+// A thread has no context before its first call of the runtime that needs one, and tensor maps, which the driver
+// encodes, need it: a thread of autograd may have done nothing else before.
 CurrentDevice::CurrentDevice(int device_index) : guard_(device_index) {
   thread_local int with_context = -1;
   int current = -1;

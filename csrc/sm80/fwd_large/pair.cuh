@@ -8,8 +8,8 @@
 // tickets when they start, and those with tickets 2 i and 2 i + 1 are partners: at most one CTA of a grid waits for one
 // that has not started. All other CTAs run beside their partners and end, no CTA waits for another pair, and each end
 // makes room for the missing CTA: the GPU starts the CTAs of a grid before those of a later one. Where priorities of
-// streams change that, a grid keeps at most one multiprocessor waiting, and there would have to be as many such grids at
-// once as multiprocessors. A grid needs two of them; the plan gives a GPU of one the kernel without partners.
+// streams change that, a grid keeps at most one multiprocessor waiting, and there would have to be as many such grids
+// at once as multiprocessors. A grid needs two of them; the plan gives a GPU of one the kernel without partners.
 #pragma once
 
 #include <cute/tensor.hpp>

@@ -157,8 +157,8 @@ CUTE_DEVICE void issue_dv(typename Traits::SharedStorage& smem, SmemOperands<Tra
   issue_gemm<Accumulate::kAdd>(mma, tdVrP, tdVrdO_now, tdVrdV);
 }
 
-// Waits for dP^T, turns it into dS^T, which it stores in shared memory at `ds()` for dQ, and issues dK += dS^T Q. `tSrP`:
-// of modified scores times the derivative.
+// Waits for dP^T, turns it into dS^T, which it stores in shared memory at `ds()` for dQ, and issues dK += dS^T Q.
+// `tSrP`: of modified scores times the derivative.
 template <class Traits, class DsAddress, class Scores, class FragQ, class Accumulator>
 CUTE_DEVICE void compute_ds_and_issue_dk(typename Traits::SharedStorage& smem, SmemOperands<Traits> const& operands,
                                          DsAddress const& ds, PipelineState<2> rows,
