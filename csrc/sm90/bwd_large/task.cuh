@@ -47,7 +47,7 @@ CUTE_DEVICE void find_key_tile(BwdParams const& params, int rank, KeyTile& tile)
           .head_kv = listed.head_kv,
           .batch = index,
           .first = {.m_block = range.end - 1},
-          .last_row_tile = bwd::is_window(sequence.band, sequence.len_q) ? range.begin : -1,
+          .last_row_tile = sequence.band.is_window(sequence.len_q) ? range.begin : -1,
           .first_row_tile = record.first_row_tile,
           .keys = record.keys,
           .row_tiles = range,
