@@ -13,19 +13,14 @@
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
 #include "../../core/registers.cuh"
-#include "../../core/score_bwd.cuh"
 #include "../bwd/read_sequence.cuh"
-#include "../bwd/scores.cuh"
 #include "../warpgroup.cuh"
 #include "epilogue.cuh"
 #include "load.cuh"
+#include "scores.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm90::bwd_large {
-
-using bwd::RowStats;
-using bwd::differentiate;
-using bwd::exponentiate;
 
 // Statistics in the order of the rows, as the thread's columns of S^T have them: 2q, 2q + 1, 8 + 2q and 9 + 2q of every
 // 16 for thread q of a quad.
@@ -108,13 +103,13 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
       apply_mask_transposed(scores, coordinates(), tScS_0, bwd::read_band(tile.sequence), m * kTileRows,
                             tile.n_block * kTileRows);
     }
-    exponentiate(scores, lse_log2, params.scale_log2, 0, size<1>(scores));
+    exponentiate(scores, lse_log2, params.scale_log2);
     __syncwarp();  // all lanes have read the statistics
     smem.q_pipeline.release(state);  // the other release of this stage comes from the dK warpgroup
     convert(tSrS, rP);
     auto rGiven = make_tensor_like<Element>(tSrS);  // (MMA, MMA_N, MMA_M): for the dK warpgroup
     if constexpr (Traits::kVariant == Variant::kModified) {
-      multiply_by_derivatives(tSrS, rF, params.score, 0, size(tSrS));
+      multiply_by_derivatives(tSrS, rF, params.score);
       convert(tSrS, rGiven);
     } else {
       rGiven = rP;
@@ -185,7 +180,7 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
     exchange.release(exchange.complete(tSrdP, i));
     smem.p_pipeline.wait_full({0, i & 1});  // the dV warpgroup's four warps have stored P^T
     exchange_of_s.release(load_from_parts(smem.parts_of_s, rP));
-    differentiate(rP, dscores, delta, 0, size<1>(dscores));
+    differentiate(rP, dscores, delta);
     __syncwarp();  // all lanes have read the statistics
     smem.dout_pipeline.release(state);
     convert(tSrdP, rdS);

@@ -14,11 +14,11 @@
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
 #include "../../core/registers.cuh"
-#include "../../core/score_bwd.cuh"
 #include "../bwd/read_sequence.cuh"
 #include "../warpgroup.cuh"
 #include "epilogue.cuh"
 #include "load.cuh"
+#include "scores.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm90::bwd_large {
@@ -135,7 +135,7 @@ CUTE_DEVICE void scores_consumer(KernelArgs const& args, typename Traits::Querie
       }
     }
     if constexpr (Traits::kVariant == Variant::kModified) {
-      multiply_by_derivatives(tSrP, rF, params.score, 0, size(tSrP));
+      multiply_by_derivatives(tSrP, rF, params.score);
     }
     exchange_dp.complete(tSrdP, i);
     CUTE_UNROLL
