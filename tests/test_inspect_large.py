@@ -36,10 +36,8 @@ def large() -> tuple[Kernel, ...]:
 
 @pytest.mark.parametrize("check", checks.CHECKS.values(), ids=lambda check: check.__name__)
 def test_every_kernel(check: Callable[[Kernel], list[str]], large: tuple[Kernel, ...]) -> None:
-    if check is checks.bank_conflicts:  # no address depends on the chip
-        large = tuple(kernel for kernel in large if kernel.entry == "a100")
     found = [f"{kernel}: {sentence}" for kernel in large for sentence in check(kernel)]
-    assert large and not found, "\n".join(found)
+    assert not found, "\n".join(found)
 
 
 def test_there_is_one_of_each(large: tuple[Kernel, ...]) -> None:
@@ -52,7 +50,7 @@ def test_there_is_one_of_each(large: tuple[Kernel, ...]) -> None:
 # What is done to one array: each breaks the flow of data.
 SPOILED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "another row for ldmatrix": ("S.ldsm", lambda a: np.roll(a, 1, axis=1)),
-    "Q of another step": ("S.ldsm", lambda a: a[[4, 5, 2, 3, 0, 1, *range(6, 16)]]),
+    "another step's operand": ("S.ldsm", lambda a: np.roll(a, 4, axis=0)),
     "V's matrices as they lie": ("O.ldsm.transposed", lambda a: 0 * a),
     "P's matrices transposed": ("O.ldsm.transposed", lambda a: 1 - a),
     "a register for another": ("O.products", lambda a: a[[0, 2, 1, 3, 4, 5, 6]]),
