@@ -96,10 +96,10 @@ def step_smem_bytes(kernel: Kernel) -> int:
     scores = moved["K into a stage"] + moved["Q and K to registers"]
     if not kernel.tile["left_resident"]:
         scores += moved["Q into a stage"]
-    # Recorded are all steps of P and V's reads, of 4 blocks of rows and 8 of columns, and one step of V's copy.
-    blocks = min(8, kernel.tile["columns"] // 64)
-    read = moved["P and V to registers"] * (4 + (blocks + 1) // 2) // 8
-    return chunks * scores + moved["P to shared memory"] + read + steps * moved["V into a stage"] * blocks // 8
+    # P and V of all steps are recorded together, V's copy of one.
+    return (
+        chunks * scores + moved["P to shared memory"] + moved["P and V to registers"] + steps * moved["V into a stage"]
+    )
 
 
 def _copied(addresses: IntArray, sources: IntArray, stride: int) -> dict[int, tuple[int, int]]:
