@@ -28,8 +28,7 @@ from pathlib import Path
 from flash_cute.inspect import build, kernels
 
 csrc = build.default_csrc()
-head_dims = (*build.default_head_dims(), *build.LARGE_HEAD_DIMS["sm80"])
-every = build.units(csrc, build.ARCHS, build.DIRECTIONS, head_dims)
+every = build.units(csrc, build.ARCHS, build.DIRECTIONS, build.default_head_dims())
 every += [build.Unit("sm80", "schedules", int(head_dim)) for head_dim in sys.argv[2:]]
 build.build_modules(csrc, [build.BAND])
 build.build_modules(csrc, every)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import large
-from .conflicts import conflicts
 from .kernels import Details, IntArray, Kernel
 
 __all__ = ["Access", "accesses", "chunk_addresses", "conflicts", "descriptor_addresses", "element_addresses"]
 
+BANKS = 32
+WORD = 4  # bytes
 LIKE = {"O.smem": "Q.smem", "dK.smem": "K.smem"}  # results take the buffers and the layouts of operands
 
 
@@ -24,6 +24,31 @@ class Access:
     instruction: str
     addresses: IntArray  # (instructions, lanes): bytes from the start of the CTA's shared memory
     width: int  # bytes per lane
+
+
+def conflicts(addresses: IntArray, width: int) -> IntArray:
+    """How many more passes each instruction takes than its bytes need.
+
+    A pass moves one word of each bank. Lanes are served in groups that together want 128 bytes: all 32 with 4
+    bytes each, 8 with 16 (ldmatrix: the 8 rows of one matrix). Lanes of a group that want the same word share it.
+
+    Args:
+        addresses: (instructions, lanes), in bytes.
+        width: bytes per lane: 4, 8 or 16.
+    """
+    count, lanes = addresses.shape
+    group = min(lanes, BANKS * WORD // width)
+    words = addresses[:, :, None] // WORD + np.arange(width // WORD)
+    words = words.reshape(count, lanes // group, group * width // WORD)
+    words = np.sort(words, axis=-1)
+    fresh = np.ones(words.shape, bool)
+    fresh[..., 1:] = words[..., 1:] != words[..., :-1]
+    per_bank = np.zeros((*words.shape[:2], BANKS), np.int32)
+    for bank in range(BANKS):
+        per_bank[..., bank] = (fresh & (words % BANKS == bank)).sum(-1)
+    needed = -(-group * width // (BANKS * WORD))
+    extra: IntArray = (np.maximum(per_bank.max(-1), needed) - needed).sum(-1)
+    return extra
 
 
 def element_addresses(details: Details, smem: str, stage: int = 0) -> IntArray:
@@ -39,9 +64,7 @@ def element_addresses(details: Details, smem: str, stage: int = 0) -> IntArray:
 def accesses(kernel: Kernel) -> Iterator[Access]:
     """Every access of the kernel to shared memory by lanes of a warp, or by a WGMMA; none of sm90's backward."""
     details = kernel.details()
-    if kernel.is_large:
-        yield from (Access(*access) for access in large.accesses(details))
-    elif kernel.arch == "sm80":
+    if kernel.arch == "sm80":
         yield from _sm80_accesses(details) if kernel.is_forward else _sm80_bwd_accesses(details)
     elif kernel.is_forward:
         yield from _sm90_accesses(details)

@@ -47,10 +47,9 @@ __all__ = [
 MODULE = Path(__file__).resolve().parent / "module"
 ARCHS = ("sm80", "sm90")
 DIRECTIONS = ("fwd", "bwd")
-# Where the library has no kernels to tell: those of build_tools/config.py up to 256.
+# Where the library has no kernels to tell: those of build_tools/config.py up to 256. The kernels for larger ones have
+# no module.
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)
-# Those of the kernels of <arch>/fwd_large and bwd_large, if they are asked for. sm90's have no unit.
-LARGE_HEAD_DIMS = {"sm80": (320, 512, 1024)}
 LEFT_OUT = {("sm90", "bwd"): (96,)}  # build_tools/instances.py's
 MIN_GXX = 11
 # Layouts are read from types: there is nothing for an optimizer to do. The parameters keep g++ from collecting its
@@ -59,7 +58,7 @@ GXX_MEMORY = ("--param=ggc-min-expand=400", "--param=ggc-min-heapsize=1000000")
 CXX_FLAGS = ("-O0", "-g0", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-w")
 BAND_FLAGS = ("-O1",)  # band.cpp walks over millions of tiles
 # Seconds of one core that a unit takes, and the headers that all share. Every further unit of a module takes half.
-SECONDS = {"fwd": 9, "bwd": 9, "fwd_large": 4, "bwd_large": 4, "schedules": 16, "band": 9, "headers": 12}
+SECONDS = {"fwd": 9, "bwd": 9, "schedules": 16, "band": 9, "headers": 12}
 MOST_UNITS = 6  # of a module: its compiler takes 2 GB
 
 
@@ -133,24 +132,16 @@ def cache_folder() -> Path:
 
 
 def units(csrc: Path, archs: Sequence[str], directions: Sequence[str], head_dims: Sequence[int]) -> list[Unit]:
-    """The units of these kernels; those that csrc does not have are left out."""
+    """The modules for these kernels; those that csrc does not have are left out."""
     archs = [arch for arch in archs if (csrc / arch / "fwd" / "traits.cuh").exists()]
     if not archs:
         raise InspectError(f"{csrc} holds none of the kernel folders {', '.join(ARCHS)}.")
-    usual = [head_dim for head_dim in head_dims if head_dim <= max(HEAD_DIMS)]
-    found = [
+    return [
         Unit(arch, direction, head_dim)
         for direction in directions
         for arch in archs
-        for head_dim in usual
+        for head_dim in head_dims
         if head_dim not in LEFT_OUT.get((arch, direction), ())
-    ]
-    return found + [
-        Unit(arch, f"{direction}_large", head_dim)
-        for direction in directions
-        for arch in archs
-        for head_dim in LARGE_HEAD_DIMS.get(arch, ())
-        if head_dim in head_dims
     ]
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from . import large
 from .banks import DESCRIPTOR_SWIZZLES, accesses, conflicts, descriptor_addresses, element_addresses
 from .kernels import Details, IntArray, Kernel, Problem, band_module
 
@@ -48,8 +47,6 @@ def bank_conflicts(kernel: Kernel) -> list[str]:
 
 def coverage(kernel: Kernel) -> list[str]:
     """Each element of each tile is moved once by its copy, and held once by its MMA, or by each warp that needs it."""
-    if kernel.is_large:
-        return []  # it is part of its data flow
     details = kernel.details()
     shapes = _shapes(kernel)
     threads = kernel.facts["threads"] if kernel.arch == "sm80" else 128  # of a warpgroup
@@ -146,8 +143,6 @@ def data_flow(kernel: Kernel) -> list[str]:
     registers, read as P (or dS^T), must be P's elements; on sm80, where results go through shared memory, they must
     reach the addresses of their elements.
     """
-    if kernel.is_large:
-        return large.data_flow(kernel)
     details = kernel.details()
     if kernel.arch == "sm80":
         found = []
@@ -409,7 +404,7 @@ class _SameMask:
         csrc = kernel.module.__name__.split("_sm")[0]
         facts = tuple(kernel.facts.get(name) for name in ("block_m", "block_n", "threads", "score_rows"))
         warps = kernel.tile.get("score_warps")
-        transposed = kernel.folder in ("bwd", "bwd_large") or kernel.entry == "keys"
+        transposed = kernel.folder == "bwd" or kernel.entry == "keys"
         self.key = (csrc, kernel.arch, transposed, facts, warps)
 
     def __eq__(self, other: object) -> bool:

@@ -163,7 +163,7 @@ class Kernel:
     """One entry of a kernel's tile table for one head dim."""
 
     arch: str
-    folder: str  # of csrc/<arch>: "fwd", "bwd", "bwd_wide", "fwd_large" or "bwd_large"
+    folder: str  # of csrc/<arch>: "fwd", "bwd" or "bwd_wide"
     head_dim: int
     entry: str  # its name in csrc/<arch>/<folder>/tile.h: sm80: the chip, "a100"; sm90: "wide"
     entry_index: int
@@ -178,12 +178,7 @@ class Kernel:
 
     @property
     def is_forward(self) -> bool:
-        return self.folder in ("fwd", "fwd_large")
-
-    @property
-    def is_large(self) -> bool:
-        """Whether it is of the kernels for head dims above 256, see large.py."""
-        return self.folder.endswith("_large")
+        return self.folder == "fwd"
 
     @property
     def has_packed(self) -> bool:
@@ -266,8 +261,7 @@ def kernels(
         csrc: the folder of headers; default the installed ones.
         archs: kernel folders; those that are not there are left out.
         directions: "fwd", "bwd".
-        head_dims: default those that the library was built for, up to 256; of larger ones 320, 512 and 1024 are known,
-            on sm80.
+        head_dims: default those that the library was built for.
 
     Raises:
         InspectError: no C++ compiler, a package of the extra `[inspect]` is missing, or the headers do not compile.

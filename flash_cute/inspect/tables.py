@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..explain import _compiled
-from . import large
 from .banks import Access, accesses, conflicts
 from .kernels import Kernel
 
@@ -75,18 +74,11 @@ _FUNCTIONS = {
     ("bwd", ""): ("bwd_kernel", 5),
     ("bwd_wide", "keys"): ("bwd_keys_kernel", 4),
     ("bwd_wide", "queries"): ("bwd_queries_kernel", 3),
-    ("fwd_large", ""): ("fwd_large_kernel", 2),
-    ("bwd_large", ""): ("bwd_keys_kernel", 3),  # of the CTAs that compute dK, S and dP with it; dQ's are alike
 }
 
 
 def _function(kernel: Kernel) -> tuple[str, int]:
     return _FUNCTIONS[kernel.folder, kernel.entry if kernel.folder == "bwd_wide" else ""]
-
-
-def _products(kernel: Kernel) -> float:
-    """Of a step, over all of the head dim. Where CTAs share the columns of the last one, each has a part of it."""
-    return _function(kernel)[1] - (1 - 1 / kernel.tile.get("parts", 1))
 
 
 def rows(kernels: Iterable[Kernel], chips: Iterable[Chip] = CHIPS) -> list[dict[str, Any]]:
@@ -117,9 +109,8 @@ def budget(kernel: Kernel, chip: Chip) -> dict[str, Any]:
     clocks = step_clocks(kernel, chip)
     bound = max(clocks, key=lambda name: clocks[name])
     function, products = _function(kernel)
-    parts = kernel.tile.get("parts", 1)  # scores that several CTAs compute count once
-    flop = 2 * products * kernel.block_m * kernel.block_n * kernel.head_dim / parts
-    streamed = kernel.block_n if kernel.is_forward or function == "bwd_queries_kernel" else kernel.block_m
+    flop = 2 * products * kernel.block_m * kernel.block_n * kernel.head_dim
+    streamed = kernel.block_n if function in ("fwd_kernel", "bwd_queries_kernel") else kernel.block_m
     return {
         "chip": chip.name,
         "arch": kernel.arch,
@@ -158,7 +149,7 @@ def step_clocks(kernel: Kernel, chip: Chip) -> dict[str, float]:
     """Clocks that one step of one CTA takes of each unit of a multiprocessor, were it alone."""
     scores = kernel.block_m * kernel.block_n
     clocks = {
-        "MMA": 2 * _products(kernel) * scores * kernel.head_dim / chip.mma_flop[kernel.arch],
+        "MMA": 2 * _function(kernel)[1] * scores * kernel.head_dim / chip.mma_flop[kernel.arch],
         "MUFU": scores / chip.ex2_clk,
     }
     moved = step_smem_bytes(kernel)
@@ -168,8 +159,6 @@ def step_clocks(kernel: Kernel, chip: Chip) -> dict[str, float]:
 def step_smem_bytes(kernel: Kernel) -> int | None:
     """Bytes that one step moves through shared memory: counted on the real accesses, a conflict as 128 bytes. None for
     sm90's backward, of which the accesses are not known here."""
-    if kernel.is_large:
-        return large.step_smem_bytes(kernel)
     if kernel.is_forward:
         return _fwd_step_smem_bytes(kernel)
     return _sm80_bwd_step_smem_bytes(kernel) if kernel.arch == "sm80" else None
@@ -210,10 +199,6 @@ def registers_held(kernel: Kernel) -> dict[str, int]:
     """Registers of a thread that the loop keeps through a step: from the partitions, 16-bit values two in one; of
     sm90's backward from the tile."""
     arrays = kernel.details().arrays
-    if kernel.is_large:
-        return {"O" if kernel.is_forward else "a gradient": arrays["O.mma.register"].size} | dict.fromkeys(
-            ("S",) if kernel.is_forward else ("S", "dP"), arrays["S.mma.register"].size
-        )
     if kernel.arch == "sm90" and not kernel.is_forward:  # 64 rows or keys of a sum, of a warpgroup's 128 threads
         scores = {"S": 64 * (64 if kernel.folder == "bwd_wide" else kernel.block_m) // 128}
         if kernel.entry != "keys":
