@@ -102,14 +102,20 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_bound_holds_for_a_simulation(head_dim: int, mode: str, bench: ModuleType, rng: torch.Generator) -> None:
-    """And not for one whose sums have three bits less: the bound is near the errors."""
     q, k, v = Case(head_dim, 128, 256, heads_q=1, heads_kv=1).inputs("cpu", rng)
     q *= 2
     lse = flash_cute.reference.attention(q, k, v)[1]
     assert_within_bound(bench.simulate(q, k, v, False, mode), lse, q, k, v, mode)
-    if head_dim == 64:
-        with pytest.raises(AssertionError):
-            assert_within_bound(bench.simulate(q, k, v, False, mode, torch.bfloat16), lse, q, k, v, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_bound_is_near_the_errors(mode: str, bench: ModuleType, rng: torch.Generator) -> None:
+    """Sums with three bits less are outside of it. Of this many rows the largest error is at least 1.3 times it."""
+    q, k, v = Case(64, 512, 256, heads_q=4, heads_kv=4).inputs("cpu", rng)
+    q *= 2
+    lse = flash_cute.reference.attention(q, k, v)[1]
+    with pytest.raises(AssertionError):
+        assert_within_bound(bench.simulate(q, k, v, False, mode, torch.bfloat16), lse, q, k, v, mode)
 
 
 def test_float32_is_the_default(rng: torch.Generator) -> None:

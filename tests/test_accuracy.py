@@ -16,11 +16,13 @@ import torch
 from cases import CUDA_DTYPES, Backward, Forward, dtype_name
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flash_cute import reference
+from flash_cute import explain, reference
 
 ROOT = Path(__file__).resolve().parent.parent
 # out is looser: the sm90 forward corrects P's sum less often than FlashAttention-2 does (docs/sm90_forward.md).
 LARGEST_RATIO = {"out": 1.2, "dq": 1.1, "dk": 1.1, "dv": 1.1}
+# At head dim 64 the sm80 kernels make dS from P as it was rounded for dV (docs/sm80_backward.md).
+OF_ROUNDED_P = {"dq": 1.35, "dk": 1.35}
 # As `bench/accuracy.py` makes them.
 KINDS = ("randn", "peaky scores", "common part", "outliers", "rising scores")
 # At head dim 32 one channel of 4 times the size makes a few scores so large that dk's error is that of single keys,
@@ -50,6 +52,7 @@ def test_errors_are_near_those_of_flash_attention_2(
     causal: bool,
     kind: str,
     device: str,
+    backend: str | None,
     fwd: Forward,
     bwd: Backward,
     accuracy: ModuleType,
@@ -69,4 +72,6 @@ def test_errors_are_near_those_of_flash_attention_2(
         name: rms(mine.double() - right) / rms(other.double() - right)
         for name, mine, other, right in zip(("out", "dq", "dk", "dv"), ours, peer, exact, strict=True)
     }
-    assert {name: ratio for name, ratio in ratios.items() if not ratio <= LARGEST_RATIO[name]} == {}
+    backend = explain(q, k, v, causal, backend=backend, backward=True).data["backend"]
+    largest = {**LARGEST_RATIO, **(OF_ROUNDED_P if (backend, head_dim) == ("sm80", 64) else {})}
+    assert {name: ratio for name, ratio in ratios.items() if not ratio <= largest[name]} == {}

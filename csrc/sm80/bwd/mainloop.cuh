@@ -25,14 +25,6 @@
 
 namespace flash_cute::sm80::bwd {
 
-// Where P stays in registers, dS is made of it in float32; but of P as rounded for dV in the code for sm_80, whose
-// registers do not hold both P in float32 and dP^T: 48 bytes of spills at head dim 64.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 800
-constexpr bool kRoundsPOfDs = true;
-#else
-constexpr bool kRoundsPOfDs = false;
-#endif
-
 // Leaves P^T dO in tdVrdV and dS^T Q in tdKrdK.
 template <class Traits, bool kDeterministic, class Accumulator>
 CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorage& smem,
@@ -83,16 +75,16 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
         auto rP = make_tensor_like<Element>(tSrS);  // (MMA, MMA_N, MMA_M)
         convert(tSrS, rP);
         auto tdVrP = make_tensor(rP.data(), operand_a_layout(rP.layout()));  // (MMA, MMA_N, MMA_K)
-        if constexpr (!kRoundsPOfDs) {
+        if constexpr (!Schedule::kRoundsPOfDs) {
           keys_product_rs<Schedule>(tdVrP, smem.sdOt()(_, _, dout_tile), tdVrdV, [](int) {});
         }
         auto tSrdP = scores_accumulator<Traits>();  // (MMA, MMA_N, MMA_M)
         scores_product<Schedule>(smem.sV(), smem.sdO()(_, _, dout_tile), tSrdP);
-        if constexpr (kRoundsPOfDs) {
+        if constexpr (Schedule::kRoundsPOfDs) {
           keys_product_rs<Schedule>(tdVrP, smem.sdOt()(_, _, dout_tile), tdVrdV, [](int) {});
         }
         RowStats<Schedule> const delta(smem.delta[dout_stage], part);
-        if constexpr (kRoundsPOfDs) {
+        if constexpr (Schedule::kRoundsPOfDs) {
           differentiate(tSrdP, rP, delta);
         } else {
           differentiate(tSrdP, tSrS, delta);

@@ -38,6 +38,10 @@ struct Schedule {
   // pair of rows at its use.
   static constexpr bool kReadsStatsEarly = !Traits::kPInRegs && Traits::kTile.ctas_per_sm == 1;
 
+  // Where P stays in registers, dS is made of it in float32 and dV precedes dP^T; but of P as rounded for dV, after
+  // dP^T, where both in float32 spill 48 bytes (in the code for sm_80; that for sm_90 is compiled from the same PTX).
+  static constexpr bool kRoundsPOfDs = !kDeterministic && Traits::kHeadDim == 64;
+
   // Where end_basic_block stands.
   static constexpr bool kEndsBlockBeforeLoads = !kDeterministic && Traits::kPInRegs;
   static constexpr bool kEndsBlockBeforeBarrier = !kDeterministic || kScarcestRegisters;
