@@ -28,7 +28,7 @@ from pathlib import Path
 from flash_cute.inspect import build, kernels
 
 csrc = build.default_csrc()
-every = build.units(csrc, build.ARCHS, build.DIRECTIONS, build.default_head_dims())
+every = build.units(csrc, build.ARCHS, build.DIRECTIONS, build.HEAD_DIMS)
 every += [build.Unit("sm80", "schedules", int(head_dim)) for head_dim in sys.argv[2:]]
 build.build_modules(csrc, [build.BAND])
 build.build_modules(csrc, every)

@@ -3,7 +3,7 @@
 table                       budget, occupancy and roofline of every kernel
 check                       every check on every kernel; exit status 1 if one fails
 kernels                     their names, for the options below
-draw banks --operand V      a picture of one kernel: banks, threads, mask, schedule, packed, budget, or all
+draw banks --operand V      a picture of one kernel: banks, threads, warps, mask, schedule, packed, budget, or all
 tour --out docs             the guided tours of docs/ and their pictures; --check: only say what is stale
 
 Only what a command needs is compiled, once: about 10 s of one core per direction, architecture and head dim.
@@ -21,6 +21,7 @@ from . import build, packed, pictures, tables, tour
 from .build import InspectError
 from .checks import CHECKS, mask_definition
 from .kernels import CAUSAL, Kernel, PackedProblem, Problem, find, kernels
+from .warps import warp_picture
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -180,6 +181,10 @@ def _draw_threads(_: argparse.Namespace, kernel: Kernel) -> pictures.Picture:
     return pictures.thread_value_picture(kernel)
 
 
+def _draw_warps(_: argparse.Namespace, kernel: Kernel) -> pictures.Picture:
+    return warp_picture(kernel)
+
+
 def _problem(options: argparse.Namespace, masked: bool = True) -> Problem:
     len_q, len_k = options.lengths
     problem = Problem(1, options.heads, options.heads, len_q, len_k, options.head_dim)
@@ -207,7 +212,9 @@ def _draw_budget(options: argparse.Namespace, kernel: Kernel) -> pictures.Pictur
     """Of this entry at every head dim; of sm90's backward, whose tables have one entry each, of all kernels."""
     every = kernels(options.csrc, archs=(options.arch,), directions=(options.direction,))
     one_entry = (options.arch, options.direction) != ("sm90", "bwd")
-    alike = [other for other in every if other.entry == kernel.entry or not one_entry]
+    alike = [
+        other for other in every if other.is_large == kernel.is_large and (other.entry == kernel.entry or not one_entry)
+    ]
     capabilities = {name: chip.capability for chip in tables.CHIPS for name in chip.entries.get(options.arch, ())}
     return pictures.budget_picture(alike, 90 if options.arch == "sm90" else capabilities[kernel.entry])
 
@@ -215,6 +222,7 @@ def _draw_budget(options: argparse.Namespace, kernel: Kernel) -> pictures.Pictur
 DRAW = {
     "banks": _draw_banks,
     "threads": _draw_threads,
+    "warps": _draw_warps,
     "mask": _draw_mask,
     "schedule": _draw_schedule,
     "packed": _draw_packed,
@@ -241,7 +249,11 @@ def _has(kernel: Kernel, picture: str) -> bool:
     """Whether there is such a picture of the kernel; one that is asked for by name says what is wrong."""
     if picture == "packed":
         return kernel.has_packed
-    return kernel.is_forward or picture == "budget" or (picture == "banks" and kernel.arch == "sm80")
+    if picture == "banks":
+        return (kernel.is_forward or kernel.arch == "sm80") and not kernel.is_recorded
+    if picture == "warps":
+        return kernel.is_forward and kernel.arch == "sm80"
+    return kernel.is_forward or picture == "budget"
 
 
 def _tour(options: argparse.Namespace) -> int:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from . import large
+from .conflicts import conflicts
 from .kernels import Details, IntArray, Kernel
 
 __all__ = ["Access", "accesses", "chunk_addresses", "conflicts", "descriptor_addresses", "element_addresses"]
 
-BANKS = 32
-WORD = 4  # bytes
 LIKE = {"O.smem": "Q.smem", "dK.smem": "K.smem"}  # results take the buffers and the layouts of operands
 
 
@@ -24,31 +24,6 @@ class Access:
     instruction: str
     addresses: IntArray  # (instructions, lanes): bytes from the start of the CTA's shared memory
     width: int  # bytes per lane
-
-
-def conflicts(addresses: IntArray, width: int) -> IntArray:
-    """How many more passes each instruction takes than its bytes need.
-
-    A pass moves one word of each bank. Lanes are served in groups that together want 128 bytes: all 32 with 4
-    bytes each, 8 with 16 (ldmatrix: the 8 rows of one matrix). Lanes of a group that want the same word share it.
-
-    Args:
-        addresses: (instructions, lanes), in bytes.
-        width: bytes per lane: 4, 8 or 16.
-    """
-    count, lanes = addresses.shape
-    group = min(lanes, BANKS * WORD // width)
-    words = addresses[:, :, None] // WORD + np.arange(width // WORD)
-    words = words.reshape(count, lanes // group, group * width // WORD)
-    words = np.sort(words, axis=-1)
-    fresh = np.ones(words.shape, bool)
-    fresh[..., 1:] = words[..., 1:] != words[..., :-1]
-    per_bank = np.zeros((*words.shape[:2], BANKS), np.int32)
-    for bank in range(BANKS):
-        per_bank[..., bank] = (fresh & (words % BANKS == bank)).sum(-1)
-    needed = -(-group * width // (BANKS * WORD))
-    extra: IntArray = (np.maximum(per_bank.max(-1), needed) - needed).sum(-1)
-    return extra
 
 
 def element_addresses(details: Details, smem: str, stage: int = 0) -> IntArray:
@@ -64,7 +39,9 @@ def element_addresses(details: Details, smem: str, stage: int = 0) -> IntArray:
 def accesses(kernel: Kernel) -> Iterator[Access]:
     """Every access of the kernel to shared memory by lanes of a warp, or by a WGMMA; none of sm90's backward."""
     details = kernel.details()
-    if kernel.arch == "sm80":
+    if kernel.is_recorded:
+        yield from (Access(*access) for access in large.accesses(details))
+    elif kernel.arch == "sm80":
         yield from _sm80_accesses(details) if kernel.is_forward else _sm80_bwd_accesses(details)
     elif kernel.is_forward:
         yield from _sm90_accesses(details)
@@ -127,7 +104,9 @@ def _results(details: Details, name: str, smem: str) -> Iterator[Access]:
 
 
 def _sm90_accesses(details: Details) -> Iterator[Access]:
-    for name in "QKV":
+    for name in ("Q", "K", "V", "SharedP"):
+        if f"{name}.smem" not in details.arrays:
+            continue
         for stage in _stages(details, f"{name}.smem"):
             rows = descriptor_addresses(details, name, stage)  # (step, row, column) of one atom
             if name == "V":  # MN-major: rows of 16 bytes run along the head dim
@@ -136,6 +115,9 @@ def _sm90_accesses(details: Details) -> Iterator[Access]:
             cores = rows.reshape(steps, m // 8, 8, k // 8, 8)[..., 0]  # (step, core row, row, core column)
             cores = cores.transpose(0, 1, 3, 2).reshape(-1, 8)
             yield Access(f"{name} of stage {stage} to the tensor cores", "wgmma core matrix", cores, 16)
+    if "SharedP.sts.coord" in details.arrays:
+        first = chunk_addresses(details, "SharedP.sts.coord", "SharedP.smem", 16)
+        yield Access("SharedP to shared memory", "stmatrix.x4", _by_warp(first), 16)
 
 
 def chunk_addresses(details: Details, coord: str, smem: str, width: int, stage: int = 0) -> IntArray:
@@ -157,14 +139,14 @@ DESCRIPTOR_SWIZZLES = {1: (128, 3), 2: (64, 2), 3: (32, 1)}
 def descriptor_addresses(details: Details, name: str, stage: int = 0) -> IntArray:
     """(step, row, column) -> the byte address that a WGMMA's descriptor of operand `name` leads to.
 
-    Row and column count within the atom's operand. K-major: 8 rows of a swizzle's width, the next 8 `stride`
-    bytes on. MN-major: the width along the rows, the next `leading` bytes on; 8 columns, the next `stride` on.
+    Row and column count within the atom's operand; a step is an atom along the rows, for each of those along the
+    columns. K-major: 8 rows of a swizzle's width, the next 8 `stride` bytes on. MN-major: the width along the rows, the
+    next `leading` bytes on; 8 columns, the next `stride` on.
     """
     facts = details.facts
     steps = details.arrays[f"{name}.descriptor"]
-    steps = steps.reshape(-1, *steps.shape[2:], order="F")[0]  # (step[, stage])
-    if steps.ndim == 2:
-        steps = steps[:, stage]
+    steps = steps[0]  # (step of rows, step of columns[, stage])
+    steps = (steps[:, :, stage] if steps.ndim == 3 else steps).ravel(order="F")
     coords = details.arrays[f"{name}.mma.coord"][:, :, 0, 0, 0]
     rows, columns = int(coords[0].max()) + 1, int(coords[1].max()) + 1
     row, column = np.arange(rows)[:, None], np.arange(columns)[None, :]

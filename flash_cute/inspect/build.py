@@ -47,9 +47,11 @@ __all__ = [
 MODULE = Path(__file__).resolve().parent / "module"
 ARCHS = ("sm80", "sm90")
 DIRECTIONS = ("fwd", "bwd")
-# Where the library has no kernels to tell: those of build_tools/config.py up to 256. The kernels for larger ones have
-# no module.
-HEAD_DIMS = (32, 64, 96, 128, 192, 256)
+# Where the library has no kernels to tell: those of build_tools/config.py.
+HEAD_DIMS = (32, 64, 96, 128, 192, 256, 320, 512, 1024)
+# Above these the kernels are those of <arch>/fwd_large and bwd_large; see build_tools/instances.py.
+MAX_UNSPLIT_HEAD_DIM = 256
+LARGER_UNSPLIT_HEAD_DIMS = {("sm90", "fwd"): 320}
 LEFT_OUT = {("sm90", "bwd"): (96,)}  # build_tools/instances.py's
 MIN_GXX = 11
 # Layouts are read from types: there is nothing for an optimizer to do. The parameters keep g++ from collecting its
@@ -58,7 +60,7 @@ GXX_MEMORY = ("--param=ggc-min-expand=400", "--param=ggc-min-heapsize=1000000")
 CXX_FLAGS = ("-O0", "-g0", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-w")
 BAND_FLAGS = ("-O1",)  # band.cpp walks over millions of tiles
 # Seconds of one core that a unit takes, and the headers that all share. Every further unit of a module takes half.
-SECONDS = {"fwd": 9, "bwd": 9, "schedules": 16, "band": 9, "headers": 12}
+SECONDS = {"fwd": 9, "bwd": 9, "fwd_large": 6, "bwd_large": 5, "schedules": 16, "band": 9, "headers": 12}
 MOST_UNITS = 6  # of a module: its compiler takes 2 GB
 
 
@@ -71,7 +73,7 @@ class Unit:
     """The kernels of one direction of an architecture, or the "schedules", at one head dim."""
 
     arch: str
-    direction: str
+    direction: str  # "fwd_large" and "bwd_large": the kernels for large head dims
     head_dim: int
 
     @property
@@ -117,7 +119,7 @@ def default_csrc() -> Path:
 
 
 def default_head_dims() -> tuple[int, ...]:
-    """Those of the kernels in this library that have a module."""
+    """Those of the kernels in this library."""
     names = [entry["file"] for entry in report.load()["kernels"]]
     found = {int(match[1]) for name in names if (match := re.search(r"_d(\d+)\.", name))}
     return tuple(sorted(found.intersection(HEAD_DIMS))) or HEAD_DIMS
@@ -132,17 +134,26 @@ def cache_folder() -> Path:
 
 
 def units(csrc: Path, archs: Sequence[str], directions: Sequence[str], head_dims: Sequence[int]) -> list[Unit]:
-    """The modules for these kernels; those that csrc does not have are left out."""
+    """The units of these kernels; those that csrc does not have are left out."""
     archs = [arch for arch in archs if (csrc / arch / "fwd" / "traits.cuh").exists()]
     if not archs:
         raise InspectError(f"{csrc} holds none of the kernel folders {', '.join(ARCHS)}.")
-    return [
-        Unit(arch, direction, head_dim)
+    for head_dim in head_dims:
+        if head_dim not in HEAD_DIMS:
+            raise InspectError(f"head dims: expected some of {', '.join(map(str, HEAD_DIMS))}, got {head_dim}.")
+    found = [
+        Unit(arch, _kind(arch, direction, head_dim), head_dim)
         for direction in directions
         for arch in archs
-        for head_dim in head_dims
+        for head_dim in sorted(head_dims)
         if head_dim not in LEFT_OUT.get((arch, direction), ())
     ]
+    return [unit for unit in found if (csrc / unit.arch / unit.direction / "traits.cuh").exists()]
+
+
+def _kind(arch: str, direction: str, head_dim: int) -> str:
+    unsplit = LARGER_UNSPLIT_HEAD_DIMS.get((arch, direction), MAX_UNSPLIT_HEAD_DIM)
+    return direction if head_dim <= unsplit else f"{direction}_large"
 
 
 def build_modules(csrc: Path, wanted: Sequence[Unit | str]) -> list[ModuleType]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from . import large
 from .banks import DESCRIPTOR_SWIZZLES, accesses, conflicts, descriptor_addresses, element_addresses
 from .kernels import Details, IntArray, Kernel, Problem, band_module
 
@@ -28,6 +29,15 @@ __all__ = [
 
 def bank_conflicts(kernel: Kernel) -> list[str]:
     """No access to shared memory takes more passes than its bytes need."""
+    return list(_recorded_conflicts(large.SameRecords(kernel)) if kernel.is_recorded else _conflicts(kernel))
+
+
+@functools.cache
+def _recorded_conflicts(records: large.SameRecords) -> tuple[str, ...]:
+    return tuple(_conflicts(records.kernel))
+
+
+def _conflicts(kernel: Kernel) -> list[str]:
     found = []
     try:
         for access in accesses(kernel):
@@ -47,6 +57,8 @@ def bank_conflicts(kernel: Kernel) -> list[str]:
 
 def coverage(kernel: Kernel) -> list[str]:
     """Each element of each tile is moved once by its copy, and held once by its MMA, or by each warp that needs it."""
+    if kernel.is_recorded:
+        return []  # it is part of its data flow
     details = kernel.details()
     shapes = _shapes(kernel)
     threads = kernel.facts["threads"] if kernel.arch == "sm80" else 128  # of a warpgroup
@@ -84,7 +96,11 @@ def _shapes(kernel: Kernel) -> dict[str, tuple[int, int]]:
             "dQ": (kernel.block_m, head_dim),
         }
     rows = kernel.block_m if kernel.arch == "sm80" else kernel.facts["warpgroup_rows"]
-    scores = dict.fromkeys("SP", (rows, block_n))
+    scores = dict.fromkeys(("S", "P", "SharedP"), (rows, block_n))
+    if kernel.is_large:  # units of Q, K and V, and a warpgroup's columns of O
+        tile = kernel.tile
+        units = {"Q": (rows, tile["unit_columns"]), "K": (block_n, tile["unit_columns"])}
+        return units | scores | {"V": (tile["unit_columns_of_v"], tile["unit_keys"]), "O": (rows, tile["half"])}
     return {"K": (block_n, head_dim), "V": (head_dim, block_n), **dict.fromkeys("QO", (rows, head_dim)), **scores}
 
 
@@ -143,6 +159,8 @@ def data_flow(kernel: Kernel) -> list[str]:
     registers, read as P (or dS^T), must be P's elements; on sm80, where results go through shared memory, they must
     reach the addresses of their elements.
     """
+    if kernel.is_recorded:
+        return large.data_flow(kernel)
     details = kernel.details()
     if kernel.arch == "sm80":
         found = []
@@ -165,6 +183,8 @@ def data_flow(kernel: Kernel) -> list[str]:
     for name in "QKV":
         found += _box_is_layout(details, name)
         found += _descriptor_feeds_mma(details, name)
+    if kernel.is_large:
+        found += _stmatrix_stores_scores(details) + _descriptor_feeds_mma(details, "SharedP")
     return found
 
 
@@ -217,6 +237,22 @@ def _ldmatrix_feeds_mma(details: Details, name: str) -> list[str]:
     return [f"{name}: ldmatrix does not bring what the MMA takes its registers for"]
 
 
+def _stmatrix_stores_scores(details: Details) -> list[str]:
+    """Each register of P goes to the address of its element: stmatrix is ldmatrix the other way round."""
+    coords = details.arrays["SharedP.sts.coord"]
+    rows, columns = coords.reshape(2, 8, -1, coords.shape[-1], order="F")  # (element of the lane's row, call, thread)
+    rows, columns = (part.transpose(1, 2, 0).reshape(-1, coords.shape[-1] // 32, 32, 8) for part in (rows, columns))
+    lane, index = _matrix_lanes(4, 0)  # (lane, value)
+    stored = np.stack([part[:, :, lane, index] for part in (rows, columns)])  # (2, call, warp, lane, value)
+    stored = stored.transpose(0, 4, 1, 2, 3).reshape(2, -1, coords.shape[-1])
+    registers = details.arrays["SharedP.sts.register"].reshape(8, -1, order="F").ravel()
+    put = np.empty_like(stored)
+    put[:, registers] = stored
+    if (put == _wanted(details, "S")).all():
+        return []
+    return ["SharedP: stmatrix stores a register at another element's address"]
+
+
 def _same_memory(details: Details, name: str, transposed: str) -> list[str]:
     if (details.arrays[name].swapaxes(0, 1) == details.arrays[transposed]).all():
         return []
@@ -256,10 +292,8 @@ def _box_is_layout(details: Details, name: str) -> list[str]:
 def _descriptor_feeds_mma(details: Details, name: str) -> list[str]:
     if details.facts[f"{name}.descriptor.swizzle"] not in DESCRIPTOR_SWIZZLES:
         return [f"{name}: its descriptor has no swizzle"]
-    coords = details.arrays[f"{name}.mma.coord"]
-    if coords.shape[2] != 1:
-        return [f"{name}: {coords.shape[2]} atoms where the check knows one"]
-    coords = coords[:, :, 0, :, 0]  # (2, value, step)
+    coords = details.arrays[f"{name}.mma.coord"][..., 0]  # (2, value, step of rows, step of columns)
+    coords = coords.reshape(*coords.shape[:2], -1, order="F")  # (2, value, step)
     offsets = details.arrays[f"{name}.smem"]
     for stage in range(offsets.shape[2] if offsets.ndim == 3 else 1):
         addresses = element_addresses(details, f"{name}.smem", stage)
@@ -308,12 +342,10 @@ def mask_and_schedule(kernel: Kernel) -> list[str]:
     goes unmasked holds no other; where the mask is applied, it hides exactly what is not seen."""
     found: list[str] = []
     if kernel.is_forward:
-        for problem in (
-            *PROBLEMS,
-            *(Problem(*GROUPED, kernel.head_dim, causal) for causal in ("none", "top_left")),
-            *SPLIT,
-        ):
-            for sms in (1, 7, 132) if kernel.arch == "sm90" else (1,):
+        grouped = [Problem(*GROUPED, kernel.head_dim, causal) for causal in ("none", "top_left")]
+        for sms in (1, 7, 132) if kernel.arch == "sm90" or kernel.ctas_per_tile > 1 else (1,):
+            # Drawing them takes a second, and their groups do not depend on the number of multiprocessors.
+            for problem in (*PROBLEMS, *SPLIT, *(() if kernel.is_large and sms > 1 else grouped)):
                 found += _schedule(kernel, problem, sms)
     return sorted({*found, *_masks(kernel)})
 
@@ -404,7 +436,7 @@ class _SameMask:
         csrc = kernel.module.__name__.split("_sm")[0]
         facts = tuple(kernel.facts.get(name) for name in ("block_m", "block_n", "threads", "score_rows"))
         warps = kernel.tile.get("score_warps")
-        transposed = kernel.folder == "bwd" or kernel.entry == "keys"
+        transposed = not kernel.is_forward and kernel.entry != "queries"
         self.key = (csrc, kernel.arch, transposed, facts, warps)
 
     def __eq__(self, other: object) -> bool:
@@ -454,9 +486,10 @@ def shared_memory(kernel: Kernel) -> list[str]:
     facts = kernel.facts
     found = []
     for name in ("block_m", "block_n", "threads", "stages", "smem_bytes"):
-        # The plan tells the larger of the two kernels that the wide backward is.
+        # The plan tells the larger of the two kernels of the wide backward, and the stages of dK and dV of the other.
         less = name == "smem_bytes" and kernel.folder == "bwd_wide" and facts[name] < kernel.shape[name]
-        if kernel.shape[name] != facts[name] and not less:
+        others = name == "stages" and kernel.folder == "bwd_large" and kernel.entry == "queries"
+        if kernel.shape[name] != facts[name] and not less and not others:
             found.append(f"{name}: the plan says {kernel.shape[name]}, the traits {facts[name]}")
     if facts["smem_bytes"] > facts["smem_limit"]:
         found.append(f"{facts['smem_bytes']} bytes of shared memory, and the chip has {facts['smem_limit']}")

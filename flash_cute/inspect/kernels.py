@@ -141,8 +141,10 @@ class Details:
     X.descriptor (value, rest..) -> where in the buffer a WGMMA's descriptor points, in units of 16 bytes.
 
     X of a forward: Q, K, V, S, P, O; V is (head dim, key), as the MMA takes it, and V.rows is (key, head dim), as it is
-    loaded. Of sm80's backward: K and Q of the scores, S = K Q^T (keys, rows); dSt and Qt (head dim, row) of dK; dS
-    (rows, keys) and Kt (head dim, key) of dQ. V is as K there, dO as Q, and P^T as dSt. Of sm90's backward none.
+    loaded. Of sm90's forward for large head dims Q, K and V are units, which are the stages of X.smem; SharedP is P as
+    the other warpgroup reads it. Of sm80's backward: K and Q of the scores, S = K Q^T (keys, rows); dSt and Qt (head
+    dim, row) of dK; dS (rows, keys) and Kt (head dim, key) of dQ. V is as K there, dO as Q, and P^T as dSt. Of sm90's
+    backward none. Of sm80's kernels for large head dims: see large.py.
 
     `swizzles[X.smem]`: cute::Swizzle's bits, base and shift, in elements.
     """
@@ -154,7 +156,7 @@ class Details:
 
     def buffer(self, name: str) -> Buffer:
         """The buffer of an operand or result."""
-        name = name.removesuffix("t")
+        name = name.removesuffix("t").removeprefix("Shared")
         return next(item for item in self.buffers if name in item.name.replace(", then ", " ").split())
 
 
@@ -163,9 +165,9 @@ class Kernel:
     """One entry of a kernel's tile table for one head dim."""
 
     arch: str
-    folder: str  # of csrc/<arch>: "fwd", "bwd" or "bwd_wide"
+    folder: str  # of csrc/<arch>: "fwd", "bwd", "bwd_wide", "fwd_large" or "bwd_large"
     head_dim: int
-    entry: str  # its name in csrc/<arch>/<folder>/tile.h: sm80: the chip, "a100"; sm90: "wide"
+    entry: str  # its name in csrc/<arch>/<folder>/tile.h: sm80: the chip, "a100"; sm90: "wide"; "large" if it has none
     entry_index: int
     tile: dict[str, int]  # TileConfig of csrc/<arch>/<folder>/tile.h
     shape: dict[str, int]  # KernelShape: what the plan and `explain` tell
@@ -178,7 +180,22 @@ class Kernel:
 
     @property
     def is_forward(self) -> bool:
-        return self.folder == "fwd"
+        return self.folder in ("fwd", "fwd_large")
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is of the kernels for large head dims."""
+        return self.folder.endswith("_large")
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether its functions have run on the host, and what they did to shared memory is known: see large.py."""
+        return self.is_large and self.arch == "sm80"
+
+    @property
+    def ctas_per_tile(self) -> int:
+        """CTAs that share a tile, each with a part of the columns."""
+        return self.facts.get("ctas_per_tile", 1)
 
     @property
     def has_packed(self) -> bool:
@@ -264,7 +281,8 @@ def kernels(
         head_dims: default those that the library was built for.
 
     Raises:
-        InspectError: no C++ compiler, a package of the extra `[inspect]` is missing, or the headers do not compile.
+        InspectError: no C++ compiler, a package of the extra `[inspect]` is missing, the headers do not compile, or a
+            head dim is none of the kernels'.
 
     Example:
         >>> [kernel] = [k for k in kernels(directions=["fwd"], head_dims=[128]) if k.entry == "a100"]

@@ -35,13 +35,14 @@ def packed_picture(kernel: Kernel, problem: PackedProblem, sms: int = 8) -> Pict
     columns = {name: column.tolist() for name, column in kernel.packed_schedule(problem, sms).items()}
     work = sum(finish - start for start, finish in zip(columns["start"], columns["finish"], strict=True))
     length = max(columns["finish"], default=0)
+    rows = max(1, sms // kernel.ctas_per_tile)
     data = {
         "kernel": str(kernel),
         "lengths": list(problem.lengths),
         "heads": problem.heads_q,
-        "sms": sms,
+        "sms": rows,
         "length": length,
-        "balance": round(work / (sms * length), 4) if length else 1.0,
+        "balance": round(work / (rows * length), 4) if length else 1.0,
         **{name: columns[name] for name in ("ticket", "sequence", "m_block", "begin", "end", "cta", "start", "finish")},
     }
     return Picture(f"{kernel.arch}_d{kernel.head_dim}_packed", "the schedule of a packed batch", data, _draw)

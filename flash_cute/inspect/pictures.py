@@ -43,6 +43,8 @@ def bank_picture(kernel: Kernel, operand: str = "K", access: str = "registers", 
         operand: "Q", "K", "V" or "O"; of a backward as `Details` names them.
         access: a word of the access's name (`banks.accesses`): "registers", "into", "shared" or "global".
     """
+    if kernel.is_recorded:
+        raise ValueError(f"{kernel} has no pictures of banks: it computes addresses, without layouts")
     details = kernel.details()
     found = [a for a in accesses(kernel) if a.name.split()[0] == operand and access in a.name]
     if not found:
@@ -266,6 +268,7 @@ def gantt_picture(runs: Sequence[tuple[Kernel, Problem]], sms: int = 8) -> Pictu
                 "length": line.length,
                 "balance": round(line.balance, 4),
                 "runs": [[run.slot, run.start, run.end, run.m_block, run.head] for run in line.runs],
+                **({"ctas": kernel.ctas_per_tile} if kernel.ctas_per_tile > 1 else {}),
             }
         )
     kernel, problem = runs[-1]
@@ -291,7 +294,7 @@ def _draw_gantt(data: dict[str, Any]) -> Figure:
         ax.set_ylim(panel["slots"] - 0.5, -0.5)
         whole_numbers(ax.yaxis)
         ax.set_xlim(0, max(1, panel["length"]))
-        ax.set_ylabel("CTA slot")
+        ax.set_ylabel("CTA slot" if panel.get("ctas", 1) == 1 else f"slot of {panel['ctas']} CTAs")
         share = f"{panel['balance']:.0%} of the slots' time is work"
         mask = "no mask" if panel["mask"] == "full" else f"{panel['mask']} mask"
         ax.set_title(f"{panel['kernel']}, {mask}: {share}", fontsize=9)
@@ -330,7 +333,7 @@ def budget_picture(kernels: Iterable[Kernel], capability: int | None) -> Picture
         held["the rest"] = max(0, used - sum(held.values()))
         bars.append(
             {
-                "label": f"{kernel.head_dim}" + (f"\n{kernel.entry}" if kernel.folder == "bwd_wide" else ""),
+                "label": f"{kernel.head_dim}" + (f"\n{kernel.entry}" if kernel.entry in ("keys", "queries") else ""),
                 "smem": {buffer.name: buffer.bytes for buffer in kernel.details().buffers},
                 "smem_limit": kernel.facts["smem_limit"],
                 "ctas": kernel.shape["ctas_per_sm"],
@@ -342,7 +345,8 @@ def budget_picture(kernels: Iterable[Kernel], capability: int | None) -> Picture
     direction = "fwd" if chosen[0].is_forward else "bwd"
     entry = chosen[0].entry if len(entries) == 1 else ""
     title = f"{chosen[0].arch} {'forward' if direction == 'fwd' else 'backward'}" + (f", {entry}" if entry else "")
-    name = f"{chosen[0].arch}_budget_{direction}" + (f"_{entry}" if entry else "")
+    large = "_large" if chosen[0].is_large and entry != "large" else ""
+    name = f"{chosen[0].arch}_budget_{direction}{large}" + (f"_{entry}" if entry else "")
     return Picture(name, "budgets", {"title": title, "bars": bars}, _draw_budget)
 
 
@@ -355,7 +359,7 @@ def _draw_budget(data: dict[str, Any]) -> Figure:
         bottom = np.zeros(len(bars))
         for i, name in enumerate(names):
             height = np.array([bar[key].get(name, 0) / scale for bar in bars])
-            colour = GREY if name == "the rest" else COLOURS[i]
+            colour = GREY if name == "the rest" else COLOURS[i % len(COLOURS)]
             ax.bar(labels, height, bottom=bottom, label=name, color=colour, edgecolor="white")
             bottom += height
         limits = [(bar["smem_limit"] if key == "smem" else bar["register_limit"]) / scale for bar in bars]

@@ -44,9 +44,9 @@ def timeline(kernel: Kernel, problem: Problem, sms: int) -> Timeline:
     """The real scheduler's tiles on `sms` multiprocessors.
 
     CTAs of one tile each are started in order, on whichever slot is free first; a persistent grid's tiles are where its
-    schedule puts them. A visit takes one unit of time per key tile.
+    schedule puts them. A visit takes one unit of time per key tile. CTAs that share a tile have one slot.
     """
-    slots = sms * kernel.shape["ctas_per_sm"]
+    slots = max(1, sms * kernel.shape["ctas_per_sm"] // kernel.ctas_per_tile)
     tiles = kernel.schedule(problem, sms)
     runs = []
     free = [(0, slot) for slot in range(slots)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..explain import _compiled
+from . import large
 from .banks import Access, accesses, conflicts
 from .kernels import Kernel
 
@@ -74,11 +75,29 @@ _FUNCTIONS = {
     ("bwd", ""): ("bwd_kernel", 5),
     ("bwd_wide", "keys"): ("bwd_keys_kernel", 4),
     ("bwd_wide", "queries"): ("bwd_queries_kernel", 3),
+    ("fwd_large", ""): ("fwd_large_kernel", 2),
+    ("bwd_large", ""): ("bwd_keys_kernel", 3),  # of the CTAs that compute dK, S and dP with it; dQ's are alike
+    ("bwd_large", "keys"): ("bwd_keys_kernel", 4),
+    ("bwd_large", "queries"): ("bwd_queries_kernel", 3),
 }
 
 
 def _function(kernel: Kernel) -> tuple[str, int]:
-    return _FUNCTIONS[kernel.folder, kernel.entry if kernel.folder == "bwd_wide" else ""]
+    return _FUNCTIONS[kernel.folder, kernel.entry if kernel.entry in ("keys", "queries") else ""]
+
+
+def _parts(kernel: Kernel) -> int:
+    """CTAs among which the columns of a tile are divided."""
+    return kernel.tile.get("parts", 1)
+
+
+def _products(kernel: Kernel) -> float:
+    """Of a step of one CTA, over all of the head dim. CTAs that share a tile have an equal part of each product; those
+    of sm80's backward compute all scores, and a part of the gradient."""
+    products = _function(kernel)[1]
+    if kernel.is_recorded and not kernel.is_forward:
+        return products - 1 + 1 / _parts(kernel)
+    return products / _parts(kernel)
 
 
 def rows(kernels: Iterable[Kernel], chips: Iterable[Chip] = CHIPS) -> list[dict[str, Any]]:
@@ -109,8 +128,8 @@ def budget(kernel: Kernel, chip: Chip) -> dict[str, Any]:
     clocks = step_clocks(kernel, chip)
     bound = max(clocks, key=lambda name: clocks[name])
     function, products = _function(kernel)
-    flop = 2 * products * kernel.block_m * kernel.block_n * kernel.head_dim
-    streamed = kernel.block_n if function in ("fwd_kernel", "bwd_queries_kernel") else kernel.block_m
+    # Scores that several CTAs compute count once.
+    flop = 2 * products * kernel.block_m * kernel.block_n * kernel.head_dim / _parts(kernel)
     return {
         "chip": chip.name,
         "arch": kernel.arch,
@@ -133,15 +152,34 @@ def budget(kernel: Kernel, chip: Chip) -> dict[str, Any]:
         "bound": bound,
         "mma_share": round(clocks["MMA"] / clocks[bound], 2),
         "tflops": round(flop / clocks[bound] * chip.sms * chip.clock_ghz / 1000),
-        "flop_per_byte": round(flop / (2 * streamed * kernel.head_dim * 2)),
+        "flop_per_byte": round(flop / _streamed_bytes(kernel)),
     }
+
+
+def _streamed_bytes(kernel: Kernel) -> float:
+    """What a step of one CTA loads: the rows of two tensors, its part of the columns. CTAs of sm80's kernels for large
+    head dims load their own rows again where these do not stay in shared memory; those of its backward load all columns
+    of both, and their part of one again for the gradient."""
+    streams_keys = kernel.is_forward or _function(kernel)[0] == "bwd_queries_kernel"
+    streamed = kernel.block_n if streams_keys else kernel.block_m
+    rows = 2 * streamed / _parts(kernel)
+    if kernel.is_recorded:
+        own = 0 if kernel.tile["left_resident"] else kernel.facts["tile_rows"]
+        if kernel.is_forward:
+            rows += own / _parts(kernel)  # of a pair each CTA computes every second tile of scores
+        else:
+            rows = 2 * (streamed + own) + streamed / _parts(kernel)
+    return rows * kernel.head_dim * 2
 
 
 def compiled_kernel(kernel: Kernel, capability: int) -> dict[str, Any] | None:
     """The compiler's report on this kernel, for float16; None where the library was built without it."""
     function, _ = _function(kernel)
+    if kernel.is_recorded and kernel.is_forward and _parts(kernel) > 1:
+        function = "fwd_large_pair_kernel"
     plan: dict[str, Any] = {"backend": kernel.arch, "kernel": function, "dtype": "float16", "deterministic": False}
-    plan |= {"kernel_head_dim": kernel.head_dim, "capability": capability}
+    # One instance serves all large head dims of sm80.
+    plan |= {"kernel_head_dim": 1024 if kernel.is_recorded else kernel.head_dim, "capability": capability}
     return _compiled(plan | kernel.shape | kernel.tile)
 
 
@@ -149,7 +187,7 @@ def step_clocks(kernel: Kernel, chip: Chip) -> dict[str, float]:
     """Clocks that one step of one CTA takes of each unit of a multiprocessor, were it alone."""
     scores = kernel.block_m * kernel.block_n
     clocks = {
-        "MMA": 2 * _function(kernel)[1] * scores * kernel.head_dim / chip.mma_flop[kernel.arch],
+        "MMA": 2 * _products(kernel) * scores * kernel.head_dim / chip.mma_flop[kernel.arch],
         "MUFU": scores / chip.ex2_clk,
     }
     moved = step_smem_bytes(kernel)
@@ -159,8 +197,10 @@ def step_clocks(kernel: Kernel, chip: Chip) -> dict[str, float]:
 def step_smem_bytes(kernel: Kernel) -> int | None:
     """Bytes that one step moves through shared memory: counted on the real accesses, a conflict as 128 bytes. None for
     sm90's backward, of which the accesses are not known here."""
+    if kernel.is_recorded:
+        return large.step_smem_bytes(kernel)
     if kernel.is_forward:
-        return _fwd_step_smem_bytes(kernel)
+        return _sm90_large_step_smem_bytes(kernel) if kernel.is_large else _fwd_step_smem_bytes(kernel)
     return _sm80_bwd_step_smem_bytes(kernel) if kernel.arch == "sm80" else None
 
 
@@ -183,6 +223,22 @@ def _fwd_step_smem_bytes(kernel: Kernel) -> int:
     return total
 
 
+def _sm90_large_step_smem_bytes(kernel: Kernel) -> int:
+    """Of a key tile: the scores by one warpgroup, which stores P for the other one; P and the halves of V by both. TMA
+    writes K and V once. Two CTAs write their parts of the scores to each other, and read the other one's."""
+    first = {access.name.replace(" of stage 0", ""): access for access in accesses(kernel)}
+    moved = {name: _moved(access) for name, access in first.items() if " of stage " not in name}
+    tile, parts = kernel.tile, _parts(kernel)
+    units = -(-kernel.head_dim // (parts * tile["unit_columns"]))
+    total = units * (moved["Q to the tensor cores"] + moved["K to the tensor cores"])
+    total += 2 * tile["units_of_v"] * moved["V to the tensor cores"]
+    # Each product with a part of V's columns reads P again.
+    total += moved["SharedP to shared memory"]
+    total += tile["half"] // tile["unit_columns_of_v"] * moved["SharedP to the tensor cores"]
+    total += 2 * kernel.block_n * (units * tile["unit_columns"] + 2 * tile["half"])
+    return total + (2 * 4 * kernel.block_m * kernel.block_n if parts > 1 else 0)
+
+
 def _sm80_bwd_step_smem_bytes(kernel: Kernel) -> int:
     """Of a part of the step's rows: K and V for the scores, Q and dO for all products, dS^T and, where it is in shared
     memory, P^T. Of the whole step: dS and K for dQ, and the next Q and dO."""
@@ -199,6 +255,13 @@ def registers_held(kernel: Kernel) -> dict[str, int]:
     """Registers of a thread that the loop keeps through a step: from the partitions, 16-bit values two in one; of
     sm90's backward from the tile."""
     arrays = kernel.details().arrays
+    if kernel.is_recorded:
+        names = ("S",) if kernel.is_forward else ("S", "dP")
+        held = {"O" if kernel.is_forward else "a gradient": arrays["O.mma.register"].size}
+        return held | dict.fromkeys(names, arrays["S.mma.register"].size)
+    if kernel.folder == "bwd_large":  # one warpgroup has a sum, or a sum and a product of the scores
+        held = {"dK or dV" if kernel.entry == "keys" else "dQ": 64 * kernel.tile["columns"] // 128}
+        return held | ({"S or dP": 64 * 64 // 128} if kernel.entry == "keys" else {})
     if kernel.arch == "sm90" and not kernel.is_forward:  # 64 rows or keys of a sum, of a warpgroup's 128 threads
         scores = {"S": 64 * (64 if kernel.folder == "bwd_wide" else kernel.block_m) // 128}
         if kernel.entry != "keys":

@@ -1,10 +1,11 @@
-"""The guided tours of docs/ and their pictures: written from the traits, so that no figure in them is typed."""
+"""The guided tours of docs/ and their pictures: written from the traits, so that no figure in them is typed. And the
+pictures of other pages, whose text is written by hand."""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from .drawing import Picture
 from .kernels import Kernel, PackedProblem, Problem, find, kernels
 from .packed import packed_picture
 from .pictures import bank_picture, budget_picture, gantt_picture, mask_picture, thread_value_picture
+from .warps import warp_picture
 
-__all__ = ["COMMAND", "FOLDER", "TOURS", "needed", "pictures", "stale", "text", "write"]
+__all__ = ["COMMAND", "FOLDER", "PAGES", "TOURS", "needed", "pictures", "stale", "text", "write"]
 
 FOLDER = "pictures"
 WIDTH = 118
@@ -54,7 +56,7 @@ class Tour:
 
 
 def needed(csrc: Path | str | None = None) -> tuple[Kernel, ...]:
-    """The kernels of the tours: every head dim, whatever this library was built for."""
+    """The kernels of the tours and pictures: every head dim, whatever this library was built for."""
     return kernels(csrc, directions=("fwd",), head_dims=build.HEAD_DIMS)
 
 
@@ -184,6 +186,24 @@ def _sm90_values(kernel: Kernel, _: tables.Chip) -> dict[str, Any]:
 TOURS = (Tour("sm80", "a100", "A100", 10, _sm80_values), Tour("sm90", "wide", "H100", 12, _sm90_values))
 
 
+def _portable_large(among: Sequence[Kernel]) -> list[Picture]:
+    alike = [other for other in among if (other.arch, other.folder, other.entry) == ("sm80", "fwd_large", "h100")]
+    return [warp_picture(find(among, 512, "sm80", "h100", "fwd_large")), budget_picture(alike, None)]
+
+
+def _hopper_large(among: Sequence[Kernel]) -> list[Picture]:
+    alike = [other for other in among if (other.arch, other.folder) == ("sm90", "fwd_large")]
+    runs = [(kernel, replace(CAUSAL, len_q=1024, len_k=1024, head_dim=kernel.head_dim)) for kernel in alike]
+    return [budget_picture(alike, None), gantt_picture(runs, sms=10)]
+
+
+# Pages of docs/ and the pictures that they show.
+PAGES: dict[str, Callable[[Sequence[Kernel]], list[Picture]]] = {
+    "large_head_dims.md": _portable_large,
+    "sm90_forward_large.md": _hopper_large,
+}
+
+
 def _wrapped(block: str) -> str:
     """A paragraph's lines, filled again now that its figures are in it."""
     if block.startswith(("#", "|", "!", "    ")):
@@ -202,6 +222,10 @@ def write(among: Sequence[Kernel], docs: Path) -> list[Path]:
         digests |= _digests(drawn)
         (docs / tour.page).write_text(text(tour, among, drawn))
         saved.append(docs / tour.page)
+    for draw in PAGES.values():
+        for picture in draw(among):
+            saved += picture.save(folder, ("svg",))
+            digests[picture.name] = picture.digest()
     for tour in TOURS:
         for path in folder.glob(f"{tour.arch}_*.svg"):
             if path not in saved:
@@ -218,13 +242,26 @@ def stale(among: Sequence[Kernel], docs: Path) -> list[str]:
     found = []
     for tour in TOURS:
         drawn = pictures(tour, among)
-        for name, digest in _digests(drawn).items():
-            if committed.get(name) != digest or not (folder / f"{name}.svg").exists():
-                found.append(f"{folder / name}.svg")
+        found += _stale_pictures(drawn.values(), committed, folder)
         page = docs / tour.page
         if not page.exists() or page.read_text() != text(tour, among, drawn):
             found.append(str(page))
+    for name, draw in PAGES.items():
+        shown = draw(among)
+        found += _stale_pictures(shown, committed, folder)
+        page = docs / name
+        written = page.read_text() if page.exists() else ""
+        if not all(f"({FOLDER}/{picture.name}.svg)" in written for picture in shown):
+            found.append(str(page))
     return found
+
+
+def _stale_pictures(drawn: Iterable[Picture], committed: dict[str, str], folder: Path) -> list[str]:
+    return [
+        f"{folder / picture.name}.svg"
+        for picture in drawn
+        if committed.get(picture.name) != picture.digest() or not (folder / f"{picture.name}.svg").exists()
+    ]
 
 
 def _digests(drawn: dict[str, Picture]) -> dict[str, str]:

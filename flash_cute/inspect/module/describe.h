@@ -306,6 +306,14 @@ struct AddAll<tuple<Entries...>> {
   static void add(Details& details) { (Entries::add(details), ...); }
 };
 
+// The shape of one MMA instruction.
+template <class AtomShape>
+void add_atom(Details& out) {
+  out.facts["mma.m"] = size<0>(AtomShape{});
+  out.facts["mma.n"] = size<1>(AtomShape{});
+  out.facts["mma.k"] = size<2>(AtomShape{});
+}
+
 // Whether two tiled MMAs share out their operands and results alike.
 template <class Mma, class Other>
 constexpr bool kSameMma = std::is_same_v<decltype(Mma{}.get_layoutA_TV()), decltype(Other{}.get_layoutA_TV())> &&

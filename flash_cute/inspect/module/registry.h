@@ -38,7 +38,7 @@ struct Details {
 // One entry of a kernel's tile table at one head dim.
 struct Kernel {
   std::string arch;
-  std::string folder;  // fwd, bwd or bwd_wide
+  std::string folder;  // of csrc/<arch>
   std::string entry;
   int entry_index;
   int head_dim;

@@ -77,10 +77,7 @@ Details describe() {
   add_matrices<typename Traits::SmemCopyAtom>(out, "Q.ldsm");
   add_matrices<typename Traits::SmemCopyAtom>(out, "K.ldsm");
   add_matrices<typename Traits::SmemCopyAtomTransposed>(out, "V.ldsm");
-  using AtomShape = typename Traits::Mma::AtomShape_MNK;
-  out.facts["mma.m"] = size<0>(AtomShape{});
-  out.facts["mma.n"] = size<1>(AtomShape{});
-  out.facts["mma.k"] = size<2>(AtomShape{});
+  add_atom<typename Traits::Mma::AtomShape_MNK>(out);
   return out;
 }
 

@@ -8,6 +8,7 @@
 #include "kernel_shape.h"
 #include "problem.h"
 #include "sm90_fwd_packed.h"
+#include "wgmma.h"
 
 #include "sm90/fwd/scheduler.cuh"
 #include "sm90/fwd/tile.h"
@@ -53,16 +54,6 @@ auto entries() {
       mma_c_entry<"O.mma.coord">(mma_pv, cQ), index_entry<"O.mma.register">(tOrO.layout()));
 }
 
-// The fields of a WGMMA matrix descriptor: bytes, and the swizzle as the hardware numbers it.
-template <class Fragment>
-void add_descriptor(Details& out, std::string const& name, Fragment const& fragment) {
-  auto const bits = fragment.data().desc_.bitfield;
-  out.facts[name + ".start"] = 16 * int(bits.start_address_);
-  out.facts[name + ".leading"] = 16 * int(bits.leading_byte_offset_);
-  out.facts[name + ".stride"] = 16 * int(bits.stride_byte_offset_);
-  out.facts[name + ".swizzle"] = int(bits.layout_type_);
-}
-
 template <class Traits>
 Details describe() {
   using SharedStorage = typename Traits::SharedStorage;
@@ -91,9 +82,7 @@ Details describe() {
   out.facts["element_bytes"] = sizeof(Element);
   out.facts["box.columns"] = Traits::ColumnsQK::kChunk;
   out.facts["box.count"] = Traits::ColumnsQK::kChunks;
-  out.facts["mma.m"] = size<0>(typename Traits::MmaQK::AtomShape_MNK{});
-  out.facts["mma.n"] = size<1>(typename Traits::MmaQK::AtomShape_MNK{});
-  out.facts["mma.k"] = size<2>(typename Traits::MmaQK::AtomShape_MNK{});
+  add_atom<typename Traits::MmaQK::AtomShape_MNK>(out);
   return out;
 }
 

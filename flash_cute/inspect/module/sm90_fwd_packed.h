@@ -99,14 +99,14 @@ struct Cta {
 };
 
 // (11, tiles): m_block, head, sequence, of its range of key tiles begin, whole_begin, whole_end and end, the CTA, the
-// ticket, and when it begins and ends.
+// ticket, and when it begins and ends. `number_of_ctas`: of those that draw tiles, of clusters one each.
 template <int kBlockM, int kBlockN>
-Array packed_schedule(PackedProblem const& problem, int num_sms) {
-  int ticket = 0;
-  FwdParams const params = packed_params(problem, &ticket);
+Array drawn_tiles(FwdParams const& params, int number_of_ctas) {
   using Simulated = Cta<kBlockM, kBlockN>;
   std::vector<std::unique_ptr<Simulated>> ctas;
-  for (int number = 0; number < num_sms; ++number) ctas.push_back(std::make_unique<Simulated>(params, number, num_sms));
+  for (int number = 0; number < number_of_ctas; ++number) {
+    ctas.push_back(std::make_unique<Simulated>(params, number, number_of_ctas));
+  }
   while (true) {  // the CTA whose wait ends first has its turn
     Simulated* next = nullptr;
     for (auto& cta : ctas) {
@@ -116,7 +116,7 @@ Array packed_schedule(PackedProblem const& problem, int num_sms) {
     next->ended = !next->warp.run();
   }
   Array array{{11, 0}, {}};
-  for (int number = 0; number < num_sms; ++number) {
+  for (int number = 0; number < number_of_ctas; ++number) {
     for (auto const& tile : ctas[number]->tiles) {
       TileRange const& range = tile.range;
       int const end = tile.place.keys.end;
@@ -127,6 +127,12 @@ Array packed_schedule(PackedProblem const& problem, int num_sms) {
     }
   }
   return array;
+}
+
+template <int kBlockM, int kBlockN>
+Array packed_schedule(PackedProblem const& problem, int num_sms) {
+  int ticket = 0;
+  return drawn_tiles<kBlockM, kBlockN>(packed_params(problem, &ticket), num_sms);
 }
 
 }  // namespace inspect::sm90_fwd

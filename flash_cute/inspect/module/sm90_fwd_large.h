@@ -1,0 +1,176 @@
+// The sm90 forward for large head dims as data. Q, K and V lie in shared memory in units, which are the stages of their
+// tensors here. The partitions are those of sm90/fwd_large/mainloop.cuh, from the same types.
+#pragma once
+
+#include <algorithm>
+
+#include "describe.h"
+#include "kernel_shape.h"
+#include "problem.h"
+#include "sm90_fwd_packed.h"
+#include "wgmma.h"
+
+#include "sm90/fwd_large/tile.h"
+#include "sm90/fwd_large/traits.cuh"
+
+namespace inspect::sm90_fwd_large {
+
+using namespace flash_cute;
+using namespace flash_cute::sm90::fwd_large;
+
+// Never run: see describe.h.
+template <class Traits>
+auto entries() {
+  using Element = typename Traits::Element;
+  using Store = Copy_Atom<SM90_U32x4_STSM_N, Element>;
+  auto const smem = make_smem_ptr(static_cast<Element*>(nullptr));
+  auto sQ = make_tensor(smem, typename Traits::SmemLayoutQ{});    // (64, D of unit, unit)
+  auto sK = make_tensor(smem, typename Traits::SmemLayoutK{});    // (BLK_N, D of unit, unit)
+  auto sVt = make_tensor(smem, typename Traits::SmemLayoutVt{});  // (D / 2 of unit, N of unit, unit)
+  auto sP = make_tensor(smem, typename Traits::SmemLayoutP{});    // (64, BLK_N)
+  auto const cQ = make_identity_layout(Shape<Int<kBlockM>, Int<kUnitColumns>>{});
+  auto const cK = make_identity_layout(Shape<Int<kBlockN>, Int<kUnitColumns>>{});
+  auto const cVt = make_identity_layout(Shape<Int<kUnitColumnsOfV>, Int<kUnitKeys>>{});
+  auto const cS = make_identity_layout(Shape<Int<kBlockM>, Int<kBlockN>>{});
+  auto const cO = make_identity_layout(Shape<Int<kBlockM>, Int<Traits::kHalf>>{});
+
+  typename Traits::MmaQK mma_qk;
+  typename Traits::MmaPV mma_pv;
+  typename Traits::MmaSharedPV mma_shared_pv;
+  auto tSrQ = mma_qk.get_slice(0).partition_fragment_A(sQ);                       // (MMA, MMA_M, MMA_D, unit)
+  auto tSrK = mma_qk.get_slice(0).partition_fragment_B(sK);                       // (MMA, MMA_N, MMA_D, unit)
+  auto tOrV = mma_pv.get_slice(0).partition_fragment_B(sVt);                      // (MMA, MMA_D, MMA_N, unit)
+  auto tOrP_other = mma_shared_pv.get_slice(0).partition_fragment_A(sP);          // (MMA, MMA_M, MMA_N)
+  auto tSrS = partition_fragment_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
+  auto rP = make_tensor_like<Element>(tSrS);                                      // (MMA, MMA_M, MMA_N)
+  auto tOrO = partition_fragment_C(mma_pv, Shape<Int<kBlockM>, Int<Traits::kHalf>>{});  // (MMA, MMA_M, MMA_D)
+  auto const copy_p = make_tiled_copy_C(Store{}, mma_qk);
+
+  return tuple_cat(
+      smem_entry<"Q.smem">(typename Traits::SmemLayoutQ{}), smem_entry<"K.smem">(typename Traits::SmemLayoutK{}),
+      smem_entry<"V.smem">(typename Traits::SmemLayoutVt{}), smem_entry<"SharedP.smem">(typename Traits::SmemLayoutP{}),
+      // Operands by descriptor: what each step wants, and where its descriptor is, in 16-byte units.
+      shared_a_entry<"Q.mma.coord">(mma_qk, cQ), index_entry<"Q.descriptor">(tSrQ.layout()),
+      shared_b_entry<"K.mma.coord">(mma_qk, cK), index_entry<"K.descriptor">(tSrK.layout()),
+      shared_b_entry<"V.mma.coord">(mma_pv, cVt), index_entry<"V.descriptor">(tOrV.layout()),
+      shared_a_entry<"SharedP.mma.coord">(mma_shared_pv, cS), index_entry<"SharedP.descriptor">(tOrP_other.layout()),
+      // The accumulators, and S read as the second product's A operand, by the warpgroup that has it.
+      mma_c_entry<"S.mma.coord">(mma_qk, cS), index_entry<"S.mma.register">(tSrS.layout()),
+      mma_a_entry<"P.mma.coord">(mma_pv, cS), index_entry<"P.mma.register">(operand_a_layout_64(tSrS.layout())),
+      mma_c_entry<"O.mma.coord">(mma_pv, cO), index_entry<"O.mma.register">(tOrO.layout()),
+      // P for the other warpgroup.
+      copy_entry<"SharedP.sts.coord">(copy_p.tidfrg_D(cS)),
+      index_entry<"SharedP.sts.register">(copy_p.get_slice(0).retile_S(rP).layout()));
+}
+
+template <class Traits>
+Details describe() {
+  using Storage = typename Traits::SharedStorage;
+  Details out;
+  AddAll<decltype(entries<Traits>())>::add(out);
+
+  // Descriptors are made from addresses: of a SharedStorage at address 0. V and P are those of the first warpgroup.
+  using Element = typename Traits::Element;
+  auto at = [](size_t offset) { return make_smem_ptr(reinterpret_cast<Element*>(offset)); };
+  typename Traits::MmaQK mma_qk;
+  typename Traits::MmaPV mma_pv;
+  typename Traits::MmaSharedPV mma_shared_pv;
+  constexpr size_t kQ = offsetof(Storage, q), kK = offsetof(Storage, k), kV = offsetof(Storage, v);
+  constexpr size_t kP = offsetof(Storage, p);
+  add_descriptor(out, "Q.descriptor",
+                 mma_qk.get_slice(0).partition_fragment_A(make_tensor(at(kQ), typename Traits::SmemLayoutQ{})));
+  add_descriptor(out, "K.descriptor",
+                 mma_qk.get_slice(0).partition_fragment_B(make_tensor(at(kK), typename Traits::SmemLayoutK{})));
+  add_descriptor(out, "V.descriptor",
+                 mma_pv.get_slice(0).partition_fragment_B(make_tensor(at(kV), typename Traits::SmemLayoutVt{})));
+  add_descriptor(out, "SharedP.descriptor",
+                 mma_shared_pv.get_slice(0).partition_fragment_A(make_tensor(at(kP), typename Traits::SmemLayoutP{})));
+
+  out.buffers = {{"Q", int(kQ), int(sizeof(Storage::q))},
+                 {"K", int(kK), int(sizeof(Storage::k))},
+                 {"V", int(kV), int(sizeof(Storage::v))},
+                 {Traits::kCtas == 1 ? "P" : "S, then P", int(kP), int(sizeof(Storage::p))}};
+  int const rest = int(offsetof(Storage, rows));
+  out.buffers.push_back({"statistics, barriers", rest, int(sizeof(Storage)) - rest});
+
+  out.facts["element_bytes"] = sizeof(Element);
+  out.facts["SharedP.sts.bytes"] = 16;
+  out.facts["box.columns"] = Traits::kChunk;
+  add_atom<typename Traits::MmaQK::AtomShape_MNK>(out);
+  return out;
+}
+
+// The clusters' walks, as the kernel's scheduler makes them, in the order of the tickets.
+template <int kHeadDim>
+Array schedule(Problem const& problem, int num_sms) {
+  auto params = params_of<FwdParams>(problem);
+  int ticket = 0;
+  params.ticket = &ticket;
+  params.head_dim = params.head_dim_v = kHeadDim;
+  // The scheduler makes the band from a window around the row with the same number.
+  params.sequences.window_left = problem.lower == -kNoLimit ? kNoLimit : -problem.lower;
+  params.sequences.window_right = problem.upper;
+  int const tiles = params.batch * params.heads_q * ((params.len_q + kBlockM - 1) / kBlockM);
+  int const slots = std::max(1, num_sms / ctas_per_tile(kHeadDim));
+  params.draws_tiles = tiles > slots;
+  Array const drawn = sm90_fwd::drawn_tiles<kBlockM, kBlockN>(params, std::min(tiles, slots));
+
+  constexpr int kFields = 11, kEnd = 6, kCta = 7, kTicket = 8;
+  std::vector<int const*> in_order(tiles);
+  std::vector<int> rounds(tiles);
+  for (int i = 0, round = 0; i < tiles; ++i) {
+    int const* const tile = drawn.data.data() + kFields * i;
+    round = i > 0 && tile[kCta] == tile[kCta - kFields] ? round + 1 : 0;
+    in_order[tile[kTicket]] = tile;
+    rounds[tile[kTicket]] = round;
+  }
+  Array array{{12, tiles}, {}};
+  for (int i = 0; i < tiles; ++i) {
+    int const* const tile = in_order[i];
+    array.data.insert(array.data.end(), tile, tile + kEnd + 1);
+    array.data.insert(array.data.end(), {tile[kCta], rounds[i], tile[3], tile[kEnd], 0});
+  }
+  return array;
+}
+
+template <int kHeadDim>
+Array packed_schedule(PackedProblem const& problem, int num_sms) {
+  return sm90_fwd::packed_schedule<kBlockM, kBlockN>(problem, std::max(1, num_sms / ctas_per_tile(kHeadDim)));
+}
+
+template <int kHeadDim>
+void add(Registry& registry) {
+  using Traits = sm90::fwd_large::Traits<cutlass::half_t, kHeadDim, Variant::kPacked>;
+  registry.push_back({.arch = "sm90",
+                      .folder = "fwd_large",
+                      .entry = "large",
+                      .entry_index = 0,
+                      .head_dim = kHeadDim,
+                      .tile = {{"parts", Traits::kCtas},
+                               {"unit_columns", kUnitColumns},
+                               {"unit_columns_of_v", kUnitColumnsOfV},
+                               {"unit_keys", kUnitKeys},
+                               {"units_of_k", kUnitsOfK},
+                               {"units_of_v", Traits::kUnitsOfV},
+                               {"units_of_v_ring", Traits::kUnitsOfVRing},
+                               {"half", Traits::kHalf}},
+                      .shape = shape_of(kernel_shape()),
+                      .facts = {{"block_m", Traits::kBlockM},
+                                {"block_n", Traits::kBlockN},
+                                {"threads", Traits::kThreads},
+                                {"stages", 1},
+                                {"smem_bytes", int(sizeof(typename Traits::SharedStorage))},
+                                {"smem_limit", 227 * 1024},
+                                {"warpgroups", Traits::kWarpgroups},
+                                {"warpgroup_rows", Traits::kBlockM},
+                                {"producer_registers", Traits::kProducerRegs},
+                                {"consumer_registers", Traits::kConsumerRegs},
+                                {"ctas_per_tile", Traits::kCtas},
+                                {"packed", 1}},
+                      .describe = &describe<Traits>,
+                      .schedule = &schedule<kHeadDim>,
+                      .masked = &masked<FwdParams, false, typename Traits::MmaQK, 128, 1, kBlockM, kBlockN>,
+                      .packed_schedule = &packed_schedule<kHeadDim>});
+}
+
+}  // namespace inspect::sm90_fwd_large
