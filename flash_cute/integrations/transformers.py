@@ -175,11 +175,11 @@ def attention(
     # False is a model's default, and must not override torch.use_deterministic_algorithms.
     options["deterministic"] = kwargs.get("deterministic") or None
     if lengths is not None:
-        *offsets, used_q, used_k, longest_q, longest_k = lengths
+        cu_seqlens_q, cu_seqlens_k, used_q, used_k, longest_q, longest_k = lengths
         options |= {"seqused_q": used_q, "seqused_k": used_k, "max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
         # (B, H, N, D) -> (B * N, H, D): a view of projections, a copy of what a cache holds.
         q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-        out: Any = flash_cute.varlen_attention(q, k, v, *offsets, is_causal, **options)
+        out: Any = flash_cute.varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, is_causal, **options)
         return out.unflatten(0, (query.shape[0], query.shape[2])), None
     out = flash_cute.attention(query, key, value, is_causal, **options)
     return out.transpose(1, 2), None
