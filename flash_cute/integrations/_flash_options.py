@@ -26,14 +26,9 @@ def dense(
     `deterministic=False` is flash-attn's default, and so leaves it to `torch.use_deterministic_algorithms`.
     """
     if is_plain(q, k, v):
-        score = _score(softmax_scale, causal, window_size, softcap, alibi_slopes)
-        if score is not None:
-            try:
-                out, lse = _ops.rows_fwd(q, k, v, None, True, *score)
-            except Exception:
-                pass  # what the operator does not take is called again below, where errors are worded
-            else:
-                return out, lse if return_lse else None
+        both = _dense_alone(q, k, v, None, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        if both is not None:
+            return both if return_lse else (both[0], None)
     if isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor):
         if not q.ndim == k.ndim == v.ndim == 4:
             shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
@@ -71,16 +66,11 @@ def dense_stacked(
 ) -> tuple[Tensor, Tensor | None]:
     """`dense` of k and v in `stacked` `(B, N, 2, Hkv, D)`; or, q being None, of all three: `(B, N, 3, H, D)`, or
     `(B, N, Hq + 2 * Hkv, D)` with `num_heads_q`."""
-    first = stacked if q is None else q
+    first, second = (stacked, None) if q is None else (q, stacked)
     if is_plain(first, stacked, stacked):
-        score = _score(softmax_scale, causal, window_size, softcap, alibi_slopes)
-        if score is not None:
-            try:
-                out, lse = _ops.rows_fwd(first, None if q is None else stacked, None, num_heads_q, True, *score)
-            except Exception:
-                pass  # as in `dense`
-            else:
-                return out, lse if return_lse else None
+        both = _dense_alone(first, second, None, num_heads_q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        if both is not None:
+            return both if return_lse else (both[0], None)
     q, k, v = _unstack(q, stacked, num_heads_q)
     return dense(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_lse)
 
@@ -103,14 +93,9 @@ def packed(
     `lengths`: cu_seqlens_q and cu_seqlens_k, seqused_q and seqused_k, max_seqlen_q and max_seqlen_k.
     """
     if is_plain(q, k, v) and q.dim() == 3:
-        score = _score(softmax_scale, causal, window_size, softcap, alibi_slopes)
-        if score is not None:
-            try:
-                out, lse = _ops.rows_varlen_fwd(q, k, v, None, *lengths, *score)
-            except Exception:
-                pass  # as in `dense`
-            else:
-                return out, lse if return_lse else None
+        both = _packed_alone(q, k, v, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        if both is not None:
+            return both if return_lse else (both[0], None)
     cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = lengths
     result: Any = varlen_attention(
         q,
@@ -146,32 +131,87 @@ def packed_stacked(
     return_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """`packed` of k and v in `stacked` `(Tk, 2, Hkv, D)`; or, q being None, of all three: `(T, 3, H, D)`."""
-    first = stacked if q is None else q
+    first, second = (stacked, None) if q is None else (q, stacked)
     if is_plain(first, stacked, stacked) and stacked.dim() == 4:
-        score = _score(softmax_scale, causal, window_size, softcap, alibi_slopes)
-        if score is not None:
-            try:
-                out, lse = _ops.rows_varlen_fwd(first, None if q is None else stacked, None, None, *lengths, *score)
-            except Exception:
-                pass  # as in `dense`
-            else:
-                return out, lse if return_lse else None
+        both = _packed_alone(first, second, None, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        if both is not None:
+            return both if return_lse else (both[0], None)
     q, k, v = _unstack(q, stacked, None)
     return packed(
         q, k, v, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_lse
     )
 
 
-def _score(
-    softmax_scale: float | None, causal: bool, window_size: Any, softcap: float, alibi_slopes: Tensor | None
-) -> tuple[Any, ...] | None:
-    """What the layers' operators are given of mask and score; None: they do not take it."""
-    if not (causal is False or causal is True):
-        return None
-    if alibi_slopes is not None and (type(alibi_slopes) is not Tensor or alibi_slopes.requires_grad):
+def _dense_alone(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    num_heads_q: int | None,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+) -> tuple[Tensor, Tensor] | None:
+    """`(out, lse)` by the layers' operator; None: what it does not take, for the general way, which words the errors.
+
+    Here and in `_packed_alone` every argument is written out: to pass a tuple on by `*` costs 0.2 us.
+    """
+    if (causal is not False and causal is not True) or not (alibi_slopes is None or _takes_slopes(alibi_slopes)):
         return None
     left, right = (None, None) if window_size == (-1, -1) else window(window_size) or (None, None)
-    return causal, left, right, softcap or None, None, alibi_slopes, softmax_scale
+    try:
+        both: tuple[Tensor, Tensor] = _ops.rows_fwd(
+            q, k, v, num_heads_q, True, causal, left, right, softcap or None, None, alibi_slopes, softmax_scale
+        )
+    except Exception:
+        return None
+    return both
+
+
+def _packed_alone(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    lengths: tuple[Any, ...],
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+) -> tuple[Tensor, Tensor] | None:
+    """The same of packed tensors."""
+    if (causal is not False and causal is not True) or not (alibi_slopes is None or _takes_slopes(alibi_slopes)):
+        return None
+    left, right = (None, None) if window_size == (-1, -1) else window(window_size) or (None, None)
+    cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
+    try:
+        both: tuple[Tensor, Tensor] = _ops.rows_varlen_fwd(
+            q,
+            k,
+            v,
+            None,
+            cu_q,
+            cu_k,
+            used_q,
+            used_k,
+            longest_q,
+            longest_k,
+            causal,
+            left,
+            right,
+            softcap or None,
+            None,
+            alibi_slopes,
+            softmax_scale,
+        )
+    except Exception:
+        return None
+    return both
+
+
+def _takes_slopes(alibi_slopes: Tensor) -> bool:
+    return type(alibi_slopes) is Tensor and not alibi_slopes.requires_grad
 
 
 def window(window_size: Any) -> Window | None:
@@ -189,7 +229,7 @@ def window(window_size: Any) -> Window | None:
 
 def _unstack(q: Tensor | None, stacked: Tensor, num_heads_q: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v, as views: see `dense_stacked`."""
-    if num_heads_q is not None and isinstance(stacked, Tensor) and stacked.dim() == 4:
+    if num_heads_q is not None:
         heads = stacked.shape[2]
         if not 0 < num_heads_q < heads or (heads - num_heads_q) % 2:
             raise ValueError(

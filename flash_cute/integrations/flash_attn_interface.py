@@ -96,13 +96,13 @@ def flash_attn_qkvpacked_func(
         torch.Size([2, 16, 8, 64])
     """
     _refuse(None, q_descale, k_descale, v_descale, attention_chunk, sm_margin)
-    if isinstance(qkv, Tensor) and qkv.dim() == 4:
-        if num_heads_q is None:
-            raise ValueError(
-                f"flash_cute: num_heads_q: expected Hq of the Hq + 2 * Hkv = {qkv.shape[2]} heads of qkv, got None"
-            )
-    else:
-        num_heads_q = None
+    if not isinstance(qkv, Tensor) or qkv.dim() != 4:
+        num_heads_q = None  # of the second form alone
+    elif not num_heads_q:
+        heads = qkv.shape[2]
+        raise ValueError(
+            f"flash_cute: num_heads_q: expected Hq of the Hq + 2 * Hkv = {heads} heads of qkv, got {num_heads_q}"
+        )
     out, lse = _flash_options.dense_stacked(
         None, qkv, num_heads_q, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs
     )

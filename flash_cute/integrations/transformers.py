@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 import flash_cute
 
@@ -34,6 +35,7 @@ from ._transformers_mask import Lengths, lengths_of, mask, padded
 __all__ = ["attention", "mask", "register"]
 
 NAME = "flash_cute"
+_UNREAD: Any = object()
 
 # What models pass to an attention function that changes its result and has no counterpart here.
 _UNSERVED = {
@@ -163,26 +165,59 @@ def attention(
         positions = kwargs.get("position_ids")
         lengths = None if positions is None else _packed(module, query, key, positions)
     if is_plain(query, key, value) and (s_aux is None or not torch.is_grad_enabled()):
-        score = (is_causal, left, right, softcap, s_aux, None, scaling)
-        try:
+        try:  # every argument is written out: to pass a tuple on by `*` costs 0.2 us
             if lengths is None:
-                return _ops.rows_fwd(query, key, value, None, False, *score)[0], None
-            return _ops.rows_varlen_fwd(query, key, value, None, *lengths, *score)[0], None
+                both = _ops.rows_fwd(
+                    query, key, value, None, False, is_causal, left, right, softcap, s_aux, None, scaling
+                )
+            else:
+                cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
+                both = _ops.rows_varlen_fwd(
+                    query,
+                    key,
+                    value,
+                    None,
+                    cu_q,
+                    cu_k,
+                    used_q,
+                    used_k,
+                    longest_q,
+                    longest_k,
+                    is_causal,
+                    left,
+                    right,
+                    softcap,
+                    s_aux,
+                    None,
+                    scaling,
+                )
         except Exception:
             pass  # what the operators do not take is called again below, where errors are worded
+        else:
+            return both[0], None
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
     options["window"] = None if sliding_window is None else (left, right)
     # False is a model's default, and must not override torch.use_deterministic_algorithms.
     options["deterministic"] = kwargs.get("deterministic") or None
-    if lengths is not None:
-        cu_seqlens_q, cu_seqlens_k, used_q, used_k, longest_q, longest_k = lengths
-        options |= {"seqused_q": used_q, "seqused_k": used_k, "max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
-        # (B, H, N, D) -> (B * N, H, D): a view of projections, a copy of what a cache holds.
-        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-        out: Any = flash_cute.varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, is_causal, **options)
-        return out.unflatten(0, (query.shape[0], query.shape[2])), None
-    out = flash_cute.attention(query, key, value, is_causal, **options)
-    return out.transpose(1, 2), None
+    return _general(query, key, value, is_causal, lengths, options), None
+
+
+def _general(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, lengths: Lengths | None, options: dict[str, Any]
+) -> Tensor:
+    """The attention by the public functions, `(B, Nq, Hq, Dv)`."""
+    out: Any
+    if lengths is None:
+        out = flash_cute.attention(query, key, value, is_causal, **options)
+        result: Tensor = out.transpose(1, 2)
+        return result
+    cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
+    options |= {"seqused_q": used_q, "seqused_k": used_k, "max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
+    # (B, H, N, D) -> (B * N, H, D): a view of projections, a copy of what a cache holds.
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    out = flash_cute.varlen_attention(q, k, v, cu_q, cu_k, is_causal, **options)
+    result = out.unflatten(0, (query.shape[0], query.shape[2]))
+    return result
 
 
 def _of_mask(
@@ -248,17 +283,18 @@ def _packed(module: torch.nn.Module, query: Tensor, key: Tensor, positions: Tens
     sequences where a model has no KV cache, and by default it has one, also where sequences are packed.
     """
     known = _read_before(positions, module)
-    if None in known and known[None] is None:
+    lengths = known.get(None, _UNREAD)
+    if lengths is None:
         return None
     batch_size, _, length, _ = query.shape
     if length == 1 or batch_size != 1 or key.shape[2] != length:
         return None
     if positions.dim() != 2 or positions.shape[1] != length:
         return None
-    if None not in known:
+    if lengths is _UNREAD:
         offsets = _read_positions(positions)
-        known[None] = None if offsets is None else (offsets, offsets, None, None, None, None)
-    return known[None]
+        lengths = known[None] = None if offsets is None else (offsets, offsets, None, None, None, None)
+    return lengths
 
 
 def _read_positions(positions: Tensor) -> Tensor | None:
@@ -276,18 +312,14 @@ def _read_before(x: Tensor, module: torch.nn.Module) -> dict[object, Lengths | N
     it until the tensor changes, which its version tells. In inference mode there is none: a layer then takes what one
     before it has read, so that each forward's first layer reads.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return {}
-    stamp: Any
     known: Any = getattr(x, "_flash_cute_lengths", None)
-    if x.is_inference():
-        stamp = getattr(module, "layer_idx", None)
-        is_current = known is not None and stamp is not None and stamp > known[0]
-    else:
-        stamp = x._version
-        is_current = known is not None and stamp == known[0]
-    if is_current:
-        found: dict[object, Lengths | None] = known[1]
+    in_inference = x.is_inference()
+    stamp: Any = getattr(module, "layer_idx", None) if in_inference else x._version
+    found: dict[object, Lengths | None]
+    if known is not None and stamp is not None and (stamp > known[0] if in_inference else stamp == known[0]):
+        found = known[1]
         return found
     found = {}
     if stamp is not None:
