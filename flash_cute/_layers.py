@@ -57,9 +57,9 @@ def make_rows_fwd(forward: Forward) -> Callable[..., tuple[Tensor, Tensor]]:
     """`flash_cute::_rows_fwd` by a forward; what the library's refuses is refused here."""
 
     def rows_fwd(
-        q: Tensor, k: Tensor, v: Tensor, stacked: int, num_heads_q: int, rows_first: bool, *score: Any
+        q: Tensor, k: Tensor | None, v: Tensor | None, num_heads_q: int | None, rows_first: bool, *score: Any
     ) -> tuple[Tensor, Tensor]:
-        q, k, v = _unstack(q, k, v, stacked, num_heads_q)
+        q, k, v = _unstack(q, k, v, num_heads_q)
         if rows_first:
             if not q.dim() == k.dim() == v.dim() == 4:
                 raise ValueError("flash_cute: q, k, v: expected 4 dims")
@@ -75,10 +75,9 @@ def make_rows_varlen_fwd(forward: Forward) -> Callable[..., tuple[Tensor, Tensor
 
     def rows_varlen_fwd(
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        stacked: int,
-        num_heads_q: int,
+        k: Tensor | None,
+        v: Tensor | None,
+        num_heads_q: int | None,
         cu_seqlens_q: Tensor,
         cu_seqlens_k: Tensor,
         seqused_q: Tensor | None,
@@ -87,7 +86,7 @@ def make_rows_varlen_fwd(forward: Forward) -> Callable[..., tuple[Tensor, Tensor
         max_seqlen_k: int | None,
         *score: Any,
     ) -> tuple[Tensor, Tensor]:
-        given, k, v = _unstack(q, k, v, stacked, num_heads_q)
+        given, k, v = _unstack(q, k, v, num_heads_q)
         lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
         rows = [x.transpose(1, 2).flatten(0, 1) if x.dim() == 4 else x for x in (given, k, v)]
         out, lse = forward(*rows, *lengths, *_named(score), "auto")
@@ -98,15 +97,15 @@ def make_rows_varlen_fwd(forward: Forward) -> Callable[..., tuple[Tensor, Tensor
     return rows_varlen_fwd
 
 
-def _unstack(q: Tensor, k: Tensor, v: Tensor, stacked: int, num_heads_q: int) -> tuple[Tensor, Tensor, Tensor]:
+def _unstack(q: Tensor, k: Tensor | None, v: Tensor | None, num_heads_q: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v, whichever of the forms in csrc/api/layer_views.h is given."""
-    if stacked not in (1, 2, 3):
-        raise ValueError(f"flash_cute: stacked: expected 1, 2 or 3, got {stacked}")
-    if stacked != 3 and num_heads_q:
-        raise ValueError(f"flash_cute: num_heads_q: expected 0 beside k, got {num_heads_q}")
-    if stacked == 1:
+    if k is not None and num_heads_q is not None:
+        raise ValueError(f"flash_cute: num_heads_q: expected None beside k, got {num_heads_q}")
+    if k is not None and v is not None:
         return q, k, v
-    if num_heads_q:
+    if v is not None:
+        raise ValueError("flash_cute: k: expected a tensor beside v, got None")
+    if num_heads_q is not None:
         heads = q.shape[-2] if q.dim() in (3, 4) else 0
         if not 0 < num_heads_q < heads or (heads - num_heads_q) % 2:
             raise ValueError(
@@ -115,11 +114,10 @@ def _unstack(q: Tensor, k: Tensor, v: Tensor, stacked: int, num_heads_q: int) ->
         heads_kv = (heads - num_heads_q) // 2
         views: tuple[Tensor, Tensor, Tensor] = q.split([num_heads_q, heads_kv, heads_kv], -2)
         return views
-    name, given = ("kv", k) if stacked == 2 else ("qkv", q)
-    if given.dim() not in (4, 5) or given.shape[-3] != stacked:
-        shape = tuple(given.shape)
-        raise ValueError(f"flash_cute: {name}: expected {stacked} stacked tensors in dim -3, got {shape}")
-    *first, k, v = given.unbind(-3)
+    name, stacked, count = ("qkv", q, 3) if k is None else ("kv", k, 2)
+    if stacked.dim() not in (4, 5) or stacked.shape[-3] != count:
+        raise ValueError(f"flash_cute: {name}: expected {count} stacked tensors in dim -3, got {tuple(stacked.shape)}")
+    *first, k, v = stacked.unbind(-3)
     return (first[0] if first else q), k, v
 
 

@@ -115,9 +115,9 @@ def test_rows_fwd(score: str, layout: str, device: str, rng: torch.Generator) ->
     for causal in (False, True):
         mask = "bottom_right" if causal else "none"
         expected, lse = _ops.fwd_without_autograd(q, k, v, mask, *options, None, scale, "auto")
-        given = _ops.rows_fwd(q, k, v, 1, 0, False, causal, *options, None, scale)
+        given = _ops.rows_fwd(q, k, v, None, False, causal, *options, None, scale)
         rows_first = (x.transpose(1, 2) for x in (q, k, v))
-        swapped = _ops.rows_fwd(*rows_first, 1, 0, True, causal, *options, None, scale)
+        swapped = _ops.rows_fwd(*rows_first, None, True, causal, *options, None, scale)
         for out, its_lse in (given, swapped):
             assert same_bits((out.transpose(1, 2), its_lse), (expected, lse))
             assert out.transpose(1, 2).stride() == expected.stride()
@@ -332,7 +332,7 @@ def test_fakes_and_schemas(rng: torch.Generator) -> None:
     torch.library.opcheck(_ops.sdpa, (q, k, v, True, None, True), test_utils=tests)
     rows_first = tuple(x.transpose(1, 2) for x in (q, k, v))
     for given, order in (((q, k, v), False), (rows_first, True)):
-        options = (1, 0, order, True, 5, None, 2.0, torch.zeros(4), None, 0.1)
+        options = (None, order, True, 5, None, 2.0, torch.zeros(4), None, 0.1)
         torch.library.opcheck(_ops.rows_fwd, (*given, *options), test_utils=tests)
 
 

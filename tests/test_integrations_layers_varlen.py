@@ -93,7 +93,7 @@ def test_batches_as_packed_rows(layout: str, rows: int, device: str, rng: torch.
     for causal, score in ((True, (None, None, None, None, None, None)), (False, (7, 2, 3.0, sinks, None, 0.3))):
         mask = "bottom_right" if causal else "none"
         expected, its_lse = _ops.varlen_fwd_without_autograd(*flat, *lengths, mask, *score, "auto")
-        out, lse = _ops.rows_varlen_fwd(q, k, v, 1, 0, *lengths, causal, *score)
+        out, lse = _ops.rows_varlen_fwd(q, k, v, None, *lengths, causal, *score)
         assert out.shape == (BATCH, rows, HEADS, DIM_V) and same_bits((out.flatten(0, 1), lse), (expected, its_lse))
         assert out.is_contiguous() == expected.is_contiguous()
 
@@ -101,10 +101,10 @@ def test_batches_as_packed_rows(layout: str, rows: int, device: str, rng: torch.
 def test_unused_rows_of_a_copy_never_influence(device: str, rng: torch.Generator) -> None:
     q, k, v = (x.contiguous() for x in _batch(device, rng))
     lengths = (_int32(device, *OFFSETS), _int32(device, *OFFSETS), None, _int32(device, *USED), None, None)
-    clean = _ops.rows_varlen_fwd(q, k, v, 1, 0, *lengths, False, *(None,) * 6)
+    clean = _ops.rows_varlen_fwd(q, k, v, None, *lengths, False, *(None,) * 6)
     for item, used in enumerate(USED):
         k[item, :, used:], v[item, :, used:] = torch.nan, torch.nan
-    assert same_bits(_ops.rows_varlen_fwd(q, k, v, 1, 0, *lengths, False, *(None,) * 6), clean)
+    assert same_bits(_ops.rows_varlen_fwd(q, k, v, None, *lengths, False, *(None,) * 6), clean)
     assert clean[0].isfinite().all() and (clean[0][2] == 0).all()
 
 
@@ -112,7 +112,7 @@ def test_a_batch_without_rows(device: str, rng: torch.Generator) -> None:
     for shape in ((0, HEADS, ROWS, DIM), (BATCH, HEADS, 0, DIM)):
         x = _random(device, rng, *shape)
         offsets = torch.zeros(shape[0] + 1, dtype=torch.int32, device=device)
-        out, lse = _ops.rows_varlen_fwd(x, x, x, 1, 0, offsets, offsets, *(None,) * 4, True, *(None,) * 6)
+        out, lse = _ops.rows_varlen_fwd(x, x, x, None, offsets, offsets, *(None,) * 4, True, *(None,) * 6)
         assert out.shape == (shape[0], shape[2], HEADS, DIM) and lse.shape == (HEADS, 0)
 
 
@@ -184,28 +184,27 @@ def test_slopes_that_require_grad_are_refused(calls: list[str], device: str, rng
 
 
 @pytest.mark.parametrize(
-    ("shapes", "stacked", "num_heads_q", "message"),
+    ("shapes", "num_heads_q", "message"),
     [
-        (((1, 9, 2, 4, 8),), 3, 0, "qkv: expected 3 stacked tensors in dim -3"),
-        (((9, 4, 8), (9, 3, 4, 8)), 2, 0, "kv: expected 2 stacked tensors in dim -3"),
-        (((9, 4, 8), (9, 4, 8), (9, 4, 8)), 0, 0, "stacked: expected 1, 2 or 3, got 0"),
-        (((9, 8, 8),), 3, 8, r"num_heads_q: expected Hq of the Hq \+ 2 \* Hkv = 8 heads of qkv, got 8"),
-        (((9, 8, 8),), 3, 3, r"num_heads_q: expected Hq of the Hq \+ 2 \* Hkv = 8 heads of qkv, got 3"),
-        (((9, 8, 8),), 3, -2, r"num_heads_q: expected Hq of the Hq \+ 2 \* Hkv = 8 heads of qkv, got -2"),
-        (((9, 4, 8), (9, 4, 8), (9, 4, 8)), 1, 2, "num_heads_q: expected 0 beside k, got 2"),
-        (((9, 4, 8), (9, 3, 8), (9, 3, 8)), 1, 0, "q: expected a number of heads that is a multiple of k's 3"),
-        (((9, 4), (9, 4, 8), (9, 4, 8)), 1, 0, "q: expected 3 dims"),
+        (((1, 9, 2, 4, 8),), None, "qkv: expected 3 stacked tensors in dim -3"),
+        (((9, 4, 8), (9, 3, 4, 8)), None, "kv: expected 2 stacked tensors in dim -3"),
+        (((9, 4, 8), None, (9, 4, 8)), None, "k: expected a tensor beside v, got None"),
+        (((9, 8, 8),), 8, r"num_heads_q: expected Hq of the Hq \+ 2 \* Hkv = 8 heads of qkv, got 8"),
+        (((9, 8, 8),), 3, r"num_heads_q: expected Hq of the Hq \+ 2 \* Hkv = 8 heads of qkv, got 3"),
+        (((9, 4, 8), (9, 4, 8), (9, 4, 8)), 2, "num_heads_q: expected None beside k, got 2"),
+        (((9, 4, 8), (9, 3, 8), (9, 3, 8)), None, "q: expected a number of heads that is a multiple of k's 3"),
+        (((9, 4), (9, 4, 8), (9, 4, 8)), None, "q: expected 3 dims"),
     ],
 )
-def test_refused_by_the_operators(shapes: Any, stacked: int, num_heads_q: int, message: str, device: str) -> None:
-    given = [torch.zeros(x, device=device, dtype=torch.float16) for x in shapes]
-    given += [given[-1]] * (3 - len(given))
+def test_refused_by_the_operators(shapes: Any, num_heads_q: int | None, message: str, device: str) -> None:
+    given = [None if x is None else torch.zeros(x, device=device, dtype=torch.float16) for x in shapes]
+    given += [None] * (3 - len(given))
     offsets = _int32(device, 0, 9)
     with pytest.raises((ValueError, RuntimeError), match=f"^flash_cute: {message}"):
-        _ops.rows_varlen_fwd(*given, stacked, num_heads_q, offsets, offsets, *(None,) * 4, True, *(None,) * 6)
-    if num_heads_q != 0 or stacked == 0:
+        _ops.rows_varlen_fwd(*given, num_heads_q, offsets, offsets, *(None,) * 4, True, *(None,) * 6)
+    if len(shapes[0]) != 2 and given[1] is None and num_heads_q is not None:
         with pytest.raises((ValueError, RuntimeError), match=f"^flash_cute: {message}"):
-            _ops.rows_fwd(*(x[None] for x in given), stacked, num_heads_q, True, True, *(None,) * 6)
+            _ops.rows_fwd(given[0][None], None, None, num_heads_q, True, True, *(None,) * 6)
 
 
 def test_batches_are_no_packed_tensors(rng: torch.Generator) -> None:
@@ -226,14 +225,11 @@ def test_fakes_and_schemas(rng: torch.Generator) -> None:
     lengths = (_int32("cpu", *OFFSETS), _int32("cpu", *OFFSETS), None, _int32("cpu", *USED), 20, None)
     q, k, v = _batch("cpu", rng)
     for given in ((q, k, v), tuple(x.contiguous() for x in (q, k, v))):
-        torch.library.opcheck(_ops.rows_varlen_fwd, (*given, 1, 0, *lengths, *score), test_utils=tests)
+        torch.library.opcheck(_ops.rows_varlen_fwd, (*given, None, *lengths, *score), test_utils=tests)
     x = _random("cpu", rng, BATCH * ROWS, 3, HEADS, DIM)
-    joined = x.flatten(1, 2)
-    forms = ((x, x, x, 3, 0), (x[:, 0], x[:, 1:], x[:, 1:], 2, 0), (joined, joined, joined, 3, HEADS))
-    for *tensors, stacked, num_heads_q in forms:
-        form = (stacked, num_heads_q)
-        torch.library.opcheck(_ops.rows_varlen_fwd, (*tensors, *form, *lengths, *score), test_utils=tests)
-        dense = (*(y[None] for y in tensors), *form, True)
+    for stacked in ((x, None, None, None), (x[:, 0], x[:, 1:], None, None), (x.flatten(1, 2), None, None, HEADS)):
+        torch.library.opcheck(_ops.rows_varlen_fwd, (*stacked, *lengths, *score), test_utils=tests)
+        dense = (*(x if x is None or isinstance(x, int) else x[None] for x in stacked), True)
         torch.library.opcheck(_ops.rows_fwd, (*dense, *score), test_utils=tests)
 
 

@@ -57,10 +57,9 @@ inline Part unstacked(TensorInfo const& tensor, int64_t index, int64_t count) {
   return part;
 }
 
-// `stacked` is 1: q, k and v. 2: k holds k and v, stacked. 3: q holds all three, stacked, or, where num_heads_q is not 0,
-// their heads one after the other. A tensor that is in another is given as that one: an optional tensor would cost
-// 0.2 us.
-#define FLASH_CUTE_LAYER_TENSORS "Tensor q, Tensor k, Tensor v, int stacked, int num_heads_q"
+// q, k and v. Or, where there is no v, k and v stacked in k; or, where there is no k either, all in q: stacked, or, with
+// num_heads_q, their heads one after the other.
+#define FLASH_CUTE_LAYER_TENSORS "Tensor q, Tensor? k, Tensor? v, int? num_heads_q"
 
 // FLASH_CUTE_LAYER_TENSORS on the stack: a tensor each, once `separate` has been called.
 struct LayerTensors {
@@ -68,15 +67,14 @@ struct LayerTensors {
 
   explicit LayerTensors(StackReader& stack)
       : q(stack.tensor()),
-        k(stack.tensor()),
-        v(stack.tensor()),
-        stacked_(stack.value<int64_t>()),
-        num_heads_q_(stack.value<int64_t>()) {}
+        k(stack.optional_tensor()),
+        v(stack.optional_tensor()),
+        num_heads_q_(stack.value<std::optional<int64_t>>()) {}
 
   // `rows_first`: (B, N, H, D) becomes (B, H, N, D).
   void separate(bool rows_first) {
-    FLASH_CUTE_CHECK(stacked_ >= 1 && stacked_ <= 3, "stacked: expected 1, 2 or 3, got ", stacked_);
-    FLASH_CUTE_CHECK(num_heads_q_ == 0 || stacked_ == 3, "num_heads_q: expected 0 beside k, got ", num_heads_q_);
+    FLASH_CUTE_CHECK(!(k && num_heads_q_), "num_heads_q: expected None beside k, got ", *num_heads_q_);
+    FLASH_CUTE_CHECK(k || !v, "k: expected a tensor beside v, got None");
     auto const take = [&](TensorInfo const& tensor, Part const& part) {
       if (!rows_first) return part.of(tensor);
       FLASH_CUTE_CHECK(part.rank == 4, tensor.name, ": expected (batch, length, heads, head_dim), got the shape ",
@@ -88,11 +86,11 @@ struct LayerTensors {
       TensorInfo const info = tensor_info(name, tensor.get());
       tensor = take(info, whole(info));
     };
-    if (stacked_ == 1) {
+    if (v) {
       swap("q", q);
       swap("k", k);
       swap("v", v);
-    } else if (stacked_ == 2) {
+    } else if (k) {
       Tensor const given = std::move(k);  // its sizes and strides are read to the end
       TensorInfo const kv = tensor_info("kv", given.get());
       swap("q", q);
@@ -101,7 +99,7 @@ struct LayerTensors {
     } else {
       Tensor const given = std::move(q);
       TensorInfo const qkv = tensor_info("qkv", given.get());
-      std::array<Part, 3> const parts = num_heads_q_ != 0 ? split(qkv, num_heads_q_) : unstack(qkv);
+      std::array<Part, 3> const parts = num_heads_q_ ? split(qkv, *num_heads_q_) : unstack(qkv);
       q = take(qkv, parts[0]);
       k = take(qkv, parts[1]);
       v = take(qkv, parts[2]);
@@ -114,7 +112,7 @@ struct LayerTensors {
   }
 
   static std::array<Part, 3> split(TensorInfo const& qkv, int64_t num_heads_q) {
-    FLASH_CUTE_CHECK(qkv.rank == 3 || qkv.rank == 4, "num_heads_q: expected 0 for qkv of the shape ",
+    FLASH_CUTE_CHECK(qkv.rank == 3 || qkv.rank == 4, "num_heads_q: expected None for qkv of the shape ",
                      shape_text(qkv));
     int64_t const heads = qkv.sizes[qkv.rank - 2], heads_kv = (heads - num_heads_q) / 2;
     FLASH_CUTE_CHECK(num_heads_q > 0 && heads_kv > 0 && num_heads_q + 2 * heads_kv == heads,
@@ -123,7 +121,7 @@ struct LayerTensors {
             heads_of(qkv, num_heads_q + heads_kv, heads_kv)};
   }
 
-  int64_t stacked_, num_heads_q_;
+  std::optional<int64_t> num_heads_q_;
 };
 
 // What other projects' interfaces have of mask and score; causal is aligned to the bottom right.

@@ -6,8 +6,9 @@
 //               Refuses what flash_cute and PyTorch would answer differently: empty tensors, and key heads that are
 //               neither query's, nor one, nor allowed by enable_gqa
 //   _rows_fwd   returns out as (B, N, H, Dv), and the LSE as fwd does. `rows_first`: q, k and v are (B, N, H, D), as
-//               flash-attn has them, or in one tensor: (B, N, 2, Hkv, D), (B, N, 3, H, D) or (B, N, Hq + 2 * Hkv, D),
-//               see layer_views.h. Else (B, H, N, D), as Transformers has them. causal is aligned to the bottom right
+//               flash-attn has them, or in one tensor: k and v in k (B, N, 2, Hkv, D), or all in q, (B, N, 3, H, D) or
+//               (B, N, Hq + 2 * Hkv, D) with Hq given as num_heads_q. Else (B, H, N, D), as Transformers has them.
+//               causal is aligned to the bottom right
 //
 // That of packed sequences is in ops_layers_varlen.cpp.
 //

@@ -26,7 +26,7 @@ def dense(
     `deterministic=False` is flash-attn's default, and so leaves it to `torch.use_deterministic_algorithms`.
     """
     if is_plain(q, k, v):
-        both = _dense_alone(q, k, v, 1, 0, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        both = _dense_alone(q, k, v, None, softmax_scale, causal, window_size, softcap, alibi_slopes)
         if both is not None:
             return both if return_lse else (both[0], None)
     if isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor):
@@ -55,7 +55,7 @@ def dense(
 def dense_stacked(
     q: Tensor | None,
     stacked: Tensor,
-    num_heads_q: int,
+    num_heads_q: int | None,
     softmax_scale: float | None,
     causal: bool,
     window_size: Any,
@@ -65,12 +65,10 @@ def dense_stacked(
     return_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """`dense` of k and v in `stacked` `(B, N, 2, Hkv, D)`; or, q being None, of all three: `(B, N, 3, H, D)`, or
-    `(B, N, Hq + 2 * Hkv, D)` where `num_heads_q` is not 0."""
-    first, count = (stacked, 3) if q is None else (q, 2)
+    `(B, N, Hq + 2 * Hkv, D)` with `num_heads_q`."""
+    first, second = (stacked, None) if q is None else (q, stacked)
     if is_plain(first, stacked, stacked):
-        both = _dense_alone(
-            first, stacked, stacked, count, num_heads_q, softmax_scale, causal, window_size, softcap, alibi_slopes
-        )
+        both = _dense_alone(first, second, None, num_heads_q, softmax_scale, causal, window_size, softcap, alibi_slopes)
         if both is not None:
             return both if return_lse else (both[0], None)
     q, k, v = _unstack(q, stacked, num_heads_q)
@@ -95,7 +93,7 @@ def packed(
     `lengths`: cu_seqlens_q and cu_seqlens_k, seqused_q and seqused_k, max_seqlen_q and max_seqlen_k.
     """
     if is_plain(q, k, v) and q.dim() == 3:
-        both = _packed_alone(q, k, v, 1, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        both = _packed_alone(q, k, v, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes)
         if both is not None:
             return both if return_lse else (both[0], None)
     cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = lengths
@@ -133,14 +131,12 @@ def packed_stacked(
     return_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """`packed` of k and v in `stacked` `(Tk, 2, Hkv, D)`; or, q being None, of all three: `(T, 3, H, D)`."""
-    first, count = (stacked, 3) if q is None else (q, 2)
+    first, second = (stacked, None) if q is None else (q, stacked)
     if is_plain(first, stacked, stacked) and stacked.dim() == 4:
-        both = _packed_alone(
-            first, stacked, stacked, count, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes
-        )
+        both = _packed_alone(first, second, None, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes)
         if both is not None:
             return both if return_lse else (both[0], None)
-    q, k, v = _unstack(q, stacked, 0)
+    q, k, v = _unstack(q, stacked, None)
     return packed(
         q, k, v, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_lse
     )
@@ -148,10 +144,9 @@ def packed_stacked(
 
 def _dense_alone(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    stacked: int,
-    num_heads_q: int,
+    k: Tensor | None,
+    v: Tensor | None,
+    num_heads_q: int | None,
     softmax_scale: float | None,
     causal: bool,
     window_size: Any,
@@ -167,7 +162,7 @@ def _dense_alone(
     left, right = (None, None) if window_size == (-1, -1) else window(window_size) or (None, None)
     try:
         both: tuple[Tensor, Tensor] = _ops.rows_fwd(
-            q, k, v, stacked, num_heads_q, True, causal, left, right, softcap or None, None, alibi_slopes, softmax_scale
+            q, k, v, num_heads_q, True, causal, left, right, softcap or None, None, alibi_slopes, softmax_scale
         )
     except Exception:
         return None
@@ -176,9 +171,8 @@ def _dense_alone(
 
 def _packed_alone(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    stacked: int,
+    k: Tensor | None,
+    v: Tensor | None,
     lengths: tuple[Any, ...],
     softmax_scale: float | None,
     causal: bool,
@@ -196,8 +190,7 @@ def _packed_alone(
             q,
             k,
             v,
-            stacked,
-            0,
+            None,
             cu_q,
             cu_k,
             used_q,
@@ -234,9 +227,9 @@ def window(window_size: Any) -> Window | None:
     return None if sides == (None, None) else sides
 
 
-def _unstack(q: Tensor | None, stacked: Tensor, num_heads_q: int) -> tuple[Tensor, Tensor, Tensor]:
+def _unstack(q: Tensor | None, stacked: Tensor, num_heads_q: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v, as views: see `dense_stacked`."""
-    if num_heads_q != 0:
+    if num_heads_q is not None:
         heads = stacked.shape[2]
         if not 0 < num_heads_q < heads or (heads - num_heads_q) % 2:
             raise ValueError(

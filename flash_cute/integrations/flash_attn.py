@@ -118,7 +118,7 @@ def flash_attn_kvpacked_func(
     out, lse = _flash_options.dense_stacked(
         q,
         kv,
-        0,
+        None,
         softmax_scale,
         causal,
         window_size,
@@ -154,7 +154,7 @@ def flash_attn_qkvpacked_func(
     out, lse = _flash_options.dense_stacked(
         None,
         qkv,
-        0,
+        None,
         softmax_scale,
         causal,
         window_size,

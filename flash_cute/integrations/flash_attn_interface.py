@@ -97,7 +97,7 @@ def flash_attn_qkvpacked_func(
     """
     _refuse(None, q_descale, k_descale, v_descale, attention_chunk, sm_margin)
     if not isinstance(qkv, Tensor) or qkv.dim() != 4:
-        num_heads_q = 0  # of the second form alone
+        num_heads_q = None  # of the second form alone
     elif not num_heads_q:
         heads = qkv.shape[2]
         raise ValueError(

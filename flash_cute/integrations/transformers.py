@@ -168,7 +168,7 @@ def attention(
         try:  # every argument is written out: to pass a tuple on by `*` costs 0.2 us
             if lengths is None:
                 both = _ops.rows_fwd(
-                    query, key, value, 1, 0, False, is_causal, left, right, softcap, s_aux, None, scaling
+                    query, key, value, None, False, is_causal, left, right, softcap, s_aux, None, scaling
                 )
             else:
                 cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
@@ -176,8 +176,7 @@ def attention(
                     query,
                     key,
                     value,
-                    1,
-                    0,
+                    None,
                     cu_q,
                     cu_k,
                     used_q,
