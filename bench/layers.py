@@ -1,17 +1,20 @@
-"""Host time of a forward through each layer that other projects' interfaces put over `flash_cute.attention`.
+"""Host time of a forward through each layer that other projects' interfaces put over flash_cute's own functions.
 
     python bench/layers.py --out mine-layers.csv
 
-One problem whose kernel is shorter than the call that launches it, without gradients, on clock `host` (flash_cute's own
-time on the CPU thread; see docs/measuring.md). `over` is what a layer adds to `flash_cute.attention` on the same
-tensors in the layout that the layer takes: microseconds, the median over rounds in which all take turns. In brackets
-the same function of the package that the layer stands for, where it is installed.
+Two problems whose kernels are shorter than the calls that launch them, a dense and a packed one, without gradients, on
+clock `host` (flash_cute's own time on the CPU thread; see docs/measuring.md). `over` is what a layer adds to
+`flash_cute.attention`, or to `flash_cute.varlen_attention` where it makes a packed call, of the same tensors in the
+layout that the layer takes: microseconds, the median over rounds in which all take turns. Names in brackets are
+the functions of the packages that a layer stands for, where these are installed. About 10 seconds; the CSV is written
+after each mode.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +32,7 @@ if not __package__:
 
 import flash_cute  # noqa: E402
 from bench.environment import environment  # noqa: E402
+from flash_cute._progress import Progress  # noqa: E402
 from flash_cute._timing import Contender, Timing, first_line, measure  # noqa: E402
 from flash_cute.integrations import flash_attn, flash_attn_interface, sdpa, transformers  # noqa: E402
 
@@ -36,85 +40,221 @@ MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
 }
-BASE = "flash_cute.attention"
+DENSE = "flash_cute.attention"
+PACKED = "flash_cute.varlen_attention"
 AIM = 3.0  # microseconds
+HEADS, HEAD_DIM, ROWS = 8, 64, 64
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One way to call the attention; `context` is in force around a batch of calls."""
+    """One way to call the attention; `context` is in force around a batch of calls, `base` the layer's counterpart."""
 
     name: str
+    base: str
     call: Callable[[], object]
     context: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
+@dataclass(frozen=True)
+class Tensors:
+    """The same sizes in the layouts of the interfaces: causal attention of 64 rows, packed as two sequences of 32."""
+
+    heads_first: list[torch.Tensor]  # (1, H, N, D)
+    rows_first: list[torch.Tensor]  # (1, N, H, D)
+    stacked: torch.Tensor  # (1, N, 3, H, D)
+    joined: torch.Tensor  # (1, N, 3 * H, D)
+    offsets: torch.Tensor  # (3,) int32
+
+
+def make_tensors(device: torch.device, dtype: torch.dtype) -> Tensors:
+    random = functools.partial(torch.randn, device=device, dtype=dtype)
+    return Tensors(
+        heads_first=[random(1, HEADS, ROWS, HEAD_DIM) for _ in range(3)],
+        rows_first=[random(1, ROWS, HEADS, HEAD_DIM) for _ in range(3)],
+        stacked=random(1, ROWS, 3, HEADS, HEAD_DIM),
+        joined=random(1, ROWS, 3 * HEADS, HEAD_DIM),
+        offsets=torch.tensor([0, ROWS // 2, ROWS], dtype=torch.int32, device=device),
+    )
+
+
 def layers(device: torch.device, dtype: torch.dtype) -> Iterator[Layer]:
-    """Causal attention of 64 rows and 8 heads of 64, of tensors that each layer finds in the layout that it takes."""
-    heads_first = [torch.randn(1, 8, 64, 64, device=device, dtype=dtype) for _ in range(3)]
-    rows_first = [torch.randn(1, 64, 8, 64, device=device, dtype=dtype) for _ in range(3)]
-    q, k, v = heads_first
-    yield Layer(BASE, lambda: flash_cute.attention(q, k, v, True))
-    yield Layer("flash_attn.flash_attn_func", lambda: flash_attn.flash_attn_func(*rows_first, causal=True))
-    yield Layer(
-        "flash_attn_interface.flash_attn_func", lambda: flash_attn_interface.flash_attn_func(*rows_first, causal=True)
+    tensors = make_tensors(device, dtype)
+    yield from _dense(tensors, device)
+    yield from _packed(tensors)
+    yield from _of_transformers(tensors, device)
+    yield from _packages(tensors)
+
+
+def _dense(tensors: Tensors, device: torch.device) -> Iterator[Layer]:
+    (q, k, v), rows_first = tensors.heads_first, tensors.rows_first
+    stacked, joined = tensors.stacked, tensors.joined
+    layer = functools.partial(Layer, base=DENSE)
+    yield layer(DENSE, call=lambda: flash_cute.attention(q, k, v, True))
+    yield layer("flash_attn.flash_attn_func", call=lambda: flash_attn.flash_attn_func(*rows_first, causal=True))
+    yield layer(
+        "flash_attn.flash_attn_kvpacked_func",
+        call=lambda kv=stacked[:, :, 1:]: flash_attn.flash_attn_kvpacked_func(rows_first[0], kv, causal=True),
     )
-    yield Layer("sdpa.sdpa", lambda: sdpa.sdpa(q, k, v, is_causal=True))
+    yield layer(
+        "flash_attn.flash_attn_qkvpacked_func", call=lambda: flash_attn.flash_attn_qkvpacked_func(stacked, causal=True)
+    )
+    yield layer(
+        "flash_attn_interface.flash_attn_func",
+        call=lambda: flash_attn_interface.flash_attn_func(*rows_first, causal=True),
+    )
+    yield layer(
+        "flash_attn_interface.flash_attn_qkvpacked_func",
+        call=lambda: flash_attn_interface.flash_attn_qkvpacked_func(joined, causal=True, num_heads_q=HEADS),
+    )
+    yield layer("sdpa.sdpa", call=lambda: sdpa.sdpa(q, k, v, is_causal=True))
     pytorchs = torch.nn.functional.scaled_dot_product_attention
-    yield Layer(
+    yield layer(
         "sdpa.enable()",
-        lambda: pytorchs(q, k, v, is_causal=True),
-        lambda: sdpa.enable(devices=[device.type], strict=True),
+        call=lambda: pytorchs(q, k, v, is_causal=True),
+        context=lambda: sdpa.enable(devices=[device.type], strict=True),
     )
-    yield Layer("(scaled_dot_product_attention)", lambda: pytorchs(q, k, v, is_causal=True))
-    yield from _of_transformers(heads_first)
+    yield layer("(scaled_dot_product_attention)", call=lambda: pytorchs(q, k, v, is_causal=True))
+
+
+def _packed(tensors: Tensors) -> Iterator[Layer]:
+    q, k, v = (x[0] for x in tensors.rows_first)
+    stacked, offsets, longest = tensors.stacked[0], tensors.offsets, ROWS // 2
+    lengths = (offsets, offsets, longest, longest)
+    layer = functools.partial(Layer, base=PACKED)
+    hints = {"max_seqlen_q": longest, "max_seqlen_k": longest}
+    yield layer(PACKED, call=lambda: flash_cute.varlen_attention(q, k, v, offsets, offsets, True, **hints))
+    yield layer(
+        "flash_attn.flash_attn_varlen_func",
+        call=lambda: flash_attn.flash_attn_varlen_func(q, k, v, *lengths, causal=True),
+    )
+    yield layer(
+        "flash_attn.flash_attn_varlen_kvpacked_func",
+        call=lambda kv=stacked[:, 1:]: flash_attn.flash_attn_varlen_kvpacked_func(q, kv, *lengths, causal=True),
+    )
+    yield layer(
+        "flash_attn.flash_attn_varlen_qkvpacked_func",
+        call=lambda: flash_attn.flash_attn_varlen_qkvpacked_func(stacked, offsets, longest, causal=True),
+    )
+    yield layer(
+        "flash_attn_interface.flash_attn_varlen_func",
+        call=lambda: flash_attn_interface.flash_attn_varlen_func(q, k, v, *lengths, causal=True),
+    )
+    yield layer("sdpa.varlen_attn", call=lambda: sdpa.varlen_attn(q, k, v, *lengths, window_size=(-1, 0)))
+
+
+def _of_transformers(tensors: Tensors, device: torch.device) -> Iterator[Layer]:
+    """The attention functions as a Llama's layer calls them, with the positions that it passes on.
+
+    What is read of positions and masks, once per forward of a model, is read before anything is timed.
+    """
+    module: Any = torch.nn.Module()
+    module.is_causal, module.layer_idx, module.num_key_value_groups = True, 1, 1
+    options = {"dropout": 0.0, "scaling": HEAD_DIM**-0.5, "use_cache": False}
+    positions = torch.arange(ROWS, device=device)[None]
+    projected = [x.transpose(1, 2) for x in tensors.rows_first]
+
+    def layer(what: str, base: str, given: list[torch.Tensor], mask: Any = None, **more: Any) -> Layer:
+        arguments = {**options, **more}
+        call = functools.partial(transformers.attention, module, *given, mask, **arguments)
+        return Layer("transformers.attention" + what, base, call)
+
+    yield layer("", DENSE, tensors.heads_first, position_ids=positions)
+    yield layer(", packed by position_ids", PACKED, projected, position_ids=positions % (ROWS // 2))
+    offsets = {"cu_seq_lens_q": tensors.offsets, "cu_seq_lens_k": tensors.offsets}
+    longest = {"max_length_q": ROWS // 2, "max_length_k": ROWS // 2}
+    yield layer(", packed by cu_seq_lens", PACKED, projected, **offsets, **longest)
+    rows = ROWS // 2
+    tokens = torch.ones(2, rows, dtype=torch.bool, device=device)
+    tokens[0, :5] = False
+    mask = transformers.mask(2, rows, rows, attention_mask=tokens, device=device)
+    batch = [x.view(2, rows, HEADS, HEAD_DIM).transpose(1, 2) for x in tensors.rows_first]
+    yield layer(", padded", PACKED, batch, mask)
+    of_cache = [batch[0], *(x.contiguous() for x in batch[1:])]
+    yield layer(", padded, k and v of a cache (two copies)", PACKED, of_cache, mask)
+    try:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    except ImportError as error:
+        print(f"absent: (transformers' sdpa): {first_line(error)}")
+        return
+    arguments = {**options, "position_ids": positions}
+    theirs = functools.partial(sdpa_attention_forward, module, *tensors.heads_first, None, **arguments)
+    yield Layer("(transformers' sdpa)", DENSE, theirs)
+
+
+def _packages(tensors: Tensors) -> Iterator[Layer]:
+    """PyTorch's and FlashAttention-3's own functions, where they are there and run on this device."""
+    q, k, v = (x[0] for x in tensors.rows_first)
+    offsets, longest = tensors.offsets, ROWS // 2
+    lengths = (offsets, offsets, longest, longest)
+    if q.device.type == "cuda":
+        try:
+            from torch.nn.attention.varlen import varlen_attn
+        except ImportError as error:
+            print(f"absent: (torch.nn.attention.varlen): {first_line(error)}")
+        else:
+            yield Layer("(torch.nn.attention.varlen)", PACKED, lambda: varlen_attn(q, k, v, *lengths))
     try:
         import flash_attn_interface as package
     except ImportError as error:
         print(f"absent: (flash_attn_interface): {first_line(error)}")
-    else:
-        yield Layer("(flash_attn_interface)", lambda: package.flash_attn_func(*rows_first, causal=True))
-
-
-def _of_transformers(tensors: list[torch.Tensor]) -> Iterator[Layer]:
-    """The attention functions as a Llama's layer calls them, with the positions that it passes on."""
-    layer: Any = torch.nn.Module()
-    layer.is_causal, layer.layer_idx, layer.num_key_value_groups = True, 1, 1
-    positions = torch.arange(64, device=tensors[0].device)[None]
-    arguments = {"dropout": 0.0, "scaling": 0.125, "position_ids": positions, "use_cache": False}
-    yield Layer("transformers.attention", lambda: transformers.attention(layer, *tensors, None, **arguments))
-    try:
-        from transformers import AttentionInterface
-    except ImportError as error:
-        print(f"absent: (transformers' sdpa): {first_line(error)}")
         return
-    theirs = AttentionInterface()["sdpa"]
-    yield Layer("(transformers' sdpa)", lambda: theirs(layer, *tensors, None, **arguments))
+    rows_first = tensors.rows_first
+    yield Layer("(flash_attn_interface)", DENSE, lambda: package.flash_attn_func(*rows_first, causal=True))
+    yield Layer(
+        "(flash_attn_interface, packed)",
+        PACKED,
+        lambda: package.flash_attn_varlen_func(q, k, v, *lengths, causal=True),
+    )
 
 
-def timings(mode: str, device: torch.device, dtype: torch.dtype, rounds: int) -> dict[str, Timing]:
+def timings(mode: str, found: Sequence[Layer], device: torch.device, rounds: int) -> dict[str, Timing]:
+    """Of the layers that run; why one does not is printed."""
+
     @contextmanager
     def both(layer: Layer) -> Iterator[None]:
         with MODES[mode](), layer.context():
             yield
 
-    contenders = [Contender(x.name, x.call, lambda x=x: both(x)) for x in layers(device, dtype)]  # type: ignore[misc]
-    return measure(contenders, device, clock="host", rounds=rounds, seconds=0.5)
+    contenders = [Contender(x.name, x.call, functools.partial(both, x)) for x in found]
+    progress = Progress(f"layers, {mode}", rounds * len(contenders))
+    failures: dict[str, str] = {}
+    try:
+        taken = measure(
+            contenders, device, clock="host", rounds=rounds, seconds=0.05, failures=failures, on_turn=progress
+        )
+    finally:
+        progress.close()
+    for name, why in failures.items():
+        print(f"not measured: {name}: {why}")
+    return taken
 
 
-def rows_of(mode: str, found: dict[str, Timing], facts: dict[str, str]) -> Iterator[dict[str, object]]:
-    base = found[BASE]
-    for name, timing in found.items():
+def rows_of(
+    mode: str, found: Sequence[Layer], taken: dict[str, Timing], facts: dict[str, str]
+) -> Iterator[dict[str, object]]:
+    for layer in found:
+        if layer.name not in taken:
+            continue
+        timing, base = taken[layer.name], taken[layer.base]
         over = [1e6 * (mine - bare) for mine, bare in zip(timing.rounds, base.rounds, strict=True)]
-        row: dict[str, object] = {"mode": mode, "layer": name, "median_us": f"{1e6 * timing.median:.2f}"}
+        row: dict[str, object] = {"mode": mode, "layer": layer.name, "median_us": f"{1e6 * timing.median:.2f}"}
         row |= {"best_us": f"{1e6 * timing.best:.2f}", "over_us": f"{statistics.median(over):.2f}"}
-        yield {**row, **facts}
+        yield {**row, "base": layer.base, **facts}
+
+
+def write(path: Path, rows: Sequence[dict[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench/layers.py", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rounds", type=int, default=41)
+    parser.add_argument("--rounds", type=int, default=41, help="turns of each layer, of 64 calls (41)")
     parser.add_argument("--commit", default="", help="commit to name in the CSV (git's)")
     parser.add_argument("--out", type=Path, help="CSV to write")
     flags = parser.parse_args(arguments)
@@ -122,18 +262,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     facts = environment(device, flags.commit)
     print(", ".join(f"{name} {value}" for name, value in facts.items() if value))
-    rows = [row for mode in MODES for row in rows_of(mode, timings(mode, device, dtype, flags.rounds), facts)]
-    print(f"\nhost microseconds per call; the layers' aim: at most {AIM:g} over {BASE}")
-    for row in rows:
-        print(
-            f"{row['mode']:<10} {row['layer']:<40} {row['median_us']:>8} (best {row['best_us']}), over {row['over_us']}"
-        )
-    if flags.out is not None:
-        flags.out.parent.mkdir(parents=True, exist_ok=True)
-        with flags.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+    with torch.no_grad():
+        found = list(layers(device, dtype))
+    print(f"host microseconds per call; the layers' aim: at most {AIM:g} over {DENSE} or {PACKED}", flush=True)
+    rows: list[dict[str, object]] = []
+    for mode in MODES:
+        of_mode = list(rows_of(mode, found, timings(mode, found, device, flags.rounds), facts))
+        for row in of_mode:
+            times = f"{row['median_us']:>8} (best {row['best_us']}), over {row['over_us']}"
+            print(f"{row['mode']:<10} {row['layer']:<62} {times}", flush=True)
+        rows += of_mode
+        if flags.out is not None:
+            write(flags.out, rows)
     return 0
 
 

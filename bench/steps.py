@@ -140,7 +140,7 @@ def layer_lines(path: Path) -> Iterator[str]:
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     modes = list(dict.fromkeys(row["mode"] for row in rows))
-    yield f"| host microseconds per call (over flash_cute.attention) | {' | '.join(modes)} |"
+    yield f"| host microseconds per call (over flash_cute's function) | {' | '.join(modes)} |"
     yield f"| --- | {' | '.join('---' for _ in modes)} |"
     for layer in dict.fromkeys(row["layer"] for row in rows):
         found = {row["mode"]: row for row in rows if row["layer"] == layer}

@@ -57,24 +57,71 @@ def make_rows_fwd(forward: Forward) -> Callable[..., tuple[Tensor, Tensor]]:
     """`flash_cute::_rows_fwd` by a forward; what the library's refuses is refused here."""
 
     def rows_fwd(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rows_first: bool,
-        is_causal: bool,
-        window_left: int | None,
-        window_right: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-        scale: float | None,
+        q: Tensor, k: Tensor | None, v: Tensor | None, num_heads_q: int | None, rows_first: bool, *score: Any
     ) -> tuple[Tensor, Tensor]:
+        q, k, v = _unstack(q, k, v, num_heads_q)
         if rows_first:
             if not q.dim() == k.dim() == v.dim() == 4:
                 raise ValueError("flash_cute: q, k, v: expected 4 dims")
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        causal = "bottom_right" if is_causal else "none"
-        score: tuple[Any, ...] = (softcap, sinks, None, scale)
-        out, lse = forward(q, k, v, causal, window_left, window_right, *score, "auto")
+        out, lse = forward(q, k, v, *_named(score), "auto")
         return out.transpose(1, 2), lse
 
     return rows_fwd
+
+
+def make_rows_varlen_fwd(forward: Forward) -> Callable[..., tuple[Tensor, Tensor]]:
+    """`flash_cute::_rows_varlen_fwd` by a forward of packed sequences."""
+
+    def rows_varlen_fwd(
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        num_heads_q: int | None,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        seqused_q: Tensor | None,
+        seqused_k: Tensor | None,
+        max_seqlen_q: int | None,
+        max_seqlen_k: int | None,
+        *score: Any,
+    ) -> tuple[Tensor, Tensor]:
+        given, k, v = _unstack(q, k, v, num_heads_q)
+        lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+        rows = [x.transpose(1, 2).flatten(0, 1) if x.dim() == 4 else x for x in (given, k, v)]
+        out, lse = forward(*rows, *lengths, *_named(score), "auto")
+        if given.dim() == 4:
+            out = out.view(given.shape[0], given.shape[2], *out.shape[1:])
+        return out, lse
+
+    return rows_varlen_fwd
+
+
+def _unstack(q: Tensor, k: Tensor | None, v: Tensor | None, num_heads_q: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, whichever of the forms in csrc/api/layer_views.h is given."""
+    if k is not None and num_heads_q is not None:
+        raise ValueError(f"flash_cute: num_heads_q: expected None beside k, got {num_heads_q}")
+    if k is not None and v is not None:
+        return q, k, v
+    if v is not None:
+        raise ValueError("flash_cute: k: expected a tensor beside v, got None")
+    if num_heads_q is not None:
+        heads = q.shape[-2] if q.dim() in (3, 4) else 0
+        if not 0 < num_heads_q < heads or (heads - num_heads_q) % 2:
+            raise ValueError(
+                f"flash_cute: num_heads_q: expected Hq of the Hq + 2 * Hkv = {heads} heads of qkv, got {num_heads_q}"
+            )
+        heads_kv = (heads - num_heads_q) // 2
+        views: tuple[Tensor, Tensor, Tensor] = q.split([num_heads_q, heads_kv, heads_kv], -2)
+        return views
+    name, stacked, count = ("qkv", q, 3) if k is None else ("kv", k, 2)
+    if stacked.dim() not in (4, 5) or stacked.shape[-3] != count:
+        raise ValueError(f"flash_cute: {name}: expected {count} stacked tensors in dim -3, got {tuple(stacked.shape)}")
+    *first, k, v = stacked.unbind(-3)
+    return (first[0] if first else q), k, v
+
+
+def _named(score: tuple[Any, ...]) -> tuple[Any, ...]:
+    """FLASH_CUTE_LAYER_SCORE as the other operators have mask and score."""
+    is_causal, *others = score
+    return "bottom_right" if is_causal else "none", *others

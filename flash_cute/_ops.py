@@ -61,6 +61,11 @@ for _name, _fake, _cpu in (
     ("_varlen_bwd", _fakes.varlen_bwd, cpu_varlen.bwd),
     ("_sdpa", _layers.make_sdpa(_fakes.fwd), _layers.make_sdpa(cpu.fwd)),
     ("_rows_fwd", _layers.make_rows_fwd(_fakes.fwd), _layers.make_rows_fwd(cpu.fwd)),
+    (
+        "_rows_varlen_fwd",
+        _layers.make_rows_varlen_fwd(_fakes.varlen_fwd),
+        _layers.make_rows_varlen_fwd(cpu_varlen.fwd),
+    ),
 ):
     torch.library.register_fake(f"flash_cute::{_name}", _fake, lib=library)
     torch.library.register_vmap(f"flash_cute::{_name}", refuse_vmap, lib=library)
@@ -81,12 +86,13 @@ varlen_fwd_plan = torch.ops.flash_cute.varlen_fwd_plan.default
 varlen_bwd_plan = torch.ops.flash_cute.varlen_bwd_plan.default
 sdpa = torch.ops.flash_cute._sdpa.default
 rows_fwd = torch.ops.flash_cute._rows_fwd.default
+rows_varlen_fwd = torch.ops.flash_cute._rows_varlen_fwd.default
 
 
 # What torch.jit.trace records of `_fwd`: a traced graph may be given inputs that require grad.
 library.impl("_fwd", lambda *args: fwd(*args), "Tracer")
 library.impl("_varlen_fwd", lambda *args: varlen_fwd(*args), "Tracer")
-for _name in ("_sdpa", "_rows_fwd"):  # as the other twins without autograd: autograd.py
+for _name in ("_sdpa", "_rows_fwd", "_rows_varlen_fwd"):  # as the other twins without autograd: autograd.py
     library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 when_imported("torch.utils.flop_counter", flops.register)
 when_imported("torch.distributed.tensor", sharding.register)

@@ -105,5 +105,27 @@ def test_layers_are_named_with_what_they_add(bench: SimpleNamespace, tmp_path: P
         rows = list(csv.DictReader(file))
     names = {row["layer"] for row in rows}
     assert {"flash_cute.attention", "flash_attn.flash_attn_func", "sdpa.enable()", "transformers.attention"} <= names
-    assert all(float(row["over_us"]) == 0 for row in rows if row["layer"] == "flash_cute.attention")
+    assert {"flash_cute.varlen_attention", "sdpa.varlen_attn", "transformers.attention, padded"} <= names
+    bases = {row["layer"]: row["base"] for row in rows}
+    assert bases["sdpa.sdpa"] == "flash_cute.attention" and bases["sdpa.varlen_attn"] == "flash_cute.varlen_attention"
+    assert all(float(row["over_us"]) == 0 for row in rows if row["layer"] == row["base"])
+    assert {row["mode"] for row in rows} == {"no_grad", "inference"}
     assert "flash_attn.flash_attn_func" in "\n".join(bench.steps.layer_lines(path))
+
+
+def test_a_layer_that_does_not_run_is_named(
+    bench: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others are timed, and the first mode's are in the CSV before the second's are."""
+
+    def refuse(*args: object, **options: object) -> None:
+        raise ValueError("no such kernel")
+
+    monkeypatch.setattr(bench.layers.sdpa, "sdpa", refuse)
+    path, written = tmp_path / "layers.csv", []
+    write = bench.layers.write
+    monkeypatch.setattr(bench.layers, "write", lambda out, rows: written.append(len(rows)) or write(out, rows))
+    assert bench.layers.main(["--device", "cpu", "--rounds", "2", "--out", str(path)]) == 0
+    assert "not measured: sdpa.sdpa: no such kernel" in capsys.readouterr().out
+    assert "sdpa.varlen_attn" in path.read_text() and "sdpa.sdpa" not in path.read_text()
+    assert len(written) == 2 and written[1] == 2 * written[0]

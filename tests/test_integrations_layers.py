@@ -76,7 +76,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for name in ("sdpa", "rows_fwd"):
+    for name in ("sdpa", "rows_fwd", "rows_varlen_fwd"):
         monkeypatch.setattr(_ops, name, counted(name))
     return returned
 
@@ -115,9 +115,9 @@ def test_rows_fwd(score: str, layout: str, device: str, rng: torch.Generator) ->
     for causal in (False, True):
         mask = "bottom_right" if causal else "none"
         expected, lse = _ops.fwd_without_autograd(q, k, v, mask, *options, None, scale, "auto")
-        given = _ops.rows_fwd(q, k, v, False, causal, *options, scale)
+        given = _ops.rows_fwd(q, k, v, None, False, causal, *options, None, scale)
         rows_first = (x.transpose(1, 2) for x in (q, k, v))
-        swapped = _ops.rows_fwd(*rows_first, True, causal, *options, scale)
+        swapped = _ops.rows_fwd(*rows_first, None, True, causal, *options, None, scale)
         for out, its_lse in (given, swapped):
             assert same_bits((out.transpose(1, 2), its_lse), (expected, lse))
             assert out.transpose(1, 2).stride() == expected.stride()
@@ -241,7 +241,7 @@ def test_meta_tensors(calls: list[str]) -> None:
 
 
 def test_positions(calls: list[str], rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read by the first layer, unless there is one row or more than one batch item; packed ones are never plain."""
+    """Read by the first layer, unless there is one row or more than one batch item."""
     reads = []
     read = transformers._read_positions
     monkeypatch.setattr(transformers, "_read_positions", lambda x: reads.append(x) or read(x))
@@ -249,17 +249,17 @@ def test_positions(calls: list[str], rng: torch.Generator, monkeypatch: pytest.M
     positions = torch.arange(20)[None]
     for _ in range(3):
         _transformers(q, k, v, position_ids=positions)
-    assert (len(reads), len(calls)) == (1, 2)
+    assert (len(reads), calls) == (1, ["rows_fwd"] * 3)
     positions[0, 8:] -= 8  # in place: sequences of 8 and 12 rows
     packed = _transformers(q, k, v, position_ids=positions)
-    assert (len(reads), len(calls)) == (2, 2)
+    assert (len(reads), calls[3:]) == (2, ["rows_varlen_fwd"])
     for part in (slice(0, 8), slice(8, 20)):
         alone = flash_cute.attention(*(x[:, :, part] for x in (q, k, v)), True)
         torch.testing.assert_close(packed[:, :, part], alone)
     one_row = torch.zeros(1, 1, dtype=torch.long)
     given = _transformers(q[:, :, -1:], k, v, position_ids=one_row)
     _transformers(*_tensors("cpu", rng), position_ids=one_row.expand(2, 20))
-    assert (len(reads), len(calls)) == (2, 4)
+    assert (len(reads), calls[4:]) == (2, ["rows_fwd"] * 2)
     torch.testing.assert_close(given, flash_cute.attention(q, k, v, True)[:, :, -1:])
 
 
@@ -332,7 +332,7 @@ def test_fakes_and_schemas(rng: torch.Generator) -> None:
     torch.library.opcheck(_ops.sdpa, (q, k, v, True, None, True), test_utils=tests)
     rows_first = tuple(x.transpose(1, 2) for x in (q, k, v))
     for given, order in (((q, k, v), False), (rows_first, True)):
-        options = (order, True, 5, None, 2.0, torch.zeros(4), 0.1)
+        options = (None, order, True, 5, None, 2.0, torch.zeros(4), None, 0.1)
         torch.library.opcheck(_ops.rows_fwd, (*given, *options), test_utils=tests)
 
 

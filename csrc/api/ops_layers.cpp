@@ -6,27 +6,18 @@
 //               Refuses what flash_cute and PyTorch would answer differently: empty tensors, and key heads that are
 //               neither query's, nor one, nor allowed by enable_gqa
 //   _rows_fwd   returns out as (B, N, H, Dv), and the LSE as fwd does. `rows_first`: q, k and v are (B, N, H, D), as
-//               flash-attn has them; else (B, H, N, D), as Transformers has them. causal is aligned to the bottom right
+//               flash-attn has them, or in one tensor: k and v in k (B, N, 2, Hkv, D), or all in q, (B, N, 3, H, D) or
+//               (B, N, Hq + 2 * Hkv, D) with Hq given as num_heads_q. Else (B, H, N, D), as Transformers has them.
+//               causal is aligned to the bottom right
+//
+// That of packed sequences is in ops_layers_varlen.cpp.
 //
 // CPU kernels and fakes are registered from Python.
 #include "fwd.h"
-#include "stack.h"
+#include "layer_views.h"
 
 namespace flash_cute {
 namespace {
-
-// (B, N, H, D) as (B, H, N, D), or the reverse: a view.
-Tensor swap_rows_and_heads(TensorInfo const& tensor) {
-  FLASH_CUTE_CHECK(tensor.rank == 4, tensor.name, ": expected 4 dims, got the shape ", shape_text(tensor));
-  int64_t const* const sizes = tensor.sizes;
-  int64_t const* const strides = tensor.strides;
-  std::array<int64_t, 4> const swapped_sizes{sizes[0], sizes[2], sizes[1], sizes[3]};
-  std::array<int64_t, 4> const swapped_strides{strides[0], strides[2], strides[1], strides[3]};
-  AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch__reinterpret_tensor(tensor.handle, 4, swapped_sizes.data(), swapped_strides.data(), 0, &handle),
-             "take a view of a tensor");
-  return Tensor(handle);
-}
 
 class SdpaStack {
  public:
@@ -43,8 +34,14 @@ class SdpaStack {
                        .k = tensor_info("k", k_.get()),
                        .v = tensor_info("v", v_.get()),
                        .causal = is_causal_ ? "top_left" : "none",
+                       .window_left = std::nullopt,
+                       .window_right = std::nullopt,
+                       .softcap = std::nullopt,
+                       .sinks = std::nullopt,
+                       .alibi_slopes = std::nullopt,
                        .scale = scale_,
-                       .backend = "auto"};
+                       .backend = "auto",
+                       .sequences = std::nullopt};
     for (TensorInfo const* tensor : {&args.q, &args.k, &args.v}) {
       FLASH_CUTE_CHECK(tensor->rank == 4, tensor->name, ": expected 4 dims, got the shape ", shape_text(*tensor));
       bool const is_empty = std::find(tensor->sizes, tensor->sizes + 4, 0) != tensor->sizes + 4;
@@ -65,43 +62,19 @@ class SdpaStack {
 
 class RowsStack {
  public:
-  explicit RowsStack(StackReader& stack)
-      : q_(stack.tensor()),
-        k_(stack.tensor()),
-        v_(stack.tensor()),
-        rows_first_(stack.value<bool>()),
-        is_causal_(stack.value<bool>()),
-        window_left_(stack.value<std::optional<int64_t>>()),
-        window_right_(stack.value<std::optional<int64_t>>()),
-        softcap_(stack.value<std::optional<double>>()),
-        sinks_(stack.optional_tensor()),
-        scale_(stack.value<std::optional<double>>()) {
-    if (!rows_first_) return;
-    q_ = swap_rows_and_heads(tensor_info("q", q_.get()));
-    k_ = swap_rows_and_heads(tensor_info("k", k_.get()));
-    v_ = swap_rows_and_heads(tensor_info("v", v_.get()));
+  explicit RowsStack(StackReader& stack) : tensors_(stack), rows_first_(stack.value<bool>()), score_(stack) {
+    tensors_.separate(rows_first_);
   }
 
   FwdArgs args() const {
-    return {.q = tensor_info("q", q_.get()),
-            .k = tensor_info("k", k_.get()),
-            .v = tensor_info("v", v_.get()),
-            .causal = is_causal_ ? "bottom_right" : "none",
-            .window_left = window_left_,
-            .window_right = window_right_,
-            .softcap = softcap_,
-            .sinks = optional_info("sinks", sinks_),
-            .scale = scale_,
-            .backend = "auto"};
+    return score_.args(tensor_info("q", tensors_.q.get()), tensor_info("k", tensors_.k.get()),
+                       tensor_info("v", tensors_.v.get()));
   }
 
  private:
-  Tensor q_, k_, v_;  // (B, H, N, D), once constructed
-  bool rows_first_, is_causal_;
-  std::optional<int64_t> window_left_, window_right_;
-  std::optional<double> softcap_;
-  Tensor sinks_;  // null: none were given
-  std::optional<double> scale_;
+  LayerTensors tensors_;  // (B, H, N, D), once constructed
+  bool rows_first_;
+  LayerScore score_;
 };
 
 void boxed_sdpa(StableIValue* stack, uint64_t, uint64_t) {
@@ -114,7 +87,8 @@ void boxed_rows_fwd(StableIValue* stack, uint64_t, uint64_t) {
   StackReader reader(stack);
   RowsStack const owned(reader);
   FwdResult result = fwd_cuda(owned.args());
-  stack[0] = stable::from(swap_rows_and_heads(tensor_info("out", result.out.get())).release());
+  TensorInfo const out = tensor_info("out", result.out.get());
+  stack[0] = stable::from(whole(out).with_rows_and_heads_swapped().of(out).release());
   stack[1] = stable::from(result.lse.release());
 }
 
@@ -123,9 +97,8 @@ void boxed_rows_fwd(StableIValue* stack, uint64_t, uint64_t) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(flash_cute, m) {
   m.def("_sdpa(Tensor query, Tensor key, Tensor value, bool is_causal, float? scale, bool enable_gqa) -> Tensor");
-  m.def(
-      "_rows_fwd(Tensor q, Tensor k, Tensor v, bool rows_first, bool is_causal, int? window_left, int? window_right, "
-      "float? softcap, Tensor? sinks, float? scale) -> (Tensor out, Tensor lse)");
+  m.def("_rows_fwd(" FLASH_CUTE_LAYER_TENSORS ", bool rows_first, " FLASH_CUTE_LAYER_SCORE
+        ") -> (Tensor out, Tensor lse)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_cute, CUDA, m) {

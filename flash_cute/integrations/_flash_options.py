@@ -25,14 +25,10 @@ def dense(
 
     `deterministic=False` is flash-attn's default, and so leaves it to `torch.use_deterministic_algorithms`.
     """
-    if is_plain(q, k, v) and (causal is False or causal is True) and alibi_slopes is None:
-        left, right = (None, None) if window_size == (-1, -1) else window(window_size) or (None, None)
-        try:
-            out, lse = _ops.rows_fwd(q, k, v, True, causal, left, right, softcap or None, None, softmax_scale)
-        except Exception:
-            pass  # what the operator does not take is called again below, where errors are worded
-        else:
-            return out, lse if return_lse else None
+    if is_plain(q, k, v):
+        both = _dense_alone(q, k, v, None, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        if both is not None:
+            return both if return_lse else (both[0], None)
     if isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor):
         if not q.ndim == k.ndim == v.ndim == 4:
             shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
@@ -56,6 +52,29 @@ def dense(
     return result.transpose(1, 2), None
 
 
+def dense_stacked(
+    q: Tensor | None,
+    stacked: Tensor,
+    num_heads_q: int | None,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """`dense` of k and v in `stacked` `(B, N, 2, Hkv, D)`; or, q being None, of all three: `(B, N, 3, H, D)`, or
+    `(B, N, Hq + 2 * Hkv, D)` with `num_heads_q`."""
+    first, second = (stacked, None) if q is None else (q, stacked)
+    if is_plain(first, stacked, stacked):
+        both = _dense_alone(first, second, None, num_heads_q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        if both is not None:
+            return both if return_lse else (both[0], None)
+    q, k, v = _unstack(q, stacked, num_heads_q)
+    return dense(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_lse)
+
+
 def packed(
     q: Tensor,
     k: Tensor,
@@ -71,9 +90,13 @@ def packed(
 ) -> tuple[Tensor, Tensor | None]:
     """`(out, lse or None)`: `(Tq, Hq, Dv)` and `(Hq, Tq)`.
 
-    `lengths`: cu_seqlens_q and cu_seqlens_k, max_seqlen_q and max_seqlen_k, seqused_q and seqused_k.
+    `lengths`: cu_seqlens_q and cu_seqlens_k, seqused_q and seqused_k, max_seqlen_q and max_seqlen_k.
     """
-    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k = lengths
+    if is_plain(q, k, v) and q.dim() == 3:
+        both = _packed_alone(q, k, v, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        if both is not None:
+            return both if return_lse else (both[0], None)
+    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = lengths
     result: Any = varlen_attention(
         q,
         k,
@@ -95,6 +118,102 @@ def packed(
     return result if return_lse else (result, None)
 
 
+def packed_stacked(
+    q: Tensor | None,
+    stacked: Tensor,
+    lengths: tuple[Any, ...],
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """`packed` of k and v in `stacked` `(Tk, 2, Hkv, D)`; or, q being None, of all three: `(T, 3, H, D)`."""
+    first, second = (stacked, None) if q is None else (q, stacked)
+    if is_plain(first, stacked, stacked) and stacked.dim() == 4:
+        both = _packed_alone(first, second, None, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        if both is not None:
+            return both if return_lse else (both[0], None)
+    q, k, v = _unstack(q, stacked, None)
+    return packed(
+        q, k, v, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_lse
+    )
+
+
+def _dense_alone(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    num_heads_q: int | None,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+) -> tuple[Tensor, Tensor] | None:
+    """`(out, lse)` by the layers' operator; None: what it does not take, for the general way, which words the errors.
+
+    Here and in `_packed_alone` every argument is written out: to pass a tuple on by `*` costs 0.2 us.
+    """
+    if (causal is not False and causal is not True) or not (alibi_slopes is None or _takes_slopes(alibi_slopes)):
+        return None
+    left, right = (None, None) if window_size == (-1, -1) else window(window_size) or (None, None)
+    try:
+        both: tuple[Tensor, Tensor] = _ops.rows_fwd(
+            q, k, v, num_heads_q, True, causal, left, right, softcap or None, None, alibi_slopes, softmax_scale
+        )
+    except Exception:
+        return None
+    return both
+
+
+def _packed_alone(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    lengths: tuple[Any, ...],
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+) -> tuple[Tensor, Tensor] | None:
+    """The same of packed tensors."""
+    if (causal is not False and causal is not True) or not (alibi_slopes is None or _takes_slopes(alibi_slopes)):
+        return None
+    left, right = (None, None) if window_size == (-1, -1) else window(window_size) or (None, None)
+    cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
+    try:
+        both: tuple[Tensor, Tensor] = _ops.rows_varlen_fwd(
+            q,
+            k,
+            v,
+            None,
+            cu_q,
+            cu_k,
+            used_q,
+            used_k,
+            longest_q,
+            longest_k,
+            causal,
+            left,
+            right,
+            softcap or None,
+            None,
+            alibi_slopes,
+            softmax_scale,
+        )
+    except Exception:
+        return None
+    return both
+
+
+def _takes_slopes(alibi_slopes: Tensor) -> bool:
+    return type(alibi_slopes) is Tensor and not alibi_slopes.requires_grad
+
+
 def window(window_size: Any) -> Window | None:
     """`window_size` with None for the sides that flash-attn calls unlimited: those below 0."""
     try:
@@ -108,12 +227,23 @@ def window(window_size: Any) -> Window | None:
     return None if sides == (None, None) else sides
 
 
-def split(name: str, x: Tensor, dim: int, count: int) -> tuple[Tensor, ...]:
-    """The `count` tensors that are stacked in x at `dim`, counted from the last; views."""
-    if not isinstance(x, Tensor) or x.dim() < -dim or x.shape[dim] != count:
-        given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"flash_cute: {name}: expected {count} stacked tensors in dim {dim}, got {given}")
-    return x.unbind(dim)
+def _unstack(q: Tensor | None, stacked: Tensor, num_heads_q: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, as views: see `dense_stacked`."""
+    if num_heads_q is not None:
+        heads = stacked.shape[2]
+        if not 0 < num_heads_q < heads or (heads - num_heads_q) % 2:
+            raise ValueError(
+                f"flash_cute: num_heads_q: expected Hq of the Hq + 2 * Hkv = {heads} heads of qkv, got {num_heads_q}"
+            )
+        heads_kv = (heads - num_heads_q) // 2
+        views: tuple[Tensor, Tensor, Tensor] = stacked.split([num_heads_q, heads_kv, heads_kv], dim=2)
+        return views
+    name, count = ("qkv", 3) if q is None else ("kv", 2)
+    if not isinstance(stacked, Tensor) or stacked.dim() < 3 or stacked.shape[-3] != count:
+        given = tuple(stacked.shape) if isinstance(stacked, Tensor) else type(stacked).__name__
+        raise ValueError(f"flash_cute: {name}: expected {count} stacked tensors in dim -3, got {given}")
+    *first, k, v = stacked.unbind(-3)
+    return (q if q is not None else first[0]), k, v
 
 
 def refuse(**given: Any) -> None:

@@ -3,11 +3,14 @@
 What it returns is read by the attention function alone (`flash_cute.integrations.transformers`).
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+# cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q and max_seqlen_k of `varlen_attention`.
+Lengths: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None, int | None, int | None]
 
 
 def mask(
@@ -63,7 +66,9 @@ def mask(
         if starts is not None:
             end = torch.tensor([starts.numel()], device=device)
             offsets = torch.cat((starts.flatten().nonzero()[:, 0], end)).int()
-            return offsets[:, None, None, None].expand(-1, kv_length, 1, 1)
+            lengths = (offsets, offsets, None, None, None, None)
+            packed = offsets[:, None, None, None].expand(-1, kv_length, 1, 1)
+            return _with_lengths(packed, lengths, batch_size, q_length, kv_length)
     seen = kv_length if bidirectional else q_offset + q_length - kv_offset
     if attention_mask is None:
         if isinstance(seen, int) and seen == kv_length:
@@ -155,7 +160,34 @@ def padded(
         used(begin, end),
     )
     # In memory each of the four is contiguous, as `varlen_attention` wants them.
-    return torch.stack(rows).int().t()[:, None, None].expand(-1, kv_length, 1, 4)
+    stacked = torch.stack(rows).int()
+    result = stacked.t()[:, None, None].expand(-1, kv_length, 1, 4)
+    return _with_lengths(result, _of_padding(stacked.unbind(0), q_length, kv_length), batch_size, q_length, kv_length)
+
+
+def _of_padding(rows: Sequence[Tensor], q_length: int, kv_length: int) -> Lengths:
+    return rows[0], rows[1], rows[2][:-1], rows[3][:-1], q_length, kv_length
+
+
+def _with_lengths(result: Tensor, lengths: Lengths, batch_size: int, q_length: int, kv_length: int) -> Tensor:
+    """`result` with the lengths that every layer would otherwise make of it anew, which costs it 10 us.
+
+    They are views of what `result` is a view of, and not of itself: no cycle keeps them in memory.
+    """
+    if not torch.compiler.is_compiling():
+        result._flash_cute_mask = (batch_size, q_length, kv_length, lengths)  # type: ignore[attr-defined]
+    return result
+
+
+def lengths_of(attention_mask: Tensor, batch_size: int, q_length: int, kv_length: int) -> Lengths:
+    """The lengths in what `mask` returned."""
+    known: Any = getattr(attention_mask, "_flash_cute_mask", None)
+    if known is not None and known[:3] == (batch_size, q_length, kv_length):
+        lengths: Lengths = known[3]
+        return lengths
+    columns = columns_of(attention_mask, batch_size, kv_length)
+    rows = [x.contiguous() for x in attention_mask[:, 0, 0].unbind(1)]
+    return (rows[0], rows[0], None, None, None, None) if columns == 1 else _of_padding(rows, q_length, kv_length)
 
 
 def columns_of(attention_mask: Tensor, batch_size: int, kv_length: int) -> int:

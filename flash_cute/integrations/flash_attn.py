@@ -113,9 +113,12 @@ def flash_attn_kvpacked_func(
         >>> flash_attn_kvpacked_func(q, kv).shape
         torch.Size([2, 16, 8, 64])
     """
-    k, v = _flash_options.split("kv", kv, -3, 2)
-    score: tuple[Any, ...] = (
-        dropout_p,
+    if dropout_p != 0:
+        _flash_options.refuse(dropout_p=dropout_p)
+    out, lse = _flash_options.dense_stacked(
+        q,
+        kv,
+        None,
         softmax_scale,
         causal,
         window_size,
@@ -124,7 +127,7 @@ def flash_attn_kvpacked_func(
         deterministic,
         return_attn_probs,
     )
-    return flash_attn_func(q, k, v, *score)
+    return out if lse is None else (out, lse, None)
 
 
 def flash_attn_qkvpacked_func(
@@ -146,9 +149,12 @@ def flash_attn_qkvpacked_func(
         >>> flash_attn_qkvpacked_func(torch.randn(2, 16, 3, 8, 64), causal=True).shape
         torch.Size([2, 16, 8, 64])
     """
-    q, k, v = _flash_options.split("qkv", qkv, -3, 3)
-    score: tuple[Any, ...] = (
-        dropout_p,
+    if dropout_p != 0:
+        _flash_options.refuse(dropout_p=dropout_p)
+    out, lse = _flash_options.dense_stacked(
+        None,
+        qkv,
+        None,
         softmax_scale,
         causal,
         window_size,
@@ -157,7 +163,7 @@ def flash_attn_qkvpacked_func(
         deterministic,
         return_attn_probs,
     )
-    return flash_attn_func(q, k, v, *score)
+    return out if lse is None else (out, lse, None)
 
 
 def flash_attn_varlen_func(
@@ -201,7 +207,7 @@ def flash_attn_varlen_func(
     """
     if dropout_p != 0 or block_table is not None:
         _flash_options.refuse(dropout_p=dropout_p, block_table=block_table)
-    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None, None)
+    lengths = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
     out, lse = _flash_options.packed(
         q, k, v, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     )
@@ -234,10 +240,13 @@ def flash_attn_varlen_kvpacked_func(
         >>> flash_attn_varlen_kvpacked_func(q, kv, offsets, offsets, 7, 7).shape
         torch.Size([10, 4, 64])
     """
-    k, v = _flash_options.split("kv", kv, -3, 2)
-    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    score: tuple[Any, ...] = (
-        dropout_p,
+    if dropout_p != 0:
+        _flash_options.refuse(dropout_p=dropout_p)
+    lengths = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
+    out, lse = _flash_options.packed_stacked(
+        q,
+        kv,
+        lengths,
         softmax_scale,
         causal,
         window_size,
@@ -246,7 +255,7 @@ def flash_attn_varlen_kvpacked_func(
         deterministic,
         return_attn_probs,
     )
-    return flash_attn_varlen_func(q, k, v, *lengths, *score)
+    return out if lse is None else (out, lse, None)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -271,10 +280,13 @@ def flash_attn_varlen_qkvpacked_func(
         >>> flash_attn_varlen_qkvpacked_func(torch.randn(10, 3, 4, 64), offsets, 7).shape
         torch.Size([10, 4, 64])
     """
-    q, k, v = _flash_options.split("qkv", qkv, -3, 3)
-    lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    score: tuple[Any, ...] = (
-        dropout_p,
+    if dropout_p != 0:
+        _flash_options.refuse(dropout_p=dropout_p)
+    lengths = (cu_seqlens, cu_seqlens, None, None, max_seqlen, max_seqlen)
+    out, lse = _flash_options.packed_stacked(
+        None,
+        qkv,
+        lengths,
         softmax_scale,
         causal,
         window_size,
@@ -283,7 +295,7 @@ def flash_attn_varlen_qkvpacked_func(
         deterministic,
         return_attn_probs,
     )
-    return flash_attn_varlen_func(q, k, v, *lengths, *score)
+    return out if lse is None else (out, lse, None)
 
 
 def flash_attn_with_kvcache(

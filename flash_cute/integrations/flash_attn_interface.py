@@ -96,18 +96,15 @@ def flash_attn_qkvpacked_func(
         torch.Size([2, 16, 8, 64])
     """
     _refuse(None, q_descale, k_descale, v_descale, attention_chunk, sm_margin)
-    if isinstance(qkv, Tensor) and qkv.dim() == 4:
+    if not isinstance(qkv, Tensor) or qkv.dim() != 4:
+        num_heads_q = None  # of the second form alone
+    elif not num_heads_q:
         heads = qkv.shape[2]
-        if num_heads_q is None or not 0 < num_heads_q < heads or (heads - num_heads_q) % 2:
-            raise ValueError(
-                f"flash_cute: num_heads_q: expected Hq of the Hq + 2 * Hkv = {heads} heads of qkv, got {num_heads_q}"
-            )
-        heads_kv = (heads - num_heads_q) // 2
-        q, k, v = qkv.split([num_heads_q, heads_kv, heads_kv], dim=2)
-    else:
-        q, k, v = _flash_options.split("qkv", qkv, -3, 3)
-    out, lse = _flash_options.dense(
-        q, k, v, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs
+        raise ValueError(
+            f"flash_cute: num_heads_q: expected Hq of the Hq + 2 * Hkv = {heads} heads of qkv, got {num_heads_q}"
+        )
+    out, lse = _flash_options.dense_stacked(
+        None, qkv, num_heads_q, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs
     )
     return out if lse is None else (out, lse)
 
@@ -159,7 +156,7 @@ def flash_attn_varlen_func(
         torch.Size([10, 4, 64])
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk, sm_margin)
-    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     out, lse = _flash_options.packed(
         q, k, v, lengths, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs
     )

@@ -24,11 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import varlen_attention
 from .._layers import is_plain
 from .._torch import dispatch_modes, functorch_is_active, jit_is_tracing, without_modes
 from . import _aten
-from ._flash_options import window
+from ._flash_options import packed
 from ._sdpa_call import attempt, graph_can_serve, prepare, serve
 from ._tally import Report, tally, this_thread
 
@@ -131,18 +130,10 @@ def varlen_attn(
         >>> varlen_attn(query, key, value, offsets, offsets, 7, 7, window_size=(-1, 0)).shape
         torch.Size([10, 4, 64])
     """
-    return varlen_attention(
-        query,
-        key,
-        value,
-        cu_seq_q,
-        cu_seq_k,
-        max_seqlen_q=max_q,
-        max_seqlen_k=max_k,
-        scale=scale,
-        window=window(window_size),
-        return_lse=bool(return_aux is not None and return_aux.lse),
-    )
+    lengths = (cu_seq_q, cu_seq_k, None, None, max_q, max_k)
+    return_lse = bool(return_aux is not None and return_aux.lse)
+    out, lse = packed(query, key, value, lengths, scale, False, window_size, 0.0, None, False, return_lse)
+    return out if lse is None else (out, lse)
 
 
 @dataclass(frozen=True)

@@ -24,16 +24,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 import flash_cute
 
 from .. import _ops
 from .._layers import is_plain
-from ._transformers_mask import columns_of, mask, padded
+from ._transformers_mask import Lengths, lengths_of, mask, padded
 
 __all__ = ["attention", "mask", "register"]
 
 NAME = "flash_cute"
+_UNREAD: Any = object()
 
 # What models pass to an attention function that changes its result and has no counterpart here.
 _UNSERVED = {
@@ -155,143 +157,171 @@ def attention(
     left = right = None
     if sliding_window is not None:
         left, right = sliding_window - 1, 0 if is_causal else sliding_window - 1
-    if (
-        attention_mask is None
-        and is_plain(query, key, value)
-        and (s_aux is None or not torch.is_grad_enabled())
-        and kwargs.get("cu_seq_lens_q") is None
-        and ((positions := kwargs.get("position_ids")) is None or not _may_be_packed(module, query, key, positions))
-    ):
-        try:
-            return _ops.rows_fwd(query, key, value, False, is_causal, left, right, softcap, s_aux, scaling)[0], None
+    if attention_mask is not None:
+        lengths = _of_mask(module, query, key, is_causal, attention_mask, kwargs)
+    elif kwargs.get("cu_seq_lens_q") is not None:
+        lengths = _given(kwargs)
+    else:
+        positions = kwargs.get("position_ids")
+        lengths = None if positions is None else _packed(module, query, key, positions)
+    if is_plain(query, key, value) and (s_aux is None or not torch.is_grad_enabled()):
+        try:  # every argument is written out: to pass a tuple on by `*` costs 0.2 us
+            if lengths is None:
+                both = _ops.rows_fwd(
+                    query, key, value, None, False, is_causal, left, right, softcap, s_aux, None, scaling
+                )
+            else:
+                cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
+                both = _ops.rows_varlen_fwd(
+                    query,
+                    key,
+                    value,
+                    None,
+                    cu_q,
+                    cu_k,
+                    used_q,
+                    used_k,
+                    longest_q,
+                    longest_k,
+                    is_causal,
+                    left,
+                    right,
+                    softcap,
+                    s_aux,
+                    None,
+                    scaling,
+                )
         except Exception:
-            pass  # what the operator does not take is called again below, where errors are worded
+            pass  # what the operators do not take is called again below, where errors are worded
+        else:
+            return both[0], None
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
     options["window"] = None if sliding_window is None else (left, right)
     # False is a model's default, and must not override torch.use_deterministic_algorithms.
     options["deterministic"] = kwargs.get("deterministic") or None
-    if attention_mask is not None or "cu_seq_lens_q" in kwargs or "position_ids" in kwargs:
-        lengths = _lengths(module, query, key, is_causal, attention_mask, kwargs)
-        if lengths is not None:
-            # (B, H, N, D) -> (B * N, H, D): a view of projections, a copy of what a cache holds.
-            q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-            packed: Any = flash_cute.varlen_attention(q, k, v, causal=is_causal, **lengths, **options)
-            return packed.unflatten(0, (query.shape[0], query.shape[2])), None
-    out: Any = flash_cute.attention(query, key, value, is_causal, **options)
-    return out.transpose(1, 2), None
+    return _general(query, key, value, is_causal, lengths, options), None
 
 
-def _lengths(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    is_causal: bool,
-    attention_mask: Tensor | None,
-    kwargs: dict[str, Any],
-) -> dict[str, Any] | None:
-    """The arguments of `varlen_attention` for this call; None: it is not needed."""
-    if attention_mask is None and kwargs.get("cu_seq_lens_q") is None:
-        return _packed(module, query, key, kwargs)
-    batch_size, q_length, kv_length = query.shape[0], query.shape[2], key.shape[2]
-    if attention_mask is not None and attention_mask.dim() == 2:
-        seen = attention_mask.shape[1]
-        if attention_mask.shape[0] != batch_size or seen > kv_length:
-            raise ValueError(
-                f"flash_cute: attention_mask: expected ({batch_size}, at most {kv_length}), "
-                f"got {tuple(attention_mask.shape)}"
-            )
+def _general(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, lengths: Lengths | None, options: dict[str, Any]
+) -> Tensor:
+    """The attention by the public functions, `(B, Nq, Hq, Dv)`."""
+    out: Any
+    if lengths is None:
+        out = flash_cute.attention(query, key, value, is_causal, **options)
+        result: Tensor = out.transpose(1, 2)
+        return result
+    cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
+    options |= {"seqused_q": used_q, "seqused_k": used_k, "max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
+    # (B, H, N, D) -> (B * N, H, D): a view of projections, a copy of what a cache holds.
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    out = flash_cute.varlen_attention(q, k, v, cu_q, cu_k, is_causal, **options)
+    result = out.unflatten(0, (query.shape[0], query.shape[2]))
+    return result
+
+
+def _of_mask(
+    module: torch.nn.Module, query: Tensor, key: Tensor, is_causal: bool, attention_mask: Tensor, kwargs: dict[str, Any]
+) -> Lengths | None:
+    """The lengths of a call that is given a mask; None: all of the keys count."""
+    batch_size, _, q_length, _ = query.shape
+    kv_length = key.shape[2]
+    lengths: Lengths | None = None
+    if attention_mask.dim() == 2:
         own = is_causal or q_length == kv_length
-        attention_mask = padded(attention_mask, q_length, kv_length, seen, seen - q_length if own else None)
-    columns = 0
-    if attention_mask is not None:
-        columns = columns_of(attention_mask, batch_size, kv_length)
+        lengths = _of_padding_mask(module, attention_mask, batch_size, q_length, kv_length, own)
+    else:
+        lengths = lengths_of(attention_mask, batch_size, q_length, kv_length)
     if kwargs.get("cu_seq_lens_q") is not None:
-        if columns == 4:
+        if lengths is not None and lengths[2] is not None:
             raise ValueError("flash_cute: attention_mask: expected no padding beside cu_seq_lens_q, got some")
-        if kwargs.get("cu_seq_lens_k") is None:
-            raise ValueError("flash_cute: cu_seq_lens_k: expected offsets beside those of cu_seq_lens_q, got None")
-        longest = (kwargs.get("max_length_q"), kwargs.get("max_length_k"))
-        return {
-            "cu_seqlens_q": kwargs["cu_seq_lens_q"].int(),
-            "cu_seqlens_k": kwargs["cu_seq_lens_k"].int(),
-            # They are hints. A tensor's value would have to be waited for.
-            "max_seqlen_q": longest[0] if isinstance(longest[0], int) else None,
-            "max_seqlen_k": longest[1] if isinstance(longest[1], int) else None,
-        }
-    if attention_mask is None:  # a padding mask without padding
-        return _packed(module, query, key, kwargs)
-    lists = [x.contiguous() for x in attention_mask[:, 0, 0].unbind(1)]
-    if columns == 1:
-        return {"cu_seqlens_q": lists[0], "cu_seqlens_k": lists[0]}
-    return {
-        "cu_seqlens_q": lists[0],
-        "cu_seqlens_k": lists[1],
-        "seqused_q": lists[2][:-1],
-        "seqused_k": lists[3][:-1],
-        "max_seqlen_q": q_length,
-        "max_seqlen_k": kv_length,
-    }
+        return _given(kwargs)
+    if lengths is None and (positions := kwargs.get("position_ids")) is not None:
+        return _packed(module, query, key, positions)  # a padding mask without padding
+    return lengths
 
 
-def _packed(module: torch.nn.Module, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """The arguments of `varlen_attention` where position_ids begin again; None: there is one sequence.
+def _given(kwargs: dict[str, Any]) -> Lengths:
+    """The offsets that a call is given."""
+    offsets_q, offsets_k = kwargs["cu_seq_lens_q"], kwargs.get("cu_seq_lens_k")
+    if offsets_k is None:
+        raise ValueError("flash_cute: cu_seq_lens_k: expected offsets beside those of cu_seq_lens_q, got None")
+    if offsets_q.dtype is not torch.int32 or offsets_k.dtype is not torch.int32:
+        offsets_q, offsets_k = offsets_q.int(), offsets_k.int()
+    # They are hints. A tensor's value would have to be waited for.
+    longest_q, longest_k = kwargs.get("max_length_q"), kwargs.get("max_length_k")
+    longest_q = longest_q if isinstance(longest_q, int) else None
+    longest_k = longest_k if isinstance(longest_k, int) else None
+    return offsets_q, offsets_k, None, None, longest_q, longest_k
+
+
+def _of_padding_mask(
+    module: torch.nn.Module, tokens: Tensor, batch_size: int, q_length: int, kv_length: int, own: bool
+) -> Lengths | None:
+    """The lengths in a padding mask that a model gives its layers; read once, as positions are.
+
+    own: whether the queries are among the keys.
+    """
+    call = (batch_size, q_length, kv_length, own)
+    known = _read_before(tokens, module)
+    if call in known:
+        return known[call]
+    seen = tokens.shape[1]
+    if tokens.shape[0] != batch_size or seen > kv_length:
+        raise ValueError(
+            f"flash_cute: attention_mask: expected ({batch_size}, at most {kv_length}), got {tuple(tokens.shape)}"
+        )
+    mask = padded(tokens, q_length, kv_length, seen, seen - q_length if own else None)
+    known[call] = None if mask is None else lengths_of(mask, batch_size, q_length, kv_length)
+    return known[call]
+
+
+def _packed(module: torch.nn.Module, query: Tensor, key: Tensor, positions: Tensor) -> Lengths | None:
+    """The lengths where positions begin again; None: there is one sequence.
 
     They are read without padding, with no keys before the queries', in a batch of one: the mask function sees packed
     sequences where a model has no KV cache, and by default it has one, also where sequences are packed.
     """
-    positions = kwargs.get("position_ids")
-    if positions is None or not _may_begin_again(query, key, positions):
+    known = _read_before(positions, module)
+    lengths = known.get(None, _UNREAD)
+    if lengths is None:
         return None
-    offsets = _offsets_of_positions(module, positions)
-    return None if offsets is None else {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
-
-
-def _may_begin_again(query: Tensor, key: Tensor, positions: Tensor) -> bool:
     batch_size, _, length, _ = query.shape
-    if batch_size != 1 or length == 1 or key.shape[2] != length:
-        return False
-    return positions.dim() == 2 and positions.shape[1] == length
-
-
-def _may_be_packed(module: torch.nn.Module, query: Tensor, key: Tensor, positions: Tensor) -> bool:
-    """Whether `_packed` might find more than one sequence: not if a layer has found one, or there can be no more."""
-    known: Any = getattr(positions, "_flash_cute_offsets", None)
-    if known is not None and known[1] is None and _is_current(known[0], module, positions):
-        return False
-    return _may_begin_again(query, key, positions)
-
-
-def _is_current(stamp: int, module: torch.nn.Module, positions: Tensor) -> bool:
-    """Whether what a layer has read of the positions still holds, see `_offsets_of_positions`."""
-    if positions.is_inference():
-        layer = getattr(module, "layer_idx", None)
-        return layer is not None and layer > stamp
-    return bool(stamp == positions._version)
-
-
-def _offsets_of_positions(module: torch.nn.Module, positions: Tensor) -> Tensor | None:
-    """`(sequences + 1,)` int32: where positions begin again; None: there is one sequence.
-
-    All layers of a forward are given the same tensor, and reading it waits for the GPU. So what was read is kept with
-    it until the tensor changes, which its version tells. In inference mode there is none: a layer then takes what
-    one before it has read, so that each forward's first layer reads.
-    """
-    if torch.compiler.is_compiling():
-        return _read_positions(positions)
-    known: Any = getattr(positions, "_flash_cute_offsets", None)
-    offsets: Tensor | None
-    if known is not None and _is_current(known[0], module, positions):
-        offsets = known[1]
-        return offsets
-    offsets = _read_positions(positions)
-    stamp = getattr(module, "layer_idx", None) if positions.is_inference() else positions._version
-    if stamp is not None:
-        positions._flash_cute_offsets = (stamp, offsets)  # type: ignore[attr-defined]
-    return offsets
+    if length == 1 or batch_size != 1 or key.shape[2] != length:
+        return None
+    if positions.dim() != 2 or positions.shape[1] != length:
+        return None
+    if lengths is _UNREAD:
+        offsets = _read_positions(positions)
+        lengths = known[None] = None if offsets is None else (offsets, offsets, None, None, None, None)
+    return lengths
 
 
 def _read_positions(positions: Tensor) -> Tensor | None:
+    """`(sequences + 1,)` int32: where positions begin again; None: there is one sequence."""
     starts = (positions[0] == positions[0, 0]).nonzero()[:, 0]
     if starts.numel() == 1:
         return None
     return torch.cat((starts, starts.new_tensor([positions.shape[1]]))).int()
+
+
+def _read_before(x: Tensor, module: torch.nn.Module) -> dict[object, Lengths | None]:
+    """What the layers before this one have read of a tensor, by what it depends on; what this one reads is added.
+
+    All layers of a forward are given the same tensor, and reading it waits for the GPU. So what was read is kept with
+    it until the tensor changes, which its version tells. In inference mode there is none: a layer then takes what one
+    before it has read, so that each forward's first layer reads.
+    """
+    if is_compiling():
+        return {}
+    known: Any = getattr(x, "_flash_cute_lengths", None)
+    in_inference = x.is_inference()
+    stamp: Any = getattr(module, "layer_idx", None) if in_inference else x._version
+    found: dict[object, Lengths | None]
+    if known is not None and stamp is not None and (stamp > known[0] if in_inference else stamp == known[0]):
+        found = known[1]
+        return found
+    found = {}
+    if stamp is not None:
+        x._flash_cute_lengths = (stamp, found)  # type: ignore[attr-defined]
+    return found
