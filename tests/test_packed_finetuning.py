@@ -37,7 +37,7 @@ def test_sequences_that_see_each_other_fail(example, monkeypatch, capsys):
     """The example's check is one: without positions that begin again, packed documents see each other."""
     import flash_cute.integrations.transformers as integration
 
-    monkeypatch.setattr(integration, "_offsets_of_positions", lambda module, positions: None)
+    monkeypatch.setattr(integration, "_read_positions", lambda positions: None)
     monkeypatch.setattr(integration, "mask", lambda **arguments: None)
     integration.register()
     model = example.load(None).eval()
