@@ -24,6 +24,8 @@ sys.path.insert(0, str(ROOT))  # a PEP 517 build does not put it there
 from build_tools.extension import BuildLibrary, library_extension  # noqa: E402
 from build_tools.schedules import HOST_FILES  # noqa: E402
 
+COMPILED_LATER = (*HOST_FILES, "api/kernel_time.cpp")  # by flash_cute.schedules and flash_cute.inspect
+
 
 class BuildPy(build_py):
     """Starts from an empty folder, since files of an earlier build would be packed too; adds the headers."""
@@ -34,7 +36,7 @@ class BuildPy(build_py):
         super().run()
         if self.editable_mode:
             return
-        sources = [ROOT / "csrc" / name for name in HOST_FILES]
+        sources = [ROOT / "csrc" / name for name in COMPILED_LATER]
         for source in sorted((ROOT / "csrc").rglob("*")):
             if source.suffix in (".h", ".cuh") or source in sources:
                 target = package / source.relative_to(ROOT)

@@ -2,10 +2,12 @@
 
     python bench/run.py --choices --out bench/results/NAME-choices.csv
     python bench/run.py --choices --shapes 20 --directions fwd
+    python bench/run.py --choices --judge bench/results/NAME-choices.csv
 
 Each shape is tuned as `flash_cute.tune` does it: every backend, tile and split that can serve the call is timed in
 turns on graph replays, and those near the best once more beside the plan's own. A row has the time of both, and their
-ratio: 1 where the plan's choice is the best, or no other is faster by more than the rounds differ.
+ratio: 1 where the plan's choice is the best, or no other is faster by more than the rounds differ. It also has the time
+of every choice, so that another build's plan can be judged by it later (`--judge`), which needs no GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any, get_args
 
 import torch
 
-from bench import choice_table
+from bench import choice_table, judge
 from bench.environment import environment
 from bench.workloads import DTYPES, Direction, Workload
 from flash_cute._progress import Progress
@@ -90,7 +92,7 @@ def row_of(workload: Workload, measured: Measured, facts: dict[str, str]) -> dic
     best, own = (measured.seconds[name] * 1e6 for name in (measured.best, measured.plan))
     times = {"plan_us": f"{own:.2f}", "best_us": f"{best:.2f}", "ratio": f"{measured.gain:.4f}"}
     chosen = {"plan": measured.plan, "best": measured.best, "choices": len(measured.seconds)}
-    return {**workload.columns, **chosen, **times, **facts}
+    return {**workload.columns, **chosen, **times, "times": judge.times_text(measured.seconds), **facts}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -103,18 +105,25 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the shapes and the inputs (0)")
     parser.add_argument("--commit", default="", help="commit to name in the CSV (git's)")
     parser.add_argument("--out", type=Path, help="CSV to write")
+    parser.add_argument(
+        "--judge", type=Path, nargs="+", help="measure nothing: this build's choices by the times of CSVs"
+    )
     flags = parser.parse_args(arguments)
     flags.directions = flags.directions.split(",")
     for direction in flags.directions:
         if direction not in get_args(Direction)[:2]:
             parser.error(f"--directions: expected fwd, bwd or both, given {direction!r}")
-    if not torch.cuda.is_available():
+    if not flags.judge and not torch.cuda.is_available():
         parser.error("there is no CUDA GPU here, and only its kernels have choices")
     return flags
 
 
 def main(arguments: Sequence[str]) -> int:
     flags = parse(arguments)
+    if flags.judge:
+        known = [judge.judged(row) for path in flags.judge for row in choice_table.read(path)]
+        print("\n".join(choice_table.markdown(known)))
+        return 0
     device = torch.device("cuda", torch.cuda.current_device())
     started = time.perf_counter()
     facts = environment(device, flags.commit)

@@ -172,6 +172,8 @@ def _of_transformers(tensors: Tensors, device: torch.device) -> Iterator[Layer]:
     yield layer(", padded", PACKED, batch, mask)
     of_cache = [batch[0], *(x.contiguous() for x in batch[1:])]
     yield layer(", padded, k and v of a cache (two copies)", PACKED, of_cache, mask)
+    step = transformers.mask(2, 1, rows, q_offset=rows - 1, attention_mask=tokens, device=device)
+    yield layer(", padded, one row over a cache", PACKED, [batch[0][:, :, -1:], *of_cache[1:]], step)
     try:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
     except ImportError as error:

@@ -30,7 +30,7 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtensio
 from .compiler import LINKS, ONLY
 from .config import ROOT, read_config
 from .errors import BuildError
-from .instances import instances, write_instances
+from .instances import instances, kernel_files, write_instances
 from .report import make_report
 from .schedules import FILES as SCHEDULES_FILES
 from .schedules import build_schedules
@@ -115,8 +115,7 @@ class BuildLibrary(BuildExtension):
         """BuildExtension's own would sort the files by name, and the slowest should not be the last to start."""
         built = instances(self.config)
         write_instances(INST, built)
-        slowest_first = sorted(built, key=lambda i: (-i.head_dim, i.direction))
-        kernels = [str((INST / i.file_name).relative_to(ROOT)) for i in slowest_first]
+        kernels = [str((INST / file.name).relative_to(ROOT)) for file in kernel_files(built)]
         print(f"flash_cute: {len(kernels)} kernel files, {self.config.jobs} jobs, {_name(self.toolkit)}", flush=True)
         (OBJ / ".ninja_log").unlink(missing_ok=True)  # without it ninja gives every command, and compiler.py skips
         start = time.time()

@@ -57,17 +57,24 @@ def make_rows_fwd(forward: Forward) -> Callable[..., tuple[Tensor, Tensor]]:
     """`flash_cute::_rows_fwd` by a forward; what the library's refuses is refused here."""
 
     def rows_fwd(
-        q: Tensor, k: Tensor | None, v: Tensor | None, num_heads_q: int | None, rows_first: bool, *score: Any
+        q: Tensor, k: Tensor | None, v: Tensor | None, num_heads_q: int | None, *score: Any
     ) -> tuple[Tensor, Tensor]:
         q, k, v = _unstack(q, k, v, num_heads_q)
-        if rows_first:
-            if not q.dim() == k.dim() == v.dim() == 4:
-                raise ValueError("flash_cute: q, k, v: expected 4 dims")
-            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        out, lse = forward(q, k, v, *_named(score), "auto")
+        if not q.dim() == k.dim() == v.dim() == 4:
+            raise ValueError("flash_cute: q, k, v: expected 4 dims")
+        out, lse = forward(*(x.transpose(1, 2) for x in (q, k, v)), *_named(score), "auto")
         return out.transpose(1, 2), lse
 
     return rows_fwd
+
+
+def make_heads_fwd(forward: Forward) -> Callable[..., Tensor]:
+    """`flash_cute::_heads_fwd` by a forward."""
+
+    def heads_fwd(q: Tensor, k: Tensor, v: Tensor, *score: Any) -> Tensor:
+        return forward(q, k, v, *_of_model(score), "auto")[0].transpose(1, 2)
+
+    return heads_fwd
 
 
 def make_rows_varlen_fwd(forward: Forward) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -86,15 +93,45 @@ def make_rows_varlen_fwd(forward: Forward) -> Callable[..., tuple[Tensor, Tensor
         max_seqlen_k: int | None,
         *score: Any,
     ) -> tuple[Tensor, Tensor]:
-        given, k, v = _unstack(q, k, v, num_heads_q)
         lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
-        rows = [x.transpose(1, 2).flatten(0, 1) if x.dim() == 4 else x for x in (given, k, v)]
-        out, lse = forward(*rows, *lengths, *_named(score), "auto")
-        if given.dim() == 4:
-            out = out.view(given.shape[0], given.shape[2], *out.shape[1:])
-        return out, lse
+        return forward(*_unstack(q, k, v, num_heads_q), *lengths, *_named(score), "auto")
 
     return rows_varlen_fwd
+
+
+def make_heads_varlen_fwd(forward: Forward, by_heads: bool) -> Callable[..., Tensor]:
+    """`flash_cute::_heads_varlen_fwd`, or `by_heads` `_cache_varlen_fwd`, by a forward of packed sequences."""
+
+    def heads_varlen_fwd(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        seqused_q: Tensor | None,
+        seqused_k: Tensor | None,
+        max_seqlen_q: int | None,
+        max_seqlen_k: int | None,
+        *score: Any,
+    ) -> Tensor:
+        if not q.dim() == k.dim() == v.dim() == 4:
+            raise ValueError("flash_cute: q, k, v: expected 4 dims")
+        lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+        batch, heads, length, _ = q.shape
+        if by_heads:
+            if length != 1 or not batch == k.shape[0] == v.shape[0]:
+                raise ValueError("flash_cute: q: expected one row by heads, and k's and v's batch size")
+            heads_kv = k.shape[1]
+            if not heads_kv or heads_kv != v.shape[1] or heads % heads_kv:
+                raise ValueError("flash_cute: k, v: expected a number of heads that divides q's")
+            sequences = (heads // heads_kv, 1, 1)
+            rows = [x.reshape(-1, n, x.shape[3]) for x, n in zip((q, k, v), sequences, strict=True)]
+        else:
+            rows = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+        out = forward(*rows, *lengths, *_of_model(score), "auto")[0]
+        return out.view(batch, length, heads, out.shape[2])
+
+    return heads_varlen_fwd
 
 
 def _unstack(q: Tensor, k: Tensor | None, v: Tensor | None, num_heads_q: int | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,3 +162,10 @@ def _named(score: tuple[Any, ...]) -> tuple[Any, ...]:
     """FLASH_CUTE_LAYER_SCORE as the other operators have mask and score."""
     is_causal, *others = score
     return "bottom_right" if is_causal else "none", *others
+
+
+def _of_model(score: tuple[Any, ...]) -> tuple[Any, ...]:
+    """FLASH_CUTE_MODEL_SCORE likewise."""
+    is_causal, sliding_window, softcap, sinks, scale = score
+    side = None if sliding_window is None else sliding_window - 1
+    return "bottom_right" if is_causal else "none", side, side, softcap, sinks, None, scale

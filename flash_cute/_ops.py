@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import _built, _fakes, _layers, cpu, cpu_bwd, cpu_varlen, flops, sharding
+from ._torch import direct_call
 from ._when_imported import when_imported
 
 
@@ -66,6 +67,15 @@ for _name, _fake, _cpu in (
         _layers.make_rows_varlen_fwd(_fakes.varlen_fwd),
         _layers.make_rows_varlen_fwd(cpu_varlen.fwd),
     ),
+    ("_heads_fwd", _layers.make_heads_fwd(_fakes.fwd), _layers.make_heads_fwd(cpu.fwd)),
+    *(
+        (
+            name,
+            _layers.make_heads_varlen_fwd(_fakes.varlen_fwd, by_heads),
+            _layers.make_heads_varlen_fwd(cpu_varlen.fwd, by_heads),
+        )
+        for name, by_heads in (("_heads_varlen_fwd", False), ("_cache_varlen_fwd", True))
+    ),
 ):
     torch.library.register_fake(f"flash_cute::{_name}", _fake, lib=library)
     torch.library.register_vmap(f"flash_cute::{_name}", refuse_vmap, lib=library)
@@ -84,15 +94,20 @@ varlen_bwd = torch.ops.flash_cute.varlen_bwd.default
 varlen_bwd_without_autograd = torch.ops.flash_cute._varlen_bwd.default
 varlen_fwd_plan = torch.ops.flash_cute.varlen_fwd_plan.default
 varlen_bwd_plan = torch.ops.flash_cute.varlen_bwd_plan.default
-sdpa = torch.ops.flash_cute._sdpa.default
-rows_fwd = torch.ops.flash_cute._rows_fwd.default
-rows_varlen_fwd = torch.ops.flash_cute._rows_varlen_fwd.default
+# The layers' operators, which only calls reach that `_layers.is_plain` has looked at.
+sdpa = direct_call(torch.ops.flash_cute._sdpa.default)
+rows_fwd = direct_call(torch.ops.flash_cute._rows_fwd.default)
+rows_varlen_fwd = direct_call(torch.ops.flash_cute._rows_varlen_fwd.default)
+heads_fwd = direct_call(torch.ops.flash_cute._heads_fwd.default)
+heads_varlen_fwd = direct_call(torch.ops.flash_cute._heads_varlen_fwd.default)
+cache_varlen_fwd = direct_call(torch.ops.flash_cute._cache_varlen_fwd.default)
 
 
 # What torch.jit.trace records of `_fwd`: a traced graph may be given inputs that require grad.
 library.impl("_fwd", lambda *args: fwd(*args), "Tracer")
 library.impl("_varlen_fwd", lambda *args: varlen_fwd(*args), "Tracer")
-for _name in ("_sdpa", "_rows_fwd", "_rows_varlen_fwd"):  # as the other twins without autograd: autograd.py
+# As the other twins without autograd: autograd.py.
+for _name in ("_sdpa", "_rows_fwd", "_rows_varlen_fwd", "_heads_fwd", "_heads_varlen_fwd", "_cache_varlen_fwd"):
     library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 when_imported("torch.utils.flop_counter", flops.register)
 when_imported("torch.distributed.tensor", sharding.register)

@@ -60,7 +60,7 @@ def attention(
         return_lse: return the logsumexp of each row too. Gradients flow through it.
         deterministic: whether the backward must give the same bits in every run. `None`: what
             `torch.are_deterministic_algorithms_enabled()` says now. The forward always does.
-        backend: `None` picks the best one for the device; `"sm80"`, `"sm90"` or `"cpu"` insists, of the backward too:
+        backend: `None` picks the best one for the call; `"sm80"`, `"sm90"` or `"cpu"` insists, of the backward too:
             `backward()` raises where that one has no kernel of the backward for D.
         accumulate: what the sums of products are kept in. `None` or `"float32"`; `"float16_pv"` for P V,
             `"float16_qk"` for Q K^T, or `"float16"` for both, which GeForce chips multiply twice as fast in float16.

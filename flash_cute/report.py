@@ -1,6 +1,7 @@
 """The compiler's report that was saved when the library was built: registers, spills, seconds per file."""
 
 import json
+import re
 from functools import cache
 from typing import Any
 
@@ -22,6 +23,19 @@ def load() -> dict[str, Any]:
         return {"nvcc": None, "seconds": 0.0, "lineinfo": False, "kernels": [], "files": [], "warnings": []}
     report: dict[str, Any] = json.loads(PATH.read_text())
     return report
+
+
+def built_instances() -> set[tuple[str, str, int, int]]:
+    """The architecture, the direction ("fwd" or "bwd"), and the head dims of q and of v of each kernel that was built.
+
+    A file has the kernels of the head dims in its name: sm90_bwd_d192_d192_128.cu those of 192, and of 192 and 128.
+    """
+    built = set()
+    for entry in load()["files"]:
+        arch, direction, _ = entry["file"].split("_", 2)
+        for head_dim, head_dim_v in re.findall(r"_d(\d+)(?:_(\d+))?", entry["file"]):
+            built.add((arch, direction, int(head_dim), int(head_dim_v or head_dim)))
+    return built
 
 
 def built_architectures() -> set[str]:

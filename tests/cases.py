@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from flash_cute.report import built_architectures, load
+from flash_cute.report import built_architectures, built_instances
 
 Causal = bool | str
 Window = tuple[int | None, int | None]  # left, right
@@ -215,8 +214,7 @@ def backward_plan(
 
 def backward_head_dims(arch: str) -> tuple[int, ...]:
     """The head dims of this build's backward kernels for the architecture."""
-    found = (re.match(rf"{arch}_bwd_d(\d+)\.", entry["file"]) for entry in load()["files"])
-    return tuple(sorted({int(match[1]) for match in found if match}))
+    return tuple(sorted({instance[2] for instance in built_instances() if instance[:2] == (arch, "bwd")}))
 
 
 def plan(

@@ -1,6 +1,7 @@
 r"""Options, marks and fixtures of the tests.
 
-    pytest tests                         everything; CUDA cases are skipped where there is no GPU
+    pytest tests                         everything; CUDA cases are skipped where there is no GPU. On a Hopper GPU the
+                                         kernel tests force sm90, since the plan would give small calls to sm80
     pytest tests --seed 17               with the inputs of the run whose header printed seed 17
     pytest tests --backend sm80          only the kernel tests, on that backend
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --kernel-regex kns=wd_ \
@@ -106,8 +107,10 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest, device: str) -> str | None:
-    """The backend that --backend forces on CUDA tensors, else None."""
-    return request.config.option.backend if device.startswith("cuda") else None
+    """The backend that --backend forces on CUDA tensors, on a Hopper GPU else sm90; None where the plan may choose."""
+    if not device.startswith("cuda"):
+        return None
+    return request.config.option.backend or ("sm90" if flash_cute.backends()["sm90"] else None)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import distribution
 from pathlib import Path
@@ -61,8 +62,7 @@ def test_report_has_every_file_with_both_dtypes() -> None:
 
 
 def _built_head_dims(arch: str, direction: str) -> list[int]:
-    found = (re.match(rf"{arch}_{direction[:3]}_d(\d+)\.", entry["file"]) for entry in REPORT["files"])
-    return sorted({int(match[1]) for match in found if match})
+    return sorted({instance[2] for instance in report.built_instances() if instance[:2] == (arch, direction[:3])})
 
 
 @needs_kernels
@@ -214,6 +214,18 @@ def test_unchanged_instances_keep_their_time_stamps(tools: Callable, tmp_path: P
     for direction in directions:
         assert f"{direction.upper()}_INSTANCES_SM80(X) X(sm80::{direction}, 64, 64)\n" in header
     assert "FWD_INSTANCES_SM90(X)\n" in header and "BWD_INSTANCES_SM90(X)\n" in header
+
+
+def test_each_instance_is_in_one_file(tools: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one folder's kernels; the report finds the instances in the files' names."""
+    module = tools("instances")
+    built = module.instances(tools("config").read_config({}))
+    files = module.kernel_files(built)
+    assert Counter(instance for file in files for instance in file.instances) == Counter(built)
+    assert all(len({(i.arch, i.kernel) for i in file.instances}) == 1 for file in files)
+    named = [{"file": file.name} for file in files]
+    monkeypatch.setattr(report, "load", lambda: {"files": named})
+    assert report.built_instances() == {(i.arch, i.direction, i.head_dim, i.head_dim_v) for i in built}
 
 
 PTXAS = """\

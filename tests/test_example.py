@@ -54,14 +54,14 @@ def run(example: ModuleType, folder: Path, capsys: pytest.CaptureFixture[str], *
 
 @pytest.mark.parametrize("own", ["sdpa", "eager"])
 def test_agrees_on_the_cpu(example, folder, capsys, monkeypatch, own):
-    returned, rows_varlen_fwd = [], _ops.rows_varlen_fwd
+    returned, heads_varlen_fwd = [], _ops.heads_varlen_fwd
 
     def counted(*arguments):
-        result = rows_varlen_fwd(*arguments)
+        result = heads_varlen_fwd(*arguments)
         returned.append(result)
         return result
 
-    monkeypatch.setattr(_ops, "rows_varlen_fwd", counted)
+    monkeypatch.setattr(_ops, "heads_varlen_fwd", counted)
     printed = run(example, folder, capsys, "--device", "cpu", "--own", own)
     count = len(example.SENTENCES)
     assert f"nearest neighbours that agree: {count} of {count}" in printed

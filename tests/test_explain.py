@@ -120,14 +120,15 @@ def test_the_deterministic_modes_kernel_is_told_apart(deterministic, form):
     assert not kernel_matches(plan | {"block_n": 64}, true)
 
 
+@pytest.mark.parametrize("traits", ["SequenceTraits", "PlainSequenceTraits"])
 @pytest.mark.parametrize("variant", ["packed", "modified"])
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_one_kernel_of_sm80_reads_sequences(deterministic, variant):
+def test_kernels_of_sm80_that_read_sequences(deterministic, variant, traits):
     tile = (64, 64, 4, 2, 2, 2, 1, 1, 2)
     names = (
-        "void flash_cute::sm80::bwd::bwd_sequences_kernel<flash_cute::sm80::bwd::SequenceTraits<cutlass::half_t, 128, "
+        f"void flash_cute::sm80::bwd::bwd_sequences_kernel<flash_cute::sm80::bwd::{traits}<cutlass::half_t, 128, "
         f"flash_cute::sm80::bwd::TileConfig{{{', '.join(map(str, tile))}}}> >(flash_cute::BwdParams)",
-        "_ZN10flash_cute4sm803bwd20bwd_sequences_kernelINS1_14SequenceTraitsIN7cutlass6half_tELi128E"
+        f"_ZN10flash_cute4sm803bwd20bwd_sequences_kernelINS1_{len(traits)}{traits}IN7cutlass6half_tELi128E"
         f"XtlNS1_10TileConfigE{''.join(f'Li{number}E' for number in tile)}EEEEEEvNS_9BwdParamsE",
     )
     plan = {

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import bench_commands
 import pytest
 
+from flash_cute.report import built_architectures
+
 ROOT = Path(__file__).resolve().parent.parent
 FACTS = {"gpu": "NVIDIA H200", "torch": "2.11.0", "cudnn": "9.19.0", "driver": "580", "commit": "abc"}
 # Rates of ours, cuDNN, FlashAttention-3 and FlashAttention-2, by head dim.
@@ -72,6 +74,21 @@ def test_choices_table_and_plot(bench: SimpleNamespace, tmp_path: Path) -> None:
     assert "packed to 67" in table.shape_text(rows[-1])
     table.draw(table.read(path), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10000
+
+
+@pytest.mark.skipif(
+    built_architectures() != {"sm80", "sm90"}, reason="this build has not the kernels of both architectures"
+)
+def test_choices_are_judged_by_stored_times(bench: SimpleNamespace) -> None:
+    """This build's choice for a row's shape, by the row's times; whatever the plan's was then."""
+    judge = importlib.import_module("bench.judge")
+    row = {"direction": "fwd", "B": "2", "H": "16", "Hkv": "4", "N": "4096", "M": "4096", "D": "128", "dtype": "bf16"}
+    row |= {"causal": "bottom_right", "window": "", "lengths": "", "plan": "sm80:a100"}
+    times = {"sm90:wide_late:whole": 2e-6, "sm90:narrow:whole": 1e-6, "sm80:a100": 4e-6}
+    found = judge.judged(row | {"times": judge.times_text(times)})
+    assert (found["plan"], found["best"], found["ratio"]) == ("sm90:wide_late:whole", "sm90:narrow:whole", "2.0000")
+    packed = row | {"lengths": "4000+96", "direction": "bwd", "window": "127,0", "times": "sm90:whole=3.00 sm80:a100=3"}
+    assert judge.judged(packed)["ratio"] == "1.0000"
 
 
 def test_random_shapes_are_of_every_kind(bench: SimpleNamespace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import Backward, Case, Causal, Forward, score
+from cases import Backward, Case, Causal, Forward, backward_plan, score
 from checks import assert_exact, inputs_and_options, on_each_device
 from layouts import LAYOUTS, Layout
 from numerics import assert_gradients_match, assert_matches
@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import flash_cute
+from flash_cute.report import load
 
 # D, Dv: DeepSeek's, the same exchanged, instances, sizes that are padded, far apart.
 PAIRS = ((192, 128), (128, 192), (64, 32), (32, 64), (96, 256), (256, 8), (8, 256), (33, 20), (100, 129), (1, 3))
@@ -28,6 +29,13 @@ CASES = [
         for causal in (False, True)
     ),
     Case(192, 203, 113, True, torch.float32, head_dim_v=128, window=(50, 0)),
+    # bf16 has a backward of its own on sm90, with tiles of 64 rows x 128 keys; also for smaller head dims
+    Case(192, 128, 256, False, torch.bfloat16, head_dim_v=128),
+    Case(192, 640, 640, True, torch.bfloat16, heads_q=6, heads_kv=2, head_dim_v=128),
+    Case(192, 517, 777, "top_left", torch.bfloat16, heads_q=4, heads_kv=1, head_dim_v=128),
+    Case(192, 1100, 1100, True, torch.bfloat16, heads_q=4, heads_kv=2, head_dim_v=128, window=(200, 0)),
+    Case(192, 400, 90, False, torch.bfloat16, head_dim_v=128, window=(30, 60)),
+    Case(136, 300, 500, True, torch.bfloat16, heads_q=4, heads_kv=2, head_dim_v=72),
 ]
 CPU_ALONE = [
     Case(576, 65, 129, True, torch.float32, head_dim_v=512),
@@ -68,6 +76,32 @@ def test_layouts(
         return  # keys that are all alike: see test_random.py
     dout = case.flow(device, rng)[0]
     assert_gradients_match(bwd(layout.make(dout), q, k, v, causal), dout, q, k, v, causal)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "softcap", "kernel"),
+    [
+        (torch.bfloat16, None, "bwd_kernel"),
+        (torch.float16, None, "bwd_keys_kernel"),
+        (torch.bfloat16, 30.0, "bwd_keys_kernel"),
+    ],
+)
+@pytest.mark.parametrize("head_dims", [(192, 128), (136, 72)], ids=str)
+def test_plan_of_the_sm90_backward(
+    head_dims: tuple[int, int], dtype: torch.dtype, softcap: float | None, kernel: str, rng: torch.Generator
+) -> None:
+    if not any(entry["file"] == "sm90_bwd_d192_128.cu" for entry in load()["files"]):
+        pytest.skip("this build has no sm90 backward for 192 and 128")
+    case = Case(head_dims[0], 300, 200, dtype=dtype, heads_q=4, head_dim_v=head_dims[1])
+    made = backward_plan(*case.inputs("cpu", rng), capability=90, softcap=softcap)
+    assert (made["backend"], made["kernel"]) == ("sm90", kernel)
+    assert (made["kernel_head_dim"], made["kernel_head_dim_v"]) == (192, 128)
+    sums = 2 * 4 * 320 * 192 * 4  # of dq, in float32: 300 rows are 5 tiles of 64
+    five_products = kernel == "bwd_kernel"
+    assert (made["block_m"], made["block_n"]) == (64, 128 if five_products else 64)
+    assert (made["workspace_bytes"] >= sums) is five_products
+    assert made["smem_bytes"] <= 227 * 1024
+    assert any("Deterministic in either mode" in reason for reason in made["reasons"]) is not five_products
 
 
 def test_empty() -> None:

@@ -6,7 +6,7 @@ That every check holds of them is in test_inspect.py.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,74 @@ def test_a_spoiled_layout_is_caught(
     assert checks.data_flow(kernel)
 
 
+# --- sm90's backward: one CTA per tile, or a cluster of two sides ------------------------------------------------
+
+SpoiledMask = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+SPOILED_MASKS: dict[str, SpoiledMask] = {
+    "the mask of the next row": lambda held, hidden: (held, np.roll(hidden, 1, axis=0)),
+    "the mask of another piece": lambda held, hidden: (held, np.roll(hidden, 16, axis=1)),
+    "a piece that no CTA makes": lambda held, hidden: (held * (np.arange(held.shape[1]) < 48), hidden),
+    "a piece that two CTAs make": lambda held, hidden: (held + (np.arange(held.shape[0]) < 16)[:, None], hidden),
+}
+
+
+@pytest.fixture
+def fresh_masks() -> Iterator[None]:
+    """What is spoiled is not kept, nor are earlier results taken for it."""
+    checks._masks_of_tile.cache_clear()
+    yield
+    checks._masks_of_tile.cache_clear()
+
+
+@pytest.mark.parametrize("what", SPOILED_MASKS)
+@pytest.mark.parametrize("entry", ["keys", "queries"])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.usefixtures("fresh_masks")
+def test_a_spoiled_mask_is_caught(
+    head_dim: int, entry: str, what: str, large: tuple[Kernel, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = inspect.find(large, head_dim, "sm90", entry, "bwd_large")
+    problem = inspect.Problem(1, 1, 1, 150, 200, head_dim, "bottom_right")
+    assert not checks._mask(kernel, problem)
+    real = Kernel.masked
+    monkeypatch.setattr(Kernel, "masked", lambda *arguments: SPOILED_MASKS[what](*real(*arguments)))
+    assert checks._mask(kernel, problem)
+
+
+def test_kernels_that_mask_in_other_pieces_are_not_taken_for_the_same(large: tuple[Kernel, ...]) -> None:
+    named = [inspect.find(large, d, "sm90", entry, "bwd_large") for d in HEAD_DIMS for entry in ("keys", "queries")]
+    assert [kernel.facts.get("pieces", 1) for kernel in named] == [1, 1, 2, 2, 4, 4]
+    assert len({checks._SameMask(kernel) for kernel in named}) == len(named)
+
+
+def test_what_the_backward_shares_out(large: tuple[Kernel, ...]) -> None:
+    """Shared memory and registers of an SM, as docs/sm90_backward_large.md has them."""
+    one_cta = {
+        "keys": {"K, then dV": 40, "V, then dK": 40, "Q": 80, "dO": 40, "P": 16},
+        "queries": {"Q, then dQ": 40, "dO": 40, "K": 80, "V": 40, "dS": 16},
+    }
+    side = {
+        "keys": {"K or V, then dK or dV": 64, "Q or dO": 128, "parts of S and dP": 16, "P or dS": 16},
+        "queries": {"Q or dO, then dQ": 64, "K or V": 128, "parts of S and dP": 16, "dS": 16},
+    }
+    for head_dim in HEAD_DIMS:
+        for entry in ("keys", "queries"):
+            kernel = inspect.find(large, head_dim, "sm90", entry, "bwd_large")
+            *buffers, rest = kernel.details().buffers
+            expected = (one_cta if head_dim == 320 else side)[entry]
+            assert {buffer.name: buffer.bytes / 1024 for buffer in buffers} == expected
+            assert rest.bytes <= 2048 and rest.offset + rest.bytes <= kernel.facts["smem_bytes"] <= 227 * 1024
+            facts = kernel.facts
+            warpgroups = [facts["producer_registers"], *[facts["consumer_registers"]] * facts["warpgroups"]]
+            warpgroups += [facts["scores_registers"]] if "scores_registers" in facts else []
+            at_launch = 65536 // facts["threads"] // 8 * 8  # a kernel whose threads have as many as they may
+            assert 128 * len(warpgroups) == facts["threads"] and sum(warpgroups) <= len(warpgroups) * at_launch
+            held = tables.registers_held(kernel)
+            sums = 160 if head_dim == 320 else 128
+            scores = {} if (head_dim, entry) == (320, "queries") else {"S or dP": 32}
+            assert held == {"dK or dV" if entry == "keys" else "dQ": sums, **scores}
+
+
 # --- Schedules and budgets ----------------------------------------------------------------------------------------
 
 
@@ -176,7 +244,8 @@ def test_roofline_by_hand(large: tuple[Kernel, ...]) -> None:
             moved = 2 * (m + n) * d // ctas + 2 * n * 512 + 3 * 2 * m * n + 2 * n * (d // ctas + 512)
             assert clocks["shared memory"] == (moved + (8 * m * n if ctas > 1 else 0)) / 128
         else:
-            products = (4 if kernel.entry == "keys" else 3) / ctas
+            # In a cluster half of the CTAs compute S and dQ, and the others dP alone.
+            products = (3 if (kernel.entry, ctas) == ("queries", 1) else 4) / ctas
             assert "shared memory" not in clocks
         rate = h100.mma_flop[kernel.arch]
         assert clocks["MMA"] == pytest.approx(2 * products * m * n * d / rate) and clocks["MUFU"] == m * n / 16

@@ -6,8 +6,11 @@ refuses.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -76,7 +79,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for name in ("sdpa", "rows_fwd", "rows_varlen_fwd"):
+    for name in ("sdpa", "rows_fwd", "rows_varlen_fwd", "heads_fwd", "heads_varlen_fwd"):
         monkeypatch.setattr(_ops, name, counted(name))
     return returned
 
@@ -106,7 +109,7 @@ def _strided(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("layout", ["heads", "rows", "unaligned", "columns"])
 @pytest.mark.parametrize("score", SCORES)
-def test_rows_fwd(score: str, layout: str, device: str, rng: torch.Generator) -> None:
+def test_rows_and_heads_fwd(score: str, layout: str, device: str, rng: torch.Generator) -> None:
     """Of either order of rows and heads, and of any strides: the bits of `_fwd`, and its out's memory."""
     sinks = torch.randn(4, generator=rng).to(device)
     left, right, softcap, sinks_or_none, scale = (sinks if x == "sinks" else x for x in SCORES[score])
@@ -115,12 +118,16 @@ def test_rows_fwd(score: str, layout: str, device: str, rng: torch.Generator) ->
     for causal in (False, True):
         mask = "bottom_right" if causal else "none"
         expected, lse = _ops.fwd_without_autograd(q, k, v, mask, *options, None, scale, "auto")
-        given = _ops.rows_fwd(q, k, v, None, False, causal, *options, None, scale)
         rows_first = (x.transpose(1, 2) for x in (q, k, v))
-        swapped = _ops.rows_fwd(*rows_first, None, True, causal, *options, None, scale)
-        for out, its_lse in (given, swapped):
-            assert same_bits((out.transpose(1, 2), its_lse), (expected, lse))
-            assert out.transpose(1, 2).stride() == expected.stride()
+        out, its_lse = _ops.rows_fwd(*rows_first, None, causal, *options, None, scale)
+        assert same_bits((out.transpose(1, 2), its_lse), (expected, lse))
+        assert out.transpose(1, 2).stride() == expected.stride()
+    # A model's window counts the row's own key, and has as many on the other side where nothing is causal.
+    for causal, window in ((False, None), (True, None), (False, 8), (True, 8)):
+        mask, side = "bottom_right" if causal else "none", None if window is None else window - 1
+        expected = _ops.fwd_without_autograd(q, k, v, mask, side, side, *options[2:], None, scale, "auto")[0]
+        out = _ops.heads_fwd(q, k, v, causal, window, *options[2:], scale).transpose(1, 2)
+        assert same_bits((out,), (expected,)) and out.stride() == expected.stride()
 
 
 @pytest.mark.parametrize("layout", ["heads", "rows", "unaligned", "columns"])
@@ -229,7 +236,7 @@ def test_a_gradient_of_sinks_alone(calls: list[str], rng: torch.Generator) -> No
     assert calls == [] and sinks.grad is not None
     with torch.no_grad():
         _transformers(*_tensors("cpu", rng), s_aux=sinks)
-    assert calls == ["rows_fwd"]
+    assert calls == ["heads_fwd"]
 
 
 def test_meta_tensors(calls: list[str]) -> None:
@@ -237,7 +244,7 @@ def test_meta_tensors(calls: list[str]) -> None:
         q, k = torch.empty(2, 4, 20, 16, device="meta"), torch.empty(2, 2, 20, 16, device="meta")
         out = LAYERS[name](q, k, k)
         assert out.is_meta and out.shape == q.shape
-    assert calls == ["rows_fwd", "sdpa", "rows_fwd"]
+    assert calls == ["rows_fwd", "sdpa", "heads_fwd"]
 
 
 def test_positions(calls: list[str], rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,17 +256,17 @@ def test_positions(calls: list[str], rng: torch.Generator, monkeypatch: pytest.M
     positions = torch.arange(20)[None]
     for _ in range(3):
         _transformers(q, k, v, position_ids=positions)
-    assert (len(reads), calls) == (1, ["rows_fwd"] * 3)
+    assert (len(reads), calls) == (1, ["heads_fwd"] * 3)
     positions[0, 8:] -= 8  # in place: sequences of 8 and 12 rows
     packed = _transformers(q, k, v, position_ids=positions)
-    assert (len(reads), calls[3:]) == (2, ["rows_varlen_fwd"])
+    assert (len(reads), calls[3:]) == (2, ["heads_varlen_fwd"])
     for part in (slice(0, 8), slice(8, 20)):
         alone = flash_cute.attention(*(x[:, :, part] for x in (q, k, v)), True)
         torch.testing.assert_close(packed[:, :, part], alone)
     one_row = torch.zeros(1, 1, dtype=torch.long)
     given = _transformers(q[:, :, -1:], k, v, position_ids=one_row)
     _transformers(*_tensors("cpu", rng), position_ids=one_row.expand(2, 20))
-    assert (len(reads), calls[4:]) == (2, ["rows_fwd"] * 2)
+    assert (len(reads), calls[4:]) == (2, ["heads_fwd"] * 2)
     torch.testing.assert_close(given, flash_cute.attention(q, k, v, True)[:, :, -1:])
 
 
@@ -328,12 +335,43 @@ def test_refusals_are_worded_the_general_way(options: dict[str, Any], message: s
 
 def test_fakes_and_schemas(rng: torch.Generator) -> None:
     q, k, v = _tensors("cpu", rng, keys=33, dim_v=24)
-    tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(_ops.sdpa, (q, k, v, True, None, True), test_utils=tests)
     rows_first = tuple(x.transpose(1, 2) for x in (q, k, v))
-    for given, order in (((q, k, v), False), (rows_first, True)):
-        options = (None, order, True, 5, None, 2.0, torch.zeros(4), None, 0.1)
-        torch.library.opcheck(_ops.rows_fwd, (*given, *options), test_utils=tests)
+    given = {
+        "_sdpa": (q, k, v, True, None, True),
+        "_rows_fwd": (*rows_first, None, True, 5, None, 2.0, torch.zeros(4), None, 0.1),
+        "_heads_fwd": (q, k, v, True, 6, 2.0, torch.zeros(4), 0.1),
+    }
+    for name, args in given.items():
+        operator = getattr(torch.ops.flash_cute, name).default
+        torch.library.opcheck(operator, args, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_enabled_in_autocast(dtype: torch.dtype, calls: list[str], rng: torch.Generator) -> None:
+    """The dispatcher casts as it does for PyTorch's own before it calls what `enable()` has put there."""
+    tensors = [x.to(dtype) for x in _tensors("cpu", rng)]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        pytorchs_dtype = PYTORCHS(*tensors, enable_gqa=True).dtype
+        with sdpa.enable(devices=["cpu"], strict=True):
+            out = PYTORCHS(*tensors, enable_gqa=True)
+    assert out.dtype == pytorchs_dtype and calls == ["sdpa"]
+    assert same_bits((out,), (flash_cute.attention(*(x.to(pytorchs_dtype) for x in tensors)),))
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_refusal_keeps_no_tensor_in_memory(enabled: bool) -> None:
+    """An exception that a function holds holds that function's variables, until the garbage collector comes."""
+    gc.disable()
+    try:
+        x = torch.randint(3, (1, 2, 8, 16))
+        alive = weakref.ref(x)
+        with sdpa.enable(devices=["cpu"]) if enabled else nullcontext(), pytest.raises(RuntimeError):
+            (PYTORCHS if enabled else sdpa.sdpa)(x, x, x)
+        assert sum(sdpa.report().passed_on.values()) == 1
+        del x
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_served_calls_are_counted_from_threads() -> None:

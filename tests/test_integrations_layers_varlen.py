@@ -13,16 +13,26 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from batches import (
+    BATCH,
+    DIM,
+    DIM_V,
+    HEADS,
+    LAYOUTS,
+    OFFSETS,
+    ROWS,
+    USED,
+    Layer,
+    batch,
+    in_memory,
+    int32,
+    random_tensor,
+)
 from numerics import same_bits
 
 import flash_cute
 from flash_cute import _ops
 from flash_cute.integrations import _transformers_mask, flash_attn, flash_attn_interface, sdpa, transformers
-
-BATCH, ROWS, HEADS, HEADS_KV, DIM, DIM_V = 3, 20, 4, 2, 16, 24
-# Of each batch item's rows: what is in use. Offsets into all of them, and used rows, as `padded` makes them.
-OFFSETS = (0, 20, 40, 60)
-USED = (20, 13, 0)
 
 
 @pytest.fixture
@@ -40,23 +50,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for name in ("rows_fwd", "rows_varlen_fwd"):
+    for name in ("rows_fwd", "rows_varlen_fwd", "heads_fwd", "heads_varlen_fwd"):
         monkeypatch.setattr(_ops, name, counted(name))
     return returned
-
-
-def _random(device: str, rng: torch.Generator, *shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=rng).to(device, torch.float16 if device == "cuda" else torch.float32)
-
-
-def _batch(device: str, rng: torch.Generator, rows: int = ROWS) -> list[torch.Tensor]:
-    """q, k and v (B, H, N, D), rows first in memory."""
-    sizes = ((rows, HEADS, DIM), (ROWS, HEADS_KV, DIM), (ROWS, HEADS_KV, DIM_V))
-    return [_random(device, rng, BATCH, *size).transpose(1, 2) for size in sizes]
-
-
-def _int32(device: str, *numbers: int) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int32, device=device)
 
 
 def _general(function: Callable[..., Any], *args: Any, **options: Any) -> tuple[torch.Tensor, ...]:
@@ -67,53 +63,40 @@ def _general(function: Callable[..., Any], *args: Any, **options: Any) -> tuple[
     return tuple(x.detach() for x in results)
 
 
-def _in_memory(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """(B, H, N, D) in other strides; those of "heads" and "gaps" are copied, and "columns" once more by the kernel."""
-    if layout == "heads":
-        return x.contiguous()
-    if layout == "gaps":  # between batch items
-        return F.pad(x.transpose(1, 2), (0, 0, 0, 0, 1, 2))[:, 1:-2].transpose(1, 2)
-    if layout == "rows of more heads":
-        return F.pad(x.transpose(1, 2), (0, 0, 1, 1))[:, :, 1:-1].transpose(1, 2)
-    return x.mT.contiguous().mT if layout == "columns" else x
-
-
-LAYOUTS = ["rows", "rows of more heads", "heads", "gaps", "columns"]
-
-
 @pytest.mark.parametrize("rows", [ROWS, 1])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_batches_as_packed_rows(layout: str, rows: int, device: str, rng: torch.Generator) -> None:
     """Of any strides: the bits of `varlen_fwd` of the flattened tensors, and its out's memory."""
-    q, k, v = (_in_memory(x, layout) for x in _batch(device, rng, rows))
-    offsets = _int32(device, *(i * rows for i in range(BATCH + 1))), _int32(device, *OFFSETS)
-    lengths = (*offsets, None, _int32(device, *USED), rows, None)
-    sinks = _random(device, rng, HEADS)
+    q, k, v = (in_memory(x, layout) for x in batch(device, rng, rows))
+    offsets = int32(device, *(i * rows for i in range(BATCH + 1))), int32(device, *OFFSETS)
+    lengths = (*offsets, None, int32(device, *USED), rows, None)
+    sinks = random_tensor(device, rng, HEADS)
     flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
-    for causal, score in ((True, (None, None, None, None, None, None)), (False, (7, 2, 3.0, sinks, None, 0.3))):
-        mask = "bottom_right" if causal else "none"
-        expected, its_lse = _ops.varlen_fwd_without_autograd(*flat, *lengths, mask, *score, "auto")
-        out, lse = _ops.rows_varlen_fwd(q, k, v, None, *lengths, causal, *score)
-        assert out.shape == (BATCH, rows, HEADS, DIM_V) and same_bits((out.flatten(0, 1), lse), (expected, its_lse))
+    for causal, window, score in ((True, None, (None, None)), (False, 5, (3.0, sinks)), (True, 5, (None, sinks))):
+        mask, side = "bottom_right" if causal else "none", None if window is None else window - 1
+        of_rows = (mask, side, side, *score, None, 0.3, "auto")
+        expected = _ops.varlen_fwd_without_autograd(*flat, *lengths, *of_rows)[0]
+        out = _ops.heads_varlen_fwd(q, k, v, *lengths, causal, window, *score, 0.3)
+        assert out.shape == (BATCH, rows, HEADS, DIM_V) and same_bits((out.flatten(0, 1),), (expected,))
         assert out.is_contiguous() == expected.is_contiguous()
 
 
 def test_unused_rows_of_a_copy_never_influence(device: str, rng: torch.Generator) -> None:
-    q, k, v = (x.contiguous() for x in _batch(device, rng))
-    lengths = (_int32(device, *OFFSETS), _int32(device, *OFFSETS), None, _int32(device, *USED), None, None)
-    clean = _ops.rows_varlen_fwd(q, k, v, None, *lengths, False, *(None,) * 6)
+    q, k, v = (x.contiguous() for x in batch(device, rng))
+    lengths = (int32(device, *OFFSETS), int32(device, *OFFSETS), None, int32(device, *USED), None, None)
+    clean = _ops.heads_varlen_fwd(q, k, v, *lengths, False, *(None,) * 4)
     for item, used in enumerate(USED):
         k[item, :, used:], v[item, :, used:] = torch.nan, torch.nan
-    assert same_bits(_ops.rows_varlen_fwd(q, k, v, None, *lengths, False, *(None,) * 6), clean)
-    assert clean[0].isfinite().all() and (clean[0][2] == 0).all()
+    assert same_bits((_ops.heads_varlen_fwd(q, k, v, *lengths, False, *(None,) * 4),), (clean,))
+    assert clean.isfinite().all() and (clean[2] == 0).all()
 
 
 def test_a_batch_without_rows(device: str, rng: torch.Generator) -> None:
     for shape in ((0, HEADS, ROWS, DIM), (BATCH, HEADS, 0, DIM)):
-        x = _random(device, rng, *shape)
+        x = random_tensor(device, rng, *shape)
         offsets = torch.zeros(shape[0] + 1, dtype=torch.int32, device=device)
-        out, lse = _ops.rows_varlen_fwd(x, x, x, None, offsets, offsets, *(None,) * 4, True, *(None,) * 6)
-        assert out.shape == (shape[0], shape[2], HEADS, DIM) and lse.shape == (HEADS, 0)
+        out = _ops.heads_varlen_fwd(x, x, x, offsets, offsets, *(None,) * 4, True, *(None,) * 4)
+        assert out.shape == (shape[0], shape[2], HEADS, DIM)
 
 
 OPTIONS: dict[str, Any] = {"causal": True, "window_size": (7, 0), "softcap": 3.0, "softmax_scale": 0.3}
@@ -146,14 +129,14 @@ STACKED: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 def _of_two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    offsets = _int32(x.device.type, 0, 12, 20)
+    offsets = int32(x.device.type, 0, 12, 20)
     return offsets, offsets
 
 
 @pytest.mark.parametrize("name", STACKED)
 def test_flash_attns_forms(name: str, calls: list[str], device: str, rng: torch.Generator) -> None:
     operator, function = STACKED[name]
-    x = _random(device, rng, ROWS, 3, HEADS, DIM)
+    x = random_tensor(device, rng, ROWS, 3, HEADS, DIM)
     slopes = torch.rand(6 if "heads" in name else HEADS, generator=rng).to(device)
     given: list[dict[str, Any]] = [{}, OPTIONS, {**OPTIONS, "softcap": 0.0}]
     if "3" not in name:  # FlashAttention-3 has no slopes
@@ -168,7 +151,7 @@ def test_flash_attns_forms(name: str, calls: list[str], device: str, rng: torch.
 
 
 def test_varlen_attn(calls: list[str], device: str, rng: torch.Generator) -> None:
-    q, k, v = _random(device, rng, ROWS, 3, HEADS, DIM).unbind(1)
+    q, k, v = random_tensor(device, rng, ROWS, 3, HEADS, DIM).unbind(1)
     for window in ((-1, 0), (5, 2), (-1, -1)):
         options = {"window_size": window, "scale": 0.3}
         out = sdpa.varlen_attn(q, k, v, *_of_two(q), 12, 12, **options)
@@ -177,7 +160,7 @@ def test_varlen_attn(calls: list[str], device: str, rng: torch.Generator) -> Non
 
 
 def test_slopes_that_require_grad_are_refused(calls: list[str], device: str, rng: torch.Generator) -> None:
-    x = _random(device, rng, 1, ROWS, HEADS, DIM)
+    x = random_tensor(device, rng, 1, ROWS, HEADS, DIM)
     with pytest.raises(ValueError, match="alibi_slopes: expected a tensor that does not require grad"):
         flash_attn.flash_attn_func(x, x, x, alibi_slopes=torch.ones(HEADS, device=device, requires_grad=True))
     assert calls == []
@@ -199,17 +182,17 @@ def test_slopes_that_require_grad_are_refused(calls: list[str], device: str, rng
 def test_refused_by_the_operators(shapes: Any, num_heads_q: int | None, message: str, device: str) -> None:
     given = [None if x is None else torch.zeros(x, device=device, dtype=torch.float16) for x in shapes]
     given += [None] * (3 - len(given))
-    offsets = _int32(device, 0, 9)
+    offsets = int32(device, 0, 9)
     with pytest.raises((ValueError, RuntimeError), match=f"^flash_cute: {message}"):
         _ops.rows_varlen_fwd(*given, num_heads_q, offsets, offsets, *(None,) * 4, True, *(None,) * 6)
     if len(shapes[0]) != 2 and given[1] is None and num_heads_q is not None:
         with pytest.raises((ValueError, RuntimeError), match=f"^flash_cute: {message}"):
-            _ops.rows_fwd(given[0][None], None, None, num_heads_q, True, True, *(None,) * 6)
+            _ops.rows_fwd(given[0][None], None, None, num_heads_q, True, *(None,) * 6)
 
 
 def test_batches_are_no_packed_tensors(rng: torch.Generator) -> None:
-    """The operator takes (B, H, N, D), flash-attn's functions do not."""
-    x, offsets = _random("cpu", rng, 1, ROWS, HEADS, DIM), _int32("cpu", 0, ROWS)
+    """Nor are packed tensors batches."""
+    x, offsets = random_tensor("cpu", rng, 1, ROWS, HEADS, DIM), int32("cpu", 0, ROWS)
     for call in (
         lambda: flash_attn.flash_attn_varlen_func(x, x, x, offsets, offsets, 9, 9),
         lambda: flash_attn.flash_attn_varlen_qkvpacked_func(torch.stack((x, x, x), 2), offsets, 9),
@@ -219,24 +202,35 @@ def test_batches_are_no_packed_tensors(rng: torch.Generator) -> None:
             call()
 
 
+def test_operators_refuse_other_dims(device: str) -> None:
+    x = torch.zeros(1, ROWS, HEADS, DIM, device=device, dtype=torch.float16)
+    offsets = (int32(device, 0, ROWS), int32(device, 0, ROWS), *(None,) * 4)
+    for operator, given, score in (
+        (_ops.rows_varlen_fwd, (x, x, x, None), (True, *(None,) * 6)),
+        (_ops.heads_varlen_fwd, (x[0], x[0], x[0]), (True, *(None,) * 4)),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=r"^flash_cute: q.*: expected [34] dims"):
+            operator(*given, *offsets, *score)
+    with pytest.raises((ValueError, RuntimeError), match=r"^flash_cute: q.*: expected 4 dims"):
+        _ops.heads_fwd(x[0], x[0], x[0], True, *(None,) * 4)
+
+
 def test_fakes_and_schemas(rng: torch.Generator) -> None:
     tests = ("test_schema", "test_faketensor")
+    operators = torch.ops.flash_cute
     score = (True, 5, None, 2.0, torch.zeros(HEADS), torch.ones(HEADS), 0.1)
-    lengths = (_int32("cpu", *OFFSETS), _int32("cpu", *OFFSETS), None, _int32("cpu", *USED), 20, None)
-    q, k, v = _batch("cpu", rng)
+    lengths = (int32("cpu", *OFFSETS), int32("cpu", *OFFSETS), None, int32("cpu", *USED), 20, None)
+    q, k, v = batch("cpu", rng)
     for given in ((q, k, v), tuple(x.contiguous() for x in (q, k, v))):
-        torch.library.opcheck(_ops.rows_varlen_fwd, (*given, None, *lengths, *score), test_utils=tests)
-    x = _random("cpu", rng, BATCH * ROWS, 3, HEADS, DIM)
+        of_model = (True, 6, 2.0, torch.zeros(HEADS), 0.1)
+        torch.library.opcheck(operators._heads_varlen_fwd.default, (*given, *lengths, *of_model), test_utils=tests)
+        one_row = (q[:, :, :1], *given[1:], *lengths, *of_model[:3], None, 0.1)
+        torch.library.opcheck(operators._cache_varlen_fwd.default, one_row, test_utils=tests)
+    x = random_tensor("cpu", rng, BATCH * ROWS, 3, HEADS, DIM)
     for stacked in ((x, None, None, None), (x[:, 0], x[:, 1:], None, None), (x.flatten(1, 2), None, None, HEADS)):
-        torch.library.opcheck(_ops.rows_varlen_fwd, (*stacked, *lengths, *score), test_utils=tests)
-        dense = (*(x if x is None or isinstance(x, int) else x[None] for x in stacked), True)
-        torch.library.opcheck(_ops.rows_fwd, (*dense, *score), test_utils=tests)
-
-
-class Layer(torch.nn.Module):
-    def __init__(self, layer_idx: int) -> None:
-        super().__init__()
-        self.is_causal, self.layer_idx = True, layer_idx
+        torch.library.opcheck(operators._rows_varlen_fwd.default, (*stacked, *lengths, *score), test_utils=tests)
+        dense = (x if x is None or isinstance(x, int) else x[None] for x in stacked)
+        torch.library.opcheck(operators._rows_fwd.default, (*dense, *score), test_utils=tests)
 
 
 def _padding(kind: str, device: str) -> torch.Tensor | None:
@@ -264,7 +258,7 @@ def test_padding_is_read_once(
     kind: str, mode: Callable[..., Any], calls: list[str], reads: list[int], device: str, rng: torch.Generator
 ) -> None:
     """By the mask function, or, of a 2-D mask, by the first layer of a forward; in each forward again."""
-    q, k, v = _batch(device, rng)
+    q, k, v = batch(device, rng)
     with mode():
         mask = _padding(kind, device)
         for tokens_of_second in (13, 9):
@@ -276,15 +270,15 @@ def test_padding_is_read_once(
             alone = flash_cute.attention(*(x[1:2, :, ROWS - used :] for x in (q, k, v)), True).transpose(1, 2)
             torch.testing.assert_close(outs[0][1:2, ROWS - used :], alone)
             assert (outs[0][1, : ROWS - used] == 0).all() and (outs[0][2, 5:] == 0).all()
-    assert len(reads) == (1 if kind == "mask" else 2) and calls == ["rows_varlen_fwd"] * 6
+    assert len(reads) == (1 if kind == "mask" else 2) and calls == ["heads_varlen_fwd"] * 6
 
 
 @pytest.mark.parametrize("kind", ["mask", "2-D"])
 def test_padding_has_the_bits_of_the_general_way(
     kind: str, calls: list[str], device: str, rng: torch.Generator
 ) -> None:
-    q, k, v = _batch(device, rng)
-    options: dict[str, Any] = {"s_aux": _random(device, rng, HEADS), "sliding_window": 6, "softcap": 4.0}
+    q, k, v = batch(device, rng)
+    options: dict[str, Any] = {"s_aux": random_tensor(device, rng, HEADS), "sliding_window": 6, "softcap": 4.0}
     for given in ((q, k, v), (q, k.contiguous(), v.contiguous())):  # projections, and as a cache holds keys
 
         def attend(q: torch.Tensor, given: Any = given) -> torch.Tensor:
@@ -292,15 +286,15 @@ def test_padding_has_the_bits_of_the_general_way(
 
         with torch.no_grad():
             out = attend(given[0])
-        assert calls == ["rows_varlen_fwd"]
+        assert calls == ["heads_varlen_fwd"]
         assert same_bits((out,), _general(attend, given[0])) and out.is_contiguous()
-        assert calls == ["rows_varlen_fwd"]
+        assert calls == ["heads_varlen_fwd"]
         calls.clear()
 
 
 def test_layers_of_other_lengths_read_a_padding_mask_once_each(reads: list[int], rng: torch.Generator) -> None:
     """As where some layers keep a window of the keys alone."""
-    q, k, v = _batch("cpu", rng)
+    q, k, v = batch("cpu", rng)
     with torch.inference_mode():
         mask = _padding("2-D", "cpu")
         for i in range(6):
@@ -311,7 +305,7 @@ def test_layers_of_other_lengths_read_a_padding_mask_once_each(reads: list[int],
 
 
 def test_a_mask_for_other_sizes_is_refused(rng: torch.Generator) -> None:
-    q, k, v = _batch("cpu", rng)
+    q, k, v = batch("cpu", rng)
     mask = _padding("mask", "cpu")
     with pytest.raises(ValueError, match="attention_mask: expected one made for 3 batch items of 19 keys"):
         transformers.attention(Layer(0), q, k[:, :, 1:], v[:, :, 1:], mask)
@@ -321,17 +315,17 @@ def test_a_mask_for_other_sizes_is_refused(rng: torch.Generator) -> None:
 
 def test_a_copied_mask_is_as_good(calls: list[str], rng: torch.Generator) -> None:
     """One that has been moved between devices has lost what the mask function attached to it."""
-    q, k, v = _batch("cpu", rng)
+    q, k, v = batch("cpu", rng)
     mask = _padding("mask", "cpu")
     expected = transformers.attention(Layer(0), q, k, v, mask)[0]
     assert torch.equal(transformers.attention(Layer(0), q, k, v, mask.clone())[0], expected)
-    assert calls == ["rows_varlen_fwd"] * 2
+    assert calls == ["heads_varlen_fwd"] * 2
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_nothing_keeps_a_mask_in_memory(mode: Callable[..., Any], rng: torch.Generator) -> None:
     """What is kept with a tensor must not keep that tensor: no garbage collector sees a cycle through a view's base."""
-    q, k, v = _batch("cpu", rng)
+    q, k, v = batch("cpu", rng)
     gc.disable()
     try:
         with mode():
@@ -339,20 +333,24 @@ def test_nothing_keeps_a_mask_in_memory(mode: Callable[..., Any], rng: torch.Gen
             for mask in masks[:2]:
                 transformers.attention(Layer(0), q, k, v, mask)
             transformers.attention(Layer(0), q[:1], k[:1], v[:1], None, position_ids=masks[2])
+            masks.append(
+                transformers.mask(BATCH, 1, ROWS, q_offset=16, attention_mask=torch.arange(ROWS).expand(BATCH, -1) > 6)
+            )
+            transformers.attention(Layer(0), q[:, :, :1], k.contiguous(), v.contiguous(), masks[3])
             alive = [weakref.ref(x) for x in masks]
             del mask, masks
-        assert [x() for x in alive] == [None, None, None]
+        assert [x() for x in alive] == [None] * 4
     finally:
         gc.enable()
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_offsets_of_packed_sequences(dtype: torch.dtype, calls: list[str], device: str, rng: torch.Generator) -> None:
-    q, k, v = (x[:1] for x in _batch(device, rng))
+    q, k, v = (x[:1] for x in batch(device, rng))
     offsets = torch.tensor((0, 12, 20), dtype=dtype, device=device)
     options = {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": 12, "max_length_k": 12}
     out = transformers.attention(Layer(0), q, k, v, None, **options)[0].transpose(1, 2)
-    assert calls == ["rows_varlen_fwd"]
+    assert calls == ["heads_varlen_fwd"]
     for part in (slice(0, 12), slice(12, 20)):
         alone = flash_cute.attention(*(x[:, :, part] for x in (q, k, v)), True)
         torch.testing.assert_close(out[:, :, part], alone)

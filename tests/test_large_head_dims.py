@@ -14,7 +14,7 @@ from numerics import assert_matches, nan_in_new_memory, same_bits
 from packed import UNEVEN, assert_packed_matches, make_forward, pack
 
 import flash_cute
-from flash_cute.report import load
+from flash_cute.report import built_instances
 
 HALF, BF16 = CUDA_DTYPES
 CUDA = pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -117,7 +117,8 @@ def test_numbers_of_key_tiles(device: str, head_dim: int, heads: int, fwd: Forwa
 @pytest.mark.parametrize("head_dim", [328, 512, 520, 1024])
 def test_plan_on_sm90(head_dim: int) -> None:
     """A row tile of 64 rows has a CTA for each 512 columns."""
-    if not any(entry["file"] == f"sm90_fwd_d{512 if head_dim <= 512 else 1024}.cu" for entry in load()["files"]):
+    kernel_head_dim = 512 if head_dim <= 512 else 1024
+    if ("sm90", "fwd", kernel_head_dim, kernel_head_dim) not in built_instances():
         pytest.skip("this build has no sm90 kernels for large head dims")
     parts = -(-head_dim // 512)
     for heads in (2, 200):
@@ -139,7 +140,7 @@ def test_plan_on_sm90(head_dim: int) -> None:
 @pytest.mark.parametrize("capability", [80, 86])
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(264, 264), (512, 512), (576, 512), (64, 1024), (1024, 1024)])
 def test_plan(capability: int, head_dim: int, head_dim_v: int) -> None:
-    if not any(entry["file"] == "sm80_fwd_d1024.cu" for entry in load()["files"]):
+    if ("sm80", "fwd", 1024, 1024) not in built_instances():
         pytest.skip("this build has no sm80 kernels for large head dims")
     q = torch.empty(1, 2, 300, head_dim, dtype=HALF)
     v = torch.empty(1, 2, 300, head_dim_v, dtype=HALF)

@@ -16,7 +16,7 @@ from packed import flow as packed_flow
 from test_varlen import USED_K, USED_Q
 
 import flash_cute
-from flash_cute.report import load
+from flash_cute.report import built_instances
 
 HALF, BF16 = CUDA_DTYPES
 CUDA = pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -203,7 +203,7 @@ def test_through_autograd(device: str, head_dim: int, rng: torch.Generator) -> N
 @pytest.mark.parametrize("capability", [80, 86, 90])
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(264, 264), (512, 512), (576, 512), (64, 1024), (1024, 1024)])
 def test_plan(capability: int, head_dim: int, head_dim_v: int) -> None:
-    if not any(entry["file"] == "sm80_bwd_d1024.cu" for entry in load()["files"]):
+    if ("sm80", "bwd", 1024, 1024) not in built_instances():
         pytest.skip("this build has no sm80 kernels for large head dims")
     case = Case(head_dim, 300, 200, heads_q=4, head_dim_v=head_dim_v)
     q, k, v = case.inputs("cpu", torch.Generator().manual_seed(0))
@@ -226,12 +226,12 @@ def test_plan(capability: int, head_dim: int, head_dim_v: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "head_dim_v", "kernel_head_dim", "ctas", "columns"),
-    [(264, 320, 320, 2, 192), (512, 64, 512, 2, 256), (64, 328, 512, 2, 256), (520, 512, 1024, 4, 256)],
+    ("head_dim", "head_dim_v", "kernel_head_dim", "ctas"),
+    [(264, 320, 320, 1), (512, 64, 512, 2), (64, 328, 512, 2), (520, 512, 1024, 4)],
 )
-def test_plan_on_sm90(head_dim: int, head_dim_v: int, kernel_head_dim: int, ctas: int, columns: int) -> None:
-    """A cluster of CTAs per tile, each with a part of the columns."""
-    if not any(entry["file"] == f"sm90_bwd_d{kernel_head_dim}.cu" for entry in load()["files"]):
+def test_plan_on_sm90(head_dim: int, head_dim_v: int, kernel_head_dim: int, ctas: int) -> None:
+    """One CTA per tile, or a cluster of them, each with at most 512 columns of half of the tensors."""
+    if ("sm90", "bwd", kernel_head_dim, kernel_head_dim) not in built_instances():
         pytest.skip("this build has no sm90 kernels for this head dim")
     case = Case(head_dim, 300, 200, heads_q=4, head_dim_v=head_dim_v)
     q, k, v = case.inputs("cpu", torch.Generator().manual_seed(0))
@@ -242,7 +242,8 @@ def test_plan_on_sm90(head_dim: int, head_dim_v: int, kernel_head_dim: int, ctas
     assert made["smem_bytes"] <= 227 * 1024 and set(made["copies"].values()) == {None}
     statistics = 2 * 4 * 64 * (2 * 4 * 5)
     assert statistics <= made["workspace_bytes"] <= statistics + 4096  # no sums of dq, dk or dv
-    assert any(f"cluster of {ctas} CTAs with {columns} columns" in reason for reason in made["reasons"])
+    ctas_per_tile = "one CTA, with all columns" if ctas == 1 else f"a cluster of {ctas} CTAs, half of them for q and k"
+    assert any(f"A tile has {ctas_per_tile}" in reason for reason in made["reasons"])
     assert any("Deterministic in either mode" in reason for reason in made["reasons"])
     explanation = flash_cute.explain(q, k, v, capability=90, backward=True)
     assert "flash_cute::sm90::bwd_large::bwd_keys_kernel" in str(explanation)
@@ -251,7 +252,7 @@ def test_plan_on_sm90(head_dim: int, head_dim_v: int, kernel_head_dim: int, ctas
 
 
 def test_plan_of_nothing() -> None:
-    if not any(entry["file"] == "sm80_bwd_d1024.cu" for entry in load()["files"]):
+    if ("sm80", "bwd", 1024, 1024) not in built_instances():
         pytest.skip("this build has no sm80 kernels for large head dims")
     for len_q, len_k in ((0, 5), (5, 0)):
         case = dataclasses.replace(Case(512, 1, 1), len_q=len_q, len_k=len_k)

@@ -49,6 +49,15 @@ def test_exact(
 
 
 @pytest.mark.parametrize("device", CUDA_ONLY)
+def test_exact_with_two_head_dims(device: str, bwd: Backward, backend: str | None, rng: torch.Generator) -> None:
+    case = Case(192, 2048, 1536, False, torch.bfloat16, 1, 57, 57, head_dim_v=128)
+    q, k, v = case.inputs(device, rng)
+    assert_is_split(q, k, v, backend)
+    dout = torch.randn(*q.shape[:3], 128, generator=rng).to(q)
+    assert_gradients_match(bwd(dout, q, k, v), dout, q, k, v)
+
+
+@pytest.mark.parametrize("device", CUDA_ONLY)
 def test_a_nan_stays_in_its_head(device: str, bwd: Backward, backend: str | None, rng: torch.Generator) -> None:
     """Of the first heads, in whose place the parts go, and of the last, which are split."""
     q, k, v = case_of(SMALL, 64).inputs(device, rng)

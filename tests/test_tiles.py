@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
 from cases import CUDA_DTYPES, INSTANCE_HEAD_DIMS, Case, Causal, Window, backward_plan, plan, score
 from numerics import assert_gradients_match, assert_matches, nan_in_new_memory, same_bits
+from packed import SELF, UNEVEN, assert_packed_gradients, flow, make_backward, pack
 
 import flash_cute
 from flash_cute.report import built_architectures
@@ -21,6 +23,7 @@ BLOCK_M = {"tall": 256, "pair": 128, "pair_late": 128, "narrow": 64}
 
 MASKS: tuple[tuple[Causal, Window], ...] = ((False, (None, None)), (True, (None, None)), ("top_left", (70, 20)))
 BOTH = pytest.mark.parametrize("deterministic", [False, True], ids=["default", "deterministic"])
+PLAIN_SEQUENCE_HEAD_DIMS = (64, 96, 128)  # of csrc/sm80/bwd/tile.h
 FORCED = [f"sm80:{chip}" for chip in CHIPS] + [f"sm90:{tile}" for tile in TILES]
 
 
@@ -94,6 +97,60 @@ def test_backward(
     assert_gradients_match(given, dout, q, k, v, causal, dlse=dlse, window=window)
     if deterministic:
         assert same_bits(gradients(), given)
+
+
+@pytest.mark.cuda
+@BOTH
+@pytest.mark.parametrize("dtype", CUDA_DTYPES, ids=str)
+@pytest.mark.parametrize(("causal", "window"), MASKS, ids=["full", "causal", "window"])
+@pytest.mark.parametrize("head_dim", PLAIN_SEQUENCE_HEAD_DIMS)
+@pytest.mark.parametrize("chip", CHIPS)
+def test_packed_backward(
+    chip: str,
+    head_dim: int,
+    causal: Causal,
+    window: Window,
+    dtype: torch.dtype,
+    deterministic: bool,
+    rng: torch.Generator,
+) -> None:
+    _skip_unbuilt("sm80")
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the tiles of all tables fit in an H100's shared memory, and perhaps not in this GPU's")
+    packed = pack((*UNEVEN, *SELF, (413, 303)), "cuda", rng, dtype=dtype, head_dim=head_dim, around=2)
+    dout, dlse = flow(packed, rng)
+    bwd = make_backward(f"sm80:{chip}")
+
+    def gradients() -> Any:
+        return bwd(dout, packed, causal, dlse=dlse, deterministic=deterministic, window=window)
+
+    given = gradients()
+    assert_packed_gradients(given, dout, packed, causal, dlse=dlse, window=window)
+    if deterministic:
+        assert same_bits(gradients(), given)
+
+
+@pytest.mark.parametrize("softcap", [None, 20.0], ids=["plain", "softcap"])
+@pytest.mark.parametrize("head_dim", INSTANCE_HEAD_DIMS)
+@pytest.mark.parametrize("chip", CHIPS)
+def test_plain_packed_batches_have_the_dense_tile(chip: str, head_dim: int, softcap: float | None) -> None:
+    """Where has_plain_sequence_kernel says so; else, and with modified scores, the tile is that of 99 KB."""
+    _skip_unbuilt("sm80")
+    q = torch.empty(64, 1, head_dim, dtype=torch.float16)
+    offsets = torch.tensor([0, 64], dtype=torch.int32)
+    call = (q, q, q, offsets, offsets, None, None, None, None, *score(True, softcap=softcap), f"sm80:{chip}")
+    made = json.loads(torch.ops.flash_cute.varlen_bwd_plan(*call, False, 90))
+    padded = q.transpose(0, 1).unsqueeze(0)
+    dense = backward_plan(padded, padded, padded, True, backend=f"sm80:{chip}", capability=90)
+    same = all(made[field] == dense[field] for field in ("block_m", "block_n", "threads", "stages", "ctas_per_sm"))
+    plain = softcap is None and head_dim in PLAIN_SEQUENCE_HEAD_DIMS and chip != "99kb"
+    assert same or not plain
+    assert made["kernel"] == "bwd_sequences_kernel"
+    assert made["smem_bytes"] <= CHIPS[chip]
+    assert made["ctas_per_sm"] * (made["smem_bytes"] + 1024) <= CHIPS[chip] + 1024
+    if not plain:
+        capped = (*call[:9], *score(True, softcap=20.0), f"sm80:{chip}")
+        assert made["block_n"] == json.loads(torch.ops.flash_cute.varlen_bwd_plan(*capped, False, 90))["block_n"]
 
 
 def _name(causal: Causal) -> str:

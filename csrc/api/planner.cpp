@@ -1,5 +1,6 @@
 #include "planner.h"
 
+#include "choice.h"
 #include "planner_large.h"
 #include "tuning.h"
 
@@ -14,37 +15,18 @@ int64_t band_width(Band const& band) {
   return band.has_lower() && band.has_upper() ? int64_t{band.upper} - band.lower + 1 : INT_MAX;
 }
 
-// The keys that the longest row tile visits.
-int longest_keys(Problem const& problem) {
-  int64_t const last_row = problem.band.has_upper() ? int64_t{problem.len_q} + problem.band.upper : problem.len_k;
-  constexpr int64_t kRowTile = 192;
-  int64_t const window = std::min<int64_t>(band_width(problem.band) + kRowTile, problem.len_k);
-  return static_cast<int>(std::clamp(last_row, int64_t{0}, window));
-}
-
 // The query rows that the longest key tile visits, of one query head.
 int64_t longest_rows(Problem const& problem, KernelShape const& shape) {
   return std::min<int64_t>(problem.len_q, band_width(problem.band) + shape.block_n);
 }
 
+// The tile, and whether tiles are split, is the choice's.
 void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
-  int64_t const heads_kv = int64_t{problem.batch} * problem.heads_kv;
-  int const keys = longest_keys(problem);
-  bool const window = problem.band.is_window(problem.len_k);
-  sm90::fwd::Work const work{.len_q = problem.len_q,
-                             .keys = keys,
-                             .masked = is_masked(problem),
-                             .triangle = is_masked(problem) && !window && keys < 2 * int64_t{problem.len_q},
-                             .can_split = !problem.band.has_lower(),
-                             .heads_q = int64_t{problem.batch} * problem.heads_q,
-                             .heads_kv = heads_kv};
-  sm90::fwd::Choice const choice =
-      sm90::fwd::choose(plan.head_dim, plan.head_dim_v, work, gpu.num_sms, problem.forced_entry, problem.forced_split);
-  plan.entry = choice.entry;
+  plan.entry = problem.forced_entry;
   plan.shape = sm90::fwd::kernel_shape(plan.head_dim, plan.entry, plan.head_dim_v);
   int64_t const tiles = num_row_tiles(problem, plan.shape);
-  plan.draws_tiles = work.masked && tiles > gpu.num_sms;
-  if (!plan.draws_tiles) plan.split = choice.split;
+  plan.draws_tiles = is_masked(problem) && tiles > gpu.num_sms;
+  if (problem.forced_split == 1) plan.split = fwd_split(problem, plan.shape, gpu);
   bool const only_split = plan.split.tiles > 0 && plan.split.tiles == tiles;
   plan.ctas = only_split ? plan.split.ranges : std::min<int64_t>(tiles, gpu.num_sms);
   if (!plan.draws_tiles && plan.split.tiles == 0) return;
@@ -54,22 +36,12 @@ void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
   plan.workspace.bytes = plan.workspace.parts + sm90::fwd::parts_bytes(plan.shape, plan.head_dim_v, plan.split);
 }
 
-Variant fwd_variant(Problem const& problem, FwdDecision const& decision, bool packed) {
-  if (problem.softcap > 0 || problem.has_alibi) return Variant::kModified;
-  if (problem.accumulate != Accumulate::kFloat32) return Variant::kPacked;
-  bool const one_head_dim = decision.instance.head_dim == decision.instance.head_dim_v;
-  bool const own_head_dim = one_head_dim && problem.head_dim_v != problem.head_dim;
-  return packed || own_head_dim ? Variant::kPacked : Variant::kDense;
-}
-
 // A kernel that reads the sequences at run time, also where the batch is dense.
 void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gpu, bool packed) {
   FwdPlan& plan = decision.plan;
   bool const sm90 = decision.backend == Backend::kSm90;
   if (sm90) {
-    int64_t const mean_rows = packed ? problem.len_q / std::max(1, problem.batch) : problem.len_q;
-    plan.entry = sm90::fwd::choose_for_sequences(plan.head_dim, plan.head_dim_v, plan.variant, mean_rows,
-                                                 problem.forced_entry);
+    plan.entry = problem.forced_entry;
     plan.shape = sm90::fwd::kernel_shape(plan.head_dim, plan.entry, plan.head_dim_v);
   } else {
     plan.entry = sm80_entry(problem, gpu);
@@ -155,18 +127,21 @@ int64_t most_row_tiles(Problem const& problem, KernelShape const& shape, bool pa
 }
 
 FwdDecision plan_fwd(FwdArgs const& args, Problem const& asked, Gpu gpu) {
-  auto const [problem, tuned] = tune_problem(kFwdKernels, args, asked, /*deterministic=*/false, gpu);
+  auto [problem, tuned] = tune_problem(kFwdKernels, args, asked, /*deterministic=*/false, gpu);
+  bool const packed = args.sequences.has_value();
+  Predicted const predicted = choose_fwd(problem, packed, gpu);
   auto decision = decide<FwdDecision>(kFwdKernels, args, problem, gpu);
   decision.tuned = tuned;
+  decision.predicted = predicted;
   decision.out = out_copy(args.q, problem.head_dim_v);
   FwdPlan& plan = decision.plan;
-  bool const sm90 = decision.backend == Backend::kSm90, packed = args.sequences.has_value();
+  bool const sm90 = decision.backend == Backend::kSm90;
   plan.head_dim_v = decision.instance.head_dim_v;
   if (is_large(decision)) {
     plan_fwd_large(decision, args, problem, gpu);
     return decision;
   }
-  plan.variant = fwd_variant(problem, decision, packed);
+  plan.variant = fwd_variant(problem, decision.instance, packed);
   plan.accumulate = problem.accumulate;
   if (reads_sequences(plan.variant)) {
     plan_fwd_of_sequences(decision, problem, gpu, packed);
@@ -187,7 +162,7 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& asked, Gpu gpu) {
       std::array{problem.batch, problem.heads_q, problem.heads_kv, problem.len_q, problem.len_k};
   int const head_dim = (decision.padded_head_dim + decision.padded_head_dim_v) / 2;  // mean of K's and V's
   bool const masked = is_masked(problem);
-  plan.tile_heads = sm90 ? sm90::fwd::tile_heads(plan.shape, problem.band.is_window(len_k), heads_q / heads_kv) : 1;
+  plan.tile_heads = sm90 ? fwd_tile_heads(problem, plan.shape) : 1;
   plan.order = sm90 ? sm90::fwd::tile_order(plan.shape, masked, batch, heads_q, heads_kv, len_q, len_k, head_dim,
                                             gpu.num_sms, plan.tile_heads)
                     : sm80::fwd::tile_order(plan.shape, masked, batch, heads_q, heads_kv, len_q, len_k, head_dim);
@@ -196,9 +171,12 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& asked, Gpu gpu) {
 
 BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, bool deterministic,
                      bool has_dlse, Problem const& asked, Gpu gpu) {
-  auto const [problem, tuned] = tune_problem(kBwdKernels, call, asked, deterministic, gpu);
+  auto [problem, tuned] = tune_problem(kBwdKernels, call, asked, deterministic, gpu);
+  bool const packed = call.sequences.has_value();
+  Predicted const predicted = choose_bwd(problem, packed, deterministic, gpu);
   auto decision = decide<BwdDecision>(kBwdKernels, call, problem, gpu);
   decision.tuned = tuned;
+  decision.predicted = predicted;
   check_accumulate_of_bwd(problem);
   decision.dout = dout ? read_copy(*dout) : out_copy(call.q, problem.head_dim_v);
   decision.out = out ? read_copy(*out) : out_copy(call.q, problem.head_dim_v);
@@ -213,20 +191,21 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
     plan_bwd_large(decision, call, problem, gpu);
     return decision;
   }
-  bool const sm90 = decision.backend == Backend::kSm90, wide = plan.head_dim > sm90::bwd::kMaxHeadDim;
-  bool const packed = call.sequences.has_value();
+  bool const sm90 = decision.backend == Backend::kSm90;
   plan.variant = problem.softcap > 0 || problem.has_alibi ? Variant::kModified
                  : packed                                 ? Variant::kPacked
                                                           : Variant::kDense;
   if (sm90 && !packed && plan.variant == Variant::kModified) plan.variant = Variant::kDenseModified;
   bool const reads = reads_sequences(plan.variant);
+  bool const bfloat16 = plan.dtype == DType::kBFloat16;
+  bool const wide = !sm90::bwd::serves(plan.head_dim, plan.head_dim_v, plan.variant, bfloat16);  // of the sm90 kernels
   if (!sm90) {
     plan.entry = sm80_entry(problem, gpu);
     pad_to_one_head_dim(decision);
   }
   plan.shape = !sm90  ? sm80::bwd::kernel_shape(plan.head_dim, plan.entry, plan.variant)
                : wide ? sm90::bwd_wide::kernel_shape(plan.head_dim, plan.head_dim_v)
-                      : sm90::bwd::kernel_shape(plan.head_dim, plan.variant);
+                      : sm90::bwd::kernel_shape(plan.head_dim, plan.head_dim_v, plan.variant);
   int const listed_rows = wide && reads && sm90 ? sm90::bwd_wide::kQueryTileRows : plan.shape.block_m;
   plan.row_tiles = reads ? most_tiles(problem, problem.len_q, listed_rows, packed) * problem.heads_q
                          : num_row_tiles(problem, plan.shape);
@@ -241,7 +220,7 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
                                          : num_tiles(problem.len_k, plan.shape.block_n, 1));
   if (reads) {
     plan.ctas = sm90 && !wide ? std::min<int64_t>(plan.key_tiles, gpu.num_sms) : plan.key_tiles;
-    // Up to head dim 128 the sm90 tasks convert the sums themselves, see sm90/bwd/dq_queue.cuh.
+    // The tasks of sm90/bwd convert the sums themselves, see dq_queue.cuh there.
     plan.dq_ctas = !sm90 || wide ? plan.row_tiles : 0;
   } else if (sm90 && !wide) {
     order_sm90(plan, problem, gpu, call.q);

@@ -23,6 +23,12 @@ enum class Copy { kNone, kHeadDimPadded, kLastDimStrided, kBaseMisaligned, kStri
 // What a tuning table has to say of a call, see tuning.h.
 enum class Tuned { kNoTable, kOtherGpu, kNoEntry, kNotBuilt, kChosen };
 
+// Predicted microseconds of the best kernel of each backend, where the plan chose between kernels; 0: no candidate.
+struct Predicted {
+  double sm90_us = 0;
+  double sm80_us = 0;
+};
+
 // The decisions common to both directions.
 template <class InstanceType, class PlanType>
 struct Decision {
@@ -37,6 +43,7 @@ struct Decision {
   Copy v = Copy::kNone;
   Copy out = Copy::kNone;  // written by a forward, read by a backward
   Tuned tuned = Tuned::kNoTable;
+  Predicted predicted;
 };
 
 using FwdDecision = Decision<FwdInstance, FwdPlan>;

@@ -61,7 +61,7 @@ void plan_fwd_large(FwdDecision& decision, FwdArgs const& args, Problem const& p
 }
 
 // The kernels of dK and dV and of dQ, which serve every call and are deterministic in either mode. On sm90 there are
-// two of each, for plain and for modified scores, and a tile has a cluster of CTAs.
+// two of each, for plain and for modified scores, and a tile may have a cluster of CTAs.
 void plan_bwd_large(BwdDecision& decision, FwdArgs const& call, Problem const& problem, Gpu gpu) {
   BwdPlan& plan = decision.plan;
   bool const packed = call.sequences.has_value(), sm90 = decision.backend == Backend::kSm90;

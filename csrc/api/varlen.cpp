@@ -51,6 +51,17 @@ void check_lengths(FwdArgs const& call, VarlenArgs const& lengths) {
   check_hint("max_seqlen_k", lengths.max_seqlen_k);
 }
 
+// Whether the hints say that all sequences have the same rows, and the same keys.
+Problem with_hints(Problem problem, VarlenArgs const& lengths) {
+  int const sequences = std::max(1, problem.batch);
+  auto const are_equal = [&](std::optional<int64_t> longest, int total) {
+    return total % sequences == 0 && longest == total / sequences;
+  };
+  problem.equal_lengths =
+      are_equal(lengths.max_seqlen_q, problem.len_q) && are_equal(lengths.max_seqlen_k, problem.len_k);
+  return problem;
+}
+
 std::string hint_json(std::optional<int64_t> hint) { return hint ? std::to_string(*hint) : "null"; }
 
 PlannedCall check_planned_varlen(VarlenFwdArgs const& args, int64_t capability) {
@@ -88,12 +99,12 @@ TensorInfo PackedView::info(TensorInfo tensor, int64_t rank) {
 
 Problem check_varlen_fwd(VarlenFwdArgs const& args, bool on_cuda) {
   check_lengths(args.call, args.lengths);
-  return check_fwd(args.call, on_cuda);
+  return with_hints(check_fwd(args.call, on_cuda), args.lengths);
 }
 
 Problem check_varlen_bwd(VarlenBwdArgs const& args, bool on_cuda) {
   check_lengths(args.bwd.call, args.lengths);
-  return check_bwd(args.bwd, on_cuda);
+  return with_hints(check_bwd(args.bwd, on_cuda), args.lengths);
 }
 
 FwdResult varlen_fwd_cuda(VarlenFwdArgs const& args) {

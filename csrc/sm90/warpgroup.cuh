@@ -15,6 +15,19 @@ using namespace cute;
 // its WGMMA, which is 3 to 9 % slower.
 CUTE_DEVICE int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
+// A thread's first row of a WGMMA's accumulator of 64 rows; it has another one 8 rows below.
+template <class Index>
+CUTE_HOST_DEVICE constexpr Index first_row_of_thread(Index thread) {
+  return thread % 128 / 32 * 16 + thread % 32 / 4;
+}
+static_assert([] {
+  SM90::GMMA::CLayout_64x8 const layout;  // (thread, value) -> row + 64 * column
+  for (int thread = 0; thread < 128; ++thread) {
+    if (first_row_of_thread(thread) != layout(thread, _0{}) % 64) return false;
+  }
+  return true;
+}());
+
 // Raise or lower the registers per thread to kRegisters. By all warps of a warpgroup.
 template <int kRegisters>
 CUTE_DEVICE void raise_max_registers() {

@@ -120,8 +120,7 @@ def default_csrc() -> Path:
 
 def default_head_dims() -> tuple[int, ...]:
     """Those of the kernels in this library."""
-    names = [entry["file"] for entry in report.load()["kernels"]]
-    found = {int(match[1]) for name in names if (match := re.search(r"_d(\d+)\.", name))}
+    found = {head_dim for _, _, head_dim, _ in report.built_instances()}
     return tuple(sorted(found.intersection(HEAD_DIMS))) or HEAD_DIMS
 
 

@@ -434,7 +434,7 @@ class _SameMask:
         self.kernel = kernel
         # The module tells apart the headers that the kernels are of.
         csrc = kernel.module.__name__.split("_sm")[0]
-        facts = tuple(kernel.facts.get(name) for name in ("block_m", "block_n", "threads", "score_rows"))
+        facts = tuple(kernel.facts.get(name) for name in ("block_m", "block_n", "threads", "score_rows", "pieces"))
         warps = kernel.tile.get("score_warps")
         transposed = not kernel.is_forward and kernel.entry != "queries"
         self.key = (csrc, kernel.arch, transposed, facts, warps)
@@ -486,10 +486,9 @@ def shared_memory(kernel: Kernel) -> list[str]:
     facts = kernel.facts
     found = []
     for name in ("block_m", "block_n", "threads", "stages", "smem_bytes"):
-        # The plan tells the larger of the two kernels of the wide backward, and the stages of dK and dV of the other.
+        # The plan tells the larger of the two kernels of the wide backward.
         less = name == "smem_bytes" and kernel.folder == "bwd_wide" and facts[name] < kernel.shape[name]
-        others = name == "stages" and kernel.folder == "bwd_large" and kernel.entry == "queries"
-        if kernel.shape[name] != facts[name] and not less and not others:
+        if kernel.shape[name] != facts[name] and not less:
             found.append(f"{name}: the plan says {kernel.shape[name]}, the traits {facts[name]}")
     if facts["smem_bytes"] > facts["smem_limit"]:
         found.append(f"{facts['smem_bytes']} bytes of shared memory, and the chip has {facts['smem_limit']}")

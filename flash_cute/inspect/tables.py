@@ -87,16 +87,19 @@ def _function(kernel: Kernel) -> tuple[str, int]:
 
 
 def _parts(kernel: Kernel) -> int:
-    """CTAs among which the columns of a tile are divided."""
+    """CTAs among which the columns of a tile, or its tensors and their columns, are divided."""
     return kernel.tile.get("parts", 1)
 
 
 def _products(kernel: Kernel) -> float:
     """Of a step of one CTA, over all of the head dim. CTAs that share a tile have an equal part of each product; those
-    of sm80's backward compute all scores, and a part of the gradient."""
+    of sm80's backward compute all scores, and a part of the gradient. Of the two sides of sm90's one has S and dQ, and
+    the other dP alone: the first one counts."""
     products = _function(kernel)[1]
     if kernel.is_recorded and not kernel.is_forward:
         return products - 1 + 1 / _parts(kernel)
+    if kernel.tile.get("sides") == 2 and kernel.entry == "queries":
+        products = 2 * 2
     return products / _parts(kernel)
 
 
@@ -121,6 +124,7 @@ def budget(kernel: Kernel, chip: Chip) -> dict[str, Any]:
     limits = {"shared memory": chip.smem_sm // (smem + 1024), "threads": chip.threads_sm // threads}
     if allotted:
         shared_out = kernel.facts["producer_registers"] + kernel.facts["warpgroups"] * allotted
+        shared_out += kernel.facts.get("scores_registers", 0)  # of a warpgroup that makes P and dS alone
         limits["registers"] = chip.registers_sm // (128 * shared_out)
     elif registers is not None:
         limits["registers"] = chip.registers_sm // (kernel.warps * -(-registers * 32 // 256) * 256)
@@ -259,9 +263,10 @@ def registers_held(kernel: Kernel) -> dict[str, int]:
         names = ("S",) if kernel.is_forward else ("S", "dP")
         held = {"O" if kernel.is_forward else "a gradient": arrays["O.mma.register"].size}
         return held | dict.fromkeys(names, arrays["S.mma.register"].size)
-    if kernel.folder == "bwd_large":  # one warpgroup has a sum, or a sum and a product of the scores
-        held = {"dK or dV" if kernel.entry == "keys" else "dQ": 64 * kernel.tile["columns"] // 128}
-        return held | ({"S or dP": 64 * 64 // 128} if kernel.entry == "keys" else {})
+    if kernel.folder == "bwd_large":  # a warpgroup that has a sum, and scores unless another one computes them all
+        held = {"dK or dV" if kernel.entry == "keys" else "dQ": 64 * kernel.tile["columns_of_sums"] // 128}
+        no_scores = kernel.entry == "queries" and kernel.tile["sides"] == 1
+        return held if no_scores else held | {"S or dP": 64 * 64 // 128}
     if kernel.arch == "sm90" and not kernel.is_forward:  # 64 rows or keys of a sum, of a warpgroup's 128 threads
         scores = {"S": 64 * (64 if kernel.folder == "bwd_wide" else kernel.block_m) // 128}
         if kernel.entry != "keys":

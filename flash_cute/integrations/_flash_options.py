@@ -92,7 +92,7 @@ def packed(
 
     `lengths`: cu_seqlens_q and cu_seqlens_k, seqused_q and seqused_k, max_seqlen_q and max_seqlen_k.
     """
-    if is_plain(q, k, v) and q.dim() == 3:
+    if is_plain(q, k, v):
         both = _packed_alone(q, k, v, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes)
         if both is not None:
             return both if return_lse else (both[0], None)
@@ -132,7 +132,7 @@ def packed_stacked(
 ) -> tuple[Tensor, Tensor | None]:
     """`packed` of k and v in `stacked` `(Tk, 2, Hkv, D)`; or, q being None, of all three: `(T, 3, H, D)`."""
     first, second = (stacked, None) if q is None else (q, stacked)
-    if is_plain(first, stacked, stacked) and stacked.dim() == 4:
+    if is_plain(first, stacked, stacked):
         both = _packed_alone(first, second, None, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes)
         if both is not None:
             return both if return_lse else (both[0], None)
@@ -162,7 +162,7 @@ def _dense_alone(
     left, right = (None, None) if window_size == (-1, -1) else window(window_size) or (None, None)
     try:
         both: tuple[Tensor, Tensor] = _ops.rows_fwd(
-            q, k, v, num_heads_q, True, causal, left, right, softcap or None, None, alibi_slopes, softmax_scale
+            q, k, v, num_heads_q, causal, left, right, softcap or None, None, alibi_slopes, softmax_scale
         )
     except Exception:
         return None

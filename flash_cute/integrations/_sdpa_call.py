@@ -6,7 +6,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from .. import _ops, attention
+from .. import attention
 from .._refusals import is_refusal
 from .._torch import autocast_is_enabled
 
@@ -118,26 +118,19 @@ def attempt(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
-    plain: bool,
+    refusal: Exception | None,
 ) -> Tensor | str:
     """The result, or the reason that flash_cute cannot serve the call; nothing has been launched then.
 
-    `plain`: what `is_plain` says of the tensors.
+    `refusal`: what the layers' operator has raised for the same call, if it was asked; without its traceback, which
+    would keep the tensors of a caller that holds it.
     """
-    refusal: Exception | None = None
-    if plain and attn_mask is None and dropout_p == 0 and query.dim() == 4:
-        try:
-            out: Tensor = _ops.sdpa(query, key, value, is_causal, scale, enable_gqa)
-        except Exception as error:
-            refusal = error
-        else:
-            return out
     prepared = prepare(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if isinstance(prepared, str):
         return prepared
+    if refusal is not None and prepared[3] is None and is_refusal(refusal):
+        return str(refusal).removeprefix("flash_cute: ")  # `attention` would say the same of the same tensors
     try:
-        if refusal is not None and prepared[3] is None and is_refusal(refusal):
-            raise refusal  # `attention` would say the same of the same tensors
         return serve(prepared, is_causal, scale)
     except NotImplementedError as error:  # forward-mode derivatives, vmap
         return str(error).removeprefix("flash_cute ")

@@ -179,15 +179,54 @@ def _with_lengths(result: Tensor, lengths: Lengths, batch_size: int, q_length: i
     return result
 
 
+def attached_lengths(attention_mask: Tensor, batch_size: int, q_length: int, kv_length: int) -> Lengths | None:
+    """The lengths that `_with_lengths` has left with a mask of these sizes, if it has."""
+    known: Any = getattr(attention_mask, "_flash_cute_mask", None)
+    if known is None:
+        return None
+    batch_size_then, q_length_then, kv_length_then, lengths = known
+    if kv_length_then == kv_length and q_length_then == q_length and batch_size_then == batch_size:
+        found: Lengths = lengths
+        return found
+    return None
+
+
 def lengths_of(attention_mask: Tensor, batch_size: int, q_length: int, kv_length: int) -> Lengths:
     """The lengths in what `mask` returned."""
-    known: Any = getattr(attention_mask, "_flash_cute_mask", None)
-    if known is not None and known[:3] == (batch_size, q_length, kv_length):
-        lengths: Lengths = known[3]
+    lengths = attached_lengths(attention_mask, batch_size, q_length, kv_length)
+    if lengths is not None:
         return lengths
     columns = columns_of(attention_mask, batch_size, kv_length)
     rows = [x.contiguous() for x in attention_mask[:, 0, 0].unbind(1)]
     return (rows[0], rows[0], None, None, None, None) if columns == 1 else _of_padding(rows, q_length, kv_length)
+
+
+def by_heads_lengths(lengths: Lengths, heads_kv: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Offsets of queries and keys, used queries and used keys of a padded batch with a sequence per KV head.
+
+    They are for the tensors of a cache, in which a batch item's rows stand head by head, `(B, H, N, D)`: as packed rows
+    of one head they need no copy. Computed once per forward and number of heads, and left with the lengths.
+    """
+    offsets_q, offsets_k, used_q, used_k, q_length, kv_length = lengths
+    assert used_q is not None and used_k is not None and q_length is not None and kv_length is not None
+    known: Any = getattr(used_q, "_flash_cute_by_heads", None)
+    if known is not None and known[0] == heads_kv:
+        found: tuple[Tensor, Tensor, Tensor, Tensor] = known[1]
+        return found
+    batch_size = offsets_q.shape[0] // 2
+    item = torch.arange(batch_size * heads_kv, dtype=torch.int32, device=offsets_q.device)
+    # What batch item b began at b * N begins with head h at (b * heads_kv + h) * N.
+    later = (item - item // heads_kv).view(batch_size, heads_kv, 1)
+    cu_q, cu_k = (
+        (offsets.view(batch_size, 1, 2) + later * length).flatten()
+        for offsets, length in ((offsets_q, q_length), (offsets_k, kv_length))
+    )
+    used = offsets_q.new_zeros(2, batch_size, heads_kv, 2)  # and between two sequences a gap of which nothing is used
+    used[..., 0] = torch.stack((used_q[::2], used_k[::2]))[..., None]
+    of_queries, of_keys = used.flatten(1)[:, :-1].unbind()
+    result = (cu_q, cu_k, of_queries, of_keys)
+    used_q._flash_cute_by_heads = (heads_kv, result)  # type: ignore[attr-defined]
+    return result
 
 
 def columns_of(attention_mask: Tensor, batch_size: int, kv_length: int) -> int:

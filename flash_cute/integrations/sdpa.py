@@ -22,10 +22,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
+from torch.autograd import forward_ad
 
+from .. import _ops
 from .._layers import is_plain
-from .._torch import dispatch_modes, functorch_is_active, jit_is_tracing, without_modes
+from .._torch import (
+    HAS_DUAL_LEVEL,
+    dispatch_modes,
+    flash_sdp_is_enabled,
+    functorch_is_active,
+    jit_is_tracing,
+    without_modes,
+)
 from . import _aten
 from ._flash_options import packed
 from ._sdpa_call import attempt, graph_can_serve, prepare, serve
@@ -36,6 +45,7 @@ __all__ = ["disable", "enable", "report", "sdpa", "varlen_attn"]
 NAME = "flash_cute"  # in PyTorch's registry of flash attention implementations
 _FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION, as PyTorch's order of priority has it
 _ENTRY = "scaled_dot_product_attention"
+_count_entry, _count_sdpa = tally.counter(_ENTRY), tally.counter("flash_cute.integrations.sdpa.sdpa")
 
 
 def sdpa(
@@ -81,10 +91,18 @@ def sdpa(
         if not isinstance(prepared, str) and graph_can_serve(query, value):
             return serve(prepared, is_causal, scale)
         return F.scaled_dot_product_attention(*call, scale=scale, enable_gqa=enable_gqa)
-    # Not `*call`, which takes 0.1 us longer.
-    out = attempt(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, plain)
+    refusal: Exception | None = None
+    if plain and attn_mask is None and dropout_p == 0 and query.dim() == 4:
+        try:
+            alone: Tensor = _ops.sdpa(query, key, value, is_causal, scale, enable_gqa)
+        except Exception as error:
+            refusal = error.with_traceback(None)
+        else:
+            _count_sdpa()
+            return alone
+    out = attempt(*call, scale, enable_gqa, refusal)
     if not isinstance(out, str):
-        tally.serve("flash_cute.integrations.sdpa.sdpa")
+        _count_sdpa()
         return out
     tally.pass_on(out)
     before, this_thread.passing_on = this_thread.passing_on, True
@@ -323,7 +341,6 @@ def _make_kernel(strict: bool) -> Any:
     """`scaled_dot_product_attention` for PyTorch's dispatcher."""
     composite = torch.ops.aten.scaled_dot_product_attention.default.decompose
     served = (Tensor, torch.nn.Parameter)
-    flash_is_enabled = torch.backends.cuda.flash_sdp_enabled
 
     def kernel(
         query: Tensor,
@@ -337,25 +354,39 @@ def _make_kernel(strict: bool) -> Any:
         enable_gqa: bool = False,
     ) -> Any:
         call = (query, key, value, attn_mask, dropout_p, is_causal)
-        plain = is_plain(query, key, value)
-        if this_thread.passing_on or not (
-            plain
-            or (
-                type(query) in served
-                and type(key) in served
-                and type(value) in served
-                and not dispatch_modes()
-                and not functorch_is_active()
-                and not jit_is_tracing()
-            )
+        if (
+            this_thread.passing_on
+            or type(query) not in served
+            or type(key) not in served
+            or type(value) not in served
+            or dispatch_modes()
+            or functorch_is_active()
+            or jit_is_tracing()
         ):  # these know PyTorch's operators, not ours
             if _active is not None:
                 _active.keep_flash_first()
             return composite(*call, scale=scale, enable_gqa=enable_gqa)
-        if flash_is_enabled():
-            out = attempt(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, plain)
+        enabled, refusal = flash_sdp_is_enabled(), None
+        if (  # an eager forward and nothing else; the dispatcher has served autocast before it calls this
+            enabled
+            and attn_mask is None
+            and dropout_p == 0
+            and query.dim() == 4
+            and not (is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
+            and HAS_DUAL_LEVEL
+            and forward_ad._current_level < 0
+        ):
+            try:
+                alone = _ops.sdpa(query, key, value, is_causal, scale, enable_gqa)
+            except Exception as error:
+                refusal = error.with_traceback(None)
+            else:
+                _count_entry()
+                return alone
+        if enabled:
+            out = attempt(*call, scale, enable_gqa, refusal)
             if not isinstance(out, str):
-                tally.serve(_ENTRY)
+                _count_entry()
                 return out
             if strict:
                 tally.pass_on(out)

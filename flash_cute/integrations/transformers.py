@@ -24,18 +24,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 import flash_cute
 
 from .. import _ops
 from .._layers import is_plain
-from ._transformers_mask import Lengths, lengths_of, mask, padded
+from ._transformers_mask import Lengths, attached_lengths, by_heads_lengths, lengths_of, mask, padded
 
 __all__ = ["attention", "mask", "register"]
 
 NAME = "flash_cute"
-_UNREAD: Any = object()
 
 # What models pass to an attention function that changes its result and has no counterpart here.
 _UNSERVED = {
@@ -118,6 +117,13 @@ def attention(
     softcap: float | None = None,
     is_causal: bool | None = None,
     s_aux: Tensor | None = None,
+    *,
+    position_ids: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    max_length_q: Any = None,
+    max_length_k: Any = None,
+    deterministic: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Transformers' attention function: what a model's layer calls.
@@ -131,8 +137,11 @@ def attention(
         scaling, softcap: as `scale` and `softcap` of `flash_cute.attention`.
         sliding_window: how many keys a row sees, its own included; not causal: that many on each side.
         s_aux: sinks, `(Hq,)`.
-        kwargs: `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k` of sequences packed into the rows of
-            the batch; `position_ids`, `(1, Nq)`, which begin again with each of them; `deterministic`.
+        position_ids: `(1, Nq)`; where they begin again, so does a packed sequence.
+        cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: offsets and longest of sequences packed into the rows
+            of the batch.
+        deterministic: whether the backward must give the same bits in every run, as `flash_cute.attention` has it.
+        kwargs: what else a model passes on; what would change the result is refused.
 
     Returns:
         `(B, Nq, Hq, Dv)`, and None for the weights. Rows of padding are 0.
@@ -154,52 +163,60 @@ def attention(
             raise ValueError(f"flash_cute: {name}: expected None, since {_UNSERVED[name]}")
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
-    left = right = None
-    if sliding_window is not None:
-        left, right = sliding_window - 1, 0 if is_causal else sliding_window - 1
+    plain = is_plain(query, key, value)
     if attention_mask is not None:
-        lengths = _of_mask(module, query, key, is_causal, attention_mask, kwargs)
-    elif kwargs.get("cu_seq_lens_q") is not None:
-        lengths = _given(kwargs)
+        offsets = None
+        if cu_seq_lens_q is not None:
+            offsets = _given(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+        lengths = _of_mask(module, query, key, is_causal, attention_mask, offsets, position_ids)
+    elif cu_seq_lens_q is not None:
+        lengths = _given(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
     else:
-        positions = kwargs.get("position_ids")
-        lengths = None if positions is None else _packed(module, query, key, positions)
-    if is_plain(query, key, value) and (s_aux is None or not torch.is_grad_enabled()):
+        lengths = None if position_ids is None else _packed(module, query, key, position_ids)
+    if plain and (s_aux is None or not torch.is_grad_enabled()):
         try:  # every argument is written out: to pass a tuple on by `*` costs 0.2 us
             if lengths is None:
-                both = _ops.rows_fwd(
-                    query, key, value, None, False, is_causal, left, right, softcap, s_aux, None, scaling
-                )
-            else:
-                cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
-                both = _ops.rows_varlen_fwd(
-                    query,
-                    key,
-                    value,
-                    None,
-                    cu_q,
-                    cu_k,
-                    used_q,
-                    used_k,
-                    longest_q,
-                    longest_k,
-                    is_causal,
-                    left,
-                    right,
-                    softcap,
-                    s_aux,
-                    None,
-                    scaling,
-                )
+                return _ops.heads_fwd(query, key, value, is_causal, sliding_window, softcap, s_aux, scaling), None
+            cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
+            operator = _ops.heads_varlen_fwd
+            if longest_q == 1 and s_aux is None and _stand_by_heads(used_q, key, value):
+                operator = _ops.cache_varlen_fwd
+                cu_q, cu_k, used_q, used_k = by_heads_lengths(lengths, key.shape[1])
+            out = operator(
+                query,
+                key,
+                value,
+                cu_q,
+                cu_k,
+                used_q,
+                used_k,
+                longest_q,
+                longest_k,
+                is_causal,
+                sliding_window,
+                softcap,
+                s_aux,
+                scaling,
+            )
         except Exception:
             pass  # what the operators do not take is called again below, where errors are worded
         else:
-            return both[0], None
+            return out, None
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
-    options["window"] = None if sliding_window is None else (left, right)
+    if sliding_window is not None:
+        options["window"] = (sliding_window - 1, 0 if is_causal else sliding_window - 1)
     # False is a model's default, and must not override torch.use_deterministic_algorithms.
-    options["deterministic"] = kwargs.get("deterministic") or None
+    options["deterministic"] = deterministic or None
     return _general(query, key, value, is_causal, lengths, options), None
+
+
+def _stand_by_heads(used_q: Tensor | None, key: Tensor, value: Tensor) -> bool:
+    """Whether the keys of a padded batch stand head by head, as in a cache, so that packed rows would be a copy.
+
+    One row of q may then be served with a sequence per KV head, unless it has sinks, which are per query head.
+    """
+    several = used_q is not None and used_q.numel() > 1 and key.shape[1] > 1  # batch items, and heads
+    return several and key.is_contiguous() and value.is_contiguous()
 
 
 def _general(
@@ -221,35 +238,40 @@ def _general(
 
 
 def _of_mask(
-    module: torch.nn.Module, query: Tensor, key: Tensor, is_causal: bool, attention_mask: Tensor, kwargs: dict[str, Any]
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    is_causal: bool,
+    attention_mask: Tensor,
+    given: Lengths | None,
+    positions: Tensor | None,
 ) -> Lengths | None:
-    """The lengths of a call that is given a mask; None: all of the keys count."""
+    """The lengths of a call that is given a mask, and perhaps offsets; None: all of the keys count."""
     batch_size, _, q_length, _ = query.shape
     kv_length = key.shape[2]
-    lengths: Lengths | None = None
-    if attention_mask.dim() == 2:
-        own = is_causal or q_length == kv_length
-        lengths = _of_padding_mask(module, attention_mask, batch_size, q_length, kv_length, own)
-    else:
-        lengths = lengths_of(attention_mask, batch_size, q_length, kv_length)
-    if kwargs.get("cu_seq_lens_q") is not None:
+    lengths = attached_lengths(attention_mask, batch_size, q_length, kv_length)
+    if lengths is None:
+        if attention_mask.dim() == 2:
+            own = is_causal or q_length == kv_length
+            lengths = _of_padding_mask(module, attention_mask, batch_size, q_length, kv_length, own)
+        else:
+            lengths = lengths_of(attention_mask, batch_size, q_length, kv_length)
+    if given is not None:
         if lengths is not None and lengths[2] is not None:
             raise ValueError("flash_cute: attention_mask: expected no padding beside cu_seq_lens_q, got some")
-        return _given(kwargs)
-    if lengths is None and (positions := kwargs.get("position_ids")) is not None:
+        return given
+    if lengths is None and positions is not None:
         return _packed(module, query, key, positions)  # a padding mask without padding
     return lengths
 
 
-def _given(kwargs: dict[str, Any]) -> Lengths:
+def _given(offsets_q: Tensor, offsets_k: Tensor | None, longest_q: Any, longest_k: Any) -> Lengths:
     """The offsets that a call is given."""
-    offsets_q, offsets_k = kwargs["cu_seq_lens_q"], kwargs.get("cu_seq_lens_k")
     if offsets_k is None:
         raise ValueError("flash_cute: cu_seq_lens_k: expected offsets beside those of cu_seq_lens_q, got None")
     if offsets_q.dtype is not torch.int32 or offsets_k.dtype is not torch.int32:
         offsets_q, offsets_k = offsets_q.int(), offsets_k.int()
     # They are hints. A tensor's value would have to be waited for.
-    longest_q, longest_k = kwargs.get("max_length_q"), kwargs.get("max_length_k")
     longest_q = longest_q if isinstance(longest_q, int) else None
     longest_k = longest_k if isinstance(longest_k, int) else None
     return offsets_q, offsets_k, None, None, longest_q, longest_k
@@ -283,18 +305,20 @@ def _packed(module: torch.nn.Module, query: Tensor, key: Tensor, positions: Tens
     sequences where a model has no KV cache, and by default it has one, also where sequences are packed.
     """
     known = _read_before(positions, module)
-    lengths = known.get(None, _UNREAD)
-    if lengths is None:
+    if None in known:  # one sequence, whatever the tensors' lengths
         return None
     batch_size, _, length, _ = query.shape
     if length == 1 or batch_size != 1 or key.shape[2] != length:
         return None
-    if positions.dim() != 2 or positions.shape[1] != length:
-        return None
-    if lengths is _UNREAD:
+    if length not in known:
+        if positions.dim() != 2 or positions.shape[1] != length:
+            return None
         offsets = _read_positions(positions)
-        lengths = known[None] = None if offsets is None else (offsets, offsets, None, None, None, None)
-    return lengths
+        if offsets is None:
+            known[None] = None
+            return None
+        known[length] = (offsets, offsets, None, None, None, None)
+    return known[length]
 
 
 def _read_positions(positions: Tensor) -> Tensor | None:
@@ -312,16 +336,20 @@ def _read_before(x: Tensor, module: torch.nn.Module) -> dict[object, Lengths | N
     it until the tensor changes, which its version tells. In inference mode there is none: a layer then takes what one
     before it has read, so that each forward's first layer reads.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return {}
     known: Any = getattr(x, "_flash_cute_lengths", None)
-    in_inference = x.is_inference()
-    stamp: Any = getattr(module, "layer_idx", None) if in_inference else x._version
     found: dict[object, Lengths | None]
-    if known is not None and stamp is not None and (stamp > known[0] if in_inference else stamp == known[0]):
-        found = known[1]
-        return found
+    if known is not None:
+        version, read_by, found = known
+        if version is not None:  # and so it was not made in inference mode, which a tensor's lifetime does not change
+            if version == x._version:
+                return found
+        elif (layer_idx := getattr(module, "layer_idx", None)) is not None and layer_idx > read_by:
+            return found
     found = {}
-    if stamp is not None:
-        x._flash_cute_lengths = (stamp, found)  # type: ignore[attr-defined]
+    if not x.is_inference():
+        x._flash_cute_lengths = (x._version, None, found)  # type: ignore[attr-defined]
+    elif (layer_idx := getattr(module, "layer_idx", None)) is not None:
+        x._flash_cute_lengths = (None, layer_idx, found)  # type: ignore[attr-defined]
     return found

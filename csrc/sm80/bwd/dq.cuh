@@ -10,6 +10,7 @@
 #include <cute/tensor.hpp>
 
 #include "../../core/convert.cuh"
+#include "../../core/memory_order.cuh"
 #include "schedule.cuh"
 #include "task.cuh"
 #include "traits.cuh"
@@ -18,17 +19,11 @@
 namespace flash_cute::sm80::bwd {
 
 // The semaphore of a row tile counts the key tiles that have added to it.
-CUTE_DEVICE int turns_ended(int const* semaphore) {
-  int ended;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(ended) : "l"(semaphore) : "memory");
-  return ended;
-}
+CUTE_DEVICE int turns_ended(int const* semaphore) { return load_acquire(semaphore); }
 
 // Called by one thread, after a barrier that follows the adds of all threads. The release makes them visible before the
 // count; it waits until they have reached memory.
-CUTE_DEVICE void end_turn(int* semaphore) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(semaphore) : "memory");
-}
+CUTE_DEVICE void end_turn(int* semaphore) { increment_release(semaphore); }
 
 // Two threads, of different warps, end the turns of a CTA and wait for them. A turn ends at the beginning of the next
 // step, when the adds have mostly reached memory, and is awaited before the barrier after which all threads add.

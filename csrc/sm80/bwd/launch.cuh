@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../core/bwd_preprocess.cuh"
+#include "../../core/element.cuh"
 #include "../../core/list_sequence_tiles.cuh"
 #include "dq.cuh"
 #include "kernel.cuh"
@@ -47,28 +48,44 @@ cudaError_t launch_sequence_kernels(BwdPlan const& plan, BwdParams const& params
   return cudaGetLastError();
 }
 
+// Any scores of any sequences. The tile has room on every chip.
 template <int kHeadDim>
 cudaError_t launch_sequences(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   constexpr TileConfig kTile = sequence_tile_config(kHeadDim);
-  static_assert(smem_bytes(kTile, kHeadDim) + kSequenceBytes <= kMaxSmemBytes[kSmem99K]);
-  return plan.dtype == DType::kFloat16
-             ? launch_sequence_kernels<SequenceTraits<cutlass::half_t, kHeadDim, kTile>>(plan, params, stream)
-             : launch_sequence_kernels<SequenceTraits<cutlass::bfloat16_t, kHeadDim, kTile>>(plan, params, stream);
+  static_assert(sequence_smem_bytes(kTile, kHeadDim) <= kMaxSmemBytes[kSmem99K]);
+  return with_element(plan.dtype, [&]<class Element>(Element) {
+    return launch_sequence_kernels<SequenceTraits<Element, kHeadDim, kTile>>(plan, params, stream);
+  });
+}
+
+// Plain scores of packed batches, where the chip has a kernel for them.
+template <int kHeadDim, int kChip>
+cudaError_t launch_plain_sequences(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  if constexpr (!has_plain_sequence_kernel(kHeadDim, kChip)) {
+    return launch_sequences<kHeadDim>(plan, params, stream);
+  } else {
+    constexpr TileConfig kTile = plain_sequence_tile_config(kHeadDim, kChip);
+    static_assert(sequence_smem_bytes(kTile, kHeadDim) <= kMaxSmemBytes[kChip]);
+    return with_element(plan.dtype, [&]<class Element>(Element) {
+      return launch_sequence_kernels<PlainSequenceTraits<Element, kHeadDim, kTile>>(plan, params, stream);
+    });
+  }
 }
 
 template <int kHeadDim, int kChip>
 cudaError_t launch_entry(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  if (plan.variant == Variant::kPacked) return launch_plain_sequences<kHeadDim, kChip>(plan, params, stream);
   constexpr TileConfig kTile = tile_config(kHeadDim, kChip);
   static_assert(smem_bytes(kTile, kHeadDim) <= kMaxSmemBytes[kChip]);
-  return plan.dtype == DType::kFloat16
-             ? launch_kernels<Traits<cutlass::half_t, kHeadDim, kTile>>(plan, params, stream)
-             : launch_kernels<Traits<cutlass::bfloat16_t, kHeadDim, kTile>>(plan, params, stream);
+  return with_element(plan.dtype, [&]<class Element>(Element) {
+    return launch_kernels<Traits<Element, kHeadDim, kTile>>(plan, params, stream);
+  });
 }
 
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   static_assert(kHeadDimV == kHeadDim);
-  if (reads_sequences(plan.variant)) return launch_sequences<kHeadDim>(plan, params, stream);
+  if (modifies_scores(plan.variant)) return launch_sequences<kHeadDim>(plan, params, stream);
   switch (plan.entry) {
     case kA100: return launch_entry<kHeadDim, kA100>(plan, params, stream);
     case kSmem99K: return launch_entry<kHeadDim, kSmem99K>(plan, params, stream);

@@ -58,7 +58,7 @@ __device__ inline void keys_product_rs(FragA const& tCrA,  // (MMA, MMA_N, MMA_M
   CUTE_STATIC_ASSERT_V(size<0>(sB) == Int<Traits::kHeadDim>{} && size<1>(sB) == Int<Traits::kScoreRows>{});
   typename Traits::MmaKeys mma;
   auto const tiled_copy_b = make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, mma);
-  auto const copy_b = tiled_copy_b.get_slice(fresh_thread_index());
+  auto const copy_b = tiled_copy_b.get_slice(Schedule::thread_index());
   auto tCrB = fragment_b<Element>(mma, make_shape(size<0>(sB), size<1>(sB)));  // (MMA, MMA_D, MMA_M)
   auto tCsB = copy_b.partition_S(sB);                                          // (CPY, CPY_D, CPY_M)
   auto tCrB_copy = copy_b.retile_D(tCrB);                                      // (CPY, CPY_D, CPY_M)
@@ -80,7 +80,7 @@ __device__ inline void keys_product_ss(SmemA const& sA,   // (BLK_N, BLK_M / par
   CUTE_STATIC_ASSERT_V(size<0>(sA) == Int<Traits::kBlockN>{} && size<1>(sA) == Int<Traits::kScoreRows>{});
   typename Traits::MmaKeys mma;
   auto const tiled_copy_a = make_tiled_copy_A(typename Traits::SmemCopyAtom{}, mma);
-  auto const copy_a = tiled_copy_a.get_slice(fresh_thread_index());
+  auto const copy_a = tiled_copy_a.get_slice(Schedule::thread_index());
   auto tCrA = fragment_a<Element>(mma, make_shape(size<0>(sA), size<1>(sA)));  // (MMA, MMA_N, MMA_M)
   auto tCsA = copy_a.partition_S(sA);                                          // (CPY, CPY_N, CPY_M)
   auto tCrA_copy = copy_a.retile_D(tCrA);                                      // (CPY, CPY_N, CPY_M)
@@ -104,7 +104,7 @@ __device__ inline auto queries_product(SmemA const& sdS,    // (BLK_M, BLK_N)
   auto tdQrdQ = partition_fragment_C(mma, make_shape(size<0>(sdS), size<0>(sKt)));  // (MMA, MMA_M, MMA_D)
   auto tdQrdS = fragment_a<Element>(mma, make_shape(size<0>(sdS), size<1>(sdS)));   // (MMA, MMA_M, MMA_N)
   auto tdQrK = fragment_b<Element>(mma, make_shape(size<0>(sKt), size<1>(sKt)));    // (MMA, MMA_D, MMA_N)
-  int const thread = fresh_thread_index();
+  int const thread = Schedule::thread_index();
   auto const copy_a = tiled_copy_a.get_slice(thread);
   auto const copy_b = tiled_copy_b.get_slice(thread);
   auto tdQsdS = copy_a.partition_S(sdS);       // (CPY, CPY_M, CPY_N)

@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "../../core/registers.cuh"
 #include "../../params.h"
 #include "traits.cuh"
 
@@ -46,6 +47,9 @@ struct Schedule {
   static constexpr bool kEndsBlockBeforeLoads = !kDeterministic && Traits::kPInRegs;
   static constexpr bool kEndsBlockBeforeBarrier = !kDeterministic || kScarcestRegisters;
   static constexpr bool kEndsBlockAfterAdds = !kScarceRegisters;
+
+  // For the addresses of the products in the second half of a step.
+  CUTE_DEVICE static int thread_index() { return fresh_thread_index(); }
 };
 
 // Ends a basic block, across which the compiler does not move instructions. If it may hoist loads here, most kernels

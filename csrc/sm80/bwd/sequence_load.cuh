@@ -24,13 +24,11 @@ __device__ inline void load_keys(BwdParams const& params, SequenceTask const& ta
                              params.head_dim);
 }
 
-// Starts the copy of a row tile of Q or dO, and of one statistic of its rows.
+// Starts the copy of a row tile of Q or dO.
 template <class Traits, class Smem>
 CUTE_DEVICE void load_rows(BwdParams const& params, SequenceTask const& task, RowTile const& row_tile,
                            void const* row_0, Strides const& strides,
-                           Smem&& sX,           // (BLK_M / parts, D, part)
-                           float const* stats,  // (row tiles, BLK_M)
-                           float* smem_stats) {
+                           Smem&& sX) {  // (BLK_M / parts, D, part)
   CUTE_STATIC_ASSERT_V(size<2>(sX) == Int<Traits::kParts>{});
   int const first_row = row_tile.m_block * Traits::kBlockM;
   auto const* gX = static_cast<typename Traits::Element const*>(row_0) + row_tile.head * strides.head +
@@ -41,31 +39,37 @@ CUTE_DEVICE void load_rows(BwdParams const& params, SequenceTask const& task, Ro
     load_tile<RowCheck::kEach>(typename Traits::GmemLoad{}, gX + row * strides.row, strides.row, sX(_, _, part),
                                task.sequence.len_q - first_row - row, params.head_dim);
   }
-  int const row = 4 * fresh_thread_index();  // no check of len_q: the workspace is padded to whole row tiles
-  if (row < Traits::kBlockM) {
-    SM80_CP_ASYNC_CACHEALWAYS<uint128_t>::copy(
-        *reinterpret_cast<uint128_t const*>(stats + task.number(params, row_tile) * Traits::kBlockM + row),
-        *reinterpret_cast<uint128_t*>(smem_stats + row));
-  }
 }
 
-// Q and lse_log2.
 template <class Schedule>
 __device__ inline void load_q(BwdParams const& params, RowTile const& row_tile,
                               typename Schedule::Traits::SharedStorage& smem, int stage) {
   using Traits = typename Schedule::Traits;
   auto sX = local_tile(smem.sQ(), StageShape<Traits>{}, make_coord(_0{}, _0{}, stage));  // (BLK_M / parts, D, part)
-  load_rows<Traits>(params, smem.task, row_tile, smem.task.q, params.q_strides, sX, params.lse_log2,
-                    smem.lse_log2[stage]);
+  load_rows<Traits>(params, smem.task, row_tile, smem.task.q, params.q_strides, sX);
 }
 
-// dO and delta.
 template <class Schedule>
 __device__ inline void load_dout(BwdParams const& params, RowTile const& row_tile,
-                                 typename Schedule::Traits::SharedStorage& smem) {
+                                 typename Schedule::Traits::SharedStorage& smem, int stage) {
   using Traits = typename Schedule::Traits;
-  auto sX = local_tile(smem.sdO(), StageShape<Traits>{}, make_coord(_0{}, _0{}, _0{}));  // (BLK_M / parts, D, part)
-  load_rows<Traits>(params, smem.task, row_tile, smem.task.dout, params.dout_strides, sX, params.delta, smem.delta[0]);
+  auto sX = local_tile(smem.sdO(), StageShape<Traits>{}, make_coord(_0{}, _0{}, stage));  // (BLK_M / parts, D, part)
+  load_rows<Traits>(params, smem.task, row_tile, smem.task.dout, params.dout_strides, sX);
+}
+
+// Starts the copy of the row statistics, lse_log2 and delta.
+template <class Schedule>
+__device__ inline void load_stats(BwdParams const& params, RowTile const& row_tile,
+                                  typename Schedule::Traits::SharedStorage& smem) {
+  constexpr int kBlockM = Schedule::Traits::kBlockM;
+  int const row = 4 * fresh_thread_index();  // no check of len_q: the workspace is padded to whole row tiles
+  if (row >= kBlockM) return;
+  int64_t const index = smem.task.number(params, row_tile) * kBlockM + row;
+  using Copy = SM80_CP_ASYNC_CACHEALWAYS<uint128_t>;
+  Copy::copy(*reinterpret_cast<uint128_t const*>(params.lse_log2 + index),
+             *reinterpret_cast<uint128_t*>(smem.lse_log2[0] + row));
+  Copy::copy(*reinterpret_cast<uint128_t const*>(params.delta + index),
+             *reinterpret_cast<uint128_t*>(smem.delta[0] + row));
 }
 
 }  // namespace flash_cute::sm80::bwd

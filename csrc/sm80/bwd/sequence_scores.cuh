@@ -1,5 +1,5 @@
-// The elementwise part of a step where sequences are read at run time and scores may be modified. S^T and dP^T are in
-// registers together, so that the derivative of a softcap is applied to dP^T at once and needs no registers of its own.
+// The elementwise part of a step where sequences are read at run time. Modified scores have S^T and dP^T in registers
+// together, so that the derivative of a softcap is applied to dP^T at once and needs no registers of its own.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -44,33 +44,39 @@ __device__ inline void subtract(Accumulator& tSrdP,  // (MMA, MMA_N, MMA_M)
   }
 }
 
-// Modifies the scores as the forward does, and dP^T by the derivative; sets the scores outside the mask to -inf.
+// Modifies the scores as the forward does, and dP^T by the derivative.
 template <class Schedule, class Accumulator>
-__device__ inline void modify_and_mask(BwdParams const& params, SequenceTask const& task, RowTile const& now, int part,
-                                       Accumulator& tSrS,     // (MMA, MMA_N, MMA_M)
-                                       Accumulator& tSrdP) {  // (MMA, MMA_N, MMA_M)
+__device__ inline void modify_scores(BwdParams const& params, SequenceTask const& task, RowTile const& now, int part,
+                                     Accumulator& tSrS,     // (MMA, MMA_N, MMA_M)
+                                     Accumulator& tSrdP) {  // (MMA, MMA_N, MMA_M)
   using Traits = typename Schedule::Traits;
-  int const row = now.m_block * Traits::kBlockM + part * Traits::kScoreRows, column = task.n_block * Traits::kBlockN;
-  auto scores = rowcol_view(tSrS);                   // (keys, rows)
-  auto tScS_0 = score_coords_of_thread_0<Traits>();  // (keys, rows) -> (key, row)
   cap_scores_by_tanh_and_differentiate(tSrS, tSrdP, params.score);
   float const slope = head_slope(params.score, task.index, now.head);
-  if (slope != 0.f) {
-    add_bias_transposed(scores, thread_coords<Traits>(task), tScS_0, slope, row - column + task.sequence.shift);
-  }
-  if (task.range.needs_mask(now.m_block)) {
-    apply_mask_transposed(scores, thread_coords<Traits>(task), tScS_0, task.sequence, row, column);
-  }
+  if (slope == 0.f) return;
+  int const row = now.m_block * Traits::kBlockM + part * Traits::kScoreRows, column = task.n_block * Traits::kBlockN;
+  auto scores = rowcol_view(tSrS);  // (keys, rows)
+  add_bias_transposed(scores, thread_coords<Traits>(task), score_coords_of_thread_0<Traits>(), slope,
+                      row - column + task.sequence.shift);
 }
 
-// S^T to P^T = exp2(scale_log2 S^T - lse_log2), and dP^T - delta to dS^T, the product of both.
-template <class Accumulator, class Stats>
-__device__ inline void exponentiate_and_multiply(Accumulator& tSrS,   // (MMA, MMA_N, MMA_M)
-                                                 Accumulator& tSrdP,  // (MMA, MMA_N, MMA_M)
-                                                 Stats const& lse_log2, float scale_log2) {
-  exponentiate(tSrS, lse_log2, scale_log2);
+// Sets the scores outside the mask to -inf.
+template <class Schedule, class Accumulator>
+__device__ inline void mask_scores(SequenceTask const& task, RowTile const& now, int part,
+                                   Accumulator& tSrS) {  // (MMA, MMA_N, MMA_M)
+  using Traits = typename Schedule::Traits;
+  if (!task.range.needs_mask(now.m_block)) return;
+  int const row = now.m_block * Traits::kBlockM + part * Traits::kScoreRows, column = task.n_block * Traits::kBlockN;
+  auto scores = rowcol_view(tSrS);  // (keys, rows)
+  apply_mask_transposed(scores, thread_coords<Traits>(task), score_coords_of_thread_0<Traits>(), task.sequence, row,
+                        column);
+}
+
+// dP^T - delta to dS^T, its product with P^T.
+template <class Accumulator>
+__device__ inline void multiply(Accumulator& tSrdP,         // (MMA, MMA_N, MMA_M)
+                                Accumulator const& tSrP) {  // (MMA, MMA_N, MMA_M)
   CUTE_UNROLL
-  for (int i = 0; i < size(tSrS); ++i) tSrdP(i) *= tSrS(i);
+  for (int i = 0; i < size(tSrdP); ++i) tSrdP(i) *= tSrP(i);
 }
 
 }  // namespace flash_cute::sm80::bwd

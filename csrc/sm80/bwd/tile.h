@@ -54,14 +54,24 @@ constexpr TileConfig tile_config(int head_dim, int chip) {
           .row_warps = 2, .q_stages = stages, .dout_stages = stages, .ctas_per_sm = 1};
 }
 
-// The tiles of the kernel that reads sequences at run time: one per head dim, which every chip has room for.
+// Whether plain scores of packed batches have a kernel of their own, with a tile of the dense kernels. Elsewhere the
+// kernel of modified scores serves them.
+constexpr bool has_plain_sequence_kernel(int head_dim, int chip) {
+  return head_dim > 32 && head_dim <= 128 && chip != kSmem99K;
+}
+
+// The tile of a chip for plain scores of packed batches; has_plain_sequence_kernel holds.
+constexpr TileConfig plain_sequence_tile_config(int head_dim, int chip) { return tile_config(head_dim, chip); }
+
+// The tiles of the kernel of modified scores, packed or dense: one per head dim, which every chip has room for. The
+// dense tiles of head dims 64 and 128 have no registers for the derivative of a softcap.
 constexpr TileConfig sequence_tile_config(int head_dim) {
-  if (head_dim > 32 && head_dim <= 64) {  // with P in registers, 128 keys: spills 16 bytes
+  if (head_dim > 32 && head_dim <= 64) {
     return {.block_m = 64, .block_n = 64, .warps = 4, .score_warps = 2, .key_warps = 2, .row_warps = 2,
             .q_stages = 1, .dout_stages = 1, .ctas_per_sm = 2};
   }
-  TileConfig tile = tile_config(head_dim, kSmem99K);  // at 128 that of an A100 spills 12 bytes
-  if (head_dim > 192) tile.ctas_per_sm = 2;           // which has room on an H100 alone
+  TileConfig tile = tile_config(head_dim, kSmem99K);
+  if (head_dim > 192) tile.ctas_per_sm = 2;  // which has room on an H100 alone
   return tile;
 }
 
@@ -73,13 +83,20 @@ constexpr int smem_bytes(TileConfig tile, int head_dim) {
          4 * row_stages * tile.block_m;
 }
 
-// What a kernel adds to it whose sequences are read at run time.
-constexpr int kSequenceBytes = 128;
+// The same where sequences are read at run time: one stage of row statistics, and the task.
+constexpr int sequence_smem_bytes(TileConfig tile, int head_dim) {
+  constexpr int kTaskBytes = 128;
+  int const further_stages = tile.q_stages + tile.dout_stages - 2;
+  return smem_bytes(tile, head_dim) - 4 * further_stages * tile.block_m + kTaskBytes;
+}
 
 constexpr KernelShape kernel_shape(int head_dim, int chip, Variant variant = Variant::kDense) {
   bool const reads = reads_sequences(variant);
-  TileConfig const tile = reads ? sequence_tile_config(head_dim) : tile_config(head_dim, chip);
-  int const bytes = smem_bytes(tile, head_dim) + (reads ? kSequenceBytes : 0);
+  bool const plain = !modifies_scores(variant) && has_plain_sequence_kernel(head_dim, chip);
+  TileConfig const tile = !reads  ? tile_config(head_dim, chip)
+                          : plain ? plain_sequence_tile_config(head_dim, chip)
+                                  : sequence_tile_config(head_dim);
+  int const bytes = reads ? sequence_smem_bytes(tile, head_dim) : smem_bytes(tile, head_dim);
   int const fitting = (kMaxSmemBytes[chip] + 1024) / (bytes + 1024);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,

@@ -8,6 +8,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "tile.h"
+#include "../mma_atom.cuh"
 
 namespace flash_cute::sm80::bwd {
 
@@ -26,11 +27,9 @@ struct Traits {
   static constexpr int kDoutStages = kTile.dout_stages;
   static constexpr bool kPInRegs = kTile.p_in_regs();
 
-  using MmaAtom = std::conditional_t<std::is_same_v<Element, cutlass::half_t>, SM80_16x8x16_F32F16F16F32_TN,
-                                     SM80_16x8x16_F32BF16BF16F32_TN>;
   // 16 x 16 per warp and k step: one ldmatrix.x4 loads a warp's share of either operand.
   template <int kFirst>
-  using Mma = TiledMMA<MMA_Atom<MmaAtom>, Layout<Shape<Int<kFirst>, Int<kWarps / kFirst>, _1>>,
+  using Mma = TiledMMA<MMA_Atom<MmaAtom<Element>>, Layout<Shape<Int<kFirst>, Int<kWarps / kFirst>, _1>>,
                        Tile<Int<16 * kFirst>, Int<16 * (kWarps / kFirst)>, _16>>;
   using MmaScores = Mma<kTile.score_warps>;  // S^T = K Q^T and dP^T = V dO^T: (keys, rows)
   using MmaKeys = Mma<kTile.key_warps>;      // dV += P^T dO and dK += dS^T Q: (keys, head dim)
@@ -81,15 +80,17 @@ struct Traits {
 
   static constexpr int kDqPerThread = kBlockM * kHeadDim / kThreads;
 
-  struct SharedStorage {
+  // Row statistics have `kLseStages` and `kDeltaStages` buffers of their own.
+  template <int kLseStages, int kDeltaStages>
+  struct Storage {
     alignas(128) Element k[kBlockN * kHeadDim];  // dK in the epilogue
     alignas(128) Element v[kBlockN * kHeadDim];  // dV in the epilogue
     alignas(128) Element q[kQStages * kBlockM * kHeadDim];
     alignas(128) Element dout[kDoutStages * kBlockM * kHeadDim];
     alignas(128) Element ds[kBlockM * kBlockN];
     alignas(128) Element p[kPInRegs ? 0 : kBlockM * kBlockN];
-    alignas(128) float lse_log2[kQStages][kBlockM];
-    alignas(128) float delta[kDoutStages][kBlockM];
+    alignas(128) float lse_log2[kLseStages][kBlockM];
+    alignas(128) float delta[kDeltaStages][kBlockM];
 
     // The buffers as tensors. A tile of Q or dO is one part of a stage.
     CUTE_DEVICE auto sQ() { return make_tensor(make_smem_ptr(q), SmemLayoutQ{}); }           // (BLK_M / parts, D, tile)
@@ -103,6 +104,7 @@ struct Traits {
     CUTE_DEVICE auto sdSt() { return make_tensor(make_smem_ptr(ds), SmemLayoutSt{}); }            // (BLK_N, BLK_M)
     CUTE_DEVICE auto sdS() { return make_tensor(make_smem_ptr(ds), SmemLayoutS{}); }              // (BLK_M, BLK_N)
   };
+  using SharedStorage = Storage<kQStages, kDoutStages>;
   static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
 };
 

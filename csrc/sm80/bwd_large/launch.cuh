@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../core/bwd_preprocess_large.cuh"
+#include "../../core/element.cuh"
 #include "../../core/list_sequence_tiles.cuh"
 #include "kernel.cuh"
 
@@ -35,8 +36,9 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   static_assert(kHeadDim == kHeadDimV);
-  return plan.dtype == DType::kFloat16 ? launch_kernels<Traits<cutlass::half_t, kHeadDim>>(plan, params, stream)
-                                       : launch_kernels<Traits<cutlass::bfloat16_t, kHeadDim>>(plan, params, stream);
+  return with_element(plan.dtype, [&]<class Element>(Element) {
+    return launch_kernels<Traits<Element, kHeadDim>>(plan, params, stream);
+  });
 }
 
 }  // namespace flash_cute::sm80::bwd_large

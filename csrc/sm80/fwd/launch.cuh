@@ -1,6 +1,7 @@
 // Launches a plan. Included only by the generated instance files.
 #pragma once
 
+#include "../../core/element.cuh"
 #include "../../core/sequence_prefix.cuh"
 #include "float16_products.cuh"
 #include "float16_tile.h"
@@ -32,9 +33,9 @@ template <int kHeadDim, int kChip, Variant kVariant>
 cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   constexpr TileConfig kTile = tile_config(kHeadDim, kChip, kVariant);
   static_assert(smem_bytes(kTile, kHeadDim) + kSequenceBytes <= kMaxSmemBytes[kChip]);
-  return plan.dtype == DType::kFloat16
-             ? launch_kernel<Traits<cutlass::half_t, kHeadDim, kTile, kVariant>>(plan, params, stream)
-             : launch_kernel<Traits<cutlass::bfloat16_t, kHeadDim, kTile, kVariant>>(plan, params, stream);
+  return with_element(plan.dtype, [&]<class Element>(Element) {
+    return launch_kernel<Traits<Element, kHeadDim, kTile, kVariant>>(plan, params, stream);
+  });
 }
 
 template <int kHeadDim, int kChip>

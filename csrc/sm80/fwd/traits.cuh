@@ -11,6 +11,7 @@
 #include "../../core/sequence.cuh"
 #include "../../core/tile_order.h"
 #include "../../core/variant.h"
+#include "../mma_atom.cuh"
 
 namespace flash_cute::sm80::fwd {
 
@@ -46,9 +47,8 @@ struct Traits {
   static_assert(kStages == 1 || kStages == 2);
 
   // Split-Q: the warps are tiled along M only, so that softmax reduces within a quad of threads.
-  using MmaAtom = std::conditional_t<std::is_same_v<Element, cutlass::half_t>, SM80_16x8x16_F32F16F16F32_TN,
-                                     SM80_16x8x16_F32BF16BF16F32_TN>;
-  using Mma = TiledMMA<MMA_Atom<MmaAtom>, Layout<Shape<Int<kWarps>, _1, _1>>, Tile<Int<16 * kWarps>, _16, _16>>;
+  using Mma = TiledMMA<MMA_Atom<MmaAtom<Element>>, Layout<Shape<Int<kWarps>, _1, _1>>,
+                       Tile<Int<16 * kWarps>, _16, _16>>;
 
   // Rows of 64 (or 32) elements, whose eight (four) 16-byte chunks are permuted by the row index, so that the eight
   // rows of an 8x8 matrix that ldmatrix reads lie in different banks.

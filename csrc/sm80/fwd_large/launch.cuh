@@ -1,6 +1,7 @@
 // Launches a plan. Included only by the generated instance files.
 #pragma once
 
+#include "../../core/element.cuh"
 #include "../../core/sequence_prefix.cuh"
 #include "kernel.cuh"
 
@@ -39,8 +40,9 @@ cudaError_t launch_for(FwdPlan const& plan, FwdParams const& params, cudaStream_
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   static_assert(kHeadDim == kHeadDimV);
-  return plan.dtype == DType::kFloat16 ? launch_for<cutlass::half_t, kHeadDim>(plan, params, stream)
-                                       : launch_for<cutlass::bfloat16_t, kHeadDim>(plan, params, stream);
+  return with_element(plan.dtype, [&]<class Element>(Element) {
+    return launch_for<Element, kHeadDim>(plan, params, stream);
+  });
 }
 
 }  // namespace flash_cute::sm80::fwd_large

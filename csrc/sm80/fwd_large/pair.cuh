@@ -14,6 +14,7 @@
 
 #include <cute/tensor.hpp>
 
+#include "../../core/memory_order.cuh"
 #include "../../params.h"
 #include "pair.h"
 
@@ -48,19 +49,13 @@ class Pair {
     ++count_;
     if (thread != 0) return;
     __threadfence();
-    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(flags_ + part_ * kFlagStride), "r"(count_) : "memory");
+    store_release(flags_ + part_ * kFlagStride, count_);
   }
 
   // Until other() is there. Ends with a barrier.
   CUTE_DEVICE void wait(int thread) const {
     if (thread == 0) {
-      int sent;
-      do {
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
-                     : "=r"(sent)
-                     : "l"(flags_ + (1 - part_) * kFlagStride)
-                     : "memory");
-      } while (sent < count_);
+      while (load_acquire(flags_ + (1 - part_) * kFlagStride) < count_) continue;
       __threadfence();
     }
     __syncthreads();

@@ -15,12 +15,9 @@
 
 #include "shared.cuh"
 #include "tile.h"
+#include "../mma_atom.cuh"
 
 namespace flash_cute::sm80::large {
-
-template <class Element>
-using MmaAtom = std::conditional_t<std::is_same_v<Element, cutlass::half_t>, SM80_16x8x16_F32F16F16F32_TN,
-                                   SM80_16x8x16_F32BF16BF16F32_TN>;
 
 // Warp w has rows 16 (w % 2) + 32 i + [0, 16) and keys 8 (w / 2) + 32 j + [0, 8) of the scores.
 template <class Element>

@@ -8,6 +8,7 @@
 #include "split_q.cuh"
 #include "tiled_qk.cuh"
 #include "tiled_qkv.cuh"
+#include "../../core/element.cuh"
 
 namespace flash_cute::sm80::schedules {
 
@@ -52,8 +53,9 @@ cudaError_t launch_kernel(int64_t row_tiles, FwdParams const& params, cudaStream
 
 template <Schedule kSchedule, int kHeadDim>
 cudaError_t launch(DType dtype, int64_t row_tiles, FwdParams const& params, cudaStream_t stream) {
-  return dtype == DType::kFloat16 ? launch_kernel<kSchedule, cutlass::half_t, kHeadDim>(row_tiles, params, stream)
-                                  : launch_kernel<kSchedule, cutlass::bfloat16_t, kHeadDim>(row_tiles, params, stream);
+  return with_element(dtype, [&]<class Element>(Element) {
+    return launch_kernel<kSchedule, Element, kHeadDim>(row_tiles, params, stream);
+  });
 }
 
 }  // namespace flash_cute::sm80::schedules

@@ -42,7 +42,7 @@ struct SplitKvTraits : fwd::Traits<Element, kHeadDim, split_kv_base(tile_config(
 
   // A warp has kWarpKeys neighbouring keys: of S as columns, of P and V as the depth of the product.
   static constexpr int kWarpKeys = kBlockN / kWarps;
-  using Atom = MMA_Atom<typename SplitKvTraits::MmaAtom>;
+  using Atom = MMA_Atom<MmaAtom<Element>>;
   using KeysOfS = Layout<Shape<_8, Int<kWarps>, Int<kWarpKeys / 8>>, Stride<_1, Int<kWarpKeys>, _8>>;
   using KeysOfP = Layout<Shape<_16, Int<kWarps>, Int<kWarpKeys / 16>>, Stride<_1, Int<kWarpKeys>, _16>>;
   using MmaS = TiledMMA<Atom, Layout<Shape<_1, Int<kWarps>, _1>>, Tile<_16, KeysOfS, _16>>;

@@ -13,6 +13,7 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/tensor.hpp>
 
+#include "../../core/memory_order.cuh"
 #include "../../core/registers.cuh"
 #include "dq_queue.cuh"
 #include "read_sequence.cuh"
@@ -34,10 +35,7 @@ CUTE_DEVICE void wait_results_read() {
 // Spins until a counter in global memory has reached `turn`; end_turn increments it. The semaphore of a row tile counts
 // the key tiles that have added, or, without the deterministic mode, only the first one, which has stored.
 CUTE_DEVICE void wait_turn(int const* semaphore, int turn) {
-  int arrived;
-  do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(arrived) : "l"(semaphore) : "memory");
-  } while (arrived < turn);
+  while (load_acquire(semaphore) < turn) continue;
   asm volatile("fence.proxy.async;" ::: "memory");  // orders the bulk copies that follow after the acquire
 }
 
@@ -47,7 +45,7 @@ CUTE_DEVICE void bulk_wait_written() { asm volatile("cp.async.bulk.wait_group 0;
 CUTE_DEVICE void end_turn(int* semaphore) {
   bulk_wait_written();
   asm volatile("fence.proxy.async;" ::: "memory");
-  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(semaphore) : "memory");
+  increment_release(semaphore);
 }
 
 // The progress of a KV head (over all batches): each of the two adding threads counts each of its key tiles, so that
@@ -81,23 +79,31 @@ CUTE_DEVICE int next_dq_step(int step, int warpgroup) {
 
 // The state of the warpgroup's ring of dQ buffers in such a step.
 template <class Traits>
-CUTE_DEVICE PipelineState<Traits::kDqBuffers> dq_state(int step) {
-  return {step % Traits::kDqBuffers, (step >> 1) & 1};
+CUTE_DEVICE PipelineState<Traits::kDqBarriers> dq_state(int step) {
+  return {step % Traits::kDqBarriers, (step >> 1) & 1};
+}
+
+// Waits until the adding thread has read what the buffer for a step's dQ held before: dQ of two steps before or, where
+// all steps have one buffer, of the step before, which is the wait of the next step.
+template <class Traits>
+CUTE_DEVICE void wait_dq_buffer(typename Traits::SharedStorage& smem, int warpgroup, int step) {
+  smem.dq_pipeline[warpgroup].wait_empty(dq_state<Traits>(Traits::kByColumns ? step + 1 : step));
 }
 
 // Stores a warpgroup's dQ of a step in shared memory, in fragment order: offset i + 4 * 128 * j (i < 512) holds
-// register 4 * j + i % 4 of thread i / 4.
-template <class Traits, class Accumulator>
+// register 4 * j + i % 4 of thread i / 4. `kFirst`: the registers are those from this one on.
+template <class Traits, int kFirst = 0, class Accumulator>
 CUTE_DEVICE void store_dq(typename Traits::SharedStorage& smem, int warpgroup, int step,
                           Accumulator const& tdQrdQ) {  // (MMA, MMA_M, MMA_D)
-  constexpr int kPerThread = Traits::kDqElements / 128;
-  static_assert(decltype(size(tdQrdQ))::value == kPerThread);
+  constexpr int kPerThread = decltype(size(tdQrdQ))::value;
+  static_assert(kFirst + kPerThread <= Traits::kDqElements / 128);
   auto const state = dq_state<Traits>(step);
-  auto* const buffer = reinterpret_cast<float4*>(smem.dq[warpgroup][state.stage]) + consumer_thread() % 128;
-  smem.dq_pipeline[warpgroup].wait_empty(state);  // the adding thread has read dQ of two steps before
+  int const number = state.stage % Traits::kDqBuffers;
+  auto* const buffer = reinterpret_cast<float4*>(smem.dq[warpgroup][number]) + consumer_thread() % 128;
+  wait_dq_buffer<Traits>(smem, warpgroup, step);
   CUTE_UNROLL
   for (int i = 0; i < kPerThread; i += 4) {
-    buffer[i * 32] = make_float4(tdQrdQ(i), tdQrdQ(i + 1), tdQrdQ(i + 2), tdQrdQ(i + 3));
+    buffer[(kFirst + i) * 32] = make_float4(tdQrdQ(i), tdQrdQ(i + 1), tdQrdQ(i + 2), tdQrdQ(i + 3));
   }
 }
 
@@ -140,18 +146,19 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
       };
       auto const state = dq_state<Traits>(count);
 #pragma unroll 1
-      for (int warpgroup = 0; warpgroup < Traits::kWarpgroups; ++warpgroup) {
+      for (int i = 0; i < Traits::kWarpgroups; ++i) {
+        int const warpgroup = Traits::kByColumns ? Traits::kWarpgroups - 1 - i : i;  // in the order of their dQ
         if (!computes_dq<Traits>(kParity, warpgroup)) continue;
         smem.dq_pipeline[warpgroup].wait_full(state);  // the warpgroup's four warps have stored dQ of this step
         int64_t const offset = Traits::kTurns ? 0 : warpgroup * Traits::kDqElements;
         float* const sums = params.dq_acc + int64_t{index} * Traits::kQElements + offset;
-        uint32_t const source = cast_smem_ptr_to_uint(smem.dq[warpgroup][state.stage]);
+        uint32_t const source = cast_smem_ptr_to_uint(smem.dq[warpgroup][state.stage % Traits::kDqBuffers]);
         if (is_first()) {
           asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(source),
                        "n"(kBytes)
                        : "memory");
         } else {
-          if (warpgroup == 0 || Traits::kTurns) {
+          if (i == 0 || Traits::kTurns) {
             wait_turn(params.semaphores + index, params.deterministic ? turn() : 1);
           }
           asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),

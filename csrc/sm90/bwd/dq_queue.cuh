@@ -4,6 +4,7 @@
 // that are left. In global memory: BwdParams::dq_queue has the queue's places, then the counts, see also DqQueue.
 #pragma once
 
+#include "../../core/memory_order.cuh"
 #include "../../core/sequence_tiles.cuh"
 #include "task.cuh"
 
@@ -51,7 +52,7 @@ struct TakenChunk {
     if (place >= tail) return;  // others were faster: the next chunk that comes to the place is this CTA's
     left = tail - place - 1;
     do {  // the chunk has a place in the queue before it is there
-      number = read(params.dq_queue + place) - 1;
+      number = load_acquire(params.dq_queue + place) - 1;
     } while (number < 0);
     asm volatile("fence.proxy.async;" ::: "memory");  // bulk copies have written the sums
     place = -1;
@@ -59,14 +60,7 @@ struct TakenChunk {
 
   // Whether no chunk is left for a CTA.
   CUTE_DEVICE static bool all(BwdParams const& params, int place) {
-    return (place < 0 ? read(params.counters + DqQueue::kHead) : place) >= params.counters[DqQueue::kExpected];
-  }
-
- private:
-  CUTE_DEVICE static int read(int const* counter) {
-    int value;
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
-    return value;
+    return (place < 0 ? load_acquire(params.counters + DqQueue::kHead) : place) >= params.counters[DqQueue::kExpected];
   }
 };
 

@@ -9,6 +9,7 @@
 #include "read_sequence.cuh"
 #include "task.cuh"
 #include "traits.cuh"
+#include "../warpgroup.cuh"
 
 namespace flash_cute::sm90::bwd {
 
@@ -26,7 +27,7 @@ template <class Traits>
 class DqRows {
  public:
   // Row tiles in flight together: a task's share of dQ where each KV head has one query head.
-  static constexpr int kRowTiles = Traits::kBlockM == 64 ? 2 : 1;
+  static constexpr int kRowTiles = Traits::kDqRowTiles;
 
   // Loads the first kRowTiles of the row tiles from `begin` on.
   template <class Share>
@@ -77,7 +78,7 @@ class DqRows {
     // Register 4 * j + r of thread t in store_dq has row 64 * (j / (D / 8)) + 16 * (t / 32) + t % 32 / 4 + 8 * (r / 2)
     // and column 8 * (j % (D / 8)) + 2 * (t % 4) + r % 2. Here each of the two warpgroups has every other j.
     int const thread = consumer_thread();
-    int const row = thread % 128 / 32 * 16 + thread % 32 / 4;
+    int const row = first_row_of_thread(thread);
     int const column = thread / 128 * 8 + thread % 4 * 2;
     int64_t const stride = params.dq_strides.row;
     Element* const dq = place.rows + row * stride + column;
@@ -89,7 +90,8 @@ class DqRows {
           if (row + row_below >= place.all || column + further_column >= params.head_dim) return;
           if (row + row_below >= place.used) left = right = 0.f;
         }
-        cutlass::Array<float, 2> const scaled{left * params.scale, right * params.scale};
+        float const factor = params.scale * Traits::kSumsFactor;
+        cutlass::Array<float, 2> const scaled{left * factor, right * factor};
         auto const pair = cutlass::NumericArrayConverter<Element, float, 2>{}(scaled);
         *reinterpret_cast<uint32_t*>(dq + row_below * stride + further_column) =
             reinterpret_cast<uint32_t const&>(pair);

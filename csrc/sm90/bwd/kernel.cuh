@@ -9,9 +9,12 @@
 #include "dq_rows.cuh"
 #include "load.cuh"
 #include "mainloop.cuh"
+#include "mla_epilogue.cuh"
+#include "mla_mainloop.cuh"
 #include "sequence_scheduler.cuh"
 #include "split.cuh"
 #include "traits.cuh"
+#include "../../core/memory_order.cuh"
 #include "../warpgroup.cuh"
 
 namespace flash_cute::sm90::bwd {
@@ -27,7 +30,7 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
     // All consumer warps, the two adding threads and the watcher have finished that task: its slot may be overwritten.
     smem.task_pipeline.wait_empty(at_step(draw));
     if (draw < 2 || task.dq_begin >= task.dq_end) return;
-    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(head_counter(args, task.dq_head)) : "memory");
+    increment_release(head_counter(args, task.dq_head));
   };
 #pragma unroll 1
   for (;; ++draws) {
@@ -71,14 +74,18 @@ CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::Shar
 }
 
 // Stores dK and dV if `stores`, and the task's share of dQ.
-template <class Traits, class Share, class Accumulator>
+template <class Traits, class Share, class AccumulatorK, class AccumulatorV>
 CUTE_DEVICE void store_results(KernelArgs const& args, KeyTile const& tile, int draws,
                                typename Traits::SharedStorage& smem, Share const& share, bool stores,
-                               Accumulator const& tdKrdK,    // (MMA, MMA_N, MMA_D)
-                               Accumulator const& tdVrdV) {  // (MMA, MMA_N, MMA_D)
+                               AccumulatorK const& tdKrdK,    // (MMA, MMA_N, MMA_D)
+                               AccumulatorV const& tdVrdV) {  // (MMA, MMA_N, MMA_DV)
   DqRows<Traits> dq_rows;
   dq_rows.load(share, share.begin);
-  if (stores) epilogue<Traits>(args, tile, draws, smem, tdKrdK, tdVrdV);
+  if constexpr (Traits::kByColumns) {
+    if (stores) mla_epilogue<Traits>(args, tile, draws, smem, tdKrdK, tdVrdV);
+  } else {
+    if (stores) epilogue<Traits>(args, tile, draws, smem, tdKrdK, tdVrdV);
+  }
   for (int row_tile = share.begin; row_tile < share.end;) {
     dq_rows.store(args.params, share, row_tile);
     row_tile += dq_rows.kRowTiles;
@@ -87,11 +94,11 @@ CUTE_DEVICE void store_results(KernelArgs const& args, KeyTile const& tile, int 
 }
 
 // What follows the main loop: parts, dK and dV, and the task's share of dQ.
-template <class Traits, class Accumulator>
+template <class Traits, class AccumulatorK, class AccumulatorV>
 CUTE_DEVICE void finish_task(KernelArgs const& args, KeyTile const& tile, int draws,
                              typename Traits::SharedStorage& smem, Task const volatile& task,
-                             Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
-                             Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
+                             AccumulatorK& tdKrdK,    // (MMA, MMA_N, MMA_D)
+                             AccumulatorV& tdVrdV) {  // (MMA, MMA_N, MMA_DV)
   smem.sums_pipeline.wait_full(at_step(draws));  // the watcher: other CTAs' sums and parts for this task are complete
   int const parts = uniform(task.parts);
   if (parts < 0) store_part<Traits>(args, uniform(task.range), uniform(task.split), tdKrdK, tdVrdV);
@@ -102,21 +109,35 @@ CUTE_DEVICE void finish_task(KernelArgs const& args, KeyTile const& tile, int dr
 }
 
 // The same where sequences are read at run time.
-template <class Traits, class Accumulator>
+template <class Traits, class AccumulatorK, class AccumulatorV>
 CUTE_DEVICE void finish_task(KernelArgs const& args, KeyTile const& tile, int draws,
                              typename Traits::SharedStorage& smem, SequenceTask const volatile& task,
-                             Accumulator const& tdKrdK,    // (MMA, MMA_N, MMA_D)
-                             Accumulator const& tdVrdV) {  // (MMA, MMA_N, MMA_D)
+                             AccumulatorK const& tdKrdK,    // (MMA, MMA_N, MMA_D)
+                             AccumulatorV const& tdVrdV) {  // (MMA, MMA_N, MMA_DV)
   SequenceDqShare<Traits> const share{args.params, task.chunk, uniform(task.dq_begin), uniform(task.dq_end)};
   store_results<Traits>(args, tile, draws, smem, share, tile.n_block >= 0, tdKrdK, tdVrdV);
 }
 
+template <class Traits, class AccumulatorK, class AccumulatorV>
+CUTE_DEVICE void run_mainloop(KernelArgs const& args, KeyTile const& tile, int draws,
+                              typename Traits::SharedStorage& smem,
+                              AccumulatorK& tdKrdK,    // (MMA, MMA_N, MMA_D)
+                              AccumulatorV& tdVrdV) {  // (MMA, MMA_N, MMA_DV)
+  if constexpr (!Traits::kByColumns) {
+    mainloop<Traits>(args, tile, draws, smem, tdKrdK, tdVrdV);
+  } else if (uniform(consumer_thread() / 128) == 0) {
+    mla_mainloop<Traits, 0>(args, tile, draws, smem, tdKrdK, tdVrdV);
+  } else {
+    mla_mainloop<Traits, 1>(args, tile, draws, smem, tdKrdK, tdVrdV);
+  }
+}
+
 template <class Traits>
 CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem) {
-  typename Traits::MmaKeys mma;
-  using Tile = Shape<Int<Traits::kBlockN>, Int<Traits::kHeadDim>>;
-  auto tdKrdK = partition_fragment_C(mma, Tile{});  // (MMA, MMA_N, MMA_D)
-  auto tdVrdV = partition_fragment_C(mma, Tile{});  // (MMA, MMA_N, MMA_D)
+  using TileK = Shape<Int<Traits::kBlockN>, Int<Traits::kHeadDim>>;
+  using TileV = Shape<Int<Traits::kBlockN>, Int<Traits::kHeadDimV>>;
+  auto tdKrdK = partition_fragment_C(typename Traits::MmaDk{}, TileK{});  // (MMA, MMA_N, MMA_D)
+  auto tdVrdV = partition_fragment_C(typename Traits::MmaDv{}, TileV{});  // (MMA, MMA_N, MMA_DV)
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     smem.task_pipeline.wait_full(at_step(draws));  // the producer has written the task
@@ -127,7 +148,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
       clear(tdKrdK);
       clear(tdVrdV);
       if (tile.begin < tile.end) {
-        mainloop<Traits>(args, tile, draws, smem, tdKrdK, tdVrdV);
+        run_mainloop<Traits>(args, tile, draws, smem, tdKrdK, tdVrdV);
       } else {
         wait_results_read();
       }

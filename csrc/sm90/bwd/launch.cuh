@@ -2,9 +2,12 @@
 #pragma once
 
 #include "../../core/bwd_preprocess.cuh"
+#include "../../core/element.cuh"
 #include "../../core/list_sequence_tiles.cuh"
 #include "../encode_bwd_maps.cuh"
+#include "../bwd_wide/launch.cuh"
 #include "kernel.cuh"
+#include "mla_traits.cuh"
 
 namespace flash_cute::sm90::bwd {
 
@@ -12,7 +15,10 @@ template <class Traits>
 cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   KernelArgs args{};
   args.params = with_scaled_dout(params);
-  MapBoxes const boxes{.query_rows = Traits::kBlockM, .key_rows = Traits::kBlockN, .columns = Traits::kChunk};
+  MapBoxes const boxes{.query_rows = Traits::kBlockM,
+                       .key_rows = Traits::kBlockN,
+                       .columns = Traits::kChunk,
+                       .columns_of_k = Traits::ColumnsK::kChunk};
   constexpr bool kSequences = reads_sequences(Traits::kVariant);
   cudaError_t error = encode_bwd_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
   if (error != cudaSuccess) return error;
@@ -31,22 +37,36 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   return cudaGetLastError();
 }
 
-template <int kHeadDim, Variant kVariant>
+template <class Element, int kHeadDim, int kHeadDimV, Variant kVariant>
+using TraitsOf = std::conditional_t<is_mla(kHeadDim, kHeadDimV),
+                                    MlaTraits<Element, kHeadDim, tile_config(kHeadDim, kVariant), kVariant, kHeadDimV>,
+                                    Traits<Element, kHeadDim, tile_config(kHeadDim, kVariant), kVariant>>;
+
+template <class Element, int kHeadDim, int kHeadDimV, Variant kVariant>
+cudaError_t launch_type(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  if constexpr (serves(kHeadDim, kHeadDimV, kVariant, std::is_same_v<Element, cutlass::bfloat16_t>)) {
+    return launch_kernels<TraitsOf<Element, kHeadDim, kHeadDimV, kVariant>>(plan, params, stream);
+  } else {
+    return bwd_wide::launch_kernels<bwd_wide::Traits<Element, kHeadDim, kHeadDimV, kVariant>>(plan, params, stream);
+  }
+}
+
+template <int kHeadDim, int kHeadDimV, Variant kVariant>
 cudaError_t launch_variant(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
-  constexpr TileConfig kTile = tile_config(kHeadDim, kVariant);
-  return plan.dtype == DType::kFloat16
-             ? launch_kernels<Traits<cutlass::half_t, kHeadDim, kTile, kVariant>>(plan, params, stream)
-             : launch_kernels<Traits<cutlass::bfloat16_t, kHeadDim, kTile, kVariant>>(plan, params, stream);
+  return with_element(plan.dtype, [&]<class Element>(Element) {
+    return launch_type<Element, kHeadDim, kHeadDimV, kVariant>(plan, params, stream);
+  });
 }
 
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
-  static_assert(kHeadDimV == kHeadDim);
+  static_assert(kHeadDimV == kHeadDim || is_mla(kHeadDim, kHeadDimV));
   switch (plan.variant) {
-    case Variant::kDense: return launch_variant<kHeadDim, Variant::kDense>(plan, params, stream);
-    case Variant::kPacked: return launch_variant<kHeadDim, Variant::kPacked>(plan, params, stream);
-    case Variant::kModified: return launch_variant<kHeadDim, Variant::kModified>(plan, params, stream);
-    case Variant::kDenseModified: return launch_variant<kHeadDim, Variant::kDenseModified>(plan, params, stream);
+    case Variant::kDense: return launch_variant<kHeadDim, kHeadDimV, Variant::kDense>(plan, params, stream);
+    case Variant::kPacked: return launch_variant<kHeadDim, kHeadDimV, Variant::kPacked>(plan, params, stream);
+    case Variant::kModified: return launch_variant<kHeadDim, kHeadDimV, Variant::kModified>(plan, params, stream);
+    case Variant::kDenseModified:
+      return launch_variant<kHeadDim, kHeadDimV, Variant::kDenseModified>(plan, params, stream);
     default: return cudaErrorInvalidValue;
   }
 }

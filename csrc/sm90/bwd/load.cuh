@@ -2,8 +2,11 @@
 // tile of every query head, as far ahead of the consumers as there are stages.
 #pragma once
 
+#include <type_traits>
+
 #include <cute/arch/copy_sm90_tma.hpp>
 
+#include "read_sequence.cuh"
 #include "task.cuh"
 #include "../load_tma.cuh"
 #include "../pipeline.cuh"
@@ -27,6 +30,34 @@ CUTE_DEVICE void load_tile_of(BwdParams const& params, CUtensorMap const& map, u
 struct StatBuffers {
   float const* rows;
   float* stages;
+};
+
+// The mask of a step for consumers that have no registers to find it themselves.
+struct alignas(16) StepMask {
+  int offset;   // the tile's first row minus its first column
+  int columns;  // the tile's columns below len_k; -1: every row sees every column
+  int lower;    // the band
+  int upper;
+
+  // (Rows past len_q need no mask: their lse_log2 is +inf, so that P = 0.)
+  template <class Traits, class Tile>
+  CUTE_DEVICE static void make(BwdParams const& params, Tile const volatile& tile, int m_block,
+                               StepMask volatile& mask) {
+    int const key = tile.n_block * Traits::kBlockN, offset = m_block * Traits::kBlockM - key;
+    auto const write = [&](auto const& lengths) {
+      int const columns = min(lengths.len_k - key, Traits::kBlockN);
+      bool const crossed = crosses_band<Traits::kBlockM, Traits::kBlockN>(lengths, offset);
+      mask.offset = offset;
+      mask.columns = crossed || columns < Traits::kBlockN ? columns : -1;
+      mask.lower = lengths.band.lower;
+      mask.upper = lengths.band.upper;
+    };
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      write(read_band(tile.sequence));
+    } else {
+      write(params);
+    }
+  }
 };
 
 struct NoSignal {
@@ -60,6 +91,11 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile
       constexpr uint32_t kElements = kBlockM * Columns::kChunk * Columns::kChunks;
       PipelineState<2> const state = at_step(count);
       pipeline.wait_empty(state);  // all consumer warps have finished dK += dS^T Q, or dV += P^T dO, of two steps ago
+      if constexpr (Traits::kProducerMasks) {
+        if constexpr (std::is_same_v<Columns, typename Traits::ColumnsQ>) {
+          StepMask::make<Traits>(params, tile, row_tile.m_block, smem.masks[state.stage]);
+        }
+      }
       uint64_t* const full = pipeline.expect(state, kElements * sizeof(Element) + sizeof...(stats) * kStatBytes);
       int const head = tile.head_kv * args.params.group + row_tile.head;
       load_tile_of<Traits, Columns>(params, map, full, TMA::CacheHintSm90::EVICT_LAST,
@@ -69,15 +105,16 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile
       (SM90_BULK_COPY_G2S::copy(stats.rows + index * kBlockM, full, stats.stages + state.stage * kBlockM, kStatBytes),
        ...);
     };
-    typename Traits::ColumnsQK const qk{};
+    typename Traits::ColumnsQ const q{};
+    typename Traits::ColumnsK const k{};
     typename Traits::ColumnsV const v{};
     StatBuffers const lse_log2{params.lse_log2, smem.lse_log2[0]}, delta{params.delta, smem.delta[0]};
     if constexpr (Traits::kDeltaWithQ) {
-      load_rows(qk, args.q, smem.q_pipeline, smem.q[0], lse_log2, delta);
+      load_rows(q, args.q, smem.q_pipeline, smem.q[0], lse_log2, delta);
     } else {
-      load_rows(qk, args.q, smem.q_pipeline, smem.q[0], lse_log2);
+      load_rows(q, args.q, smem.q_pipeline, smem.q[0], lse_log2);
     }
-    if (first) load_keys(qk, args.k, smem.k_pipeline, smem.k);
+    if (first) load_keys(k, args.k, smem.k_pipeline, smem.k);
     if constexpr (Traits::kDeltaWithQ) {
       load_rows(v, args.dout, smem.dout_pipeline, smem.dout[0]);
     } else {

@@ -13,6 +13,7 @@
 #include "task.cuh"
 #include "dq.cuh"
 #include "scores.cuh"
+#include "../../core/memory_order.cuh"
 #include "../pipeline.cuh"
 
 namespace flash_cute::sm90::bwd {
@@ -25,50 +26,51 @@ CUTE_DEVICE float4* part_address(KernelArgs const& args, int range) {
 }
 
 // Stores this CTA's part and counts one arrival per consumer warp.
-template <class Traits, class Accumulator>
+template <class Traits, class AccumulatorK, class AccumulatorV>
 CUTE_DEVICE void store_part(KernelArgs const& args, int range, int split,
-                            Accumulator const& tdKrdK,    // (MMA, MMA_N, MMA_D)
-                            Accumulator const& tdVrdV) {  // (MMA, MMA_N, MMA_D)
-  CUTE_STATIC_ASSERT_V(size(tdKrdK) == size(tdVrdV));
-  constexpr int kFours = decltype(size(tdKrdK))::value / 4;
-  static_assert(2 * kFours * 4 * Traits::kConsumerThreads == Traits::kPartRowTiles * Traits::kQElements);
+                            AccumulatorK const& tdKrdK,    // (MMA, MMA_N, MMA_D)
+                            AccumulatorV const& tdVrdV) {  // (MMA, MMA_N, MMA_DV)
+  constexpr int kFoursK = decltype(size(tdKrdK))::value / 4, kFoursV = decltype(size(tdVrdV))::value / 4;
+  static_assert((kFoursK + kFoursV) * 4 * Traits::kConsumerThreads <= Traits::kPartRowTiles * Traits::kQElements);
   float4* const part = part_address<Traits>(args, range);
-  auto put = [&](float4* to, Accumulator const& acc) {
+  auto put = [&](float4* to, auto const& acc) {
     CUTE_UNROLL
-    for (int i = 0; i < kFours; ++i) {
+    for (int i = 0; i < size(acc) / 4; ++i) {
       __stcg(to + i * Traits::kConsumerThreads, float4{acc(4 * i), acc(4 * i + 1), acc(4 * i + 2), acc(4 * i + 3)});
     }
   };
   put(part, tdKrdK);
-  put(part + kFours * Traits::kConsumerThreads, tdVrdV);
+  put(part + kFoursK * Traits::kConsumerThreads, tdVrdV);
   jitter();
   __syncwarp();  // all lanes have stored: lane 0 releases for the warp
   if (consumer_thread() % 32 == 0) {
-    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(part_counter(args, split)) : "memory");
+    increment_release(part_counter(args, split));
   }
 }
 
 // Adds the parts in the order of the ranges, so that dK and dV are bitwise reproducible.
-template <class Traits, class Accumulator>
+template <class Traits, class AccumulatorK, class AccumulatorV>
 CUTE_DEVICE void merge_parts(KernelArgs const& args, int range, int parts,
-                             Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
-                             Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
-  constexpr int kFours = decltype(size(tdKrdK))::value / 4;
-  auto add = [&](float4 const* from, Accumulator& acc) {
+                             AccumulatorK& tdKrdK,    // (MMA, MMA_N, MMA_D)
+                             AccumulatorV& tdVrdV) {  // (MMA, MMA_N, MMA_DV)
+  constexpr int kFoursK = decltype(size(tdKrdK))::value / 4;
+  auto add = [&](float4 const* from, auto& acc) {
     CUTE_UNROLL
-    for (int i = 0; i < kFours; ++i) {
+    for (int i = 0; i < size(acc) / 4; ++i) {
       float4 const other = __ldcg(from + i * Traits::kConsumerThreads);
       acc(4 * i) += other.x;
       acc(4 * i + 1) += other.y;
       acc(4 * i + 2) += other.z;
       acc(4 * i + 3) += other.w;
+      // Loads do not pass it: all in flight together would take more registers than there are.
+      if (Traits::kByColumns && i % 8 == 7) __syncwarp();
     }
   };
 #pragma unroll 1
   for (int part = 1; part <= parts; ++part) {
     float4 const* const values = part_address<Traits>(args, range + part);
     add(values, tdKrdK);
-    add(values + kFours * Traits::kConsumerThreads, tdVrdV);
+    add(values + kFoursK * Traits::kConsumerThreads, tdVrdV);
   }
 }
 

@@ -1,5 +1,5 @@
-// The tile table of the sm90 backward, up to head dim 128. Plain constants: the kernel traits, the plan and the build's
-// resource test all read them here.
+// The tile table of the sm90 backward up to head dim 128, and for head dims of 192 and 128. Plain constants: the kernel
+// traits, the plan and the build's resource test all read them here.
 #pragma once
 
 #include "../../core/kernel_shape.h"
@@ -7,7 +7,16 @@
 
 namespace flash_cute::sm90::bwd {
 
-constexpr int kMaxHeadDim = 128;  // above it, see sm90/bwd_wide
+constexpr int kMaxHeadDim = 128;
+
+// Whether q and v have the head dims of multi-head latent attention, whose kernel is that of mla_mainloop.cuh.
+constexpr bool is_mla(int head_dim, int head_dim_v) { return head_dim == 192 && head_dim_v == 128; }
+
+// Whether the kernels of this folder serve the head dims; else those of sm90/bwd_wide do. That for MLA keeps P in
+// float16 until dP is there, which is nearly exact only for inputs that are less exact.
+constexpr bool serves(int head_dim, int head_dim_v, Variant variant, bool bfloat16) {
+  return head_dim <= kMaxHeadDim || (is_mla(head_dim, head_dim_v) && !modifies_scores(variant) && bfloat16);
+}
 
 // One kernel's tuning. A consumer warpgroup owns 64 keys: their dK and dV stay in its registers.
 struct TileConfig {
@@ -21,6 +30,9 @@ struct TileConfig {
 constexpr TileConfig tile_config(int head_dim, Variant variant = Variant::kDense) {
   // Modified scores have P in 16 bits earlier, beside P times the derivative.
   bool const modified = modifies_scores(variant);
+  if (head_dim > kMaxHeadDim) {
+    return {.block_m = 64, .block_n = 128, .stages = 2, .late_dp = false, .v_steps = 0};
+  }
   if (head_dim > 64) {
     return {.block_m = 64, .block_n = 128, .stages = 2, .late_dp = true, .v_steps = modified ? 1 : 2};
   }
@@ -29,20 +41,21 @@ constexpr TileConfig tile_config(int head_dim, Variant variant = Variant::kDense
 }
 
 // K and V, `stages` buffers each of Q and dO with their row statistics, two of dS, two row tiles of dQ, and 1 KB for
-// barriers and tasks.
-constexpr int smem_bytes(TileConfig tile, int head_dim) {
-  int const operands = 2 * head_dim * 2 * (tile.block_n + tile.stages * tile.block_m);
-  int const results = 2 * 2 * tile.block_m * tile.block_n + 2 * 4 * tile.block_m * head_dim;
+// barriers and tasks. With 192 and 128 columns there is room for one of dS and one row tile.
+constexpr int smem_bytes(TileConfig tile, int head_dim, int head_dim_v) {
+  int const buffers = head_dim == head_dim_v ? 2 : 1;
+  int const operands = 2 * (head_dim + head_dim_v) * (tile.block_n + tile.stages * tile.block_m);
+  int const results = buffers * (2 * tile.block_m * tile.block_n + 4 * tile.block_m * head_dim);
   return operands + results + 8 * tile.stages * tile.block_m + 1024;
 }
 
-constexpr KernelShape kernel_shape(int head_dim, Variant variant = Variant::kDense) {
+constexpr KernelShape kernel_shape(int head_dim, int head_dim_v, Variant variant = Variant::kDense) {
   TileConfig const tile = tile_config(head_dim, variant);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,
           .threads = 384,
           .stages = tile.stages,
-          .smem_bytes = smem_bytes(tile, head_dim),
+          .smem_bytes = smem_bytes(tile, head_dim, head_dim_v),
           .ctas_per_sm = 1};
 }
 

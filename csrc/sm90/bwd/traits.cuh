@@ -21,6 +21,7 @@ struct Traits {
   static constexpr TileConfig kTile = kTile_;
   static constexpr Variant kVariant = kVariant_;
   static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kHeadDimV = kHeadDim_;
   static constexpr int kBlockM = kTile.block_m;
   static constexpr int kBlockN = kTile.block_n;
   static constexpr int kStages = kTile.stages;
@@ -45,9 +46,12 @@ struct Traits {
       SM90::GMMA::rs_op_selector<Element, Element, float, Shape<_64, Int<kHeadDim>, Int<kBlockM>>,
                                  SM90::GMMA::Major::K, SM90::GMMA::Major::MN>(),
       ByKeys{}));
+  using MmaDk = MmaKeys;
+  using MmaDv = MmaKeys;
   // dQ = dS K over all keys of the CTA. With 64 rows per step the warpgroups take turns, one step each, so that dS and
   // K are read once; with 128 rows each warpgroup has half of the rows.
   static constexpr bool kTurns = kBlockM == 64;
+  static constexpr bool kByColumns = false;  // each warpgroup has half of the columns: see MlaTraits
   using MmaQueries = decltype(make_tiled_mma(wgmma_ss_atom_mn<Element, kHeadDim>(),
                                              std::conditional_t<kTurns, Layout<Shape<_1, _1, _1>>, ByKeys>{}));
 
@@ -73,6 +77,8 @@ struct Traits {
                                               Step<_2, _1, _3>{}));
   // Where dP^T is issued after P^T, it is added to -delta, which by then must have come with Q.
   static constexpr bool kDeltaWithQ = kTile.late_dp;
+  static constexpr bool kProducerMasks = false;
+  static constexpr float kSumsFactor = 1.f;  // times the sums of dQ / scale, dK / scale and dV are their values
   // dS is computed in two shares where a step has 64 rows: dK of the first runs while the second is computed.
   static constexpr int kDsShares = kBlockM == 64 ? 2 : 1;
   // The address of a thread's stores of dS is kept in a register, or computed in each step where there is none.
@@ -83,8 +89,9 @@ struct Traits {
                                  SM90::GMMA::Major::K, SM90::GMMA::Major::MN>()));
   using SmemLayoutOut = decltype(tile_to_shape(AtomK{}, Shape<Int<kKeys>, Int<kHeadDim>>{}));
 
-  using ColumnsQK = Traits;  // of Q and K: chunks as one TMA box writes them
-  using ColumnsV = Traits;   // of V and dO
+  using ColumnsQ = Traits;  // chunks as one TMA box writes them
+  using ColumnsK = Traits;
+  using ColumnsV = Traits;  // of V and dO
 
   static constexpr int kQElements = kBlockM * kHeadDim;
   static constexpr int kDoElements = kQElements;
@@ -92,6 +99,8 @@ struct Traits {
   static constexpr int kVElements = kKElements;
   static constexpr int kDqElements = kTurns ? kQElements : kQElements / kWarpgroups;  // per warpgroup and step
   static constexpr int kDqBuffers = kTurns ? 1 : 2;
+  static constexpr int kDqBarriers = kDqBuffers;
+  static constexpr int kDqRowTiles = kBlockM == 64 ? 2 : 1;  // converted together, see DqRows
   static constexpr int kPartRowTiles = part_row_tiles(kBlockM, kBlockN);
 
   static constexpr int kListedRows = kBlockM;  // of the row tiles in SequenceTiles
@@ -113,11 +122,11 @@ struct Traits {
     Pipeline<kStages> q_pipeline;     // Q and lse_log2, with kDeltaWithQ also delta
     Pipeline<kStages> dout_pipeline;  // dO, without it also delta
     Pipeline<kScoreStages> ds_pipeline;  // all consumer warps fill a stage; those that compute dQ release it
-    Pipeline<kDqBuffers> dq_pipeline[kWarpgroups];
+    Pipeline<kDqBarriers> dq_pipeline[kWarpgroups];
     Pipeline<2> sums_pipeline;  // the watcher: other CTAs' sums and parts for the task are complete
     Pipeline<2> draw_pipeline;  // where sequences are read at run time, the producer: the next task may be drawn
   };
-  static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
+  static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim, kHeadDimV));
 };
 
 }  // namespace flash_cute::sm90::bwd

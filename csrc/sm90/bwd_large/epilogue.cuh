@@ -35,7 +35,7 @@ CUTE_DEVICE void store_sums(CUtensorMap const& map, typename Traits::Element* bu
     CUTE_UNROLL
     for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
       SM90_TMA_STORE_5D::copy(&map, buffer + chunk * kTileRows * Traits::kChunk,
-                              first_column_of_cta<Traits>() + chunk * Traits::kChunk, origin.row + row, head,
+                              chunk * Traits::kChunk, origin.row + row, head,
                               origin.last, origin.back);
     }
     tma_store_arrive();

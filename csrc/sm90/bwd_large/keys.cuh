@@ -1,10 +1,13 @@
-// dK and dV. A cluster owns 64 keys, each of its CTAs a part of the columns of K, V, Q, dO, dK and dV, and loops over
-// the row tiles of all query heads that read the keys. One warpgroup computes S^T and dV, the other dP^T and dK:
+// dK and dV for head dims 257 to 320. A CTA owns 64 keys and loops over the row tiles of all query heads that read
+// them. One warpgroup computes S^T and dV, the other dP^T and dK:
 //
-//     warpgroup 0 | P^T(m)   to smem | S^T(m+1) = K Q^T, exchange of its parts under dV += P^T(m) dO
-//     warpgroup 1 | dS^T(m) from P^T | dP^T(m+1) = V dO^T, exchange of its parts under dK += dS^T(m) Q
+//     warpgroup 0 | P^T(m)   to smem | dV += P^T(m) dO , S^T(m+1) = K Q^T
+//     warpgroup 1 | dS^T(m) from P^T | dK += dS^T(m) Q , dP^T(m+1) = V dO^T
 //
-// The two are half a step apart, since dS^T needs P^T. One thread of a third warpgroup issues all loads.
+// The two are half a step apart, since dS^T needs P^T. A warpgroup waits for each product before it issues the next
+// one, for which the sums leave no registers; the other one's products run then. Shared memory has room for one tile of
+// dO: it is free as soon as dV is summed, and its successor arrives while S^T and dK are computed. One thread of a
+// third warpgroup issues all loads.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -22,29 +25,6 @@
 
 namespace flash_cute::sm90::bwd_large {
 
-// Statistics in the order of the rows, as the thread's columns of S^T have them: 2q, 2q + 1, 8 + 2q and 9 + 2q of every
-// 16 for thread q of a quad.
-CUTE_DEVICE RowStats<kTileRows> read_statistics(float const* statistics) {
-  float const* const own = statistics + fresh_lane_index() % 4 * 2;
-  RowStats<kTileRows> result;
-  CUTE_UNROLL
-  for (int i = 0; i < kTileRows / 16; ++i) {
-    float2 const low = *reinterpret_cast<float2 const*>(own + 16 * i);
-    float2 const high = *reinterpret_cast<float2 const*>(own + 16 * i + 8);
-    result.fours[i] = {low.x, low.y, high.x, high.y};
-  }
-  return result;
-}
-
-CUTE_DEVICE int row_steps(BwdParams const& params, KeyTile const volatile& tile) {
-  return params.group * (uniform(tile.row_tiles.end) - uniform(tile.row_tiles.begin));
-}
-
-// The coordinates of dK's and dV's rows.
-CUTE_DEVICE SequenceOrigin origin_of_gradients(BwdParams const& params, KeyTile const& tile) {
-  return origin_in(params, tile, tile.sequence.first_key, tile.keys);
-}
-
 // P^T = exp(scale K Q^T - lse), dV += P^T dO.
 template <class Traits>
 CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorage& smem) {
@@ -56,10 +36,9 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
   int const whole_size = uniform(tile.row_tiles.whole_end) - whole_begin;
   Products<Traits> products;
   Operands const operands(smem);
-  Exchange<Traits::kCtas> const exchange{smem.parts_of_s, smem.exchange_of_s};
   auto tSrK = products.a_operand(smem.k);                  // (MMA, MMA_N, MMA_D)
   auto tSrQ = products.b_operand(smem.q[0]);               // (MMA, MMA_M, MMA_D)
-  auto tdVrdO = products.b_operand_of_sums(smem.dout[0]);  // (MMA, MMA_D, MMA_M)
+  auto tdVrdO = products.b_operand_of_sums(smem.dout);     // (MMA, MMA_D, MMA_M)
   auto tSrS = products.scores();                           // (MMA, MMA_N, MMA_M)
   auto scores = rowcol_view(tSrS);                         // (keys, rows)
   auto rP = make_tensor_like<Element>(tSrS);               // (MMA, MMA_N, MMA_M)
@@ -71,27 +50,24 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     return rowcol_view(products.mma_scores.get_slice(fresh_thread_index() % 128).partition_C(cS));
   };
 
-  auto issue_scores = [&](int stage) __attribute__((always_inline)) {
+  PipelineState<kStagesOfQ> q_state;
+  auto compute_scores = [&] __attribute__((always_inline)) {
+    smem.q_pipeline.wait_full(q_state);         // TMA: Q and lse_log2 have landed
     auto tSrK_now = operands.at(tSrK, smem.k);  // (MMA, MMA_N, MMA_D)
-    issue_gemm<Accumulate::kOverwrite>(products.mma_scores, tSrK_now, operands.at(tSrQ, smem.q[stage]), tSrS);
+    issue_gemm<Accumulate::kOverwrite>(products.mma_scores, tSrK_now, operands.at(tSrQ, smem.q[q_state.stage]), tSrS);
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(tSrS);
   };
   clear(tdVrdV);
   if (steps > 0) {
     smem.k_pipeline.wait_full({});  // TMA: K has landed
-    smem.q_pipeline.wait_full({});  // TMA: Q and lse_log2 have landed
-    issue_scores(0);
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(tSrS);
-    exchange.send(tSrS, 0);
+    compute_scores();
   }
   RowTile row_tile{uniform(tile.first.m_block)};
-  PipelineState<Traits::kStagesOfRows> state;
 #pragma unroll 1
   for (int i = 0; i < steps; ++i) {
-    bool const last = i + 1 == steps;
     int const m = row_tile.m_block;
-    RowStats<kTileRows> const lse_log2 = read_statistics(smem.lse_log2[state.stage]);
-    exchange.complete(tSrS, i);
+    RowStats<kTileRows> const lse_log2 = read_statistics(smem.lse_log2[q_state.stage]);
     auto rF = make_tensor_like<cutlass::half_t>(tSrS);  // (MMA, MMA_N, MMA_M): derivatives of modified scores
     if constexpr (Traits::kVariant == Variant::kModified) {
       float const slope = head_slope(params.score, tile.batch, tile.head_kv * params.group + row_tile.head);
@@ -105,32 +81,32 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     }
     exponentiate(scores, lse_log2, params.scale_log2);
     __syncwarp();  // all lanes have read the statistics
-    smem.q_pipeline.release(state);  // the other release of this stage comes from the dK warpgroup
+    smem.q_pipeline.release(q_state);  // the other release of this stage comes from the dK warpgroup
     convert(tSrS, rP);
-    auto rGiven = make_tensor_like<Element>(tSrS);  // (MMA, MMA_N, MMA_M): for the dK warpgroup
+    smem.p_pipeline.wait_empty(at_step(i));  // the dK warpgroup's four warps have read P^T of two steps before
     if constexpr (Traits::kVariant == Variant::kModified) {
       multiply_by_derivatives(tSrS, rF, params.score);
+      auto rGiven = make_tensor_like<Element>(tSrS);  // (MMA, MMA_N, MMA_M): for the dK warpgroup
       convert(tSrS, rGiven);
+      store_fragment(smem.p[i & 1], rGiven);
     } else {
-      rGiven = rP;
+      store_fragment(smem.p[i & 1], rP);
     }
-    // The dK warpgroup has read P^T of the step before: it has allowed the other CTA to send what is complete now.
-    store_to_parts(smem.parts_of_s, rGiven);
-    smem.p_pipeline.arrive_full({0, i & 1});
+    smem.p_pipeline.arrive_full(at_step(i));
 
-    auto next = state;
-    next.advance();
-    if (!last) smem.q_pipeline.wait_full(next);
-    issue_scores(next.stage);  // after the last tile on stale data: the result is not used
-    smem.dout_pipeline.wait_full(state);  // TMA: dO has landed
-    issue_gemm<Accumulate::kAdd>(products.mma_sums, tdVrP, operands.at(tdVrdO, smem.dout[state.stage]), tdVrdV);
-    warpgroup_wait<1>();  // S^T
-    warpgroup_fence_operand(tSrS);
-    if (!last) exchange.send(tSrS, i + 1);
-    warpgroup_wait<0>();  // dV
+    smem.dout_pipeline.wait_full({0, i & 1});  // TMA: the first unit of dO has landed
+    auto tdVrdO_now = operands.at(tdVrdO, smem.dout);  // (MMA, MMA_D, MMA_M)
+    issue_sums_of_unit<Traits, 0>(products.mma_sums, tdVrP, tdVrdO_now, tdVrdV);
+    smem.dout_pipeline.wait_full({1, i & 1});  // the second one
+    issue_sums_of_unit<Traits, 1>(products.mma_sums, tdVrP, tdVrdO_now, tdVrdV);
+    warpgroup_wait<1>();
+    smem.dout_pipeline.release({0, i & 1});
+    warpgroup_wait<0>();
     warpgroup_fence_operand(tdVrdV);
-    smem.dout_pipeline.release(state);
-    state = next;
+    warpgroup_fence_operand(tdVrP);
+    smem.dout_pipeline.release({1, i & 1});
+    q_state.advance();
+    if (i + 1 < steps) compute_scores();
     row_tile.advance(params.group, tile);
   }
   int const first_key = tile.n_block * kTileRows;
@@ -147,65 +123,61 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
   int const steps = row_steps(params, tile);
   Products<Traits> products;
   Operands const operands(smem);
-  Exchange<Traits::kCtas> const exchange{smem.parts_of_dp, smem.exchange_of_dp};
-  Exchange<Traits::kCtas> const exchange_of_s{smem.parts_of_s, smem.exchange_of_s};
   auto tSrV = products.a_operand(smem.v);              // (MMA, MMA_N, MMA_D)
-  auto tSrdO = products.b_operand(smem.dout[0]);       // (MMA, MMA_M, MMA_D)
+  auto tSrdO = products.b_operand(smem.dout);          // (MMA, MMA_M, MMA_D)
   auto tdKrQ = products.b_operand_of_sums(smem.q[0]);  // (MMA, MMA_D, MMA_M)
-  auto tSrdP = products.scores();                      // (MMA, MMA_N, MMA_M)
-  auto dscores = rowcol_view(tSrdP);                   // (keys, rows)
+  auto tSrdP = products.scores();                      // (MMA, MMA_N, MMA_M): dP^T - delta
   auto rP = make_tensor_like<Element>(tSrdP);          // (MMA, MMA_N, MMA_M)
   auto rdS = make_tensor_like<Element>(tSrdP);         // (MMA, MMA_N, MMA_M)
   auto tdKrdS = make_tensor(rdS.data(), operand_a_layout_64(rdS.layout()));  // (MMA, MMA_N, MMA_K)
   auto tdKrdK = products.sums();                                             // (MMA, MMA_N, MMA_D)
 
-  auto issue_dscores = [&](int stage) __attribute__((always_inline)) {
-    auto tSrV_now = operands.at(tSrV, smem.v);  // (MMA, MMA_N, MMA_D)
-    issue_gemm<Accumulate::kOverwrite>(products.mma_scores, tSrV_now, operands.at(tSrdO, smem.dout[stage]), tSrdP);
-  };
-  clear(tdKrdK);
-  if (steps > 0) {
-    smem.v_pipeline.wait_full({});     // TMA: V has landed
-    smem.dout_pipeline.wait_full({});  // TMA: dO and delta have landed
-    issue_dscores(0);
+  // The product is added to -delta, so that delta has no registers beside P^T, dP^T and the sums.
+  auto compute_dscores = [&](int step) __attribute__((always_inline)) {
+    smem.dout_pipeline.wait_full({0, step & 1});  // TMA: delta and the first unit of dO have landed
+    bwd::set_to_negative(rowcol_view(tSrdP), read_statistics(smem.delta));
+    auto tSrV_now = operands.at(tSrV, smem.v);       // (MMA, MMA_N, MMA_D)
+    auto tSrdO_now = operands.at(tSrdO, smem.dout);  // (MMA, MMA_M, MMA_D)
+    issue_scores_of_unit<Traits, Accumulate::kAdd, 0>(products.mma_scores, tSrV_now, tSrdO_now, tSrdP);
+    smem.dout_pipeline.wait_full({1, step & 1});  // the second one
+    issue_scores_of_unit<Traits, Accumulate::kAdd, 1>(products.mma_scores, tSrV_now, tSrdO_now, tSrdP);
     warpgroup_wait<0>();
     warpgroup_fence_operand(tSrdP);
-    exchange.send(tSrdP, 0);
+    smem.dout_pipeline.release({0, step & 1});  // the other releases come from the dV warpgroup
+    smem.dout_pipeline.release({1, step & 1});
+  };
+  clear(tdKrdK);
+  PipelineState<kStagesOfQ> q_state;
+  if (steps > 0) {
+    smem.v_pipeline.wait_full({});  // TMA: V has landed
+    compute_dscores(0);
   }
-  PipelineState<Traits::kStagesOfRows> state;
 #pragma unroll 1
   for (int i = 0; i < steps; ++i) {
-    bool const last = i + 1 == steps;
-    RowStats<kTileRows> const delta = read_statistics(smem.delta[state.stage]);
-    exchange.release(exchange.complete(tSrdP, i));
-    smem.p_pipeline.wait_full({0, i & 1});  // the dV warpgroup's four warps have stored P^T
-    exchange_of_s.release(load_from_parts(smem.parts_of_s, rP));
-    differentiate(rP, dscores, delta);
-    __syncwarp();  // all lanes have read the statistics
-    smem.dout_pipeline.release(state);
+    smem.p_pipeline.wait_full(at_step(i));  // the dV warpgroup's four warps have stored P^T
+    load_fragment(smem.p[i & 1], rP);
+    differentiate(rP, tSrdP);
+    __syncwarp();  // all lanes have read P^T
+    smem.p_pipeline.release(at_step(i));
     convert(tSrdP, rdS);
 
-    auto next = state;
-    next.advance();
-    if (!last) smem.dout_pipeline.wait_full(next);
-    issue_dscores(next.stage);  // after the last tile on stale data: the result is not used
-    smem.q_pipeline.wait_full(state);  // TMA: Q has landed
-    issue_gemm<Accumulate::kAdd>(products.mma_sums, tdKrdS, operands.at(tdKrQ, smem.q[state.stage]), tdKrdK);
-    warpgroup_wait<1>();  // dP^T
-    warpgroup_fence_operand(tSrdP);
-    if (!last) exchange.send(tSrdP, i + 1);
-    warpgroup_wait<0>();  // dK
+    smem.q_pipeline.wait_full(q_state);  // TMA: Q has landed
+    issue_gemm<Accumulate::kAdd>(products.mma_sums, tdKrdS, operands.at(tdKrQ, smem.q[q_state.stage]), tdKrdK);
+    // Q is released before the wait for dO, which follows the dV warpgroup's last use of the buffer.
+    warpgroup_wait<0>();
     warpgroup_fence_operand(tdKrdK);
-    smem.q_pipeline.release(state);
-    state = next;
+    smem.q_pipeline.release(q_state);
+    q_state.advance();
+    if (i + 1 < steps) compute_dscores(i + 1);
   }
   int const first_key = tile.n_block * kTileRows;
   store_sums<Traits>(args.dk, smem.v, 1, tdKrdK, params.scale, first_key, tile.sequence.len_k, tile.head_kv,
                      origin_of_gradients(params, smem.tile));
 }
 
-// Grid: (key tiles of all KV heads x CTAs per tile), in clusters.
+// Grid: key tiles of all KV heads.
 template <class Traits>
+  requires(Traits::kCtas == 1)
 __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_constant__ KernelArgs const args) {
   extern __shared__ char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::KeysStorage*>(smem_raw);
@@ -216,18 +188,16 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_co
     prefetch_tma_descriptor(&args.dout);
     prefetch_tma_descriptor(&args.k);
     prefetch_tma_descriptor(&args.v);
-    find_key_tile(args.params, blockIdx.x / Traits::kCtas, smem.tile);
-    smem.exchange_of_s.init();
-    smem.exchange_of_dp.init();
+    find_key_tile(args.params, blockIdx.x, smem.tile);
     smem.k_pipeline.init(8);
+    smem.p_pipeline.init(4, 4);
     smem.v_pipeline.init(8);
     smem.q_pipeline.init(8);
     smem.dout_pipeline.init(8);
-    smem.p_pipeline.init(4, 4);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes them visible to TMA and the cluster
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes them visible to TMA
   }
-  cluster_sync();  // the CTAs' threads 0 have written the tile and initialised the barriers
-  if (smem.tile.n_block < 0) return;  // there are fewer tiles than clusters
+  __syncthreads();  // thread 0 has written the tile and initialised the barriers
+  if (smem.tile.n_block < 0) return;  // there are fewer tiles than CTAs
 
   if (warpgroup == 0) {
     lower_max_registers<Traits::kProducerRegs>();
@@ -239,8 +209,6 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_co
     raise_max_registers<Traits::kConsumerRegs>();
     dk_consumer<Traits>(args, smem);
   }
-  __syncwarp();
-  cluster_sync();  // a CTA's shared memory must not be gone before the other ones' last arrivals
 }
 
 }  // namespace flash_cute::sm90::bwd_large

@@ -5,30 +5,15 @@
 #include <cuda_runtime.h>
 
 #include "../../core/bwd_preprocess_large.cuh"
+#include "../../core/element.cuh"
 #include "../../core/list_sequence_tiles.cuh"
 #include "../encode_bwd_maps.cuh"
+#include "../launch_clusters.cuh"
 #include "keys.cuh"
 #include "queries.cuh"
+#include "side_kernels.cuh"
 
 namespace flash_cute::sm90::bwd_large {
-
-template <class Traits, class Kernel>
-cudaError_t launch_clusters(Kernel* kernel, int64_t ctas, KernelArgs const& args, cudaStream_t stream) {
-  cudaError_t const error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSmemBytes);
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {.x = Traits::kCtas, .y = 1, .z = 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(ctas));
-  config.blockDim = dim3(Traits::kThreads);
-  config.dynamicSmemBytes = Traits::kSmemBytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, args);
-}
 
 template <class Traits>
 cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
@@ -37,20 +22,28 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   MapBoxes const boxes{.query_rows = kTileRows, .key_rows = kTileRows, .columns = Traits::kChunk};
   cudaError_t error = encode_bwd_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
   if (error != cudaSuccess) return error;
+  for (auto* const kernel : {bwd_keys_kernel<Traits>, bwd_queries_kernel<Traits>}) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSmemBytes);
+    if (error != cudaSuccess) return error;
+  }
   error = launch_sequence_tiles<kTileRows, kTileRows>(params, stream);
   if (error != cudaSuccess) return error;
   error = launch_bwd_preprocess_large<typename Traits::Element, kTileRows>(plan, params, stream);
   if (error != cudaSuccess) return error;
-  error = launch_clusters<Traits>(bwd_keys_kernel<Traits>, plan.ctas, args, stream);
+  error = launch_clusters<Traits>(bwd_keys_kernel<Traits>, plan.ctas, Traits::kSmemBytes, args, stream);
   if (error != cudaSuccess) return error;
-  return launch_clusters<Traits>(bwd_queries_kernel<Traits>, plan.dq_ctas, args, stream);
+  return launch_clusters<Traits>(bwd_queries_kernel<Traits>, plan.dq_ctas, Traits::kSmemBytes, args, stream);
 }
+
+template <class Element, int kHeadDim, Variant kVariant>
+using TraitsOf = std::conditional_t<has_sides(kHeadDim), SideTraits<Element, kHeadDim, kVariant>,
+                                    Traits<Element, kHeadDim, kVariant>>;
 
 template <int kHeadDim, Variant kVariant>
 cudaError_t launch_variant(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
-  return plan.dtype == DType::kFloat16
-             ? launch_kernels<Traits<cutlass::half_t, kHeadDim, kVariant>>(plan, params, stream)
-             : launch_kernels<Traits<cutlass::bfloat16_t, kHeadDim, kVariant>>(plan, params, stream);
+  return with_element(plan.dtype, [&]<class Element>(Element) {
+    return launch_kernels<TraitsOf<Element, kHeadDim, kVariant>>(plan, params, stream);
+  });
 }
 
 template <int kHeadDim, int kHeadDimV>

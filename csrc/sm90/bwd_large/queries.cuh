@@ -1,11 +1,12 @@
-// dQ. A cluster owns 64 query rows, each of its CTAs a part of the columns of Q, dO, K, V and dQ, and loops over the
-// key tiles that the rows see, from the last to the first. One warpgroup computes S, dP and dS, the other sums dQ:
+// dQ for head dims 257 to 320. A CTA owns 64 query rows and loops over the key tiles that they see, from the last to
+// the first. One warpgroup computes S, dP and dS, the other sums dQ:
 //
-//     warpgroup 0 | P(n), S(n-1) = Q K^T issued, exchange of its parts | dS(n) to smem, dP(n-1) = dO V^T issued, ...
-//     warpgroup 1 | dQ += dS(n+1) K(n+1)                               | dQ += dS(n) K(n)
+//     tensor cores | dP(n)      , S(n-1)           | dP(n-1)    , S(n-2)
+//                  | dQ += dS(n+1) K(n+1)          | dQ += dS(n) K(n)
+//     warpgroup 0  | P(n) from S(n), dS(n) to smem | P(n-1) from S(n-1), ...
 //
-// The sums leave no room for the scores of two tiles, which hide the exchange. One thread of a third warpgroup issues
-// all loads.
+// V's tile has one buffer: it is free when dP is computed, and needed again a step later. One thread of a third
+// warpgroup issues all loads.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -23,26 +24,6 @@
 
 namespace flash_cute::sm90::bwd_large {
 
-CUTE_DEVICE int key_steps(RowTileTask const volatile& tile) {
-  return uniform(tile.key_tiles.end) - uniform(tile.key_tiles.begin);
-}
-
-// The statistics of a thread's two rows.
-struct OwnStatistics {
-  float lse_log2[2];
-  float delta[2];
-
-  CUTE_DEVICE OwnStatistics(BwdParams const& params, RowTileTask const& tile) {
-    int64_t const first = first_statistic(params, tile.head, tile.first_row_tile, tile.m_block);
-    int const row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      lse_log2[i] = params.lse_log2[first + row + 8 * i];
-      delta[i] = params.delta[first + row + 8 * i];
-    }
-  }
-};
-
 // P = exp(scale Q K^T - lse), dS = P (dO V^T - delta).
 template <class Traits>
 CUTE_DEVICE void scores_consumer(KernelArgs const& args, typename Traits::QueriesStorage& smem) {
@@ -57,12 +38,10 @@ CUTE_DEVICE void scores_consumer(KernelArgs const& args, typename Traits::Querie
   OwnStatistics const own(params, smem.tile);
   Products<Traits> products;
   Operands const operands(smem);
-  Exchange<Traits::kCtas> const exchange_s{smem.parts_of_s, smem.exchange_of_s};
-  Exchange<Traits::kCtas> const exchange_dp{smem.parts_of_dp, smem.exchange_of_dp};
   auto tSrQ = products.a_operand(smem.q);       // (MMA, MMA_M, MMA_D)
   auto tSrdO = products.a_operand(smem.dout);   // (MMA, MMA_M, MMA_D)
   auto tSrK = products.b_operand(smem.k[0]);    // (MMA, MMA_N, MMA_D)
-  auto tSrV = products.b_operand(smem.v[0]);    // (MMA, MMA_N, MMA_D)
+  auto tSrV = products.b_operand(smem.v);       // (MMA, MMA_N, MMA_D)
   auto tSrS = products.scores();                // (MMA, MMA_M, MMA_N)
   auto tSrdP = products.scores();               // (MMA, MMA_M, MMA_N)
   auto tSrP = make_tensor_like(tSrS);           // (MMA, MMA_M, MMA_N): S, and then P of the step
@@ -75,49 +54,35 @@ CUTE_DEVICE void scores_consumer(KernelArgs const& args, typename Traits::Querie
     return rowcol_view(products.mma_scores.get_slice(fresh_thread_index() % 128).partition_C(cS));
   };
 
-  PipelineState<Traits::kStagesOfKeys> k_state;
-  PipelineState<Traits::kStagesOfValues> v_state;
+  PipelineState<kStagesOfKeys> k_state;
   auto issue_s = [&] __attribute__((always_inline)) {
     auto tSrQ_now = operands.at(tSrQ, smem.q);  // (MMA, MMA_M, MMA_D)
     issue_gemm<Accumulate::kOverwrite>(products.mma_scores, tSrQ_now, operands.at(tSrK, smem.k[k_state.stage]), tSrS);
   };
-  auto issue_dp = [&] __attribute__((always_inline)) {
+  auto issue_dp = [&](int step) __attribute__((always_inline)) {
     auto tSrdO_now = operands.at(tSrdO, smem.dout);  // (MMA, MMA_M, MMA_D)
-    issue_gemm<Accumulate::kOverwrite>(products.mma_scores, tSrdO_now, operands.at(tSrV, smem.v[v_state.stage]), tSrdP);
+    auto tSrV_now = operands.at(tSrV, smem.v);       // (MMA, MMA_N, MMA_D)
+    smem.v_pipeline.wait_full({0, step & 1});        // TMA: the first unit of V has landed
+    issue_scores_of_unit<Traits, Accumulate::kOverwrite, 0>(products.mma_scores, tSrdO_now, tSrV_now, tSrdP);
+    smem.v_pipeline.wait_full({1, step & 1});  // the second one
+    issue_scores_of_unit<Traits, Accumulate::kAdd, 1>(products.mma_scores, tSrdO_now, tSrV_now, tSrdP);
   };
-  // When S and dP of a step are done, in this order, their parts are sent. `last`: there was no such step.
-  auto finish = [&](int step, bool last) __attribute__((always_inline)) {
-    warpgroup_wait<1>();  // S
-    warpgroup_fence_operand(tSrS);
-    if (!last) {
-      smem.k_pipeline.release(k_state);  // the other release of this stage comes from the dQ warpgroup
-      exchange_s.send(tSrS, step);
-    }
-    warpgroup_wait<0>();  // dP
-    warpgroup_fence_operand(tSrdP);
-    if (step > 0) smem.turn_pipeline.arrive_full(at_step(step - 1));
-    if (!last) {
-      smem.v_pipeline.release(v_state);
-      exchange_dp.send(tSrdP, step);
-    }
-    k_state.advance();
-    v_state.advance();
-  };
-  smem.rows_pipeline.wait_full({});   // TMA: Q and dO have landed
+  smem.rows_pipeline.wait_full({});    // TMA: Q and dO have landed
   smem.k_pipeline.wait_full(k_state);  // TMA: K has landed
   issue_s();
-  smem.v_pipeline.wait_full(v_state);  // TMA: V has landed
-  issue_dp();
-  finish(0, false);
+  warpgroup_wait<0>();
+  warpgroup_fence_operand(tSrS);
+  smem.k_pipeline.release(k_state);  // the other release of this stage comes from the dQ warpgroup
+  k_state.advance();
 #pragma unroll 1
   for (int i = 0; i < steps; ++i) {
     bool const last = i + 1 == steps;
     int const n = last_key_tile - i;
-    exchange_s.release(exchange_s.complete(tSrS, i));
     copy(tSrS, tSrP);
-    auto rF = make_tensor_like<cutlass::half_t>(tSrP);  // (MMA, MMA_M, MMA_N): derivatives of modified scores
+    issue_dp(i);
     if (!last) smem.k_pipeline.wait_full(k_state);
     issue_s();  // after the last tile on stale data: the result is not used
+    auto rF = make_tensor_like<cutlass::half_t>(tSrP);  // (MMA, MMA_M, MMA_N): derivatives of modified scores
     if constexpr (Traits::kVariant == Variant::kModified) {
       cap_scores(tSrP, rF, params.score);
       add_bias(scores, coordinates(), tScS_0, head_slope(params.score, tile.batch, tile.head),
@@ -137,7 +102,11 @@ CUTE_DEVICE void scores_consumer(KernelArgs const& args, typename Traits::Querie
     if constexpr (Traits::kVariant == Variant::kModified) {
       multiply_by_derivatives(tSrP, rF, params.score);
     }
-    exchange_dp.complete(tSrdP, i);
+    warpgroup_wait<2>();  // the first unit of dP
+    smem.v_pipeline.release({0, i & 1});
+    warpgroup_wait<1>();  // the second one
+    warpgroup_fence_operand(tSrdP);
+    smem.v_pipeline.release({1, i & 1});
     CUTE_UNROLL
     for (int row = 0; row < size<0>(dscores); ++row) {
       CUTE_UNROLL
@@ -146,12 +115,13 @@ CUTE_DEVICE void scores_consumer(KernelArgs const& args, typename Traits::Querie
       }
     }
     convert(tSrdP, rdS);
-    // The dQ warpgroup has read dS of the step before: it has allowed the other CTA to send what is complete now.
-    store_to_parts(smem.parts_of_dp, rdS);
-    smem.ds_pipeline.arrive_full({0, i & 1});
-    if (!last) smem.v_pipeline.wait_full(v_state);
-    issue_dp();
-    finish(i + 1, last);
+    smem.ds_pipeline.wait_empty(at_step(i));  // the dQ warpgroup's four warps have read dS of two steps before
+    store_fragment(smem.ds[i & 1], rdS);
+    smem.ds_pipeline.arrive_full(at_step(i));
+    warpgroup_wait<0>();  // S
+    warpgroup_fence_operand(tSrS);
+    if (!last) smem.k_pipeline.release(k_state);
+    k_state.advance();
   }
 }
 
@@ -163,21 +133,19 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   int const steps = key_steps(tile);
   Products<Traits> products;
   Operands const operands(smem);
-  Exchange<Traits::kCtas> const exchange_dp{smem.parts_of_dp, smem.exchange_of_dp};
-  auto tdQrK = products.b_operand_of_sums(smem.k[0]);                                // (MMA, MMA_D, MMA_N)
-  auto rdS = make_tensor_like<typename Traits::Element>(products.scores());          // (MMA, MMA_M, MMA_N)
-  auto tdQrdS = make_tensor(rdS.data(), operand_a_layout_64(rdS.layout()));          // (MMA, MMA_M, MMA_K)
-  auto tdQrdQ = products.sums();                                                     // (MMA, MMA_M, MMA_D)
+  auto tdQrK = products.b_operand_of_sums(smem.k[0]);                        // (MMA, MMA_D, MMA_N)
+  auto rdS = make_tensor_like<typename Traits::Element>(products.scores());  // (MMA, MMA_M, MMA_N)
+  auto tdQrdS = make_tensor(rdS.data(), operand_a_layout_64(rdS.layout()));  // (MMA, MMA_M, MMA_K)
+  auto tdQrdQ = products.sums();                                             // (MMA, MMA_M, MMA_D)
   clear(tdQrdQ);
-  PipelineState<Traits::kStagesOfKeys> k_state;
+  PipelineState<kStagesOfKeys> k_state;
 #pragma unroll 1
   for (int i = 0; i < steps; ++i) {
-    smem.ds_pipeline.wait_full({0, i & 1});  // the other warpgroup's four warps have stored dS
-    exchange_dp.release(load_from_parts(smem.parts_of_dp, rdS));
+    smem.ds_pipeline.wait_full(at_step(i));  // the other warpgroup's four warps have stored dS
+    load_fragment(smem.ds[i & 1], rdS);
     smem.k_pipeline.wait_full(k_state);  // TMA: K has landed
-    // dP of the next step, whose part the other CTA waits for, has had the tensor cores first.
-    smem.turn_pipeline.wait_full(at_step(i));
     issue_gemm<Accumulate::kAdd>(products.mma_sums, tdQrdS, operands.at(tdQrK, smem.k[k_state.stage]), tdQrdQ);
+    smem.ds_pipeline.release(at_step(i));
     warpgroup_wait<0>();
     warpgroup_fence_operand(tdQrdQ);
     smem.k_pipeline.release(k_state);
@@ -188,8 +156,9 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
                      origin_in(params, smem.tile, sequence.first_row, sequence.rows));
 }
 
-// Grid: (row tiles of all query heads x CTAs per tile), in clusters.
+// Grid: row tiles of all query heads.
 template <class Traits>
+  requires(Traits::kCtas == 1)
 __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_queries_kernel(__grid_constant__ KernelArgs const args) {
   extern __shared__ char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::QueriesStorage*>(smem_raw);
@@ -200,18 +169,15 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_queries_kernel(__grid
     prefetch_tma_descriptor(&args.dout);
     prefetch_tma_descriptor(&args.k);
     prefetch_tma_descriptor(&args.v);
-    find_row_tile(args.params, blockIdx.x / Traits::kCtas, smem.tile);
-    smem.exchange_of_s.init();
-    smem.exchange_of_dp.init();
+    find_row_tile(args.params, blockIdx.x, smem.tile);
     smem.rows_pipeline.init(8);
     smem.k_pipeline.init(8);
-    smem.v_pipeline.init(4);
     smem.ds_pipeline.init(4, 4);
-    smem.turn_pipeline.init(4, 4);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes them visible to TMA and the cluster
+    smem.v_pipeline.init(4);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes them visible to TMA
   }
-  cluster_sync();  // the CTAs' threads 0 have written the tile and initialised the barriers
-  if (smem.tile.m_block < 0) return;  // there are fewer tiles than clusters
+  __syncthreads();  // thread 0 has written the tile and initialised the barriers
+  if (smem.tile.m_block < 0) return;  // there are fewer tiles than CTAs
 
   if (warpgroup == 0) {
     lower_max_registers<Traits::kProducerRegs>();
@@ -223,8 +189,6 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_queries_kernel(__grid
     raise_max_registers<Traits::kConsumerRegs>();
     dq_consumer<Traits>(args, smem);
   }
-  __syncwarp();
-  cluster_sync();  // a CTA's shared memory must not be gone before the other ones' last arrivals
 }
 
 }  // namespace flash_cute::sm90::bwd_large

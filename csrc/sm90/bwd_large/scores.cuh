@@ -9,12 +9,45 @@
 #include "../../core/convert.cuh"
 #include "../../core/score_bwd.cuh"
 #include "../bwd/scores.cuh"
+#include "../warpgroup.cuh"
+#include "task.cuh"
 
 namespace flash_cute::sm90::bwd_large {
 
 using namespace cute;
 using bwd::RowStats;
 using bwd::exponentiate;
+
+// Statistics in the order of the rows, as the thread's columns of S^T have them: 2q, 2q + 1, 8 + 2q and 9 + 2q of every
+// 16 for thread q of a quad.
+template <int kRows = kTileRows>
+CUTE_DEVICE RowStats<kRows> read_statistics(float const* statistics) {
+  float const* const own = statistics + fresh_lane_index() % 4 * 2;
+  RowStats<kRows> result;
+  CUTE_UNROLL
+  for (int i = 0; i < kRows / 16; ++i) {
+    float2 const low = *reinterpret_cast<float2 const*>(own + 16 * i);
+    float2 const high = *reinterpret_cast<float2 const*>(own + 16 * i + 8);
+    result.fours[i] = make_float4(low.x, low.y, high.x, high.y);
+  }
+  return result;
+}
+
+// The statistics of a thread's two rows.
+struct OwnStatistics {
+  float lse_log2[2];
+  float delta[2];
+
+  CUTE_DEVICE OwnStatistics(BwdParams const& params, RowTileTask const& tile) {
+    int64_t const first = first_statistic(params, tile.head, tile.first_row_tile, tile.m_block);
+    int const row = first_row_of_thread(threadIdx.x);
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      lse_log2[i] = params.lse_log2[first + row + 8 * i];
+      delta[i] = params.delta[first + row + 8 * i];
+    }
+  }
+};
 
 // Raw scores to capped ones in units of the cap, and their derivatives, kept as 16-bit floats: half of their rounding
 // error is that of P in bfloat16. Without a cap the scores stay, and the derivatives are not set.
@@ -44,26 +77,18 @@ CUTE_DEVICE void multiply_by_derivatives(Scores& probabilities, Factors const& f
   }
 }
 
-// dP^T to dS^T = P^T (dP^T - delta). `dscores` is (keys, rows).
-template <class Probabilities, class Scores, int kRows>
-CUTE_DEVICE void differentiate(Probabilities const& p, Scores& dscores, RowStats<kRows> const& stats) {
+// dP^T - delta to dS^T, its product with P^T.
+template <class Probabilities, class Scores>
+CUTE_DEVICE void differentiate(Probabilities const& p, Scores& dscores) {  // fragments of one layout
   using Element = typename Probabilities::value_type;
-  static_assert(decltype(size<1>(dscores))::value * 4 == kRows);
   CUTE_STATIC_ASSERT_V(size(p) == size(dscores));
-  // P^T is read as 32-bit words, in the order (row 0, row 1) of each 8 columns. Read as single elements, the compiler
-  // would keep it unpacked, in twice the registers.
-  auto const pairs = recast<uint32_t>(p);  // (MMA / 2, MMA_N, MMA_M)
+  // P^T is read as 32-bit words. Read as single elements, the compiler would keep it unpacked, in twice the registers.
+  auto const pairs = recast<uint32_t>(p);
   CUTE_UNROLL
-  for (int j = 0; j < kRows / 4; j += 4) {
-    float4 const delta = stats.fours[j / 4];
-    CUTE_UNROLL
-    for (int i = 0; i < size<0>(dscores); ++i) {
-      float2 const left = unpack<Element>(pairs(i + j)), right = unpack<Element>(pairs(i + j + 2));
-      dscores(i, j) = left.x * (dscores(i, j) - delta.x);
-      dscores(i, j + 1) = left.y * (dscores(i, j + 1) - delta.y);
-      dscores(i, j + 2) = right.x * (dscores(i, j + 2) - delta.z);
-      dscores(i, j + 3) = right.y * (dscores(i, j + 3) - delta.w);
-    }
+  for (int i = 0; i < size(pairs); ++i) {
+    float2 const pair = unpack<Element>(pairs(i));
+    dscores(2 * i) *= pair.x;
+    dscores(2 * i + 1) *= pair.y;
   }
 }
 

@@ -87,6 +87,19 @@ CUTE_DEVICE SequenceOrigin origin_of_keys(BwdParams const& params, Tile const& t
   return origin_in(params, tile, tile.sequence.first_key, tile.sequence.len_k);
 }
 
+CUTE_DEVICE int row_steps(BwdParams const& params, KeyTile const volatile& tile) {
+  return params.group * (uniform(tile.row_tiles.end) - uniform(tile.row_tiles.begin));
+}
+
+// The coordinates of dK's and dV's rows.
+CUTE_DEVICE SequenceOrigin origin_of_gradients(BwdParams const& params, KeyTile const& tile) {
+  return origin_in(params, tile, tile.sequence.first_key, tile.keys);
+}
+
+CUTE_DEVICE int key_steps(RowTileTask const volatile& tile) {
+  return uniform(tile.key_tiles.end) - uniform(tile.key_tiles.begin);
+}
+
 // The index of a row tile's first row among the statistics of all rows.
 CUTE_DEVICE int64_t first_statistic(BwdParams const& params, int head, int first_row_tile, int m_block) {
   return (int64_t{head} * params.m_blocks + first_row_tile + m_block) * kTileRows;

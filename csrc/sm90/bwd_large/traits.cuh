@@ -1,7 +1,6 @@
-// Types of the sm90 backward for large head dims: MMAs, and the shared memory of its two kernels.
+// Types of the sm90 backward for head dims 257 to 320: MMAs, and the shared memory of its two kernels.
 #pragma once
 
-#include <cute/arch/cluster_sm90.hpp>
 #include <cute/atom/copy_atom.hpp>
 #include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
@@ -10,8 +9,9 @@
 #include "../../core/variant.h"
 #include "../bwd/args.cuh"
 #include "../pipeline.cuh"
+#include "../warpgroup.cuh"
 #include "../wgmma_atoms.cuh"
-#include "exchange.cuh"
+#include "handover.cuh"
 #include "task.cuh"
 #include "tile.h"
 
@@ -27,16 +27,13 @@ struct Traits {
   static_assert(reads_sequences(kVariant), "dense batches run in the packed kernel");
   static constexpr int kCtas = ctas_per_tile(kHeadDim);
   static constexpr int kColumns = columns_per_cta(kHeadDim);
-  static_assert(kCtas * kColumns >= kHeadDim && kColumns % 64 == 0);
-  static constexpr int kStagesOfRows = stages_of_rows(kColumns);
-  static constexpr int kStagesOfKeys = bwd_large::kStagesOfKeys;
-  static constexpr int kStagesOfValues = stages_of_values(kColumns);
+  static_assert(kCtas == 1 && kColumns >= kHeadDim && kColumns % 64 == 0);
   static constexpr int kSmemBytes = smem_bytes(kHeadDim);
   static constexpr int kThreads = kernel_shape(kHeadDim).threads;
-  static constexpr int kProducerRegs = 40;  // with 24 the addresses of the loads spill
-  static constexpr int kConsumerRegs = 232;  // 40 + 2 * 232 = 3 * 168, the registers per thread at launch
+  static constexpr int kProducerRegs = 24;
+  static constexpr int kConsumerRegs = 240;  // 24 + 2 * 240 = 3 * 168, the registers per thread at launch
 
-  // Each product is by one warpgroup: the CTA's part of 64 x 64 scores, transposed or not, from shared memory, and sums
+  // Each product is by one warpgroup: 64 x 64 scores, transposed or not, from shared memory, and sums
   // of 64 rows with P^T or dS in registers.
   using MmaScores = decltype(make_tiled_mma(wgmma_ss_atom<Element, kTileRows>()));
   using MmaSums = decltype(make_tiled_mma(
@@ -47,6 +44,13 @@ struct Traits {
   // K-major where a product sums over the columns, MN-major where it sums over the tile's rows.
   static constexpr int kChunk = 64;
   static constexpr int kChunks = kColumns / kChunk;
+  // dO and V have one buffer, and are loaded in two units of chunks, of which the first is replaced while products use
+  // the second one.
+  static constexpr int kUnits = 2;
+  static constexpr int first_chunk(int unit) { return unit * ((kChunks + 1) / kUnits); }
+  static constexpr int chunks_of_unit(int unit) {
+    return unit + 1 < kUnits ? first_chunk(unit + 1) - first_chunk(unit) : kChunks - first_chunk(unit);
+  }
   static constexpr int kTileElements = kTileRows * kColumns;
   using SmemLayout =
       decltype(tile_to_shape(SM90::GMMA::Layout_K_SW128_Atom<Element>{}, Shape<_64, Int<kColumns>>{}));
@@ -57,20 +61,17 @@ struct Traits {
   struct alignas(1024) KeysStorage {
     Element k[kTileElements];  // dV in the epilogue
     Element v[kTileElements];  // dK in the epilogue
-    Element q[kStagesOfRows][kTileElements];
-    Element dout[kStagesOfRows][kTileElements];
-    PartBuffer parts_of_s;  // P^T, once the part has been read; of modified scores times their derivative
-    PartBuffer parts_of_dp;
-    alignas(128) float lse_log2[kStagesOfRows][kTileRows];
-    alignas(128) float delta[kStagesOfRows][kTileRows];
+    Element q[kStagesOfQ][kTileElements];
+    Element dout[kTileElements];
+    FragmentBuffer p[kFragments];  // P^T; of modified scores times their derivative
+    alignas(128) float lse_log2[kStagesOfQ][kTileRows];
+    alignas(128) float delta[kTileRows];
     KeyTile tile;
-    ExchangeBarriers<kCtas> exchange_of_s;
-    ExchangeBarriers<kCtas> exchange_of_dp;
     Pipeline<1> k_pipeline;
     Pipeline<1> v_pipeline;
-    Pipeline<kStagesOfRows> q_pipeline;     // Q and lse_log2
-    Pipeline<kStagesOfRows> dout_pipeline;  // dO and delta
-    Pipeline<1> p_pipeline;                 // full: P^T is in parts_of_s
+    Pipeline<kStagesOfQ> q_pipeline;  // Q and lse_log2
+    Pipeline<kUnits> dout_pipeline;   // units of dO, the first one with delta
+    Pipeline<kFragments> p_pipeline;
   };
   static_assert(sizeof(KeysStorage) <= kSmemBytes);
 
@@ -79,17 +80,13 @@ struct Traits {
     Element q[kTileElements];  // dQ in the epilogue
     Element dout[kTileElements];
     Element k[kStagesOfKeys][kTileElements];
-    Element v[kStagesOfValues][kTileElements];
-    PartBuffer parts_of_s;
-    PartBuffer parts_of_dp;  // dS, once the part has been read
+    Element v[kTileElements];
+    FragmentBuffer ds[kFragments];
     RowTileTask tile;
-    ExchangeBarriers<kCtas> exchange_of_s;
-    ExchangeBarriers<kCtas> exchange_of_dp;
     Pipeline<1> rows_pipeline;  // Q and dO
     Pipeline<kStagesOfKeys> k_pipeline;
-    Pipeline<kStagesOfValues> v_pipeline;
-    Pipeline<1> ds_pipeline;    // full: dS is in parts_of_dp
-    Pipeline<2> turn_pipeline;  // full: the tensor cores have computed dP, and may add to dQ
+    Pipeline<kUnits> v_pipeline;  // units of V
+    Pipeline<kFragments> ds_pipeline;
   };
   static_assert(sizeof(QueriesStorage) <= kSmemBytes);
 };
@@ -117,10 +114,46 @@ struct Products {
   CUTE_DEVICE auto sums() const { return partition_fragment_C(mma_sums, Shape<_64, Int<Traits::kColumns>>{}); }
 };
 
-// The first of the CTA's columns.
-template <class Traits>
-CUTE_DEVICE int first_column_of_cta() {
-  return static_cast<int>(block_rank_in_cluster()) * Traits::kColumns;
+// Issues a unit's share of a product as one WGMMA group: of scores, which are summed over the columns,
+template <class Traits, Accumulate kAccumulate, int kUnit, class Mma, class FragA, class FragB, class Accumulator>
+CUTE_DEVICE void issue_scores_of_unit(Mma& mma,
+                                      FragA const& tCrA,   // (MMA, MMA_M, MMA_K): descriptors
+                                      FragB const& tCrB,   // (MMA, MMA_N, MMA_K): descriptors
+                                      Accumulator& acc) {  // (MMA, MMA_M, MMA_N)
+  constexpr int kSteps = Traits::kChunk / 16, kFirst = kSteps * Traits::first_chunk(kUnit);
+  warpgroup_fence_operand(acc);
+  warpgroup_arrive();
+  mma.accumulate_ =
+      kAccumulate == Accumulate::kOverwrite ? SM90::GMMA::ScaleOut::Zero : SM90::GMMA::ScaleOut::One;
+  CUTE_UNROLL
+  for (int k = kFirst; k < kFirst + kSteps * Traits::chunks_of_unit(kUnit); ++k) {
+    cute::gemm(mma, tCrA(_, _, k), tCrB(_, _, k), acc);
+    mma.accumulate_ = SM90::GMMA::ScaleOut::One;
+  }
+  warpgroup_commit_batch();
+  warpgroup_fence_operand(acc);
+}
+// and of sums, which have the columns, a chunk per MMA.
+template <class Traits, int kUnit, class Mma, class FragA, class FragB, class Accumulator>
+CUTE_DEVICE void issue_sums_of_unit(Mma& mma,
+                                    FragA& tCrA,         // (MMA, 1, MMA_K): registers
+                                    FragB const& tCrB,   // (MMA, MMA_N, MMA_K): descriptors
+                                    Accumulator& acc) {  // (MMA, 1, MMA_N)
+  CUTE_STATIC_ASSERT_V(size<2>(acc) == Int<Traits::kChunks>{});
+  warpgroup_fence_operand(tCrA);
+  warpgroup_fence_operand(acc);
+  warpgroup_arrive();
+  mma.accumulate_ = SM90::GMMA::ScaleOut::One;
+  CUTE_UNROLL
+  for (int k = 0; k < size<2>(tCrA); ++k) {
+    CUTE_UNROLL
+    for (int chunk = Traits::first_chunk(kUnit); chunk < Traits::first_chunk(kUnit) + Traits::chunks_of_unit(kUnit);
+         ++chunk) {
+      auto acc_chunk = acc(_, _0{}, chunk);
+      cute::gemm(mma, acc_chunk, tCrA(_, _0{}, k), tCrB(_, chunk, k), acc_chunk);
+    }
+  }
+  warpgroup_commit_batch();
 }
 
 }  // namespace flash_cute::sm90::bwd_large

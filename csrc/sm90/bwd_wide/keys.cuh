@@ -84,11 +84,17 @@ struct KeysRole {
   template <class Step>
   CUTE_DEVICE void for_each_row_tile(TileRange range, Step&& step) const {
     int const steps = args.params.group * (range.end - range.begin);
+    // Read once: the next step's exponentials would wait for a read at the end of each.
+    bool const alternating = smem.tile.last_row_tile < 0;
     RowTile row_tile{range.end - 1};
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       step(row_tile.m_block, i, i + 1 == steps, row_tile.head);
-      row_tile.advance(args.params.group, smem.tile);
+      if (alternating) {
+        row_tile.advance(args.params.group);
+      } else {
+        row_tile.advance(args.params.group, smem.tile);
+      }
     }
   }
 };

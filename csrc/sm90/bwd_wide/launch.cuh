@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../core/bwd_preprocess.cuh"
+#include "../../core/element.cuh"
 #include "../../core/list_sequence_tiles.cuh"
 #include "../encode_bwd_maps.cuh"
 #include "keys.cuh"
@@ -40,9 +41,9 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
 
 template <int kHeadDim, int kHeadDimV, Variant kVariant>
 cudaError_t launch_variant(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
-  return plan.dtype == DType::kFloat16
-             ? launch_kernels<Traits<cutlass::half_t, kHeadDim, kHeadDimV, kVariant>>(plan, params, stream)
-             : launch_kernels<Traits<cutlass::bfloat16_t, kHeadDim, kHeadDimV, kVariant>>(plan, params, stream);
+  return with_element(plan.dtype, [&]<class Element>(Element) {
+    return launch_kernels<Traits<Element, kHeadDim, kHeadDimV, kVariant>>(plan, params, stream);
+  });
 }
 
 template <int kHeadDim, int kHeadDimV>

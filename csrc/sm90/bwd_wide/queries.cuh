@@ -114,7 +114,8 @@ CUTE_DEVICE void load_at(SequenceOrigin const& origin, Rest&&... rest) {
 
 template <class Traits>
 CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesStorage& smem) {
-  using ColumnsQK = typename Traits::ColumnsQK;
+  using ColumnsQ = typename Traits::ColumnsQ;
+  using ColumnsK = typename Traits::ColumnsK;
   using ColumnsV = typename Traits::ColumnsV;
   constexpr uint32_t kBytes = Traits::kTileElements * sizeof(typename Traits::Element);
   constexpr uint32_t kBytesV = Traits::kTileElementsV * sizeof(typename Traits::Element);
@@ -126,7 +127,7 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
     uint64_t* const full = smem.rows_pipeline[warpgroup].expect({}, kBytes + kBytesV);
     int const row = tile.m_block * QueryTile::kRows + warpgroup * 64;
     auto const place = place_of_rows(args.params, tile);
-    load_at<ColumnsQK>(place, args.q, full, TMA::CacheHintSm90::EVICT_FIRST, smem.q[warpgroup], 64, row, tile.head);
+    load_at<ColumnsQ>(place, args.q, full, TMA::CacheHintSm90::EVICT_FIRST, smem.q[warpgroup], 64, row, tile.head);
     load_at<ColumnsV>(place, args.dout, full, TMA::CacheHintSm90::EVICT_FIRST, smem.dout[warpgroup], 64, row,
                       tile.head);
   };
@@ -136,7 +137,7 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
 #pragma unroll 1
   for (int n = range.end - 1; n >= range.begin; --n) {
     smem.k_pipeline.wait_empty(k_state);  // all consumer warps have finished dQ += dS K of two steps ago
-    load_at<ColumnsQK>(place_of_keys(args.params, tile), args.k, smem.k_pipeline.expect(k_state, kBytes),
+    load_at<ColumnsK>(place_of_keys(args.params, tile), args.k, smem.k_pipeline.expect(k_state, kBytes),
                        TMA::CacheHintSm90::EVICT_LAST, smem.k[k_state.stage], 64, n * 64, head_kv);
     k_state.advance();
     smem.v_pipeline.wait_empty(v_state);  // all consumer warps have finished dP = dO V^T of the step before
@@ -155,7 +156,7 @@ CUTE_DEVICE void load_row_stats(BwdParams const& params, Tile const& tile, int w
   int const row_tile = tile.m_block * 2 + warpgroup;
   CUTE_UNROLL
   for (int i = 0; i < 2; ++i) {
-    int const row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i;
+    int const row = first_row_of_thread(threadIdx.x) + 8 * i;
     int64_t first;  // row tile of the head and batch, or sequence
     if constexpr (kSequences) {
       first = 2 * (int64_t{tile.head} * params.m_blocks + tile.first_row_tile);

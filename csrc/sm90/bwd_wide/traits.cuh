@@ -62,7 +62,8 @@ struct Traits {
     static constexpr int kChunk = 64;
     static constexpr int kChunks = kColumns / kChunk;
   };
-  using ColumnsQK = Columns<kHeadDim>;
+  using ColumnsQ = Columns<kHeadDim>;
+  using ColumnsK = Columns<kHeadDim>;
   using ColumnsV = Columns<kHeadDimV>;
   template <int kColumns>
   using SmemLayout = decltype(tile_to_shape(SM90::GMMA::Layout_K_SW128_Atom<Element>{}, Shape<_64, Int<kColumns>>{}));
@@ -73,6 +74,7 @@ struct Traits {
   static constexpr int kTileElementsV = 64 * kHeadDimV;  // of V or dO
 
   static constexpr bool kDeltaWithQ = false;
+  static constexpr bool kProducerMasks = false;
   static constexpr int kListedRows = kQueryTileRows;  // of the row tiles in SequenceTiles
   using Tile = std::conditional_t<reads_sequences(kVariant), bwd::SequenceKeyTile, KeyTile>;
 

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "../../core/element.cuh"
 #include "../../plan.h"
 #include "../tensor_map.cuh"
 #include "kernel.cuh"
@@ -65,10 +66,9 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
     return cudaErrorInvalidValue;
   } else {
     constexpr TileConfig kTile = tile_config(kHeadDim, kEntry, kHeadDimV);
-    using Half = Traits<cutlass::half_t, kHeadDim, kTile, kVariant, kHeadDimV>;
-    using BFloat16 = Traits<cutlass::bfloat16_t, kHeadDim, kTile, kVariant, kHeadDimV>;
-    return plan.dtype == DType::kFloat16 ? launch_kernel<Half>(plan, params, stream)
-                                         : launch_kernel<BFloat16>(plan, params, stream);
+    return with_element(plan.dtype, [&]<class Element>(Element) {
+      return launch_kernel<Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV>>(plan, params, stream);
+    });
   }
 }
 

@@ -7,6 +7,7 @@
 #include <cute/tensor.hpp>
 
 #include "../../core/layout.cuh"
+#include "../../core/memory_order.cuh"
 #include "../../core/registers.cuh"
 #include "../../core/softmax.cuh"
 #include "tile.h"
@@ -47,7 +48,7 @@ CUTE_DEVICE void store_part(FwdParams const& params, int volatile const& range, 
   __stcg(slot.words + (kPairs + 1) * 128, float4{softmax.error[0], softmax.error[1], 0.f, 0.f});
   jitter();
   __syncwarp();  // all lanes have stored: lane 0 releases for the warp
-  if (threadIdx.x % 32 == 0) asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(slot.flag) : "memory");
+  if (threadIdx.x % 32 == 0) store_release(slot.flag, 1);
 }
 
 // Merges the parts of the ranges after this CTA's. Their CTAs drew lower tickets, so that they run already, and store
@@ -63,10 +64,7 @@ CUTE_DEVICE void merge_parts(FwdParams const& params, int volatile const& range,
 #pragma unroll 1
   for (int part = 1; part <= parts; ++part) {
     PartSlot<Traits> const slot(params, warpgroup, range + part);
-    int arrived;
-    do {
-      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(arrived) : "l"(slot.flag) : "memory");
-    } while (uniform(arrived) == 0);  // all lanes leave the loop together, which the compiler must know
+    while (uniform(load_acquire(slot.flag)) == 0) continue;  // all lanes leave together, which the compiler must know
     named_sync(barrier(), 128);  // makes every lane's acquire visible to the warpgroup
     float4 const stats = __ldcg(slot.words + kPairs * 128), errors = __ldcg(slot.words + (kPairs + 1) * 128);
     float2 const factors_0 = softmax.merge(0, stats.x, stats.z, errors.x);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <climits>
 #include <cstdint>
 
 #include "../../core/kernel_shape.h"
@@ -105,96 +104,30 @@ constexpr int64_t parts_bytes(KernelShape const& shape, int head_dim_v, TileSpli
 }
 constexpr int part_flags(KernelShape const& shape, TileSplit const& split) { return split.ranges * shape.block_m / 16; }
 
-// A tile that may serve a problem, and its speed on a full GPU in per cent of the fastest one's (measured on an H100).
-struct Candidate {
-  Entry entry;
-  int speed;
-};
-constexpr int kNumCandidates = 3;
-constexpr Candidate candidate(int head_dim, int head_dim_v, bool masked, int index) {
-  if (head_dim_v != head_dim) return {kPair, 100};
-  if (index == 0) return {head_dim > 128 ? kWide : !masked ? kWideLate : head_dim == 64 ? kTall : kWide, 100};
-  if (index == 2 || head_dim > 128) return {kNarrow, head_dim <= 128 ? 60 : 55};
-  if (head_dim > 64) return {masked ? kPair : kPairLate, 93};
-  // Head dim 64, speed of the tall tile over that of 192 x 128: causal 1.17 at 1024 keys and 1.0 from 4096 on; without
-  // a mask 1.06, then 0.93 and less.
-  return masked && head_dim == 64 ? Candidate{kPair, 80} : Candidate{kTall, 92};
-}
-
-// The properties of a problem on which the choice of a tile depends.
-struct Work {
-  int len_q;
-  int keys;        // that the longest row tile visits
-  bool masked;     // some row does not see some key
-  bool triangle;   // row tiles differ much in length: the mean is about half of the longest
-  bool can_split;  // row tiles may be split by keys: all of them begin with key 0
-  int64_t heads_q;   // of all batches
-  int64_t heads_kv;
-};
-
-struct Choice {
-  Entry entry;
-  TileSplit split;
-};
-
-// Chooses the tile with the least estimated time, and whether its last wave is split. Without a mask all row tiles are
-// equal, so that the time is that of whole waves. The tiles of a causal triangle even out over the waves, but the
-// longest, twice the mean, is computed by one CTA. Where loading K and V from memory takes longer than the waves, a
-// split gains nothing, and reads memory a little slower. `forced`: the only tile that may be chosen, if the head dim
-// has it. `forced_split`: 0 never to split, 1 to split wherever that is possible.
-constexpr Choice choose(int head_dim, int head_dim_v, Work const& work, int num_sms, int forced, int forced_split) {
-  constexpr int64_t kTimePerRow = 10;  // the unit of time: a full GPU takes 10 for one row per SM
-  // The cost of memory bandwidth, per key: while one row of K and V of one KV head is loaded, the GPU computes 240 rows
-  // against one key.
-  constexpr int64_t kRowsWhileAKeyArrives = 240;
-  int64_t const memory_time = kTimePerRow * kRowsWhileAKeyArrives * work.heads_kv / num_sms;
-  Choice best{.entry = candidate(head_dim, head_dim_v, work.masked, kNumCandidates - 1).entry, .split = {}};
-  int64_t best_time = INT64_MAX;
-  auto const consider = [&](Candidate const& tile) {
-    KernelShape const shape = kernel_shape(head_dim, tile.entry, head_dim_v);
-    int64_t const row_tiles = work.heads_q * ((int64_t{work.len_q} + shape.block_m - 1) / shape.block_m);
-    int64_t const key_tiles = (int64_t{work.keys} + shape.block_n - 1) / shape.block_n;
-    int64_t const whole_waves = row_tiles / num_sms;
-    auto const take_if_less = [&](int64_t waves_x1000, int64_t least_time, TileSplit split) {
-      if (forced_split == 1 && (split.tiles > 0) != (best.split.tiles > 0)) {
-        if (split.tiles == 0) return;
-        best_time = INT64_MAX;
-      }
-      int64_t const time = std::max(least_time, waves_x1000 * shape.block_m / tile.speed);
-      if (time < best_time) {
-        best = {.entry = tile.entry, .split = split};
-        best_time = time;
-      }
-    };
-    int64_t const even = 1000 * row_tiles / num_sms, longest_alone = 2000;
-    int64_t const whole = 1000 * ((row_tiles + num_sms - 1) / num_sms);
-    take_if_less(!work.triangle ? whole : row_tiles > 2 * num_sms ? even : longest_alone, memory_time, {});
-    if (forced_split == 0 || !work.can_split || (work.masked && (work.triangle || whole_waves > 0))) return;
-    TileSplit const split = split_last_wave(row_tiles, key_tiles, num_sms, row_tiles > num_sms);
-    if (split.tiles == 0) return;
-    int64_t const length = split.length + split.ranges / split.tiles + kPartCost;
-    take_if_less(1000 * whole_waves + 1000 * length / key_tiles, memory_time * 105 / 100, split);
-  };
-  if (has_kernel(head_dim, head_dim_v, forced, Variant::kDense)) {
-    consider({Entry(forced), 100});
-  } else {
-    for (int index = 0; index < kNumCandidates; ++index) consider(candidate(head_dim, head_dim_v, work.masked, index));
+// The tiles that the plan chooses from. Of two that differ in the wait alone it is the faster one, which the head dim
+// decides: on an H200 the late wait gains 1.7 % with the wide tile at head dim 96 and nothing at the others, with
+// 128 x 128 5 % at head dim 96 and costs 0.6 % at 128.
+constexpr bool is_candidate(int head_dim, int head_dim_v, int entry, Variant variant) {
+  if (!has_kernel(head_dim, head_dim_v, entry, variant)) return false;
+  if (variant != Variant::kDense || head_dim_v != head_dim) return true;
+  switch (entry) {
+    case kWide: return head_dim > 128;
+    case kPair: return head_dim != 96;
+    case kPairLate: return head_dim == 96;
+    default: return true;
   }
-  return best;
 }
 
-// The tile where sequences are read at run time: the one that computes the fewest rows past the ends of sequences of
-// `mean_rows` rows, weighted by its speed.
-constexpr Entry choose_for_sequences(int head_dim, int head_dim_v, Variant variant, int64_t mean_rows, int forced) {
-  if (has_kernel(head_dim, head_dim_v, forced, variant)) return Entry(forced);
-  if (head_dim_v != head_dim) return kPair;
-  Entry const fastest = head_dim <= 64 ? kTall : kWide;  // of head dim 32 the wide modified one spills
-  if (!has_kernel(head_dim, head_dim_v, kPair, variant)) return fastest;
-  auto const time = [&](Entry entry, int64_t speed) {
-    int64_t const block_m = kernel_shape(head_dim, entry, head_dim_v).block_m;
-    return (mean_rows + block_m - 1) / block_m * block_m * 100 / speed;
-  };
-  return time(kPair, head_dim == 64 ? 80 : 93) < time(fastest, 100) ? kPair : fastest;
+// The speed of a tile's steps, relative to the fastest tile of the head dim (fitted to times on an H200, see
+// api/kernel_time.cpp).
+constexpr double speed(int head_dim, int entry) {
+  switch (entry) {
+    case kTall: return head_dim == 64 ? 0.94 : 1;
+    case kPair:
+    case kPairLate: return head_dim <= 64 ? 0.8 : 0.92;
+    case kNarrow: return 0.57;
+    default: return 1;
+  }
 }
 
 // A row tile of one head visits, with a window, the window's keys and about as many as it has rows, of which each of

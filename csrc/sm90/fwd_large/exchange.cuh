@@ -13,7 +13,7 @@ namespace flash_cute::sm90::fwd_large {
 
 // A warpgroup and the same one of the other CTA exchange the parts of their steps, through the buffers of their P: the
 // part of S(i) is read before P(i) is written, and sent when P(i-2) has been read, by the product of the warpgroup that
-// did not write it. A warp's part and its rows of P have the same place, so that warps need not wait for each other.
+// did not write it. A warp's part and its rows of P have the same address, so that warps need not wait for each other.
 template <class Traits>
 struct ScoreExchange {
   static constexpr bool kExchanges = Traits::kCtas > 1;
@@ -22,8 +22,8 @@ struct ScoreExchange {
   int warpgroup;
   int sent = 0;
 
-  // Four elements of a thread side by side; j: the number of the four.
-  CUTE_DEVICE char* place(int j) const {
+  // Of the thread's elements 4 j to 4 j + 3.
+  CUTE_DEVICE char* address(int j) const {
     int const thread = fresh_thread_index() % 128;
     return smem.p[warpgroup] + j / 4 * (kScoreBytes / 2) + thread / 32 * 2048 + (j % 4 * 32 + thread % 32) * 16;
   }
@@ -37,7 +37,7 @@ struct ScoreExchange {
       uint32_t const other = cta_rank<Traits>() ^ 1;
       wait_for_cluster(pipeline.empty[0], phase ^ 1);  // the other CTA's P of the own step before has been read
       if (fresh_thread_index() % 128 == 0) pipeline.expect({0, phase}, kScoreBytes);
-      uint32_t const begin = address_in_cta(place(0), other), full = address_in_cta(pipeline.full, other);
+      uint32_t const begin = address_in_cta(address(0), other), full = address_in_cta(pipeline.full, other);
       CUTE_UNROLL
       for (int j = 0; j < size(tSrS) / 4; ++j) {
         store_async(begin + j / 4 * (kScoreBytes / 2) + j % 4 * 512,
@@ -54,7 +54,7 @@ struct ScoreExchange {
       wait_for_cluster(pipeline.full[0], (sent - 1) & 1);  // its four warps have sent their parts
       CUTE_UNROLL
       for (int j = 0; j < size(tSrS) / 4; ++j) {
-        float4 const part = *reinterpret_cast<float4 const*>(place(j));
+        float4 const part = *reinterpret_cast<float4 const*>(address(j));
         tSrS(4 * j) += part.x;
         tSrS(4 * j + 1) += part.y;
         tSrS(4 * j + 2) += part.z;

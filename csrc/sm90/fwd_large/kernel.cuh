@@ -19,7 +19,7 @@ namespace flash_cute::sm90::fwd_large {
 template <class Traits>
 CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
   typename Traits::MmaPV mma;
-  RingPlaces<Traits> places;
+  RingStates<Traits> states;
   Messages<Traits> messages{smem, warpgroup};
   ScoreExchange<Traits> exchange{smem, warpgroup};
 #pragma unroll 1
@@ -28,7 +28,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
     if (uniform(smem.tile[draws & 1].m_block) < 0) break;
     OnlineSoftmax<2> softmax(args.params.scale_log2);
     auto tOrO = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<Traits::kHalf>>{});  // (MMA, MMA_M, MMA_D)
-    mainloop<Traits>(args.params, draws, warpgroup, smem, places, messages, exchange, softmax, tOrO);
+    mainloop<Traits>(args.params, draws, warpgroup, smem, states, messages, exchange, softmax, tOrO);
     fwd::SequenceTile const& tile = smem.tile[opaque(draws) & 1];
     fwd::TileCoord const coord{
         .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};

@@ -3,7 +3,9 @@
 
 #include <cuda_runtime.h>
 
+#include "../../core/element.cuh"
 #include "../../plan.h"
+#include "../launch_clusters.cuh"
 #include "../sequence_map.cuh"
 #include "kernel.cuh"
 
@@ -45,24 +47,14 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
     error = cudaMemsetAsync(params.ticket, 0, plan.workspace.zeroed, stream);
     if (error != cudaSuccess) return error;
   }
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {.x = Traits::kCtas, .y = 1, .z = 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(plan.ctas));
-  config.blockDim = dim3(Traits::kThreads);
-  config.dynamicSmemBytes = kSmemBytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = Traits::kCtas > 1 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, fwd_large_kernel<Traits>, args);
+  return launch_clusters<Traits>(fwd_large_kernel<Traits>, plan.ctas, kSmemBytes, args, stream);
 }
 
 template <int kHeadDim, Variant kVariant>
 cudaError_t launch_variant(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
-  return plan.dtype == DType::kFloat16
-             ? launch_kernel<Traits<cutlass::half_t, kHeadDim, kVariant>>(plan, params, stream)
-             : launch_kernel<Traits<cutlass::bfloat16_t, kHeadDim, kVariant>>(plan, params, stream);
+  return with_element(plan.dtype, [&]<class Element>(Element) {
+    return launch_kernel<Traits<Element, kHeadDim, kVariant>>(plan, params, stream);
+  });
 }
 
 template <int kHeadDim, int kHeadDimV>

@@ -106,22 +106,22 @@ struct ValueLoader {
 
   KernelArgs const& args;
   typename Traits::SharedStorage& smem;
-  PipelineState<Traits::kUnitsOfVRing> place{};
+  PipelineState<Traits::kUnitsOfVRing> state{};
 
   CUTE_DEVICE void load_v(int key, TileOrigin const& tile) {
     auto& pipeline = smem.v_pipeline[kHalf];
     int const half_begin = cta_rank<Traits>() * kColumns + kHalf * Traits::kHalf;
 #pragma unroll 1
     for (int unit = 0; unit < Traits::kUnitsOfV; ++unit) {
-      pipeline.wait_empty(place);  // the warpgroup has read the unit that was there
-      uint64_t* const full = pipeline.expect(place, kUnitElements * sizeof(Element));
+      pipeline.wait_empty(state);  // the warpgroup has read the unit that was there
+      uint64_t* const full = pipeline.expect(state, kUnitElements * sizeof(Element));
       CUTE_UNROLL
       for (int column = 0; column < kUnitColumnsOfV; column += kChunk) {
         int const first_column = half_begin + unit % Traits::kPartsOfV * kUnitColumnsOfV;
-        load_box(args.v, full, TMA::CacheHintSm90::EVICT_LAST, smem.v[kHalf][place.stage] + column * kUnitKeys,
+        load_box(args.v, full, TMA::CacheHintSm90::EVICT_LAST, smem.v[kHalf][state.stage] + column * kUnitKeys,
                  first_column + column, key + unit / Traits::kPartsOfV * kUnitKeys, tile.head_kv, tile.keys);
       }
-      place.advance();
+      state.advance();
     }
   }
 

@@ -58,9 +58,9 @@ CUTE_DEVICE void static_for(Use const& use) {
   }
 }
 
-// A warpgroup's places in the rings.
+// A warpgroup's positions in the rings.
 template <class Traits>
-struct RingPlaces {
+struct RingStates {
   int tiles_of_k = 0;  // read so far
   PipelineState<Traits::kUnitsOfVRing> v{};
 };
@@ -69,7 +69,7 @@ struct RingPlaces {
 // softmax, and releases Q.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename Traits::SharedStorage& smem,
-                          RingPlaces<Traits>& places, Messages<Traits>& messages,
+                          RingStates<Traits>& states, Messages<Traits>& messages,
                           ScoreExchange<Traits>& exchange, OnlineSoftmax<2>& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
@@ -113,15 +113,15 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     if (pending >= 0) v_pipeline.release({pending, 0});
     pending = -1;
   };
-  auto issue_scores_of_unit = [&](auto accumulate, PipelineState<kUnitsOfK> place) __attribute__((always_inline)) {
-    k_pipeline.wait_full(place);           // TMA: the unit of K has landed
-    auto tSrQ_unit = tSrQ(_, _, _, place.stage);  // (MMA, MMA_M, MMA_D)
-    issue_gemm<decltype(accumulate)::value>(mma_qk, tSrQ_unit, tSrK(_, _, _, place.stage), tSrS);
+  auto issue_scores_of_unit = [&](auto accumulate, PipelineState<kUnitsOfK> state) __attribute__((always_inline)) {
+    k_pipeline.wait_full(state);                  // TMA: the unit of K has landed
+    auto tSrQ_unit = tSrQ(_, _, _, state.stage);  // (MMA, MMA_M, MMA_D)
+    issue_gemm<decltype(accumulate)::value>(mma_qk, tSrQ_unit, tSrK(_, _, _, state.stage), tSrS);
     warpgroup_wait<1>();  // the last group
   };
   // The last unit of K is held afterwards.
   auto issue_scores = [&]() __attribute__((always_inline)) {
-    int const phase = places.tiles_of_k++ & 1;
+    int const phase = states.tiles_of_k++ & 1;
     issue_scores_of_unit(C<Accumulate::kOverwrite>{}, {0, phase});
     release_pending();
 #pragma unroll 1
@@ -137,25 +137,25 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
   // For each unit of a tile of V, issues a group by issue(unit, V of the unit), and calls then(unit).
   auto issue_product = [&](auto const& issue, auto const& then) __attribute__((always_inline)) {
     static_for<Traits::kUnitsOfV>([&](auto unit) __attribute__((always_inline)) {
-      v_pipeline.wait_full(places.v);  // TMA: the unit of V has landed
+      v_pipeline.wait_full(states.v);  // TMA: the unit of V has landed
       warpgroup_fence_operand(tOrO);
       warpgroup_arrive();
-      issue(unit, tOrV(_, _, _, places.v.stage));
+      issue(unit, tOrV(_, _, _, states.v.stage));
       warpgroup_commit_batch();
       warpgroup_fence_operand(tOrO);
       then(unit);
-      places.v.advance();
+      states.v.advance();
     });
   };
   // O += P V of the other warpgroup's tile. `release_before` releases what the groups before have read. Returns the
-  // place of the first of the kHeld units that are held afterwards: all where the warpgroup has to wait for the other
+  // state of the first of the kHeld units that are held afterwards: all where the warpgroup has to wait for the other
   // CTA's part of S, so that it begins as early as it can.
   constexpr int kHeld = Traits::kCtas > 1 ? Traits::kUnitsOfV : 1;
   auto issue_shared_product = [&](auto const& release_before) __attribute__((always_inline)) {
     RowPairs rows;
     messages.receive(rows);
     follow_maximum(softmax, rows, acc, wait_all);
-    auto held = places.v;
+    auto held = states.v;
     issue_product(
         [&](auto unit, auto const& tOrV_unit) __attribute__((always_inline)) {
           auto tOrO_part = part_of_columns<unit % Traits::kPartsOfV>(tOrO);
@@ -192,7 +192,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
             warpgroup_wait<1>();
             release_pending();
           }
-          pending = places.v.stage;
+          pending = states.v.stage;
         });
     warpgroup_fence_operand(tOrP);
   };

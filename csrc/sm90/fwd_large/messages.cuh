@@ -7,6 +7,7 @@
 #include <cute/tensor.hpp>
 
 #include "../../core/softmax.cuh"
+#include "../warpgroup.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm90::fwd_large {
@@ -23,9 +24,6 @@ struct Messages {
   int sent = 0;
   int received = 0;
 
-  // The thread's first row; the other one is 8 rows below.
-  CUTE_DEVICE static int first_row(int thread) { return thread % 128 / 32 * 16 + thread % 32 / 4; }
-
   // `write` writes what else belongs to the message.
   template <class Write>
   CUTE_DEVICE void send(RowPairs const& pairs, Write const& write) {
@@ -34,7 +32,7 @@ struct Messages {
     write();
     int const thread = fresh_thread_index();
     if (thread % 4 == 0) {
-      float2* const rows = smem.rows[warpgroup] + first_row(thread);
+      float2* const rows = smem.rows[warpgroup] + first_row_of_thread(thread);
       rows[0] = pairs[0];
       rows[8] = pairs[1];
     }
@@ -44,7 +42,7 @@ struct Messages {
 
   CUTE_DEVICE void receive(RowPairs& pairs) {
     smem.message[1 - warpgroup].wait_full({0, received++ & 1});  // its four warps have written it
-    float2 const* const rows = smem.rows[1 - warpgroup] + first_row(fresh_thread_index());
+    float2 const* const rows = smem.rows[1 - warpgroup] + first_row_of_thread(fresh_thread_index());
     pairs[0] = rows[0];
     pairs[1] = rows[8];
   }

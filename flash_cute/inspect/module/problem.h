@@ -31,9 +31,11 @@ inline void append(Array& array, flash_cute::RowTileCoord const& tile, flash_cut
                                        range.whole_end, range.end});
 }
 
-// The mask of one tile, applied by every thread of `Mma` to its own scores, as the kernels do: kCalls times kRows rows (of
-// the warpgroups, or of a step's parts), kColumns keys; with kTransposed the product's first mode is the keys.
-template <class Params, bool kTransposed, class Mma, int kThreads, int kCalls, int kRows, int kColumns>
+// The mask of one tile, applied by every thread of `Mma` to its own scores, as the kernels do: in kCalls pieces of kRows
+// rows (of the warpgroups, or of a step's parts, or of a cluster's CTAs) times kColumnCalls pieces of kColumns keys; with
+// kTransposed the product's first mode is the keys.
+template <class Params, bool kTransposed, class Mma, int kThreads, int kCalls, int kRows, int kColumns,
+          int kColumnCalls = 1>
 Array masked(Problem const& problem, int m_block, int n_block) {
   using namespace cute;
   auto const params = params_of<Params>(problem);
@@ -44,25 +46,28 @@ Array masked(Problem const& problem, int m_block, int n_block) {
       return Shape<Int<kRows>, Int<kColumns>>{};
     }
   }();
+  constexpr int kTileRows = kCalls * kRows, kTileColumns = kColumnCalls * kColumns;
   Mma mma;
   auto const cS = make_identity_tensor(kShape);
   auto const tScS_0 = flash_cute::rowcol_view(mma.get_slice(_0{}).partition_C(cS));
-  Array array{{kCalls * kRows, kColumns}, std::vector<int>(kCalls * kRows * kColumns)};
-  for (int call = 0; call < kCalls; ++call) {
-    int const tile_row = (m_block * kCalls + call) * kRows, tile_column = n_block * kColumns;
+  Array array{{kTileRows, kTileColumns}, std::vector<int>(kTileRows * kTileColumns)};
+  for (int piece = 0; piece < kCalls * kColumnCalls; ++piece) {
+    int const first_row = piece % kCalls * kRows, first_column = piece / kCalls * kColumns;  // in the tile
+    int const row = m_block * kTileRows + first_row, column = n_block * kTileColumns + first_column;
     for (int thread = 0; thread < kThreads; ++thread) {
       auto tSrS = partition_fragment_C(mma, kShape);
       clear(tSrS);
       auto scores = flash_cute::rowcol_view(tSrS);
       auto const tScS = flash_cute::rowcol_view(mma.get_slice(thread).partition_C(cS));
       if constexpr (kTransposed) {
-        flash_cute::apply_mask_transposed(scores, tScS, tScS_0, params, tile_row, tile_column);
+        flash_cute::apply_mask_transposed(scores, tScS, tScS_0, params, row, column);
       } else {
-        flash_cute::apply_mask(scores, tScS, tScS_0, params, tile_row - tile_column, params.len_k - tile_column);
+        flash_cute::apply_mask(scores, tScS, tScS_0, params, row - column, params.len_k - column);
       }
       for (int i = 0; i < size(scores); ++i) {
-        int const row = get<kTransposed ? 1 : 0>(tScS(i)), column = get<kTransposed ? 0 : 1>(tScS(i));
-        array.data[call * kRows + row + kCalls * kRows * column] += 1000 + (scores(i) < 0.f);
+        int const in_row = first_row + get<kTransposed ? 1 : 0>(tScS(i));
+        int const in_column = first_column + get<kTransposed ? 0 : 1>(tScS(i));
+        array.data[in_row + kTileRows * in_column] += 1000 + (scores(i) < 0.f);
       }
     }
   }

@@ -78,7 +78,7 @@ void add(Registry& registry) {
                   {"stages", kTile.stages},
                   {"late_dp", kTile.late_dp},
                   {"v_steps", kTile.v_steps}},
-         .shape = shape_of(sm90::bwd::kernel_shape(kHeadDim)),
+         .shape = shape_of(sm90::bwd::kernel_shape(kHeadDim, kHeadDim)),
          .facts = facts_of<Traits>(Traits::kBlockM, Traits::kBlockN, sizeof(typename Traits::SharedStorage)),
          .describe = &describe<Traits>,
          .schedule = nullptr,

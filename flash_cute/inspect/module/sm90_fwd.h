@@ -10,6 +10,7 @@
 #include "sm90_fwd_packed.h"
 #include "wgmma.h"
 
+#include "api/kernel_time.cpp"  // a module is one translation unit
 #include "sm90/fwd/scheduler.cuh"
 #include "sm90/fwd/tile.h"
 #include "sm90/fwd/traits.cuh"
@@ -114,17 +115,22 @@ Array schedule(Problem const& problem, int num_sms) {
                                      params.len_k, params.head_dim, num_sms);
   bool const drawn = masked && order.num_tiles() > num_sms;
   TileSplit split;
-  if (!drawn && !params.band.has_lower()) {
-    int const keys = std::max(0, column_limit(params, params.len_q - 1));
-    Work const work{.len_q = params.len_q,
-                    .keys = keys,
-                    .masked = masked,
-                    .triangle = masked && keys < 2 * params.len_q,
-                    .can_split = true,
-                    .heads_q = params.batch * params.heads_q,
-                    .heads_kv = params.batch * params.heads_kv};
-    constexpr int kUnforced = -1;
-    split = choose(kHeadDim, kHeadDim, work, num_sms, kEntry, kUnforced).split;
+  if (!drawn) {
+    kernel_time::Work const work{.len_q = params.len_q,
+                                 .len_k = params.len_k,
+                                 .batch = params.batch,
+                                 .least_tiles = 0,
+                                 .heads_q = params.heads_q,
+                                 .heads_kv = params.heads_kv,
+                                 .head_dim = kernel_time::nominal_head_dim(kHeadDim),
+                                 .head_dim_v = kernel_time::nominal_head_dim(kHeadDim),
+                                 .band = params.band,
+                                 .num_sms = num_sms};
+    auto const time = [&](TileSplit const& tried) {
+      return kernel_time::fwd_sm90(work, kShape, speed(kHeadDim, kEntry), 1, tried);
+    };
+    TileSplit const possible = kernel_time::fwd_split(work, kShape);
+    if (possible.tiles > 0 && time(possible) < time({})) split = possible;
   }
   bool const only_split = split.tiles > 0 && split.tiles == order.num_tiles();
   int const ctas = only_split ? split.ranges : int(std::min<int64_t>(order.num_tiles(), num_sms));

@@ -1,0 +1,59 @@
+// Stores dK and dV where a warpgroup's dQ buffer has no room for both: first dV, then dK. Otherwise as epilogue.cuh.
+#pragma once
+
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/tensor.hpp>
+
+#include "dq.cuh"
+#include "mla_traits.cuh"
+#include "scores.cuh"
+#include "task.cuh"
+#include "../store_tma.cuh"
+
+namespace flash_cute::sm90::bwd {
+
+// Stores a warpgroup's 64 rows of a result of kColumns columns through its dQ buffer, which must be free. The TMA
+// stores are in flight when it returns.
+template <class Traits, int kColumns, class Accumulator>
+CUTE_DEVICE void store_result(KernelArgs const& args, KeyTile const& tile, int draws,
+                              typename Traits::SharedStorage& smem, CUtensorMap const& map,
+                              Accumulator const& sums,  // (MMA, MMA_N, MMA_D)
+                              float factor) {
+  using Element = typename Traits::Element;
+  using Columns = typename Traits::template Columns<kColumns, Traits::kChunk>;
+  int const thread = consumer_thread(), warpgroup = thread / 128;
+  auto* const buffer = reinterpret_cast<Element*>(smem.dq[warpgroup][0]);
+  static_assert(sizeof(smem.dq[0][0]) >= Traits::kKeys * kColumns * sizeof(Element));
+  stage_rows<typename Traits::template MmaOut<kColumns>, typename Traits::template SmemLayoutOut<kColumns>>(
+      buffer, thread % 128, sums, factor);
+  tma_store_fence();
+  named_sync(kResults + warpgroup, 128);  // all threads of the warpgroup have written their share
+  if (thread % 128 > 0) return;
+  int const row = tile.n_block * Traits::kBlockN + warpgroup * Traits::kKeys;
+  if constexpr (reads_sequences(Traits::kVariant)) {
+    SequenceOrigin const origin = origin_of_results(args.params, smem.task[draws & 1]);
+    store_sequence_tile<Columns>(map, buffer, Traits::kKeys, row, tile.head_kv, origin);
+  } else {
+    CUTE_UNROLL
+    for (int chunk = 0; chunk < Columns::kChunks; ++chunk) {
+      SM90_TMA_STORE_4D::copy(&map, buffer + chunk * Traits::kKeys * Columns::kChunk, chunk * Columns::kChunk, row,
+                              tile.head_kv, tile.batch);
+    }
+  }
+  tma_store_arrive();
+}
+
+template <class Traits, class AccumulatorK, class AccumulatorV>
+CUTE_DEVICE void mla_epilogue(KernelArgs const& args, KeyTile const& tile, int draws,
+                              typename Traits::SharedStorage& smem,
+                              AccumulatorK const& tdKrdK,    // (MMA, MMA_N, MMA_D)
+                              AccumulatorV const& tdVrdV) {  // (MMA, MMA_N, MMA_DV)
+  int const warpgroup = consumer_thread() / 128;
+  wait_dq_buffer<Traits>(smem, warpgroup, tile.end);
+  store_result<Traits, Traits::kHeadDimV>(args, tile, draws, smem, args.dv, tdVrdV, Traits::kSumsFactor);
+  wait_results_read();
+  float const factor = args.params.scale * Traits::kSumsFactor;
+  store_result<Traits, Traits::kHeadDim>(args, tile, draws, smem, args.dk, tdKrdK, factor);
+}
+
+}  // namespace flash_cute::sm90::bwd
