@@ -121,7 +121,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     flags = parse(arguments)
     if flags.judge:
-        known = [judge.judged(row) for path in flags.judge for row in choice_table.read(path)]
+        rows = [judge.judged(row) for path in flags.judge for row in choice_table.read(path)]
+        known = [row for row in rows if row is not None]
+        if len(known) < len(rows):
+            print(f"{len(rows) - len(known)} of {len(rows)} calls are left out: what the plan chooses was not timed.")
         print("\n".join(choice_table.markdown(known)))
         return 0
     device = torch.device("cuda", torch.cuda.current_device())

@@ -19,7 +19,7 @@ def times_text(seconds: Mapping[str, float]) -> str:
 
 def times_of(row: Mapping[str, str]) -> dict[str, float]:
     """Microseconds by choice."""
-    pairs = (text.rpartition("=") for text in row["times"].split())
+    pairs = (text.rpartition("=") for text in row.get("times", "").split())
     return {name: float(time) for name, _, time in pairs}
 
 
@@ -49,11 +49,13 @@ def call_without_memory(workload: Workload) -> Call:
     return Call(tensors, lengths, score, False)
 
 
-def judged(row: Mapping[str, str], capability: int = 90) -> dict[str, str]:
-    """The row with this build's choice in place of the one that was measured as the plan's."""
+def judged(row: Mapping[str, str], capability: int = 90) -> dict[str, str] | None:
+    """The row with this build's choice in place of the one that was then the plan's; None if it was not timed."""
     times = times_of(row)
     call, backward = call_without_memory(workload_of(row)), row["direction"] == "bwd"
     plan = candidates(call, backward, capability, SMEM_BYTES)["plan"]
+    if plan not in times:
+        return None
     best = min(times, key=lambda name: times[name])
     found = {"plan": plan, "best": best, "plan_us": f"{times[plan]:.2f}", "best_us": f"{times[best]:.2f}"}
     return {**row, **found, "ratio": f"{times[plan] / times[best]:.4f}"}

@@ -28,7 +28,8 @@ def load() -> dict[str, Any]:
 def built_instances() -> set[tuple[str, str, int, int]]:
     """The architecture, the direction ("fwd" or "bwd"), and the head dims of q and of v of each kernel that was built.
 
-    A file has the kernels of the head dims in its name: sm90_bwd_d192_d192_128.cu those of 192, and of 192 and 128.
+    A file has the kernels of the head dims in its name: sm90_bwd_d32_d64.cu those of 32 and 64. d192_128 is 192 of q
+    and 128 of v.
     """
     built = set()
     for entry in load()["files"]:

@@ -127,6 +127,13 @@ def test_empty_calls_have_a_plan() -> None:
     for shape in ((0, 4, 2, 5, 5), (2, 4, 2, 0, 5), (2, 4, 2, 5, 0), (2, 0, 0, 5, 5)):
         for backward in (False, True):
             assert explained(shape, 64, backward=backward)["reasons"]
+    none = torch.empty(1, dtype=torch.int32, device="meta")
+    options: dict[str, Any]
+    for rows in (0, 5):  # of no sequence, with hints that are the totals
+        q = torch.empty(rows, 4, 64, dtype=torch.float16, device="meta")
+        options = {"cu_seqlens_q": none, "cu_seqlens_k": none, "max_seqlen_q": rows, "max_seqlen_k": rows}
+        for backward in (False, True):
+            assert flash_cute.explain(q, q, q, True, capability=90, backward=backward, **options).data["reasons"]
 
 
 @pytest.mark.cuda

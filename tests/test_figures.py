@@ -89,6 +89,8 @@ def test_choices_are_judged_by_stored_times(bench: SimpleNamespace) -> None:
     assert (found["plan"], found["best"], found["ratio"]) == ("sm90:wide_late:whole", "sm90:narrow:whole", "2.0000")
     packed = row | {"lengths": "4000+96", "direction": "bwd", "window": "127,0", "times": "sm90:whole=3.00 sm80:a100=3"}
     assert judge.judged(packed)["ratio"] == "1.0000"
+    assert judge.judged(packed | {"times": "sm90:another=3.00"}) is None
+    assert judge.judged(packed | {"times": ""}) is None
 
 
 def test_random_shapes_are_of_every_kind(bench: SimpleNamespace) -> None:

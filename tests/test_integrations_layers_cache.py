@@ -112,3 +112,29 @@ def test_layers_of_other_heads_share_a_mask(rng: torch.Generator) -> None:
         with torch.enable_grad():  # the general way
             expected = transformers.attention(Layer(0), q.requires_grad_(), k, k, mask)[0]
         torch.testing.assert_close(out, expected.detach())
+
+
+def test_a_mask_overwritten_in_place(device: str, rng: torch.Generator) -> None:
+    """What the first layer left with the mask was of its old lengths. A captured graph reads the new ones."""
+    tokens = _keys_in_use(device)
+    later = tokens.clone()
+    later[:2, 17:19] = True
+    q = random_tensor(device, rng, BATCH, 1, HEADS, DIM).transpose(1, 2)
+    k = random_tensor(device, rng, BATCH, 2, ROWS, DIM)
+    mask, new_mask = (
+        transformers.mask(BATCH, 1, ROWS, q_offset=offset, attention_mask=x, device=device)
+        for offset, x in ((16, tokens), (18, later))
+    )
+    with torch.no_grad():
+        old, expected = (transformers.attention(Layer(0), q, k, k, x)[0] for x in (mask, new_mask))
+        graph = torch.cuda.CUDAGraph() if q.is_cuda else None
+        if graph is not None:
+            with torch.cuda.graph(graph):
+                captured = transformers.attention(Layer(0), q, k, k, mask)[0]
+        for column in range(4):
+            mask[:, 0, 0, column].copy_(new_mask[:, 0, 0, column])
+        assert not torch.equal(old, expected)
+        assert torch.equal(transformers.attention(Layer(0), q, k, k, mask)[0], expected)
+        if graph is not None:
+            graph.replay()
+            assert torch.equal(captured, expected)

@@ -287,6 +287,10 @@ def test_no_sequences(device: str, fwd: VarlenForward, rng: torch.Generator) -> 
     nothing = packed.replace(**{x: getattr(packed, x)[:0] for x in ("q", "k", "v")})
     out, lse = fwd(nothing)
     assert (out.shape, lse.shape) == ((0, 4, 64), (4, 0))
+    for length, empty in ((5, packed), (0, nothing)):  # hints that are the totals
+        hints = {"max_seqlen_q": length, "max_seqlen_k": length}
+        out, lse = fwd(empty.replace(cu_seqlens_q=none, cu_seqlens_k=none), **hints)
+        assert (out == 0).all() and (lse == -torch.inf).all() and out.shape[0] == length
 
 
 def test_no_heads(device: str, fwd: VarlenForward, rng: torch.Generator) -> None:

@@ -1,6 +1,7 @@
 // The plan of a backward as JSON.
 #include "bwd.h"
 #include "plan_json.h"
+#include "sm80/bwd/tile.h"
 #include "sm80/large/tile.h"
 #include "sm90/bwd_large/tile.h"
 
@@ -27,10 +28,12 @@ std::string why_tile(BwdDecision const& decision) {
   std::string text = "Tile of " + std::to_string(shape.block_n) + " keys by " + std::to_string(shape.block_m) +
                      " query rows: " + table_entry(decision);
   if (decision.backend == Backend::kSm90) return text + ".";
-  if (!is_large(decision) && reads_sequences(decision.plan.variant)) {
+  BwdPlan const& plan = decision.plan;
+  bool const plain = plan.variant == Variant::kPacked && sm80::bwd::has_plain_sequence_kernel(plan.head_dim, plan.entry);
+  if (!is_large(decision) && reads_sequences(plan.variant) && !plain) {
     return text + " for packed batches and modified scores, on any chip.";
   }
-  return text + sm80_chip_text(decision.plan.entry) + ".";
+  return text + sm80_chip_text(plan.entry) + ".";
 }
 
 // Of the kernels for large head dims.

@@ -12,7 +12,7 @@ namespace flash_cute {
 // The call that a choice was measured for. A dense call is described exactly: how many tiles its last wave has, and so
 // which tile is best, changes with every length, and an entry must never make a call slower that was not measured. Of
 // packed sequences, whose totals are others in every step of a training, `batch`, `len_q` and `len_k` are rounded up to
-// powers of two: the host does not know their lengths, so that no choice depends on more than these.
+// powers of two: the host does not know their lengths, but for whether the hints say that all are equal.
 struct TuningKey {
   static constexpr int kFields = 16;
   static constexpr std::array<std::string_view, kFields> kNames{

@@ -51,14 +51,13 @@ void check_lengths(FwdArgs const& call, VarlenArgs const& lengths) {
   check_hint("max_seqlen_k", lengths.max_seqlen_k);
 }
 
-// Whether the hints say that all sequences have the same rows, and the same keys.
+// Whether there are sequences of which the hints say that all have the same rows, and the same keys.
 Problem with_hints(Problem problem, VarlenArgs const& lengths) {
-  int const sequences = std::max(1, problem.batch);
   auto const are_equal = [&](std::optional<int64_t> longest, int total) {
-    return total % sequences == 0 && longest == total / sequences;
+    return total % problem.batch == 0 && longest == total / problem.batch;
   };
   problem.equal_lengths =
-      are_equal(lengths.max_seqlen_q, problem.len_q) && are_equal(lengths.max_seqlen_k, problem.len_k);
+      problem.batch > 0 && are_equal(lengths.max_seqlen_q, problem.len_q) && are_equal(lengths.max_seqlen_k, problem.len_k);
   return problem;
 }
 

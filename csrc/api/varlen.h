@@ -20,7 +20,7 @@ struct VarlenArgs {
   TensorInfo cu_seqlens_k;  // (sequences + 1,), int32
   std::optional<TensorInfo> seqused_q;  // (sequences,), int32; none: all rows
   std::optional<TensorInfo> seqused_k;
-  std::optional<int64_t> max_seqlen_q;  // hints: no result depends on them
+  std::optional<int64_t> max_seqlen_q;  // hints: a wrong one costs speed alone
   std::optional<int64_t> max_seqlen_k;
 };
 

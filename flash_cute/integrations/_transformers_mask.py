@@ -209,8 +209,9 @@ def by_heads_lengths(lengths: Lengths, heads_kv: int) -> tuple[Tensor, Tensor, T
     """
     offsets_q, offsets_k, used_q, used_k, q_length, kv_length = lengths
     assert used_q is not None and used_k is not None and q_length is not None and kv_length is not None
-    known: Any = getattr(used_q, "_flash_cute_by_heads", None)
-    if known is not None and known[0] == heads_kv:
+    kept_for = _kept_for(used_q, heads_kv)
+    known: Any = None if kept_for is None else getattr(used_q, "_flash_cute_by_heads", None)
+    if known is not None and known[0] == kept_for:
         found: tuple[Tensor, Tensor, Tensor, Tensor] = known[1]
         return found
     batch_size = offsets_q.shape[0] // 2
@@ -225,8 +226,20 @@ def by_heads_lengths(lengths: Lengths, heads_kv: int) -> tuple[Tensor, Tensor, T
     used[..., 0] = torch.stack((used_q[::2], used_k[::2]))[..., None]
     of_queries, of_keys = used.flatten(1)[:, :-1].unbind()
     result = (cu_q, cu_k, of_queries, of_keys)
-    used_q._flash_cute_by_heads = (heads_kv, result)  # type: ignore[attr-defined]
+    if kept_for is not None:
+        used_q._flash_cute_by_heads = (kept_for, result)  # type: ignore[attr-defined]
     return result
+
+
+def _kept_for(used_q: Tensor, heads_kv: int) -> tuple[int, int] | None:
+    """What `by_heads_lengths` keeps its result for: copies, which a mask that is overwritten in place makes obsolete.
+
+    Overwritten tensors have another version, but for those of inference mode. A graph reads what is in the mask when it
+    is replayed, so that a capture keeps nothing and takes nothing that was kept.
+    """
+    if torch.compiler.is_compiling() or (used_q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return None
+    return heads_kv, -1 if used_q.is_inference() else used_q._version
 
 
 def columns_of(attention_mask: Tensor, batch_size: int, kv_length: int) -> int:

@@ -189,7 +189,7 @@ def flash_attn_varlen_func(
     Args:
         q, k, v: `(Tq, Hq, D)`, `(Tk, Hkv, D)` and `(Tk, Hkv, Dv)`, the rows of all sequences.
         cu_seqlens_q, cu_seqlens_k: `(batch + 1,)` int32, on q's device: where each sequence begins and the last ends.
-        max_seqlen_q, max_seqlen_k: the longest sequences: hints that influence no result.
+        max_seqlen_q, max_seqlen_k: the longest sequences: hints, of which a wrong one costs speed alone.
         block_table: None; paged keys come in a later version.
         the others: see the module.
 

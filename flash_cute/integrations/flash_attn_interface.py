@@ -139,7 +139,7 @@ def flash_attn_varlen_func(
     Args:
         q, k, v: `(Tq, Hq, D)`, `(Tk, Hkv, D)` and `(Tk, Hkv, Dv)`, the rows of all sequences.
         cu_seqlens_q, cu_seqlens_k: `(batch + 1,)` int32, on q's device: where each sequence begins and the last ends.
-        max_seqlen_q, max_seqlen_k: the longest sequences: hints that influence no result.
+        max_seqlen_q, max_seqlen_k: the longest sequences: hints, of which a wrong one costs speed alone.
         seqused_q, seqused_k: `(batch,)` int32: how many of each sequence's rows and keys are used. None: all.
         the others: see the module.
 

@@ -131,7 +131,7 @@ def varlen_attn(
         query, key, value: `(Tq, Hq, D)`, `(Tk, H, D)` and `(Tk, H, Dv)`; H divides Hq. Dtypes as in
             `flash_cute.varlen_attention`, on the CPU too.
         cu_seq_q, cu_seq_k: `(N + 1,)` int32, on query's device: where each sequence begins, and where the last ends.
-        max_q, max_k: the longest sequences: hints that influence no result.
+        max_q, max_k: the longest sequences: hints, of which a wrong one costs speed alone.
         return_aux: None, or what has an attribute `lse`, such as `torch.nn.attention.varlen.AuxRequest(lse=True)`.
         scale: what multiplies q.k; None: `1 / sqrt(D)`.
         window_size: `(left, right)` numbers of keys, -1: no limit; `(-1, 0)` is causal, aligned to the bottom right.
