@@ -180,8 +180,8 @@ struct BwdParams {
   int n_blocks;  // key tiles per KV head
   int group;     // query heads per KV head
   sm80::bwd::LaunchOrder launch_order;  // sm80
-  sm90::bwd::TaskOrder task_order;      // sm90, up to head dim 128
-  TileSplit split;                      // sm90, up to head dim 128: of key tiles, by rows
+  sm90::bwd::TaskOrder task_order;      // sm90, not bwd_wide
+  TileSplit split;                      // sm90, not bwd_wide: of key tiles, by rows
 
   int head_dim_v;  // of v, out, dout and dv: a multiple of 8, at most the kernel's kHeadDim
   Sinks sinks;     // read before the kernels, with whose statistics they need not know of it

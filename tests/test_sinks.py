@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import CAUSAL, Backward, Case, Causal, Forward, mask_name, score
+from cases import CAUSAL, CUDA_DTYPES, Backward, Case, Causal, Forward, mask_name, score
 from checks import assert_exact, inputs_and_options, on_each_device
 from numerics import assert_gradients_match, assert_matches, same_bits
 
@@ -55,12 +55,22 @@ def test_the_lse_is_without_them(
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("sink", [60.0, 100.0, 200.0, 5000.0])
+@pytest.mark.parametrize("sink", [18.0, 60.0, 100.0, 200.0, 5000.0])
+@pytest.mark.parametrize("head_dim, head_dim_v", [(64, 64), (192, 128)])
+@pytest.mark.parametrize("dtype", CUDA_DTYPES, ids=str)
 def test_far_above_the_scores(
-    device: str, sink: float, backend: str | None, fwd: Forward, bwd: Backward, rng: torch.Generator
+    device: str,
+    dtype: torch.dtype,
+    head_dim: int,
+    head_dim_v: int,
+    sink: float,
+    backend: str | None,
+    fwd: Forward,
+    bwd: Backward,
+    rng: torch.Generator,
 ) -> None:
     """The keys have next to no weight, and the gradient that comes through the LSE is what it is without sinks."""
-    case = Case(64, 65, 129, True, torch.float16 if device == "cuda" else SINGLE)
+    case = Case(head_dim, 65, 129, True, dtype if device == "cuda" else SINGLE, head_dim_v=head_dim_v)
     (q, k, v), _ = inputs_and_options(case, device, rng)
     sinks = torch.full((2,), sink, device=device)
     out, lse = fwd(q, k, v, True, sinks=sinks)

@@ -29,7 +29,8 @@ std::string why_tile(BwdDecision const& decision) {
                      " query rows: " + table_entry(decision);
   if (decision.backend == Backend::kSm90) return text + ".";
   BwdPlan const& plan = decision.plan;
-  bool const plain = plan.variant == Variant::kPacked && sm80::bwd::has_plain_sequence_kernel(plan.head_dim, plan.entry);
+  bool const plain =
+      plan.variant == Variant::kPacked && sm80::bwd::has_plain_sequence_kernel(plan.head_dim, plan.entry);
   if (!is_large(decision) && reads_sequences(plan.variant) && !plain) {
     return text + " for packed batches and modified scores, on any chip.";
   }

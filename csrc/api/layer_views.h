@@ -43,7 +43,7 @@ inline Part heads_of(TensorInfo const& tensor, int64_t first, int64_t count) {
   return part;
 }
 
-// The tensor at `index` of `count` that are stacked: (T, count, H, D) as (T, H, D), (B, N, count, H, D) as (B, N, H, D).
+// The tensor at `index` of `count` stacked ones: (T, count, H, D) as (T, H, D), (B, N, count, H, D) as (B, N, H, D).
 inline Part unstacked(TensorInfo const& tensor, int64_t index, int64_t count) {
   int64_t const rank = tensor.rank, stacked = rank - 3;
   FLASH_CUTE_CHECK((rank == 4 || rank == 5) && tensor.sizes[stacked] == count, tensor.name, ": expected ", count,
@@ -57,8 +57,8 @@ inline Part unstacked(TensorInfo const& tensor, int64_t index, int64_t count) {
   return part;
 }
 
-// q, k and v. Or, where there is no v, k and v stacked in k; or, where there is no k either, all in q: stacked, or, with
-// num_heads_q, their heads one after the other.
+// q, k and v. Or, where there is no v, k and v stacked in k; or, where there is no k either, all in q: stacked, or,
+// with num_heads_q, their heads one after the other.
 #define FLASH_CUTE_LAYER_TENSORS "Tensor q, Tensor? k, Tensor? v, int? num_heads_q"
 
 // FLASH_CUTE_LAYER_TENSORS on the stack: a tensor each, once `separate` has been called.

@@ -186,7 +186,8 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
   BwdPlan& plan = decision.plan;
   plan.head_dim_v = decision.instance.head_dim_v;
   plan.deterministic = deterministic;
-  plan.scales_dout = problem.has_sinks && has_dlse && plan.dtype == DType::kFloat16;
+  bool const has_sinks_and_dlse = problem.has_sinks && has_dlse;
+  plan.scales_dout = has_sinks_and_dlse && plan.dtype == DType::kFloat16;
   if (is_large(decision)) {
     plan_bwd_large(decision, call, problem, gpu);
     return decision;
@@ -202,6 +203,8 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
   if (!sm90) {
     plan.entry = sm80_entry(problem, gpu);
     pad_to_one_head_dim(decision);
+  } else if (!wide && sm90::bwd::is_mla(plan.head_dim, plan.head_dim_v)) {
+    plan.scales_dout = has_sinks_and_dlse;  // its dS is made from P in float16, whatever the dtype
   }
   plan.shape = !sm90  ? sm80::bwd::kernel_shape(plan.head_dim, plan.entry, plan.variant)
                : wide ? sm90::bwd_wide::kernel_shape(plan.head_dim, plan.head_dim_v)

@@ -51,13 +51,13 @@ void check_lengths(FwdArgs const& call, VarlenArgs const& lengths) {
   check_hint("max_seqlen_k", lengths.max_seqlen_k);
 }
 
-// Whether there are sequences of which the hints say that all have the same rows, and the same keys.
+// Whether there are sequences, all of which have the same rows and the same keys, as the hints say.
 Problem with_hints(Problem problem, VarlenArgs const& lengths) {
   auto const are_equal = [&](std::optional<int64_t> longest, int total) {
     return total % problem.batch == 0 && longest == total / problem.batch;
   };
-  problem.equal_lengths =
-      problem.batch > 0 && are_equal(lengths.max_seqlen_q, problem.len_q) && are_equal(lengths.max_seqlen_k, problem.len_k);
+  problem.equal_lengths = problem.batch > 0 && are_equal(lengths.max_seqlen_q, problem.len_q) &&
+                          are_equal(lengths.max_seqlen_k, problem.len_k);
   return problem;
 }
 

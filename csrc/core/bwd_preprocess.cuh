@@ -6,9 +6,10 @@
 // that the main kernel's P is the share of each key. The LSE itself is of the keys alone: in delta its gradient is
 // multiplied by 1 + e. The gradient of the sink is minus the sum of its share, e / (1 + e), times rowsum(dO * O).
 //
-// With float16, sinks and a gradient of the LSE, P of a row in which the sink has nearly all of the weight would be
-// rounded to 0, while that gradient needs it times 1 + e. There the log-sum-exp stays that of the keys, P sums to 1,
-// and what is multiplied by the keys' share, 1 / (1 + e), is dO: in `scaled_dout`, which the main kernel reads instead.
+// With float16, or a kernel that keeps P in it, sinks and a gradient of the LSE, P of a row in which the sink has
+// nearly all of the weight would be rounded to 0, while that gradient needs it times 1 + e. There the log-sum-exp stays
+// that of the keys, P sums to 1, and what is multiplied by the keys' share, 1 / (1 + e), is dO: in `scaled_dout`, which
+// the main kernel reads instead.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -10,7 +10,7 @@ namespace flash_cute::sm90::bwd {
 struct KernelArgs {
   CUtensorMap q;     // box (BLK_M, kChunk)
   CUtensorMap dout;  // box (BLK_M, kChunk)
-  CUtensorMap k;     // box (BLK_N, kChunk)
+  CUtensorMap k;     // box (BLK_N, kChunk), of 192/128 (BLK_N, 32)
   CUtensorMap v;     // box (BLK_N, kChunk)
   CUtensorMap dk;    // box (64, kChunk)
   CUtensorMap dv;    // box (64, kChunk)

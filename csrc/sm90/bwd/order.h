@@ -1,5 +1,5 @@
-// The order of tasks of the sm90 backward up to head dim 128, and which key tiles are split: a function of the shapes
-// and the number of SMs. Plain constants and data.
+// The order of tasks of the sm90 backward up to head dim 128 and of 192/128, and which key tiles are split: a function
+// of the shapes and the number of SMs. Plain constants and data.
 #pragma once
 
 #include <algorithm>

@@ -12,7 +12,7 @@ namespace flash_cute::sm90::bwd_large {
 
 // Stores the sums times `factor` through `buffer` in shared memory, by TMA, which clips what is outside the tensor.
 // Rows from `used` on get 0, even if the sequence has a NaN. `buffer` is an operand whose last use, if it is still in
-// flight, is in products on stale data, whose result is not used. `row`: the tile's first one.
+// flight, is in products on stale data (of dQ), whose result is not used. `row`: the tile's first one.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void store_sums(CUtensorMap const& map, typename Traits::Element* buffer, int warpgroup,
                             Accumulator& sums,  // (MMA, MMA_M, MMA_N)

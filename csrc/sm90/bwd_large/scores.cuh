@@ -1,5 +1,5 @@
-// The elementwise part of a step: derivatives of modified scores, which wait in 16 bits until P is there, and dS^T from
-// P as the dV warpgroup rounds it for its product.
+// The elementwise part of a step: derivatives of modified scores, which wait in 16 bits until P is there, and dS^T: of
+// one CTA from P as the dV warpgroup rounds it for its product, of sides from P in float32.
 #pragma once
 
 #include <cuda_fp16.h>
