@@ -68,7 +68,7 @@ RUNS: dict[str, list[str]] = {
     "fp16": speed("fp16", BOTH, "cudnn,flash"),
     "small": speed("small", BOTH, ALL_PEERS),
     "large": speed("large", BOTH, "efficient"),
-    "bwd-large": speed("large", "flash_cute:sm80", "efficient", "bwd"),
+    "bwd-large": speed("large", BOTH, "efficient", "bwd"),
     "choices": ["--choices"],
 }
 

@@ -42,6 +42,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
 }
 DENSE = "flash_cute.attention"
 PACKED = "flash_cute.varlen_attention"
+ONE_ROW = "flash_cute.varlen_attention, one row"  # another kernel than that of PACKED
 AIM = 3.0  # microseconds
 HEADS, HEAD_DIM, ROWS = 8, 64, 64
 
@@ -143,6 +144,16 @@ def _packed(tensors: Tensors) -> Iterator[Layer]:
     yield layer("sdpa.varlen_attn", call=lambda: sdpa.varlen_attn(q, k, v, *lengths, window_size=(-1, 0)))
 
 
+def _one_row(of_cache: torch.Tensor, rows: int) -> Layer:
+    """The public call for one row of q over `rows` keys of a cache: a sequence is a head of a batch item."""
+    keys = of_cache.view(-1, 1, HEAD_DIM)
+    offsets = torch.arange(keys.shape[0] // rows + 1, dtype=torch.int32, device=keys.device)
+    call = functools.partial(
+        flash_cute.varlen_attention, keys[::rows].contiguous(), keys, keys, offsets, offsets * rows, True
+    )
+    return Layer(ONE_ROW, ONE_ROW, functools.partial(call, max_seqlen_q=1, max_seqlen_k=rows))
+
+
 def _of_transformers(tensors: Tensors, device: torch.device) -> Iterator[Layer]:
     """The attention functions as a Llama's layer calls them, with the positions that it passes on.
 
@@ -173,7 +184,9 @@ def _of_transformers(tensors: Tensors, device: torch.device) -> Iterator[Layer]:
     of_cache = [batch[0], *(x.contiguous() for x in batch[1:])]
     yield layer(", padded, k and v of a cache (two copies)", PACKED, of_cache, mask)
     step = transformers.mask(2, 1, rows, q_offset=rows - 1, attention_mask=tokens, device=device)
-    yield layer(", padded, one row over a cache", PACKED, [batch[0][:, :, -1:], *of_cache[1:]], step)
+    yield _one_row(of_cache[1], rows)
+    last = batch[0][:, :, -1:].contiguous()  # as projected from one token
+    yield layer(", padded, one row over a cache", ONE_ROW, [last, *of_cache[1:]], step)
     try:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
     except ImportError as error:
