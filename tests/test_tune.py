@@ -42,11 +42,12 @@ def call_of(
     *,
     causal: str = "none",
     packed: int = 0,
+    longest: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
     heads_kv: int = 4,
     **options: Any,
 ) -> Call:
-    """A call of tensors without memory, for plans alone; `packed`: so many sequences."""
+    """A call of tensors without memory, for plans alone; `packed`: so many sequences, and `longest` the hint."""
 
     def empty(heads: int) -> torch.Tensor:
         shape = (length, heads, head_dim) if packed else (2, heads, length, head_dim)
@@ -55,7 +56,7 @@ def call_of(
     lengths: tuple[Any, ...] = ()
     if packed:
         offsets = torch.empty(packed + 1, dtype=torch.int32, device="meta")
-        lengths = (offsets, offsets, None, None, None, None)
+        lengths = (offsets, offsets, None, None, longest, longest)
     return Call((empty(8), empty(heads_kv), empty(heads_kv)), lengths, score(causal, **options), False)
 
 
@@ -145,6 +146,8 @@ def test_packed_entries_are_of_sizes_rounded_up(tmp_path: Path) -> None:
     assert planned(call_of(2048, packed=5))["backend"] == "sm90"
     assert planned(call_of(4096, packed=9))["backend"] == "sm90"
     assert planned(call_of(4096, packed=5, causal="bottom_right"))["backend"] == "sm90"
+    assert planned(call_of(4096, packed=8, longest=512))["backend"] == "sm90"  # equally long, which has other tiles
+    assert planned(call_of(4096, packed=8, longest=513))["backend"] == "sm80"
 
 
 @needs_both
@@ -167,9 +170,9 @@ def test_a_missing_kernel_leaves_the_choice_to_the_plan(tmp_path: Path) -> None:
 
 
 def measured(name: str = "sm90:wide:whole", length: int = 64) -> Measured:
-    key = {"backward": 0, "bfloat16": 1, "packed": 0, "deterministic": 0, "softcap": 0, "alibi": 0, "batch": 1}
-    key |= {"heads_q": 2, "heads_kv": 1, "len_q": length, "len_k": length, "head_dim": 64, "head_dim_v": 64}
-    key |= {"band_lower": -(1 << 30), "band_upper": 0, "num_sms": 132}
+    key = {"backward": 0, "bfloat16": 1, "packed": 0, "equal_lengths": 0, "deterministic": 0}
+    key |= {"softcap": 0, "alibi": 0, "batch": 1, "heads_q": 2, "heads_kv": 1, "len_q": length, "len_k": length}
+    key |= {"head_dim": 64, "head_dim_v": 64, "band_lower": -(1 << 30), "band_upper": 0, "num_sms": 132}
     return Measured(key, name, name, {name: 2e-6}, 1.0, {})
 
 

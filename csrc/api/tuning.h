@@ -12,12 +12,13 @@ namespace flash_cute {
 // The call that a choice was measured for. A dense call is described exactly: how many tiles its last wave has, and so
 // which tile is best, changes with every length, and an entry must never make a call slower that was not measured. Of
 // packed sequences, whose totals are others in every step of a training, `batch`, `len_q` and `len_k` are rounded up to
-// powers of two: the host does not know their lengths, but for whether the hints say that all are equal.
+// powers of two: the host knows no more of their lengths than whether the hints say that all are equal.
 struct TuningKey {
-  static constexpr int kFields = 16;
+  static constexpr int kFields = 17;
   static constexpr std::array<std::string_view, kFields> kNames{
-      "backward", "bfloat16", "packed",  "deterministic", "softcap",  "alibi",      "batch",      "heads_q",
-      "heads_kv", "len_q",    "len_k",   "head_dim",      "head_dim_v", "band_lower", "band_upper", "num_sms"};
+      "backward", "bfloat16", "packed",   "equal_lengths", "deterministic", "softcap",
+      "alibi",    "batch",    "heads_q",  "heads_kv",      "len_q",         "len_k",
+      "head_dim", "head_dim_v", "band_lower", "band_upper", "num_sms"};
   std::array<int, kFields> values;
 
   bool operator==(TuningKey const&) const = default;

@@ -13,7 +13,7 @@ import torch
 from .. import __version__
 from ._measure import Measured
 
-FORMAT = 1
+FORMAT = 2
 VARIABLE = "FLASH_CUTE_TUNING"
 
 
@@ -76,7 +76,8 @@ def describe(key: dict[str, int]) -> str:
     unlimited = 1 << 30
     band = (key["band_lower"] > -unlimited, key["band_upper"] < unlimited)
     mask = {(False, False): "full", (False, True): "causal"}.get(band, "window")
-    options = [name for name in ("packed", "deterministic", "softcap", "alibi") if key[name]]
+    flags = ("packed", "equal_lengths", "deterministic", "softcap", "alibi")
+    options = [name.replace("_", " ") for name in flags if key[name]]
     direction = "backward" if key["backward"] else "forward"
     shape = f"batch {key['batch']}, {heads}, {key['len_q']} x {key['len_k']}, head dim {head_dim}"
     return ", ".join([f"{direction} {dtype}", shape, mask, *options])
@@ -94,8 +95,8 @@ def use_tuning(path: str | os.PathLike[str] | None) -> None:
     A call whose measured entry is in the file, and that names no other backend, runs as the entry says; every other
     call is planned as without a file. `explain` says which it is. Dense calls are matched by their exact shapes; packed
     ones by their numbers of sequences, rows and keys, each rounded up to a power of two, and by everything else
-    exactly. It holds for the whole process: all threads, autograd and compiled graphs, from their next call on. CUDA
-    graphs replay what they recorded.
+    exactly, whether `max_seqlen_*` say that all are equally long included. It holds for the whole process: all
+    threads, autograd and compiled graphs, from their next call on. CUDA graphs replay what they recorded.
 
     The environment variable FLASH_CUTE_TUNING names a file that is loaded when flash_cute is imported. The GPU is not
     touched then: that it is another one than the file's is said by the first call.
