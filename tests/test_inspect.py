@@ -20,7 +20,7 @@ pytest.importorskip("pybind11", reason="the extra flash_cute[inspect] is not ins
 
 import flash_cute
 from flash_cute import inspect, report
-from flash_cute.inspect import banks, build, checks
+from flash_cute.inspect import banks, build, checks, tools
 from flash_cute.inspect.kernels import NO_LIMIT, Kernel, band_module
 
 # Where each entry of sm80's tile table is for.
@@ -317,20 +317,20 @@ def test_conflicts_are_counted() -> None:
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    build.find_tools.cache_clear()
+    tools.find_tools.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(inspect.InspectError, match=r"no C\+\+ compiler.*no-such-compiler.*install g\+\+"):
-        build.find_tools()
-    build.find_tools.cache_clear()
+        tools.find_tools()
+    tools.find_tools.cache_clear()
 
 
 def test_no_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    build.find_tools.cache_clear()
-    monkeypatch.setattr(build, "_find_cutlass", lambda: None)
-    monkeypatch.setattr(build, "_find_cuda", lambda: None)
+    tools.find_tools.cache_clear()
+    monkeypatch.setattr(tools, "find_cutlass", lambda: None)
+    monkeypatch.setattr(tools, "_find_cuda", lambda: None)
     with pytest.raises(inspect.InspectError, match=r"nvidia-cutlass.*nvidia-cuda-cccl.*flash_cute\[inspect\]"):
-        build.find_tools()
-    build.find_tools.cache_clear()
+        tools.find_tools()
+    tools.find_tools.cache_clear()
 
 
 def test_headers_that_do_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import ModuleType
 
 from .. import report
+from .tools import InspectError, Tools, find_tools
 
 try:
     import fcntl
@@ -53,7 +54,6 @@ HEAD_DIMS = (32, 64, 96, 128, 192, 256, 320, 512, 1024)
 MAX_UNSPLIT_HEAD_DIM = 256
 LARGER_UNSPLIT_HEAD_DIMS = {("sm90", "fwd"): 320}
 LEFT_OUT = {("sm90", "bwd"): (96,)}  # build_tools/instances.py's
-MIN_GXX = 11
 # Layouts are read from types: there is nothing for an optimizer to do. The parameters keep g++ from collecting its
 # garbage again and again, an eighth of the time.
 GXX_MEMORY = ("--param=ggc-min-expand=400", "--param=ggc-min-heapsize=1000000")
@@ -62,10 +62,6 @@ BAND_FLAGS = ("-O1",)  # band.cpp walks over millions of tiles
 # Seconds of one core that a unit takes, and the headers that all share. Every further unit of a module takes half.
 SECONDS = {"fwd": 9, "bwd": 9, "fwd_large": 6, "bwd_large": 5, "schedules": 16, "band": 9, "headers": 12}
 MOST_UNITS = 6  # of a module: its compiler takes 2 GB
-
-
-class InspectError(RuntimeError):
-    """A sentence that says what `flash_cute.inspect` lacks, and how to get it."""
 
 
 @dataclass(frozen=True)
@@ -99,15 +95,6 @@ class Group:
 
 
 BAND = "band"
-
-
-@dataclass(frozen=True)
-class Tools:
-    cxx: str
-    ninja: str
-    is_gxx: bool
-    includes: tuple[Path, ...]  # as system headers
-    versions: tuple[str, ...]  # what the modules depend on beside their sources
 
 
 def default_csrc() -> Path:
@@ -318,89 +305,3 @@ def _ninja_file(csrc: Path, tools: Tools, groups: Sequence[Group], band: bool) -
 
 def _escaped(path: Path | str) -> str:
     return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
-
-
-# --- What it is built with --------------------------------------------------------------------------------
-
-
-@functools.cache
-def find_tools() -> Tools:
-    cxx, cxx_version = _find_cxx()
-    missing = []
-    cutlass = _find_cutlass()
-    if cutlass is None:
-        missing.append("CuTe's headers (nvidia-cutlass)")
-    cuda = _find_cuda()
-    if cuda is None:
-        missing.append("CUDA's headers (nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl)")
-    for name in ("pybind11", "ninja", "numpy"):
-        if importlib.util.find_spec(name) is None and not (name == "ninja" and shutil.which(name)):
-            missing.append(name)
-    if missing or cutlass is None or cuda is None:
-        raise InspectError(
-            f"flash_cute.inspect needs {', '.join(missing)}: pip install 'flash_cute[inspect]'"
-            " (or set CUTLASS_DIR and CUDA_HOME to a checkout and a toolkit that have them)."
-        )
-    import pybind11
-
-    includes = (cutlass, *cuda, Path(pybind11.get_include()), Path(sysconfig.get_paths()["include"]))
-    texts = [str(path) for path in includes]
-    texts += [(cutlass / "cutlass/version.h").read_text(), (cuda[0] / "cuda_runtime_api.h").read_text()]
-    versions = (cxx, cxx_version, pybind11.__version__, *texts)
-    return Tools(cxx, _find_ninja(), "clang" not in cxx_version, includes, versions)
-
-
-def _find_cxx() -> tuple[str, str]:
-    named = os.environ.get("CXX", "g++")
-    path = shutil.which(named)
-    if path is None:
-        raise InspectError(
-            f"flash_cute.inspect compiles the kernels' traits, and there is no C++ compiler: {named!r} is not on"
-            " PATH; install g++ (Debian: apt install g++) or set CXX."
-        )
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    number = subprocess.run([path, "-dumpversion"], capture_output=True, text=True, check=False).stdout
-    major = int(number.split(".")[0]) if number[:1].isdigit() else 0
-    if "clang" not in version and major < MIN_GXX:
-        raise InspectError(f"{path} is version {number.strip()}, and C++20 needs g++ {MIN_GXX} or later; set CXX.")
-    return path, version
-
-
-def _find_ninja() -> str:
-    for folder in _package_folders("ninja"):
-        for candidate in (folder / "data/bin/ninja", folder.parents[3] / "bin/ninja"):
-            if candidate.exists():
-                return str(candidate)
-    path = shutil.which("ninja")
-    if path is None:
-        raise InspectError("ninja was not found: pip install 'flash_cute[inspect]'.")
-    return path
-
-
-def _find_cutlass() -> Path | None:
-    named = os.environ.get("CUTLASS_DIR")
-    folders = [Path(named) / "include"] if named else []
-    folders += [MODULE.parents[2] / "third_party/cutlass/include"]
-    folders += [folder / "source/include" for folder in _package_folders("cutlass_library")]
-    return next((folder for folder in folders if (folder / "cute/tensor.hpp").exists()), None)
-
-
-def _find_cuda() -> tuple[Path, ...] | None:
-    """Include folders with the runtime's, the compiler's (crt) and libcu++'s headers."""
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
-    folders = [Path(home) / "include" for home in homes if home]
-    folders += [home / "include" for folder in _package_folders("nvidia") for home in sorted(folder.glob("cu*"))]
-    folders += [Path("/usr/local/cuda/include")]
-    for folder in folders:
-        if not ((folder / "cuda_runtime_api.h").exists() and (folder / "crt/host_defines.h").exists()):
-            continue
-        for cccl in (folder / "cccl", folder):
-            if (cccl / "cuda/std/utility").exists():
-                return (folder, cccl)
-    return None
-
-
-def _package_folders(name: str) -> list[Path]:
-    """A package's folders, without importing it."""
-    spec = importlib.util.find_spec(name)
-    return [Path(folder) for folder in spec.submodule_search_locations or []] if spec else []

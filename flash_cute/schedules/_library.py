@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .. import _built
 from ..inspect import build as inspect_build
+from ..inspect.tools import InspectError, find_cutlass, find_cxx
 from . import _compile
 
 try:
@@ -105,10 +106,10 @@ def _toolchain() -> tuple[Path, _compile.Toolchain, str]:
     """The sources, what compiles them, and for which GPU: this machine's, else sm_80."""
     try:
         csrc = inspect_build.default_csrc()
-        cxx, _ = inspect_build._find_cxx()
-    except inspect_build.InspectError as error:
+        cxx, _ = find_cxx()
+    except InspectError as error:
         raise SchedulesError(str(error).replace("flash_cute.inspect", "flash_cute.schedules")) from None
-    nvcc, cutlass = _compile.find_nvcc(), inspect_build._find_cutlass()
+    nvcc, cutlass = _compile.find_nvcc(), find_cutlass()
     cudart = nvcc and _compile.find_cudart(nvcc.parent.parent)
     if nvcc is None or cutlass is None or cudart is None:
         lacks = "CUDA compiler" if nvcc is None else "headers of CuTe"

@@ -1,5 +1,5 @@
-// The sm90 backward for large head dims as data: the budgets and masks of the kernel of dK and dV and of that of dQ. Up to
-// head dim 320 a tile has one CTA; above it a cluster of CTAs of two sides, whose shared memory is alike.
+// The sm90 backward for large head dims as data: the budgets and masks of the kernel of dK and dV and of that of dQ.
+// Up to head dim 320 a tile has one CTA; above it a cluster of CTAs of two sides, whose shared memory is alike.
 #pragma once
 
 #include "describe.h"
