@@ -22,30 +22,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, is_grad_enabled
-from torch.autograd import forward_ad
+from torch import Tensor
 
 from .. import _ops
 from .._layers import is_plain
-from .._torch import (
-    HAS_DUAL_LEVEL,
-    dispatch_modes,
-    flash_sdp_is_enabled,
-    functorch_is_active,
-    jit_is_tracing,
-    without_modes,
-)
+from .._torch import functorch_is_active, jit_is_tracing, without_modes
 from . import _aten
 from ._flash_options import packed
 from ._sdpa_call import attempt, graph_can_serve, prepare, serve
+from ._sdpa_kernel import ENTRY, make_kernel
 from ._tally import Report, tally, this_thread
 
 __all__ = ["disable", "enable", "report", "sdpa", "varlen_attn"]
 
 NAME = "flash_cute"  # in PyTorch's registry of flash attention implementations
 _FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION, as PyTorch's order of priority has it
-_ENTRY = "scaled_dot_product_attention"
-_count_entry, _count_sdpa = tally.counter(_ENTRY), tally.counter("flash_cute.integrations.sdpa.sdpa")
+_count_sdpa = tally.counter("flash_cute.integrations.sdpa.sdpa")
 
 
 def sdpa(
@@ -165,17 +157,19 @@ class _Active:
 
     def __init__(self, settings: _Settings) -> None:
         self.settings = settings
+        self._order: list[int] | None = None  # PyTorch's order of priority, once ours is in force
         self._library: torch.library.Library | None = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():  # PyTorch warns of an overridden kernel, which is what is wanted here
             warnings.simplefilter("ignore")
-            kernel = _make_kernel(settings.strict)
+            kernel = make_kernel(settings.strict, self.keep_flash_first)
             for device in settings.devices:
                 for key in (device.upper(), f"Autograd{device.upper()}"):
-                    self._library.impl(_ENTRY, kernel, key)
+                    self._library.impl(ENTRY, kernel, key)
             if "cuda" in settings.devices:
                 for name, override in _aten.overrides(settings.strict):
                     self._library.impl(name, override, "CUDA", with_keyset=True)
-        self._order = _prefer_flash() if "cuda" in settings.devices else None
+        if "cuda" in settings.devices:
+            self._order = _prefer_flash()
         if torch.cuda.is_initialized():
             self.keep_flash_first()
 
@@ -335,72 +329,6 @@ def _register() -> _Active:
 def _current_implementation() -> str | None:
     current = getattr(torch.nn.attention, "current_flash_attention_impl", None)
     return current() if current is not None else None
-
-
-def _make_kernel(strict: bool) -> Any:
-    """`scaled_dot_product_attention` for PyTorch's dispatcher."""
-    composite = torch.ops.aten.scaled_dot_product_attention.default.decompose
-    served = (Tensor, torch.nn.Parameter)
-
-    def kernel(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Any:
-        call = (query, key, value, attn_mask, dropout_p, is_causal)
-        if (
-            this_thread.passing_on
-            or type(query) not in served
-            or type(key) not in served
-            or type(value) not in served
-            or dispatch_modes()
-            or functorch_is_active()
-            or jit_is_tracing()
-        ):  # these know PyTorch's operators, not ours
-            if _active is not None:
-                _active.keep_flash_first()
-            return composite(*call, scale=scale, enable_gqa=enable_gqa)
-        enabled, refusal = flash_sdp_is_enabled(), None
-        if (  # an eager forward and nothing else; the dispatcher has served autocast before it calls this
-            enabled
-            and attn_mask is None
-            and dropout_p == 0
-            and query.dim() == 4
-            and not (is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
-            and HAS_DUAL_LEVEL
-            and forward_ad._current_level < 0
-        ):
-            try:
-                alone = _ops.sdpa(query, key, value, is_causal, scale, enable_gqa)
-            except Exception as error:
-                refusal = error.with_traceback(None)
-            else:
-                _count_entry()
-                return alone
-        if enabled:
-            out = attempt(*call, scale, enable_gqa, refusal)
-            if not isinstance(out, str):
-                _count_entry()
-                return out
-            if strict:
-                tally.pass_on(out)
-                raise ValueError(f"flash_cute: {out}")
-        else:
-            out = "backend: expected PyTorch's flash backend to be enabled, got it disabled"
-        tally.pass_on(out)
-        this_thread.passing_on = True
-        try:
-            return composite(*call, scale=scale, enable_gqa=enable_gqa)
-        finally:
-            this_thread.passing_on = False
-
-    return kernel
 
 
 def _prefer_flash() -> list[int] | None:
