@@ -16,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_is_tracing
 
 Forward = Callable[..., tuple[Tensor, Tensor]]  # the kernel of `flash_cute::_fwd` for a device, or its fake
+LENGTHS = 6  # arguments: FLASH_CUTE_LENGTHS in csrc/api/varlen_stack.h
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -81,19 +82,9 @@ def make_rows_varlen_fwd(forward: Forward) -> Callable[..., tuple[Tensor, Tensor
     """`flash_cute::_rows_varlen_fwd` by a forward of packed sequences."""
 
     def rows_varlen_fwd(
-        q: Tensor,
-        k: Tensor | None,
-        v: Tensor | None,
-        num_heads_q: int | None,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor,
-        seqused_q: Tensor | None,
-        seqused_k: Tensor | None,
-        max_seqlen_q: int | None,
-        max_seqlen_k: int | None,
-        *score: Any,
+        q: Tensor, k: Tensor | None, v: Tensor | None, num_heads_q: int | None, *lengths_and_score: Any
     ) -> tuple[Tensor, Tensor]:
-        lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+        lengths, score = lengths_and_score[:LENGTHS], lengths_and_score[LENGTHS:]
         return forward(*_unstack(q, k, v, num_heads_q), *lengths, *_named(score), "auto")
 
     return rows_varlen_fwd
@@ -102,21 +93,10 @@ def make_rows_varlen_fwd(forward: Forward) -> Callable[..., tuple[Tensor, Tensor
 def make_heads_varlen_fwd(forward: Forward, by_heads: bool) -> Callable[..., Tensor]:
     """`flash_cute::_heads_varlen_fwd`, or `by_heads` `_cache_varlen_fwd`, by a forward of packed sequences."""
 
-    def heads_varlen_fwd(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor,
-        seqused_q: Tensor | None,
-        seqused_k: Tensor | None,
-        max_seqlen_q: int | None,
-        max_seqlen_k: int | None,
-        *score: Any,
-    ) -> Tensor:
+    def heads_varlen_fwd(q: Tensor, k: Tensor, v: Tensor, *lengths_and_score: Any) -> Tensor:
         if not q.dim() == k.dim() == v.dim() == 4:
             raise ValueError("flash_cute: q, k, v: expected 4 dims")
-        lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+        lengths, score = lengths_and_score[:LENGTHS], lengths_and_score[LENGTHS:]
         batch, heads, length, _ = q.shape
         if by_heads:
             if length != 1 or not batch == k.shape[0] == v.shape[0]:

@@ -21,7 +21,9 @@ CHIPS = {"a100": 163 << 10, "99kb": 99 << 10, "h100": 227 << 10}
 TILES = ("tall", "wide", "wide_late", "pair", "pair_late", "narrow")
 BLOCK_M = {"tall": 256, "pair": 128, "pair_late": 128, "narrow": 64}
 
-MASKS: tuple[tuple[Causal, Window], ...] = ((False, (None, None)), (True, (None, None)), ("top_left", (70, 20)))
+BANDS: tuple[tuple[Causal, Window], ...] = ((False, (None, None)), (True, (None, None)), ("top_left", (70, 20)))
+MASKS = pytest.mark.parametrize(("causal", "window"), BANDS, ids=["full", "causal", "window"])
+DTYPES = pytest.mark.parametrize("dtype", CUDA_DTYPES, ids=str)
 BOTH = pytest.mark.parametrize("deterministic", [False, True], ids=["default", "deterministic"])
 PLAIN_SEQUENCE_HEAD_DIMS = (64, 96, 128)  # of csrc/sm80/bwd/tile.h
 FORCED = [f"sm80:{chip}" for chip in CHIPS] + [f"sm90:{tile}" for tile in TILES]
@@ -46,15 +48,19 @@ def _skip_unbuilt(backend: str) -> None:
         pytest.skip(f"this build has no {backend[:4]} kernels")
 
 
-def _inputs(case: Case, rng: torch.Generator) -> tuple[torch.Tensor, ...]:
+def _skip_other_gpus() -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the tiles of all tables fit in an H100's shared memory, and perhaps not in this GPU's")
+
+
+def _inputs(case: Case, rng: torch.Generator) -> tuple[torch.Tensor, ...]:
+    _skip_other_gpus()
     return case.inputs("cuda", rng)
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", CUDA_DTYPES, ids=str)
-@pytest.mark.parametrize(("causal", "window"), MASKS, ids=["full", "causal", "window"])
+@DTYPES
+@MASKS
 @pytest.mark.parametrize(("backend", "head_dim"), FORWARDS)
 def test_forward(
     backend: str, head_dim: int, causal: Causal, window: Window, dtype: torch.dtype, rng: torch.Generator
@@ -68,8 +74,8 @@ def test_forward(
 
 @pytest.mark.cuda
 @BOTH
-@pytest.mark.parametrize("dtype", CUDA_DTYPES, ids=str)
-@pytest.mark.parametrize(("causal", "window"), MASKS, ids=["full", "causal", "window"])
+@DTYPES
+@MASKS
 @pytest.mark.parametrize("head_dim", INSTANCE_HEAD_DIMS)
 @pytest.mark.parametrize("chip", CHIPS)
 def test_backward(
@@ -101,8 +107,8 @@ def test_backward(
 
 @pytest.mark.cuda
 @BOTH
-@pytest.mark.parametrize("dtype", CUDA_DTYPES, ids=str)
-@pytest.mark.parametrize(("causal", "window"), MASKS, ids=["full", "causal", "window"])
+@DTYPES
+@MASKS
 @pytest.mark.parametrize("head_dim", PLAIN_SEQUENCE_HEAD_DIMS)
 @pytest.mark.parametrize("chip", CHIPS)
 def test_packed_backward(
@@ -115,8 +121,7 @@ def test_packed_backward(
     rng: torch.Generator,
 ) -> None:
     _skip_unbuilt("sm80")
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the tiles of all tables fit in an H100's shared memory, and perhaps not in this GPU's")
+    _skip_other_gpus()
     packed = pack((*UNEVEN, *SELF, (413, 303)), "cuda", rng, dtype=dtype, head_dim=head_dim, around=2)
     dout, dlse = flow(packed, rng)
     bwd = make_backward(f"sm80:{chip}")

@@ -51,7 +51,7 @@ void check_lengths(FwdArgs const& call, VarlenArgs const& lengths) {
   check_hint("max_seqlen_k", lengths.max_seqlen_k);
 }
 
-// Whether there are sequences, all of which have the same rows and the same keys, as the hints say.
+// The problem, and whether its sequences are equally long, as far as the hints tell.
 Problem with_hints(Problem problem, VarlenArgs const& lengths) {
   auto const are_equal = [&](std::optional<int64_t> longest, int total) {
     return total % problem.batch == 0 && longest == total / problem.batch;
