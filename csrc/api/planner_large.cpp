@@ -53,9 +53,9 @@ void plan_fwd_large(FwdDecision& decision, FwdArgs const& args, Problem const& p
     FwdWorkspace& workspace = plan.workspace;
     workspace.ticket = 0;
     workspace.part_flags = 128;
-    workspace.zeroed = workspace.part_flags + pairs * sm80::fwd_large::kFlagBytesPerPair;
+    workspace.zeroed = workspace.part_flags + pairs * sm80::large::kFlagBytesPerPair;
     workspace.parts = workspace.zeroed;
-    workspace.tiles_before = workspace.parts + pairs * sm80::fwd_large::kMessageBytesPerPair;
+    workspace.tiles_before = workspace.parts + pairs * sm80::large::kMessageBytesPerPair<sm80::fwd_large::Message>;
     workspace.bytes = workspace.tiles_before + prefix_bytes;
   }
 }

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   auto& smem = *reinterpret_cast<typename Traits::Storage*>(smem_raw);
   if (threadIdx.x == 0) smem.ticket = atomicAdd(params.ticket, 1);
   __syncthreads();  // the ticket is there
-  Pair pair(params, smem.ticket);
+  Pair pair(reinterpret_cast<Message*>(params.parts), params.part_flags, smem.ticket);
   int const tiles = count_tiles(params, most);
 #pragma unroll 1
   for (int index = smem.ticket / 2; index < tiles; index += gridDim.x / 2) {

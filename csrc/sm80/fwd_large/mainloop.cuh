@@ -49,13 +49,7 @@ CUTE_DEVICE void compute_weights(FwdParams const& params, typename Traits::Stora
   auto rP = make_tensor_like<Element>(tSrS);  // (4, 2, 4)
   convert(tSrS, rP);
   large::store_weights(rP, cast_smem_ptr_to_uint(smem.weights), thread);
-  if constexpr (Traits::kPaired) {
-    auto const words = recast<uint32_t>(rP);  // (2, 2, 4)
-    CUTE_UNROLL
-    for (int i = 0; i < Message::kVectors; ++i) {
-      pair.own().weights[i][thread] = {words(4 * i), words(4 * i + 1), words(4 * i + 2), words(4 * i + 3)};
-    }
-  }
+  if constexpr (Traits::kPaired) large::store_message(rP, pair.own().weights, thread);
 }
 
 // The partner's P to shared memory, if it has a tile, and its maxima.
@@ -71,15 +65,7 @@ CUTE_DEVICE void receive_weights(typename Traits::Storage& smem, Softmax<Traits>
   if (!has_tile) return;
   using Tile = Shape<Int<Traits::kBlockM>, Int<Traits::kBlockN>>;
   auto rP = make_tensor_like<Element>(partition_fragment_C(typename Traits::ScoreMma{}, Tile{}));  // (4, 2, 4)
-  auto words = recast<uint32_t>(rP);  // (2, 2, 4)
-  CUTE_UNROLL
-  for (int i = 0; i < Message::kVectors; ++i) {
-    uint4 const vector = __ldcg(reinterpret_cast<uint4 const*>(&pair.other().weights[i][thread]));
-    words(4 * i) = vector.x;
-    words(4 * i + 1) = vector.y;
-    words(4 * i + 2) = vector.z;
-    words(4 * i + 3) = vector.w;
-  }
+  large::load_message(pair.other().weights, thread, rP);
   if (rescaled) {
     auto weights = rowcol_view(rP);  // (rows, keys)
     CUTE_UNROLL
