@@ -81,7 +81,7 @@ struct FwdParams {
   void* out;      // (batch, heads_q,  len_q, head_dim_v)
   float* lse;     // (batch, heads_q,  len_q), contiguous, natural log of the scaled scores
 
-  // Workspace, see FwdWorkspace. On sm80 only pairs of CTAs have these, see sm80/fwd_large/pair.cuh.
+  // Workspace, see FwdWorkspace. On sm80 only pairs of CTAs have these, see sm80/large/pair.cuh.
   int* ticket;      // zeroed before the kernel: CTAs draw row tiles from it, or their rank where tiles are split; on
                     // sm80 their place in a pair
   int* part_flags;  // zeroed before the kernel: one flag per warp of each range, set when its part is in global memory;
@@ -192,6 +192,8 @@ struct BwdParams {
   Sequences sequences;
   SequenceTiles tiles;
   ScoreTerms score;
+
+  void* pairs;  // workspace: what pairs of CTAs share, see sm80/bwd_large/pair.h; null without pairs
 };
 
 }  // namespace flash_cute

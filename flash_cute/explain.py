@@ -184,7 +184,9 @@ _TILE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "fwd_large_kernel": (),
         "fwd_large_pair_kernel": (),
         "bwd_keys_kernel": (),
+        "bwd_keys_pair_kernel": (),
         "bwd_queries_kernel": (),
+        "bwd_queries_pair_kernel": (),
     },
     "sm90": {
         "fwd_kernel": ("block_m", "block_n", "stages", "ping_pong", "late_wait"),
@@ -259,7 +261,11 @@ def _folder(plan: dict[str, Any]) -> str:
     kernel = plan["kernel"]
     if kernel == "bwd_keys_kernel":
         return "bwd_large" if plan["kernel_head_dim"] > 256 else "bwd_wide"
-    others = {"bwd_sequences_kernel": "bwd", "fwd_large_pair_kernel": "fwd_large"}
+    others = {
+        "bwd_sequences_kernel": "bwd",
+        "bwd_keys_pair_kernel": "bwd_large",
+        "fwd_large_pair_kernel": "fwd_large",
+    }
     return others.get(kernel, kernel.removesuffix("_kernel"))
 
 

@@ -112,7 +112,8 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
                                    .key_sequence = list(offsets.key_sequence),
                                    .records = reads ? static_cast<SequenceRecord*>(part(offsets.records)) : nullptr,
                                    .totals = list(offsets.totals)},
-                         .score = make_score_terms(args.call, problem)};
+                         .score = make_score_terms(args.call, problem),
+                         .pairs = plan.key_pairs + plan.row_pairs > 0 ? part(offsets.pairs) : nullptr};
   check_cuda(decision.instance.launch(plan, params, current_stream(args.call.q.device_index)),
              "launch the backward");
   for (Result const* gradient : {&dq, &dk, &dv}) gradient->finish();

@@ -18,6 +18,7 @@ std::vector<NamedCopy> tensors(BwdDecision const& decision) {
 
 // The kernel that computes dK and dV.
 char const* kernel_name(BwdDecision const& decision) {
+  if (decision.plan.key_pairs > 0) return "bwd_keys_pair_kernel";
   if (decision.plan.shape.dq_in_registers) return "bwd_keys_kernel";
   bool const sequences = decision.backend == Backend::kSm80 && reads_sequences(decision.plan.variant);
   return sequences ? "bwd_sequences_kernel" : "bwd_kernel";
@@ -39,9 +40,11 @@ std::string why_tile(BwdDecision const& decision) {
 
 // Of the kernels for large head dims.
 std::string column_parts_text(BwdDecision const& decision) {
+  bool const pairs = decision.plan.key_pairs > 0;
   std::string const workspace = "the workspace, " +
                                 std::to_string((decision.plan.workspace.bytes + 1023) / 1024) +
-                                " KB, holds two statistics per row and the lists of tiles.";
+                                " KB, holds two statistics per row" +
+                                (pairs ? ", the lists of tiles and the CTAs' messages." : " and the lists of tiles.");
   if (decision.backend == Backend::kSm90) {
     int const head_dim = decision.plan.head_dim;
     int const ctas = sm90::bwd_large::ctas_per_tile(head_dim);
@@ -54,7 +57,10 @@ std::string column_parts_text(BwdDecision const& decision) {
   int const parts_of_dv = sm80::large::column_parts(decision.padded_head_dim_v);
   std::string const text = std::to_string(parts);
   return "The columns of dk, dv and dq are split over " + text + ", " + std::to_string(parts_of_dv) + " and " + text +
-         " CTAs per tile, each of which computes the scores of its keys or rows; " + workspace;
+         " CTAs per tile" +
+         (pairs ? ": where there are two, each computes P or dS of every second tile, and sends it to the other one; "
+                : ", each of which computes the scores of its keys or rows; ") +
+         workspace;
 }
 
 std::vector<std::string> reasons(Problem const& problem, BwdDecision const& decision, bool packed) {
@@ -81,8 +87,9 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
   }
   if (is_large(decision)) sentences.push_back(column_parts_text(decision));
   if (decision.plan.shape.dq_in_registers) {
-    sentences.push_back("Deterministic in either mode: dq has a kernel of its own, bwd_queries_kernel, and every sum "
-                        "is in registers.");
+    sentences.push_back(std::string("Deterministic in either mode: dq has a kernel of its own, ") +
+                        (decision.plan.row_pairs > 0 ? "bwd_queries_pair_kernel" : "bwd_queries_kernel") +
+                        ", and every sum is in registers.");
     return sentences;
   }
   sentences.push_back(decision.plan.deterministic

@@ -1,5 +1,6 @@
 #include "planner_large.h"
 
+#include "sm80/bwd_large/pair.h"
 #include "sm80/bwd_large/tile.h"
 #include "sm80/fwd_large/pair.h"
 #include "sm80/fwd_large/tile.h"
@@ -22,6 +23,26 @@ void plan_fwd_large_sm90(FwdPlan& plan, FwdArgs const& args, Problem const& prob
   plan.draws_tiles = tiles > slots;
   plan.ctas = plan.column_parts * std::min<int64_t>(tiles, slots);
   if (plan.draws_tiles) plan.workspace = {.zeroed = 4, .bytes = 4};
+}
+
+// Pairs of CTAs, where a gradient's columns are in two parts, and what they share.
+void plan_bwd_pairs(BwdPlan& plan, int head_dim, int head_dim_v, Gpu gpu) {
+  if (gpu.num_sms < 2) return;  // a partner that did not run would be waited for in vain
+  int const parts = sm80::large::column_parts(head_dim), parts_of_dv = sm80::large::column_parts(head_dim_v);
+  auto const pairs = [&](int64_t units) { return static_cast<int>(std::min<int64_t>(units, gpu.num_sms / 2)); };
+  if (std::max(parts, parts_of_dv) == 2) {
+    plan.key_pairs = pairs(sm80::bwd_large::units(plan.key_tiles, parts) +
+                           sm80::bwd_large::units(plan.key_tiles, parts_of_dv));
+    plan.ctas = 2 * plan.key_pairs;
+  }
+  if (parts == 2) {
+    plan.row_pairs = pairs(plan.row_tiles);
+    plan.dq_ctas = 2 * plan.row_pairs;
+  }
+  if (int const most = std::max(plan.key_pairs, plan.row_pairs); most > 0) {
+    plan.workspace.pairs = plan.workspace.bytes;
+    plan.workspace.bytes += sm80::bwd_large::pair_bytes(most);
+  }
 }
 
 }  // namespace
@@ -90,6 +111,7 @@ void plan_bwd_large(BwdDecision& decision, FwdArgs const& call, Problem const& p
   plan.dq_ctas = ctas_per_tile * plan.row_tiles;
   plan.workspace = bwd_workspace(plan, problem, packed, head_dim_v, kTile, /*keeps_tickets=*/false,
                                  /*has_queue=*/false);
+  if (!sm90) plan_bwd_pairs(plan, head_dim, head_dim_v, gpu);
 }
 
 }  // namespace flash_cute

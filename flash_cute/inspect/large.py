@@ -106,8 +106,7 @@ def step_smem_bytes(kernel: Kernel) -> int:
     scores = moved["K into a stage"] + moved["Q and K to registers"]
     if not kernel.tile["left_resident"]:
         scores += moved["Q into a stage"]
-    # Of a pair of CTAs each computes every second tile of scores.
-    scores = chunks * scores // (kernel.ctas_per_tile if kernel.is_forward else 1)
+    scores = chunks * scores // kernel.tile["parts"]  # of a pair of CTAs each computes every second tile of scores
     # Recorded are all steps of P and V's reads, of 4 blocks of rows and 8 of columns, and one step of V's copy.
     copied = kernel.tile["columns"] // 64
     multiplied = 5 if copied <= 5 else 8

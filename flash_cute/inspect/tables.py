@@ -92,12 +92,9 @@ def _parts(kernel: Kernel) -> int:
 
 
 def _products(kernel: Kernel) -> float:
-    """Of a step of one CTA, over all of the head dim. CTAs that share a tile have an equal part of each product; those
-    of sm80's backward compute all scores, and a part of the gradient. Of the two sides of sm90's one has S and dQ, and
-    the other dP alone: the first one counts."""
+    """Of a step of one CTA, over all of the head dim. CTAs that share a tile have an equal part of each product. Of the
+    two sides of sm90's backward one has S and dQ, and the other dP alone: the first one counts."""
     products = _function(kernel)[1]
-    if kernel.is_recorded and not kernel.is_forward:
-        return products - 1 + 1 / _parts(kernel)
     if kernel.tile.get("sides") == 2 and kernel.entry == "queries":
         products = 2 * 2
     return products / _parts(kernel)
@@ -163,24 +160,24 @@ def budget(kernel: Kernel, chip: Chip) -> dict[str, Any]:
 def _streamed_bytes(kernel: Kernel) -> float:
     """What a step of one CTA loads: the rows of two tensors, its part of the columns. CTAs of sm80's kernels for large
     head dims load their own rows again where these do not stay in shared memory; those of its backward load all columns
-    of both, and their part of one again for the gradient."""
+    of both, and their part of one again for the gradient. Of a pair each computes every second tile of scores."""
     streams_keys = kernel.is_forward or _function(kernel)[0] == "bwd_queries_kernel"
     streamed = kernel.block_n if streams_keys else kernel.block_m
     rows = 2 * streamed / _parts(kernel)
     if kernel.is_recorded:
         own = 0 if kernel.tile["left_resident"] else kernel.facts["tile_rows"]
         if kernel.is_forward:
-            rows += own / _parts(kernel)  # of a pair each CTA computes every second tile of scores
+            rows += own / _parts(kernel)
         else:
-            rows = 2 * (streamed + own) + streamed / _parts(kernel)
+            rows = (2 * (streamed + own) + streamed) / _parts(kernel)
     return rows * kernel.head_dim * 2
 
 
 def compiled_kernel(kernel: Kernel, capability: int) -> dict[str, Any] | None:
     """The compiler's report on this kernel, for float16; None where the library was built without it."""
     function, _ = _function(kernel)
-    if kernel.is_recorded and kernel.is_forward and _parts(kernel) > 1:
-        function = "fwd_large_pair_kernel"
+    if kernel.is_recorded and _parts(kernel) > 1:
+        function = function.replace("_kernel", "_pair_kernel")
     plan: dict[str, Any] = {"backend": kernel.arch, "kernel": function, "dtype": "float16", "deterministic": False}
     # One instance serves all large head dims of sm80.
     plan |= {"kernel_head_dim": 1024 if kernel.is_recorded else kernel.head_dim, "capability": capability}

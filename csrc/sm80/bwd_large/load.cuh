@@ -1,6 +1,6 @@
 // The order in which the operands pass through the ring: for each query head and each tile of the other side, from the
 // last to the first, the chunks of the scores and of dP (with those of this side, where they are not resident), then
-// the steps of X. And the statistics of the query rows.
+// the steps of X. Of a tile whose W the partner computes, X alone. And the statistics of the query rows.
 #pragma once
 
 #include "../../core/registers.cuh"
@@ -9,12 +9,14 @@
 
 namespace flash_cute::sm80::bwd_large {
 
-template <class Element, Side kSide>
+template <class Traits, Side kSide>
 class Loader {
  public:
-  CUTE_DEVICE Loader(Task<Element> const& task, bool left_resident)
-      : task_(task), left_resident_(left_resident), tile_(task.others.end - 1) {
-    begin_product(0);
+  using Element = typename Traits::Element;
+
+  CUTE_DEVICE Loader(typename Traits::Storage const& smem, bool left_resident)
+      : task_(smem.task), left_resident_(left_resident), turns_(smem) {
+    begin_turn();
   }
 
   // All chunks of this side, of the scores and then of dP.
@@ -46,14 +48,18 @@ class Loader {
   using Cursor = large::Cursor<Element>;
   static constexpr int kX = 2;  // behind the scores, 0, and dP, 1
 
+  CUTE_DEVICE void begin_turn() {
+    if (!turns_.has_tile()) turns_.advance();  // the last turn of a CTA of a pair may have none
+    if (turns_.has_tile()) begin_product(turns_.is_own() ? 0 : kX);
+  }
   CUTE_DEVICE void begin_product(int product) {
-    int const first = tile_ * kOtherRows;
+    int const first = turns_.tile() * kOtherRows, head = turns_.head();
     product_ = product;
     if (product == kX) {
-      others_ = Cursor::of_values(task_.x.from(head_, first, 0), fresh_thread_index());
+      others_ = Cursor::of_values(task_.x.from(head, first, 0), fresh_thread_index());
       steps_ = large::value_steps(task_.x.rows - first);
     } else {
-      others_ = Cursor::of_chunks(task_.right[product].from(head_, first, 0), fresh_thread_index());
+      others_ = Cursor::of_chunks(task_.right[product].from(head, first, 0), fresh_thread_index());
       if (!left_resident_) {
         rows_ = large::OwnRows<Element>::of(task_.left[product].from(0, 0, 0), fresh_thread_index());
       }
@@ -62,11 +68,7 @@ class Loader {
   }
   CUTE_DEVICE void begin_next_product() {
     if (product_ == kX) {
-      if (--tile_ < task_.others.begin) {
-        tile_ = task_.others.end - 1;
-        if (++head_ == task_.template loop_heads<kSide>()) return;
-      }
-      begin_product(0);
+      if (turns_.advance()) begin_turn();
     } else {
       begin_product(product_ == 0 && task_.needs_dp() ? 1 : kX);
     }
@@ -75,10 +77,9 @@ class Loader {
   Task<Element> const& task_;
   bool left_resident_;
   // The next step's:
-  int head_ = 0;
-  int tile_;
+  typename Traits::template Turns<kSide> turns_;
   int product_;
-  int steps_;      // with it, of the product; 0: there is no next step
+  int steps_ = 0;  // with it, of the product; 0: there is no next step
   Cursor others_;  // the right operand, or X
   large::OwnRows<Element> rows_;  // the left one, where it is not resident
 };

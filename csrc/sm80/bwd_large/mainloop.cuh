@@ -9,19 +9,61 @@
 
 namespace flash_cute::sm80::bwd_large {
 
-// `left`: the chunks of the scores' left operand; those of dP's are behind them.
-template <class Traits, Side kSide, class Out>
-CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::Storage& smem, large::Pipeline& pipeline,
-                          Loader<typename Traits::Element, kSide>& load,
-                          large::LeftChunks const& left,
-                          Out& out) {  // (4, 4, kOutBlocks)
+// W of a tile of the other side to shared memory; returns it. `left`: the chunks of the scores' left operand; those of
+// dP's are behind them. `head`: from the task's first one on.
+template <class Traits, Side kSide>
+CUTE_DEVICE auto compute_weights(BwdParams const& params, typename Traits::Storage& smem, large::Pipeline& pipeline,
+                                 Loader<Traits, kSide>& load, large::LeftChunks const& left, int head, int other) {
   using Element = typename Traits::Element;
+  using Tile = Shape<Int<kTileRows>, Int<kOtherRows>>;
   auto const& task = smem.task;
   typename Traits::ScoreMma score_mma;
-  using Tile = Shape<Int<kTileRows>, Int<kOtherRows>>;
   auto const lanes = [] { return large::LaneOffsets::of(fresh_thread_index()); };
+  if constexpr (kSide == Side::kKeys) {  // the barriers of the steps of X are behind the last use
+    load_statistics<kOtherRows>(params, smem, task.head + head, other * kOtherRows, fresh_thread_index());
+  }
+  auto tSrS = partition_fragment_C(score_mma, Tile{});  // (4, 2, 4)
+  clear(tSrS);
+  large::score_product<Element>(pipeline, load, left, lanes(), task.chunks, tSrS);
+  exponentiate<Traits, kSide>(params, smem, task.head + head, other, tSrS, fresh_thread_index());
+  if (task.needs_dp()) {
+    auto tSrdP = partition_fragment_C(score_mma, Tile{});  // (4, 2, 4)
+    clear(tSrdP);
+    large::LeftChunks const left_dp{left.tiles + task.chunks * large::kLeftBytes, left.resident};
+    large::score_product<Element>(pipeline, load, left_dp, lanes(), task.score_steps - task.chunks, tSrdP);
+    differentiate<Traits, kSide>(smem, tSrS, tSrdP, fresh_thread_index());
+  }
+
+  // No warp reads W of the tile before any more: the barriers of this one's steps are behind it.
+  auto rW = make_tensor_like<Element>(tSrS);  // (4, 2, 4)
+  convert(tSrS, rW);
+  large::store_weights(rW, cast_smem_ptr_to_uint(smem.weights), fresh_thread_index());
+  return rW;
+}
+
+// out += W X.
+template <class Traits, Side kSide, class Out>
+CUTE_DEVICE void add_product(typename Traits::Storage const& smem, large::Pipeline& pipeline,
+                             Loader<Traits, kSide>& load, uint32_t weights, int columns, int other,
+                             Out& out) {  // (4, 4, kOutBlocks)
+  using Element = typename Traits::Element;
+  auto const lanes = [] { return large::LaneOffsets::of(fresh_thread_index()); };
+  int const steps = large::value_steps(smem.task.x.rows - other * kOtherRows);
+  if (columns <= 320) {
+    large::out_product<Element, 5>(pipeline, load, lanes().weights + weights, lanes().values, steps, out);
+  } else {
+    large::out_product<Element, large::kOutBlocks>(pipeline, load, lanes().weights + weights, lanes().values, steps,
+                                                   out);
+  }
+}
+
+template <class Traits, Side kSide, class Out>
+CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::Storage& smem, large::Pipeline& pipeline,
+                          Loader<Traits, kSide>& load, large::LeftChunks const& left, Alone,
+                          Out& out) {  // (4, 4, kOutBlocks)
+  auto const& task = smem.task;
   uint32_t const weights = cast_smem_ptr_to_uint(smem.weights);
-  bool const few_columns = task.x.columns <= 320;
+  int const columns = task.x.columns;
   if constexpr (kSide == Side::kQueries) {
     load_statistics<kTileRows>(params, smem, task.head, task.tile * kTileRows, fresh_thread_index());
   }
@@ -30,33 +72,8 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::Storage& sme
   for (int head = 0; head < task.template loop_heads<kSide>(); ++head) {
 #pragma unroll 1
     for (int other = task.others.end - 1; other >= task.others.begin; --other) {
-      if constexpr (kSide == Side::kKeys) {  // the barriers of the steps of X are behind the last use
-        load_statistics<kOtherRows>(params, smem, task.head + head, other * kOtherRows,
-                                    fresh_thread_index());
-      }
-      auto tSrS = partition_fragment_C(score_mma, Tile{});  // (4, 2, 4)
-      clear(tSrS);
-      large::score_product<Element>(pipeline, load, left, lanes(), task.chunks, tSrS);
-      exponentiate<Traits, kSide>(params, smem, task.head + head, other, tSrS, fresh_thread_index());
-      if (task.needs_dp()) {
-        auto tSrdP = partition_fragment_C(score_mma, Tile{});  // (4, 2, 4)
-        clear(tSrdP);
-        large::LeftChunks const left_dp{left.tiles + task.chunks * large::kLeftBytes, left.resident};
-        large::score_product<Element>(pipeline, load, left_dp, lanes(), task.score_steps - task.chunks, tSrdP);
-        differentiate<Traits, kSide>(smem, tSrS, tSrdP, fresh_thread_index());
-      }
-
-      // No warp reads W of the tile before any more: the barriers of this one's steps are behind it.
-      auto rW = make_tensor_like<Element>(tSrS);  // (4, 2, 4)
-      convert(tSrS, rW);
-      large::store_weights(rW, weights, fresh_thread_index());
-      int const steps = large::value_steps(task.x.rows - other * kOtherRows);
-      if (few_columns) {
-        large::out_product<Element, 5>(pipeline, load, lanes().weights + weights, lanes().values, steps, out);
-      } else {
-        large::out_product<Element, large::kOutBlocks>(pipeline, load, lanes().weights + weights, lanes().values, steps,
-                                                       out);
-      }
+      compute_weights<Traits, kSide>(params, smem, pipeline, load, left, head, other);
+      add_product<Traits, kSide>(smem, pipeline, load, weights, columns, other, out);
     }
   }
 }

@@ -2,27 +2,48 @@
 #pragma once
 
 #include "../large/products.cuh"
+#include "pair.cuh"
 #include "task.cuh"
 #include "tile.h"
+#include "turns.cuh"
 
 namespace flash_cute::sm80::bwd_large {
 
-// kHeadDim: the largest that the kernel serves.
+// Of CTAs without partners. kHeadDim: the largest that the kernel serves.
 template <class Element_, int kHeadDim_>
 struct Traits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kThreads = large::kThreads;
+  static constexpr bool kPaired = false;
+  using Partner = Alone;
   using ScoreMma = large::ScoreMma<Element>;
   using OutMma = large::OutMma<Element>;
 
   struct Storage {
+    using Task = bwd_large::Task<Element>;
     alignas(1024) Element weights[kTileRows * kOtherRows];  // W
     float lse_log2[kOtherRows];  // of the query rows of a step, or of the CTA's
     float delta[kOtherRows];
-    Task<Element> task;
+    Task task;
   };
   static_assert(sizeof(Storage) <= kFixedBytes);
+  template <Side kSide>
+  using Turns = LoneTurns<Storage, kSide>;
+};
+
+// Of CTAs in pairs.
+template <class Element_, int kHeadDim_>
+struct PairTraits : Traits<Element_, kHeadDim_> {
+  static constexpr bool kPaired = true;
+  using Partner = Exchange;
+
+  struct Storage : Traits<Element_, kHeadDim_>::Storage {
+    PairState pair;
+  };
+  static_assert(sizeof(Storage) <= kFixedBytes);
+  template <Side kSide>
+  using Turns = PairTurns<Storage, kSide>;
 };
 
 }  // namespace flash_cute::sm80::bwd_large

@@ -46,18 +46,24 @@ class Pair {
 
   // Until other() is there. Ends with a barrier.
   CUTE_DEVICE void wait(int thread) const {
-    if (thread == 0) await();
+    if (thread == 0) wait();
     __syncthreads();
+  }
+
+  // The same by one thread, of what it alone has stored and reads; without barriers.
+  CUTE_DEVICE void send() {
+    ++count_;
+    publish();
+  }
+  CUTE_DEVICE void wait() const {
+    while (load_acquire(flags_ + (1 - part_) * kFlagStride) < count_) continue;
+    __threadfence();
   }
 
  private:
   CUTE_DEVICE void publish() const {
     __threadfence();
     store_release(flags_ + part_ * kFlagStride, count_);
-  }
-  CUTE_DEVICE void await() const {
-    while (load_acquire(flags_ + (1 - part_) * kFlagStride) < count_) continue;
-    __threadfence();
   }
 
   Message* messages_;
