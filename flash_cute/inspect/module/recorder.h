@@ -13,7 +13,11 @@
 #include "registry.h"
 
 inline void __syncthreads() {}
-void __threadfence();  // nothing calls what calls it
+// Nothing calls what calls these.
+void __threadfence();
+int atomicAdd(int* address, int value);
+template <class T>
+T __ldcg(T const* address);
 
 #include "sm80/large/shared.cuh"
 
