@@ -40,7 +40,7 @@ class Exchange {
     return {memory_.messages, memory_.flags, state_.ticket, state_.sent + (turn + 1) / 2};
   }
   CUTE_DEVICE bool exists() const { return state_.messages > 0; }
-  CUTE_DEVICE static int thread() { return fresh_thread_index(); }
+  CUTE_DEVICE static int thread() { return fresh_thread_index(); }  // else the loop over tasks keeps what it gives
 
  private:
   PairMemory const& memory_;
