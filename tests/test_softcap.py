@@ -60,6 +60,7 @@ def test_rows_near_and_far_from_the_cap(
     case = Case(head_dim, 449, 321, False, torch.bfloat16, heads_q=4, softcap=40.0, slopes=slopes)
     (q, k, v), options = inputs_and_options(case, device, rng)
     factors = torch.ones(449, 1)
+    factors[64:128] = 4
     factors[128:256] = 16
     factors[256:] = 2.0 ** torch.randint(-3, 5, (193, 1), generator=rng)
     q *= factors.to(q)

@@ -102,22 +102,25 @@ CUTE_DEVICE void issue_dp(typename Traits::SharedStorage& smem, SmemOperands<Tra
 
 // Waits for S^T, and turns it into P^T. `lengths()`: the lengths and the mask; `m_block`: the row tile's number in its
 // query head. Of modified scores, `shift()` and `slope()` are the row's position and the head's slope in base 2; P^T is
-// in rP, and tSrS is P^T times the derivative.
+// in rP, tSrS is P^T times the derivative, and with kDeltaWithQ tSrdP is -delta.
 template <class Traits, class Lengths, class Shift, class Slope, class Scores, class Rounded>
 CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const& params, Lengths const& lengths,
                            Shift const& shift, Slope const& slope, TileRange const& range, int n_block, int m_block,
                            PipelineState<2> rows,
                            Scores& tSrS,   // (MMA, MMA_N, MMA_M)
+                           Scores& tSrdP,  // (MMA, MMA_N, MMA_M)
                            Rounded& rP) {  // (MMA, MMA_N, MMA_M)
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   auto scores = rowcol_view(tSrS);  // (keys, rows)
-  RowStats<kBlockM> const lse_log2(smem.lse_log2[rows.stage]);
   constexpr bool kModified = modifies_scores(Traits::kVariant);
-  bool bounded = false;
+  RowStats<kBlockM> const lse_log2(smem.lse_log2[rows.stage]);
+  Reach reach = Reach::kAny;
   TileBias bias{};
   if constexpr (kModified) {
-    bounded = lse_of_tile_bounds_scores<kBlockM>(params.score, params.scale_log2, smem.lse_log2[rows.stage]);
-    bias = {.slope_log2 = slope(), .offset = m_block * kBlockM - n_block * kBlockN + shift()};
+    reach = reach_of_tile<kBlockM>(params.score, params.scale_log2, smem.lse_log2[rows.stage]);
+    if (params.score.slopes != nullptr) {
+      bias = {.slope_log2 = slope(), .offset = m_block * kBlockM - n_block * kBlockN + shift()};
+    }
   }
   warpgroup_wait<Traits::kTile.late_dp ? 0 : 1>();  // S^T
   warpgroup_fence_operand(tSrS);
@@ -127,11 +130,20 @@ CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const
     auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});        // (BLK_N, BLK_M) -> (key, row)
     auto tScS = rowcol_view(mma.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
     auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));             // the same of thread 0, static
-    exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.score, params.scale_log2, bias, rP);
+    // Beside the exponentials, which hide the latency, and in the registers that the log-sum-exps leave.
+    RowStats<kBlockM> delta;
+    auto const read_delta = [&](int four) __attribute__((always_inline)) {
+      if constexpr (Traits::kDeltaWithQ) delta.read(smem.delta[rows.stage], four);
+    };
+    exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.score, params.scale_log2, bias, read_delta, rP);
+    if constexpr (Traits::kDeltaWithQ && kBlockM == 64) {
+      set_to_negative_here(rowcol_view(tSrdP), delta);
+    } else if constexpr (Traits::kDeltaWithQ) {  // there it spilled
+      set_to_negative(rowcol_view(tSrdP), delta);
+    }
   };
   if constexpr (kModified) {
-    if (bounded && !masked) return exponentiate_with(C<Terms::kBounded>{});
-    if (params.score.softcap_scale != 0.f) cap_scores(tSrS, params.score, bounded);
+    if (reach == Reach::kAny && params.score.softcap_scale != 0.f) cap_scores(tSrS, params.score);
   }
   if (masked) {
     typename Traits::MmaScores mma;
@@ -140,7 +152,7 @@ CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const
     auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));                  // the same of thread 0, static
     apply_mask_transposed(scores, tScS, tScS_0, lengths(), m_block * kBlockM, n_block * kBlockN);
   }
-  if constexpr (kModified) return with_terms(params.score, exponentiate_with);
+  if constexpr (kModified) return with_terms(params.score, reach, exponentiate_with);
   exponentiate(scores, lse_log2, params.scale_log2);
 }
 
@@ -313,9 +325,8 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
     constexpr bool kModified = modifies_scores(Traits::kVariant);
     [[maybe_unused]] RowStats<kBlockM> delta;  // where it comes with Q
     if constexpr (Traits::kDeltaWithQ && !kModified) delta = RowStats<kBlockM>(smem.delta[rows.stage]);
-    compute_p<Traits>(smem, params, lengths, shift, slope, range, tile.n_block, m_block, rows, tSrS, rP);
-    if constexpr (kModified) delta = RowStats<kBlockM>(smem.delta[rows.stage]);  // before, it spilled
-    if constexpr (Traits::kDeltaWithQ) set_to_negative(rowcol_view(tSrdP), delta);
+    compute_p<Traits>(smem, params, lengths, shift, slope, range, tile.n_block, m_block, rows, tSrS, tSrdP, rP);
+    if constexpr (Traits::kDeltaWithQ && !kModified) set_to_negative(rowcol_view(tSrdP), delta);
     if (kLateDp) issue_dp<Traits>(smem, operands, warpgroup, rows, tSrV, tSrV_regs, tSrdO, tSrdP);
     if constexpr (!kModified) convert(tSrS, rP);
     issue_dv<Traits>(smem, operands, rows, rP, tdVrdO, tdVrdV);

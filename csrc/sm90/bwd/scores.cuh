@@ -40,6 +40,11 @@ struct RowStats {
     CUTE_UNROLL
     for (int i = 0; i < kRows / 16; ++i) fours[i] = reinterpret_cast<float4 const*>(stat)[4 * i + lane % 4];
   }
+
+  // Reads the i-th four alone.
+  CUTE_DEVICE void read(float const* stat, int i) {
+    fours[i] = reinterpret_cast<float4 const*>(stat)[4 * i + fresh_lane_index() % 4];
+  }
 };
 
 // S^T to P^T. `scores` is (keys, rows).

@@ -139,11 +139,15 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     auto tSrK_now = operands.at(tSrK, smem.k);  // (MMA, MMA_N, MMA_D)
     issue_gemm<Accumulate::kOverwrite>(role.mma_scores, tSrK_now, operands.at(tSrQ, smem.q[i & 1]), tSrS);
   };
-  bool bounded = false;  // of a softcap's scores, by the row tile's log-sum-exps
+  [[maybe_unused]] float slope_log2 = 0.f;  // of query head number `slope_head` of the group
+  [[maybe_unused]] int slope_head = -1;
+  bwd::Reach reach = bwd::Reach::kAny;  // of a softcap's scores, by the row tile's log-sum-exps
   auto read_lse = [&](int stage) __attribute__((always_inline)) {
-    lse_log2 = RowStats<64>(smem.lse_log2[stage]);
-    if constexpr (kModified) {
-      bounded = bwd::lse_of_tile_bounds_scores<64>(params.score, params.scale_log2, smem.lse_log2[stage]);
+    if constexpr (!kModified) {
+      lse_log2 = RowStats<64>(smem.lse_log2[stage]);
+    } else {
+      lse_log2.read(smem.lse_log2[stage], 0);  // the others beside the exponentials: kept, they spilled
+      reach = bwd::reach_of_tile<64>(params.score, params.scale_log2, smem.lse_log2[stage]);
     }
   };
   clear(tdVrdV);
@@ -157,8 +161,10 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
   }
   role.for_each_row_tile(range, [&](int m, int i, bool last, int head) __attribute__((always_inline)) {
     PipelineState<2> const state = at_step(i);
-    bool const masked = range.needs_mask(m), fused = bounded && !masked;
-    if (kModified && !fused && params.score.softcap_scale != 0.f) bwd::cap_scores(tSrS, params.score, bounded);
+    bool const masked = range.needs_mask(m);
+    if constexpr (kModified) {
+      if (reach == bwd::Reach::kAny && params.score.softcap_scale != 0.f) cap_scores(tSrS, params.score);
+    }
     if (masked) {
       // (keys, rows) -> (key, row)
       auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
@@ -167,16 +173,22 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     if constexpr (kModified) {
       // (keys, rows) -> (key, row)
       auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
-      float const slope = head_slope(params.score, tile.batch, tile.head_kv * params.group + head);
-      bwd::TileBias const bias{.slope_log2 = params.scale_log2 * slope, .offset = (m - tile.n_block) * 64 + shift()};
       auto const exponentiate_with = [&](auto terms) __attribute__((always_inline)) {
-        bwd::exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.score, params.scale_log2, bias, rP);
+        bwd::TileBias bias{};
+        if constexpr (bwd::has_bias(terms)) {  // other scores do not wait for what it reads
+          if (head != slope_head) {
+            slope_log2 = params.scale_log2 * head_slope(params.score, tile.batch, tile.head_kv * params.group + head);
+            slope_head = head;
+          }
+          bias = {.slope_log2 = slope_log2, .offset = (m - tile.n_block) * 64 + shift()};
+        }
+        auto const before_four = [&](int four) __attribute__((always_inline)) {
+          if (four > 0) lse_log2.read(smem.lse_log2[state.stage], four);
+        };
+        bwd::exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.score, params.scale_log2, bias,
+                                          before_four, rP);
       };
-      if (fused) {
-        exponentiate_with(C<bwd::Terms::kBounded>{});
-      } else {
-        bwd::with_terms(params.score, exponentiate_with);
-      }
+      bwd::with_terms(params.score, reach, exponentiate_with);
     } else {
       exponentiate(scores, lse_log2, params.scale_log2);
     }

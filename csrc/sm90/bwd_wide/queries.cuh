@@ -195,21 +195,18 @@ CUTE_DEVICE void compute_modified_ds(Scores const& scores, Dscores& dscores,  //
                                      float const (&lse_log2)[2], float const (&delta)[2]) {
   CUTE_STATIC_ASSERT_V(size<0>(scores) == _2{});
   CUTE_STATIC_ASSERT_V(shape(scores) == shape(dscores));
+  [[maybe_unused]] float const distance = static_cast<float>(bias.offset + thread_distance(tScS));
   CUTE_UNROLL
   for (int i = 0; i < size<0>(scores); ++i) {
-    int const row = get<0>(tScS_0(i, _0{}));
-    float const distance = static_cast<float>(bias.offset + thread_distance(tScS) + row);
     CUTE_UNROLL
     for (int j = 0; j < size<1>(scores); ++j) {
-      float score = scores(i, j);
-      if constexpr (kTerms == bwd::Terms::kBounded) score = bwd::cap_by_polynomial(score, terms.softcap);
       float offset = -lse_log2[i];
       if constexpr (bwd::has_bias(kTerms)) {
-        float const key = static_cast<float>(get<1>(tScS_0(_0{}, j)));
-        offset = fmaf(-bias.slope_log2, fabsf(distance - key), offset);
+        // One addition for all scores of the thread that have the same distance.
+        int const row_from_key = get<0>(tScS_0(i, _0{})) - get<1>(tScS_0(_0{}, j));
+        offset = fmaf(-bias.slope_log2, fabsf(distance + static_cast<float>(row_from_key)), offset);
       }
-      float p = exp2_approx(fmaf(score, scale_log2, offset));
-      if constexpr (bwd::has_cap(kTerms)) p *= bwd::derivative_of_capped(score);
+      float const p = bwd::modified_p<kTerms>(scores(i, j), terms, scale_log2, offset).times_derivative;
       dscores(i, j) = p * (dscores(i, j) - delta[i]);
     }
   }
@@ -251,6 +248,14 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   float lse_log2[2], delta[2];  // of this thread's two rows
   load_row_stats(params, tile, warpgroup, lse_log2, delta);
 
+  constexpr bool kModified = modifies_scores(Traits::kVariant);
+  [[maybe_unused]] bwd::Reach reach = bwd::Reach::kAny;  // of a softcap's scores
+  [[maybe_unused]] float slope_log2 = 0.f;
+  if constexpr (kModified) {
+    reach = bwd::reach_of_rows(params.score, params.scale_log2, lse_log2[0], lse_log2[1]);
+    slope_log2 = params.scale_log2 * head_slope(params.score, tile.batch, tile.head);
+  }
+
   // S and dP of a step. After the last step on stale data: the result is not used.
   struct Scores {
     int step;
@@ -278,12 +283,9 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   for (int i = 0; i < range.end - range.begin; ++i) {
     int const n = range.end - 1 - i;
     smem.v_pipeline.release({0, i & 1});
-    constexpr bool kModified = modifies_scores(Traits::kVariant);
     bool const masked = range.needs_mask(n);
-    bool bounded = false;
     if constexpr (kModified) {
-      bounded = bwd::lse_bounds_scores(params.score, params.scale_log2, lse_log2[0], lse_log2[1]);
-      if (params.score.softcap_scale != 0.f && (masked || !bounded)) bwd::cap_scores(tSrS, params.score, bounded);
+      if (reach == bwd::Reach::kAny && params.score.softcap_scale != 0.f) cap_scores(tSrS, params.score);
     }
     if (masked) {
       auto tScS = rowcol_view(mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));  // (rows, keys) -> (row, key)
@@ -292,18 +294,15 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
     }
     if constexpr (kModified) {
       auto tScS = rowcol_view(mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));  // (rows, keys) -> (row, key)
-      float const slope = head_slope(params.score, tile.batch, tile.head);
-      bwd::TileBias const bias{.slope_log2 = params.scale_log2 * slope,
-                               .offset = first_row - n * kKeys + shift_of(params, tile)};
       auto const compute_with = [&](auto terms) __attribute__((always_inline)) {
+        bwd::TileBias bias{};
+        if constexpr (bwd::has_bias(terms)) {
+          bias = {.slope_log2 = slope_log2, .offset = first_row - n * kKeys + shift_of(params, tile)};
+        }
         compute_modified_ds<terms>(scores, dscores, tScS, tScS_0, params.score, params.scale_log2, bias, lse_log2,
                                    delta);
       };
-      if (bounded && !masked) {
-        compute_with(C<bwd::Terms::kBounded>{});
-      } else {
-        bwd::with_terms(params.score, compute_with);
-      }
+      bwd::with_terms(params.score, reach, compute_with);
     } else {
       compute_ds(scores, dscores, params.scale_log2, lse_log2, delta);
     }
