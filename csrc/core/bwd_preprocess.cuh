@@ -264,10 +264,12 @@ template <class Element>
 __global__ void __launch_bounds__(preprocess::kThreads)
     bwd_sinks_kernel(__grid_constant__ BwdParams const params, int tiles, int batches, int64_t batch_stride) {
   int const head = blockIdx.x;
+  float const* const parts = params.sink_parts + int64_t{head} * tiles;
   double sum = 0;
-  for (int batch = 0; batch < batches; ++batch) {
-    float const* const parts = params.sink_parts + batch * batch_stride + int64_t{head} * tiles;
-    for (int i = threadIdx.x; i < tiles; i += preprocess::kThreads) sum += parts[i];
+#pragma unroll 4
+  for (unsigned i = threadIdx.x; i < unsigned(batches) * tiles; i += preprocess::kThreads) {
+    unsigned const batch = i / tiles;
+    sum += parts[batch * batch_stride + (i - batch * tiles)];
   }
   __shared__ double sums[preprocess::kThreads];
   sums[threadIdx.x] = sum;
