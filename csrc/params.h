@@ -45,7 +45,7 @@ struct Sequences {
   int const* used_k;
   int window_left;    // keys that a row sees before its position; kNoLimit: all
   int window_right;   // behind it
-  int* tiles_before;  // sm80, packed: (batch + 3) row tiles of one head in the sequences before
+  int* tiles_before;  // sm80, packed: (batch + 3) row tiles of one head in the sequences before; null: few sequences
   bool bottom_right;  // row i has the position i + len_k - len_q, else i
 };
 

@@ -196,7 +196,18 @@ def test_bad_offsets_are_clamped(
     device: str, name: str, causal: Causal, side: str, fwd: VarlenForward, rng: torch.Generator
 ) -> None:
     """Nothing outside of the tensors is read or written; NaN lies around them."""
-    bad = BAD_OFFSETS[name]
+    check_offsets(device, BAD_OFFSETS[name], causal, side, fwd, rng)
+
+
+@pytest.mark.parametrize("name", BAD_OFFSETS)
+def test_many_bad_offsets_are_clamped(device: str, name: str, fwd: VarlenForward, rng: torch.Generator) -> None:
+    """Of so many sequences that a kernel counts their tiles first."""
+    check_offsets(device, 100 * BAD_OFFSETS[name], True, "both", fwd, rng)
+
+
+def check_offsets(
+    device: str, bad: tuple[int, ...], causal: Causal, side: str, fwd: VarlenForward, rng: torch.Generator
+) -> None:
     even = tuple(20 * i // (len(bad) - 1) for i in range(len(bad)))
     q, k, v = (torch.randn(20, heads, 32, generator=rng) for heads in (4, 2, 2))
     surrounded = [torch.full((60, *x.shape[1:]), math.nan)[20:40].copy_(x) for x in (q, k, v)]
@@ -271,6 +282,16 @@ def test_100_000_sequences(device: str, fwd: VarlenForward, rng: torch.Generator
             tensors = (alone(x, where) for x, where in zip(packed.tensors, (row, key, key), strict=True))
             assert_matches(alone(out, row), lse[None, :, row], *tensors, True)
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("number", [31, 253, 254, 255, 300])
+def test_number_of_sequences(device: str, number: int, fwd: VarlenForward, rng: torch.Generator) -> None:
+    """Few sequences are found in the offsets, many in prefix sums; rows before the first and behind the last are used
+    by nobody."""
+    lengths = torch.randint(0, 150, (number, 2), generator=rng)
+    pairs = [(int(a), int(b)) for a, b in lengths.tolist()]
+    packed = pack(pairs, device, rng, head_dim=32, heads_q=2, heads_kv=1, around=140)
+    assert_packed_matches(*fwd(packed, True), packed, True)
 
 
 def test_one_long_beside_many_short(device: str, fwd: VarlenForward, rng: torch.Generator) -> None:

@@ -94,7 +94,7 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, VarlenArgs const* l
   if (reads_sequences(plan.variant)) {
     params.sequences = make_sequences(args, problem, lengths);
     params.score = make_score_terms(args, problem);
-    if (lengths && decision.backend == Backend::kSm80) {
+    if (lengths && decision.backend == Backend::kSm80 && workspace) {
       params.sequences.tiles_before = reinterpret_cast<int*>(bytes + offsets.tiles_before);
     }
   }

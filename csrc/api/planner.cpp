@@ -56,7 +56,7 @@ void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gp
   plan.ctas = sm90 ? std::min<int64_t>(tiles, gpu.num_sms) : tiles;
   if (plan.draws_tiles) {
     plan.workspace = {.ticket = 0, .part_flags = 0, .parts = 0, .tiles_before = 0, .zeroed = 4, .bytes = 4};
-  } else if (!sm90 && packed) {
+  } else if (!sm90 && packed && problem.batch + 2 > sm80::fwd::kMostSearchedSequences) {
     plan.workspace.bytes = 4 * (int64_t{problem.batch} + 3);  // the prefix sums, see Sequences::tiles_before
   }
 }

@@ -155,6 +155,7 @@ struct Float16Traits : Traits<Element, kHeadDim, kTile, kVariant> {
   using Base = Traits<Element, kHeadDim, kTile, kVariant>;
   using Products = Float16Products<Base, kAccumulate>;
   static constexpr bool kRecomputes = Base::kRecomputes || kHeadDim == 192;  // else it spills
+  static constexpr bool kRecomputesQ = false, kRereads = false;               // with them it spills
 };
 
 }  // namespace flash_cute::sm80::fwd

@@ -104,21 +104,38 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
       return fresh_thread_index();
     }
   };
-  // Loads, too, run from the last tile to the first. Only the last tile can reach past len_k: it has `keys` rows.
-  auto load_k = [&](int keys, int stage, auto kind) {
-    constexpr RowCheck kRowCheck = decltype(kind)::kRowCheck;
-    load_tile<kRowCheck>(gmem_load, gK, params.k_strides.row, sK(_, _, stage), keys, params.head_dim, thread_again());
-    gK -= kBlockN * params.k_strides.row;
+  // The first row of K's tile n. Loads, too, run from the last tile to the first. Where registers are short it is found
+  // again from the sequence's first key, whose address is in shared memory.
+  auto tile_of_k = [&](int n) {
+    if constexpr (Traits::kRereads) {
+      return static_cast<Element const*>(smem.tile.k) + int64_t{opaque(n) * kBlockN} * params.k_strides.row;
+    } else {
+      Element const* const current = gK;
+      gK -= kBlockN * params.k_strides.row;
+      return current;
+    }
   };
-  auto load_v = [&](int keys, int stage, auto kind) {
-    constexpr RowCheck kRowCheck = decltype(kind)::kRowCheck;
-    load_tile<kRowCheck>(gmem_load, gV, params.v_strides.row, sV(_, _, stage), keys, value_columns<Traits>(params),
-                         thread_again());
-    gV -= kBlockN * params.v_strides.row;
+  auto tile_of_v = [&](int n) {
+    if constexpr (Traits::kRereads) {
+      return static_cast<Element const*>(smem.tile.v) + int64_t{opaque(n) * kBlockN} * params.v_strides.row;
+    } else {
+      Element const* const current = gV;
+      gV -= kBlockN * params.v_strides.row;
+      return current;
+    }
+  };
+  // Only the last tile can reach past len_k.
+  auto load_k = [&](int n, int stage, auto kind) {
+    load_tile<decltype(kind)::kRowCheck>(gmem_load, tile_of_k(n), params.k_strides.row, sK(_, _, stage),
+                                         sequence.len_k - n * kBlockN, params.head_dim, thread_again());
+  };
+  auto load_v = [&](int n, int stage, auto kind) {
+    load_tile<decltype(kind)::kRowCheck>(gmem_load, tile_of_v(n), params.v_strides.row, sV(_, _, stage),
+                                         sequence.len_k - n * kBlockN, value_columns<Traits>(params), thread_again());
   };
 
-  // The tiles at the band's lower edge, recomputed at each use, or read again from shared memory: kept in registers,
-  // they spilled. With eight warps the recomputation spilled too: they branch, which costs 1 %.
+  // The tiles at the band's edges, recomputed at each use, or read again from shared memory: kept in registers, they
+  // spilled. With eight warps the recomputation spilled too: they branch, which costs 1 %.
   constexpr bool kBranches = Traits::kWarps == 8 && !reads_sequences(Traits::kVariant);
   auto begin = [&] {
     if constexpr (reads_sequences(Traits::kVariant)) return smem.tile.keys.begin;
@@ -130,31 +147,42 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     if (kBranches && !sequence.band.has_lower()) return 0;
     return ceil_div(first_column(sequence, opaque(tile.m_block) * kBlockM + (kBlockM - 1)), kBlockN);
   };
+  auto whole_end = [&] {
+    if constexpr (Traits::kRereads) return smem.tile.keys.whole_end;
+    return range.whole_end;
+  };
   auto step = [&](int n, int stage, auto kind) __attribute__((always_inline)) {
     cp_async_wait<0>();  // this thread's copies of K(n), and with two stages of V(n), have landed
     __syncthreads();     // those of all threads have; and all have finished reading tile n+1: its buffers are free
     if constexpr (kTwoStages) {
       if (n > begin()) {
-        load_k(kBlockN, stage ^ 1, Whole{});
-        load_v(kBlockN, stage ^ 1, Whole{});
+        load_k(n - 1, stage ^ 1, Whole{});
+        load_v(n - 1, stage ^ 1, Whole{});
       }
     } else {
-      load_v(sequence.len_k - n * kBlockN, 0, kind);
+      load_v(n, 0, kind);
     }
     cp_async_fence();
 
     auto tSrS = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
     auto tSsK = copy_k.get_slice(thread_again()).partition_S(sK);          // (CPY, CPY_N, CPY_D, stage)
     CUTE_STATIC_ASSERT_V(size<1>(tSsK) == size<1>(tSrK_copy) && size<2>(tSsK) == size<2>(tSrK_copy));
-    Traits::Products::multiply_qk(mma, tSrS, tSrQ, tSrK, [&](int k) {
-      copy(copy_k, tSsK(_, _, k, stage), tSrK_copy(_, _, k));
-      if constexpr (!kQInRegs) copy(copy_q, tSsQ(_, _, k), tSrQ_copy(_, _, k));
-    });
+    auto multiply_qk = [&](auto const& tSsQ_now) {  // (CPY, CPY_M, CPY_D)
+      Traits::Products::multiply_qk(mma, tSrS, tSrQ, tSrK, [&](int k) {
+        copy(copy_k, tSsK(_, _, k, stage), tSrK_copy(_, _, k));
+        if constexpr (!kQInRegs) copy(copy_q, tSsQ_now(_, _, k), tSrQ_copy(_, _, k));
+      });
+    };
+    if constexpr (Traits::kRecomputesQ) {
+      multiply_qk(copy_q.get_slice(thread_again()).partition_S(sQ));
+    } else {
+      multiply_qk(tSsQ);
+    }
 
     if constexpr (!kTwoStages) {
       cp_async_wait<0>();  // this thread's copies of V(n) have landed
       __syncthreads();     // those of all threads have; and all have finished reading K(n): its buffer is free
-      if (n > begin()) load_k(kBlockN, 0, Whole{});
+      if (n > begin()) load_k(n - 1, 0, Whole{});
       cp_async_fence();
     }
 
@@ -164,7 +192,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     if constexpr (Traits::kVariant == Variant::kModified) {
       auto tScS = rowcol_view(mma.get_slice(thread_again()).partition_C(cS));  // the same of this one
       int const first_position = tile.m_block * kBlockM + sequence.shift;
-      modify_scores(scores, tScS, tScS_0, params.score, smem.tile.slope, first_position - n * kBlockN);
+      modify_scores<Traits::kPolynomial>(scores, tScS, tScS_0, params.score, smem.tile.slope,
+                                         first_position - n * kBlockN);
     }
     if constexpr (decltype(kind)::kMasked) {
       auto tScS = rowcol_view(mma.get_slice(thread_again()).partition_C(cS));
@@ -192,9 +221,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
   int const rows = sequence.len_q - tile.m_block * kBlockM;
   load_tile<RowCheck::kEach>(gmem_load, gQ, params.q_strides.row, sQ, rows, params.head_dim);
   cp_async_fence();
-  int const last_keys = sequence.len_k - (range.end - 1) * kBlockN;
-  load_k(last_keys, 0, UpperEdge{});
-  if constexpr (kTwoStages) load_v(last_keys, 0, UpperEdge{});
+  load_k(range.end - 1, 0, UpperEdge{});
+  if constexpr (kTwoStages) load_v(range.end - 1, 0, UpperEdge{});
   cp_async_fence();
   if constexpr (Traits::Products::kScalesQ) {
     cp_async_wait<1>();  // this thread's copies of Q have landed; the first step's barrier shows the result to all
@@ -209,7 +237,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
   // The tiles at the band's upper edge, the whole ones, and those at its lower edge. A mask in the loop of the whole
   // ones, even behind a branch, costs 10 to 20 %.
   int n = range.end - 1, stage = 0;
-  for (; n >= range.whole_end; --n, stage ^= int(kTwoStages)) step(n, stage, UpperEdge{});
+  for (; n >= whole_end(); --n, stage ^= int(kTwoStages)) step(n, stage, UpperEdge{});
   for (; n >= whole_begin(); --n, stage ^= int(kTwoStages)) step(n, stage, Whole{});
   for (; n >= begin(); --n, stage ^= int(kTwoStages)) step(n, stage, LowerEdge{});
   softmax.template finish<Element>();

@@ -1,17 +1,53 @@
 // Which row tile of a packed batch a CTA computes.
 //
-// A kernel before this one counts the row tiles of each sequence (row_tile_prefix_kernel); a warp finds the sequence of
-// a tile's number in their prefix sums. There are as many CTAs as there can be row tiles; those left over end at once.
+// A warp finds the sequence of a tile's number in the prefix sums of the sequences' row tiles: its own, or, of many
+// sequences, those of a kernel before this one (row_tile_prefix_kernel). There are as many CTAs as there can be row
+// tiles; those left over end at once.
 #pragma once
 
 #include <cute/tensor.hpp>
 
 #include "../../core/score.cuh"
+#include "../../core/warp_sum.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm80::fwd {
 
 using namespace cute;
+
+// A sequence of a packed batch, among the row tiles of one head.
+struct SequencePlace {
+  int index;     // -1: no sequence has the tile
+  int end_tile;  // behind its last row tile
+};
+
+// The sequence that has the row tile `number`, from the offsets, by all lanes of a warp.
+template <int kBlockM>
+CUTE_DEVICE SequencePlace find_in_offsets(FwdParams const& params, int number) {
+  constexpr int kMostPerLane = kMostSearchedSequences / 32;
+  int const sequences = sequence_count(params);
+  int const per_lane = ceil_div(sequences, 32), first = threadIdx.x % 32 * per_lane;
+  int tiles[kMostPerLane], all = 0;
+  CUTE_UNROLL
+  for (int i = 0; i < kMostPerLane; ++i) {  // the loads of all do not wait for one another
+    bool const exists = i < per_lane && first + i < sequences;
+    tiles[i] = exists ? ceil_div(row_extent(params, first + i).length, kBlockM) : 0;
+    all += tiles[i];
+  }
+  int end_tile = inclusive_warp_sum(all);
+  unsigned const lanes = __ballot_sync(0xffffffff, end_tile - all <= number && number < end_tile);
+  if (lanes == 0) return {.index = -1, .end_tile = 0};
+  end_tile -= all;
+  int index = first - 1;
+  CUTE_UNROLL
+  for (int i = 0; i < kMostPerLane; ++i) {
+    if (end_tile > number) break;
+    end_tile += tiles[i];
+    ++index;
+  }
+  int const owner = __ffs(lanes) - 1;
+  return {.index = __shfl_sync(0xffffffff, index, owner), .end_tile = __shfl_sync(0xffffffff, end_tile, owner)};
+}
 
 // The largest index with prefix[index] <= value, by all lanes of a warp; 0 <= value < prefix[count].
 CUTE_DEVICE int find_sequence(int const* prefix, int count, int value) {
@@ -28,22 +64,32 @@ CUTE_DEVICE int find_sequence(int const* prefix, int count, int value) {
   return begin;
 }
 
+// The sequence that has the row tile `number`, from prefix sums.
+CUTE_DEVICE SequencePlace find_in_prefix(FwdParams const& params, int number) {
+  int const* const prefix = params.sequences.tiles_before;
+  int const sequences = sequence_count(params);
+  if (number >= __ldg(prefix + sequences)) return {.index = -1, .end_tile = 0};
+  int const index = find_sequence(prefix, sequences, number);
+  return {.index = index, .end_tile = __ldg(prefix + index + 1)};
+}
+
 // The tile with number `index`, in order of processing; m_block -1 if there is none. By all threads, which a barrier
 // joins.
 template <class Traits>
 CUTE_DEVICE void place_tile(FwdParams const& params, SequenceTile& tile, int index = blockIdx.x) {
   if (threadIdx.x < 32) {
-    int const* const prefix = params.sequences.tiles_before;
     RowTileCoord coord = {-1, 0, 0};
-    if (prefix == nullptr) {
+    if (params.sequences.cu_q == nullptr) {
       coord = params.order.coord(index);
     } else {
       int const number = index / params.heads_q;  // of the row tile of a head
-      int const sequences = sequence_count(params);
-      if (number < __ldg(prefix + sequences)) {
-        coord.batch = find_sequence(prefix, sequences, number);
+      SequencePlace const place = params.sequences.tiles_before == nullptr
+                                      ? find_in_offsets<Traits::kBlockM>(params, number)
+                                      : find_in_prefix(params, number);
+      if (place.index >= 0) {
+        coord.batch = place.index;
         // In a sequence the last row tile of every head comes first: with a causal mask the longest.
-        coord.m_block = __ldg(prefix + coord.batch + 1) - 1 - number;
+        coord.m_block = place.end_tile - 1 - number;
         coord.head = index % params.heads_q;
       }
     }
@@ -58,7 +104,18 @@ CUTE_DEVICE void place_tile(FwdParams const& params, SequenceTile& tile, int ind
       if (Traits::kVariant == Variant::kModified && coord.batch < params.batch) {
         slope = head_slope(params.score, coord.batch, coord.head);
       }
-      tile = {coord, sequence, keys, 0, slope};
+      int const head_kv = coord.head / (params.heads_q / params.heads_kv);
+      auto const first_key = [&](void const* base, Strides const& strides) {
+        return static_cast<typename Traits::Element const*>(base) + coord.batch * strides.batch +
+               head_kv * strides.head + sequence.first_key * strides.row;
+      };
+      tile = {.coord = coord,
+              .sequence = sequence,
+              .keys = keys,
+              .k = first_key(params.k, params.k_strides),
+              .v = first_key(params.v, params.v_strides),
+              .zero = 0,
+              .slope = slope};
     }
   }
   __syncthreads();

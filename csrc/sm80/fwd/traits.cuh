@@ -24,6 +24,8 @@ struct SequenceTile {
   RowTileCoord coord;
   Sequence sequence;
   TileRange keys;
+  void const* k;  // the sequence's first key in k, and in v
+  void const* v;
   int zero;     // 0, see thread_again in mainloop.cuh
   float slope;  // of the head, see head_slope
 };
@@ -44,6 +46,11 @@ struct Traits {
   // Whether thread indices are computed again in each step, see thread_again in mainloop.cuh: else these kernels spill.
   static constexpr bool kRecomputes =
       kVariant == Variant::kModified || (kVariant == Variant::kPacked && (kHeadDim == 128 || kHeadDim == 256));
+  static constexpr bool kRecomputesQ = kRecomputes;  // the addresses of Q, too
+  // Whether a tile's place in k and v and its last whole key tile are read again from shared memory.
+  static constexpr bool kRereads = reads_sequences(kVariant);
+  // Whether a softcap is a polynomial where all scores are far from the cap, see cap_scores. At head dim 128 it spills.
+  static constexpr bool kPolynomial = kHeadDim != 128;
   static_assert(kStages == 1 || kStages == 2);
 
   // Split-Q: the warps are tiled along M only, so that softmax reduces within a quad of threads.
