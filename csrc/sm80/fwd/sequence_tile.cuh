@@ -83,9 +83,9 @@ CUTE_DEVICE void place_tile(FwdParams const& params, SequenceTile& tile, int ind
       coord = params.order.coord(index);
     } else {
       int const number = index / params.heads_q;  // of the row tile of a head
-      SequencePlace const place = params.sequences.tiles_before == nullptr
-                                      ? find_in_offsets<Traits::kBlockM>(params, number)
-                                      : find_in_prefix(params, number);
+      bool const searches = Traits::kSearchesOffsets && params.sequences.tiles_before == nullptr;
+      SequencePlace const place =
+          searches ? find_in_offsets<Traits::kBlockM>(params, number) : find_in_prefix(params, number);
       if (place.index >= 0) {
         coord.batch = place.index;
         // In a sequence the last row tile of every head comes first: with a causal mask the longest.

@@ -20,6 +20,7 @@ struct Traits {
   static constexpr int kBlockN = large::kBlockN;
   static constexpr int kThreads = large::kThreads;
   static constexpr Variant kVariant = Variant::kModified;
+  static constexpr bool kSearchesOffsets = false;  // with it, it spills
   static constexpr bool kPaired = false;
   using Partner = Alone;
   using ScoreMma = large::ScoreMma<Element>;

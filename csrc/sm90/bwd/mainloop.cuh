@@ -131,7 +131,7 @@ CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const
     auto tScS = rowcol_view(mma.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
     auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));             // the same of thread 0, static
     // Beside the exponentials, which hide the latency, and in the registers that the log-sum-exps leave.
-    RowStats<kBlockM> delta;
+    [[maybe_unused]] RowStats<kBlockM> delta;
     auto const read_delta = [&](int four) __attribute__((always_inline)) {
       if constexpr (Traits::kDeltaWithQ) delta.read(smem.delta[rows.stage], four);
     };
