@@ -35,6 +35,18 @@ struct LowerEdge {  // at the band's lower edge
   static constexpr RowCheck kRowCheck = RowCheck::kNone;
 };
 
+// As cap_scores. ptxas would turn the branch into predicates, and issue the instructions of both ways; not those of a loop.
+template <class Scores>
+CUTE_DEVICE void cap_scores_in_one_way(Scores& scores, ScoreTerms const& terms) {  // (rows, columns)
+  if (exceed_polynomial(scores, terms.softcap)) {
+#pragma unroll 1
+    for (int times = opaque(1); times > 0; --times) cap_scores_by_tanh(scores, terms);
+  } else {
+    CUTE_UNROLL
+    for (int i = 0; i < size(scores); ++i) scores(i) *= softcap_factor(terms.softcap.c, scores(i) * scores(i));
+  }
+}
+
 // Leaves the unnormalized O in tOrO and the row statistics in softmax.
 template <class Traits, class Lengths, class Softmax, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowTileCoord const& tile,
@@ -192,8 +204,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     if constexpr (Traits::kVariant == Variant::kModified) {
       auto tScS = rowcol_view(mma.get_slice(thread_again()).partition_C(cS));  // the same of this one
       int const first_position = tile.m_block * kBlockM + sequence.shift;
-      modify_scores<Traits::kPolynomial>(scores, tScS, tScS_0, params.score, smem.tile.slope,
-                                         first_position - n * kBlockN);
+      int const offset = first_position - n * kBlockN;
+      if (params.score.softcap_scale != 0.f) cap_scores_in_one_way(scores, params.score);
+      if (smem.tile.slope != 0.f) add_biases(scores, tScS_0, smem.tile.slope, offset + thread_distance(tScS));
     }
     if constexpr (decltype(kind)::kMasked) {
       auto tScS = rowcol_view(mma.get_slice(thread_again()).partition_C(cS));

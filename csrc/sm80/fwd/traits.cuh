@@ -51,8 +51,6 @@ struct Traits {
   static constexpr bool kRereads = reads_sequences(kVariant);
   // Whether a CTA finds its sequence in the offsets where there are few, see place_tile.
   static constexpr bool kSearchesOffsets = true;
-  // Whether a softcap is a polynomial where all scores are far from the cap, see cap_scores. At head dim 128 it spills.
-  static constexpr bool kPolynomial = kHeadDim != 128;
   static_assert(kStages == 1 || kStages == 2);
 
   // Split-Q: the warps are tiled along M only, so that softmax reduces within a quad of threads.
