@@ -145,11 +145,13 @@ def _packed(tensors: Tensors) -> Iterator[Layer]:
 
 
 def _one_row(of_cache: torch.Tensor, rows: int) -> Layer:
-    """The public call for one row of q over `rows` keys of a cache: a sequence is a head of a batch item."""
+    """The public call for one row of q over up to `rows` keys of a cache: a sequence is a head of a batch item."""
     keys = of_cache.view(-1, 1, HEAD_DIM)
-    offsets = torch.arange(keys.shape[0] // rows + 1, dtype=torch.int32, device=keys.device)
+    sequences = keys.shape[0] // rows
+    offsets = torch.arange(sequences + 1, dtype=torch.int32, device=keys.device)
+    used = {"seqused_q": torch.ones_like(offsets[1:]), "seqused_k": torch.full_like(offsets[1:], rows - 1)}
     call = functools.partial(
-        flash_cute.varlen_attention, keys[::rows].contiguous(), keys, keys, offsets, offsets * rows, True
+        flash_cute.varlen_attention, keys[::rows].contiguous(), keys, keys, offsets, offsets * rows, True, **used
     )
     return Layer(ONE_ROW, ONE_ROW, functools.partial(call, max_seqlen_q=1, max_seqlen_k=rows))
 
