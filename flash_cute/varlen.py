@@ -65,7 +65,7 @@ def varlen_attention(
         waited for. They are clamped, so that nothing outside of the tensors is read or written: sequence b begins at
         `start = clamp(cu_seqlens[b], 0, T)`, ends at `clamp(cu_seqlens[b + 1], start, T)`, and `seqused[b]` counts from
         0 to the difference. A row or key that is in several sequences then has the result of one of them; which one is
-        not specified.
+        not specified, and where many sequences share rows, some rows of out may not be written.
 
     Raises:
         ValueError, NotImplementedError: as `attention`; also for offsets or used lengths of a wrong shape, dtype or
