@@ -201,19 +201,47 @@ def lengths_of(attention_mask: Tensor, batch_size: int, q_length: int, kv_length
     return (rows[0], rows[0], None, None, None, None) if columns == 1 else _of_padding(rows, q_length, kv_length)
 
 
-def by_heads_lengths(lengths: Lengths, heads_kv: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def by_heads_lengths(lengths: Lengths, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Offsets of queries and keys, used queries and used keys of a padded batch with a sequence per KV head.
 
-    They are for the tensors of a cache, in which a batch item's rows stand head by head, `(B, H, N, D)`: as packed rows
-    of one head they need no copy. Computed once per forward and number of heads, and left with the lengths.
+    They are for k and v that stand head by head, as in a cache, `(B, H, N, D)`: as packed rows of one head they need no
+    copy. None where k and v do not, or nothing would be copied. Computed once per forward and number of heads, and left
+    with the lengths: what is known already is looked for first, since each look costs every call of a layer.
     """
+    used_q, heads_kv = lengths[2], key.shape[1]
+    if used_q is None or not (key.is_contiguous() and value.is_contiguous()):
+        return None
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
+        known: Any = getattr(used_q, "_flash_cute_by_heads", None)
+        if known is not None and known[0] == heads_kv and _still_holds(used_q, known[1]):
+            found: tuple[Tensor, Tensor, Tensor, Tensor] = known[2]
+            return found
+    if used_q.numel() == 1 or heads_kv == 1:  # one batch item, or one head
+        return None
+    result = _by_heads(lengths, heads_kv)
+    if not compiling and not _is_capturing(used_q):
+        version = None if used_q.is_inference() else used_q._version
+        used_q._flash_cute_by_heads = (heads_kv, version, result)  # type: ignore[attr-defined]
+    return result
+
+
+def _still_holds(used_q: Tensor, version: int | None) -> bool:
+    """Whether what was computed from the lengths holds: copies, which a mask that is overwritten makes obsolete.
+
+    Overwritten tensors have another version, but for those of inference mode. A graph reads what is in the mask when it
+    is replayed, so that a capture keeps nothing and takes nothing that was kept.
+    """
+    return (version is None or version == used_q._version) and not _is_capturing(used_q)
+
+
+def _is_capturing(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _by_heads(lengths: Lengths, heads_kv: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     offsets_q, offsets_k, used_q, used_k, q_length, kv_length = lengths
     assert used_q is not None and used_k is not None and q_length is not None and kv_length is not None
-    kept_for = _kept_for(used_q, heads_kv)
-    known: Any = None if kept_for is None else getattr(used_q, "_flash_cute_by_heads", None)
-    if known is not None and known[0] == kept_for:
-        found: tuple[Tensor, Tensor, Tensor, Tensor] = known[1]
-        return found
     batch_size = offsets_q.shape[0] // 2
     item = torch.arange(batch_size * heads_kv, dtype=torch.int32, device=offsets_q.device)
     # What batch item b began at b * N begins with head h at (b * heads_kv + h) * N.
@@ -225,21 +253,7 @@ def by_heads_lengths(lengths: Lengths, heads_kv: int) -> tuple[Tensor, Tensor, T
     used = offsets_q.new_zeros(2, batch_size, heads_kv, 2)  # and between two sequences a gap of which nothing is used
     used[..., 0] = torch.stack((used_q[::2], used_k[::2]))[..., None]
     of_queries, of_keys = used.flatten(1)[:, :-1].unbind()
-    result = (cu_q, cu_k, of_queries, of_keys)
-    if kept_for is not None:
-        used_q._flash_cute_by_heads = (kept_for, result)  # type: ignore[attr-defined]
-    return result
-
-
-def _kept_for(used_q: Tensor, heads_kv: int) -> tuple[int, int] | None:
-    """What `by_heads_lengths` keeps its result for: copies, which a mask that is overwritten in place makes obsolete.
-
-    Overwritten tensors have another version, but for those of inference mode. A graph reads what is in the mask when it
-    is replayed, so that a capture keeps nothing and takes nothing that was kept.
-    """
-    if torch.compiler.is_compiling() or (used_q.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return None
-    return heads_kv, -1 if used_q.is_inference() else used_q._version
+    return cu_q, cu_k, of_queries, of_keys
 
 
 def columns_of(attention_mask: Tensor, batch_size: int, kv_length: int) -> int:

@@ -179,9 +179,12 @@ def attention(
                 return _ops.heads_fwd(query, key, value, is_causal, sliding_window, softcap, s_aux, scaling), None
             cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
             operator = _ops.heads_varlen_fwd
-            if longest_q == 1 and s_aux is None and _stand_by_heads(used_q, key, value):
-                operator = _ops.cache_varlen_fwd
-                cu_q, cu_k, used_q, used_k = by_heads_lengths(lengths, key.shape[1])
+            # One row of q may be served with a sequence per KV head, unless it has sinks, which are per query head.
+            if longest_q == 1 and s_aux is None:
+                by_heads = by_heads_lengths(lengths, key, value)
+                if by_heads is not None:
+                    operator = _ops.cache_varlen_fwd
+                    cu_q, cu_k, used_q, used_k = by_heads
             out = operator(
                 query,
                 key,
@@ -208,15 +211,6 @@ def attention(
     # False is a model's default, and must not override torch.use_deterministic_algorithms.
     options["deterministic"] = deterministic or None
     return _general(query, key, value, is_causal, lengths, options), None
-
-
-def _stand_by_heads(used_q: Tensor | None, key: Tensor, value: Tensor) -> bool:
-    """Whether the keys of a padded batch stand head by head, as in a cache, so that packed rows would be a copy.
-
-    One row of q may then be served with a sequence per KV head, unless it has sinks, which are per query head.
-    """
-    several = used_q is not None and used_q.numel() > 1 and key.shape[1] > 1  # batch items, and heads
-    return several and key.is_contiguous() and value.is_contiguous()
 
 
 def _general(
