@@ -1,9 +1,10 @@
 """float16 accumulation: what takes it and what refuses it, and errors within a bound that comes from the roundings.
 
 A sum of float16 products is rounded after each step of 16 products, perhaps of 8, by at most u = 2^-11 of the sum so
-far. Such roundings are independent, with a root mean square of at most u / sqrt(3): the variances below. An output may
-err by the contract's bound, which has room for five times what float32 accumulation errs by, and two standard
-deviations of what the roundings make of it; the largest of thousands are at about four.
+far. Such roundings are independent, with a root mean square of at most u / sqrt(3): the variances below. The largest
+error of a block may be the contract's bound, which has room for five times what float32 accumulation errs by, and two
+standard deviations of what the roundings make of it; the largest of thousands are at about four. A row's log-sum-exp is
+compared by itself, with four.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ ROUNDING = 2**-11 / math.sqrt(3)
 STEP = 8
 COLUMNS = 32  # of Q and K per sum
 SIGMAS = 2
+SIGMAS_OF_A_ROW = 4
 
 needs_sm80 = pytest.mark.skipif("sm80" not in built_architectures(), reason="this build has no sm80 kernels")
 
@@ -89,7 +91,7 @@ def assert_within_bound(
     empty = true_lse == -math.inf
     assert torch.equal(lse.double() == -math.inf, empty)
     lse_error = (lse.double() - true_lse).masked_fill(empty, 0).abs()
-    assert (lse_error <= 1e-4 * true_lse.abs().clamp(1).masked_fill(empty, 1) + SIGMAS * of_lse.sqrt()).all()
+    assert (lse_error <= 1e-4 * true_lse.abs().clamp(1).masked_fill(empty, 1) + SIGMAS_OF_A_ROW * of_lse.sqrt()).all()
 
 
 @pytest.fixture

@@ -111,20 +111,14 @@ CUTE_DEVICE void add_linear_biases(Scores& scores,         // (rows, columns)
   }
 }
 
-// Raw scores of one tile to modified ones, in few registers: without the linear form, and the polynomial if the caller
-// asks for it. `offset`: the position of the tile's first row minus its first column.
-template <bool kPolynomial, class Scores, class Coords, class Coords0>
+// Raw scores of one tile to modified ones, in few registers: without the polynomial and the linear form. `offset`: the
+// position of the tile's first row minus its first column.
+template <class Scores, class Coords, class Coords0>
 CUTE_DEVICE void modify_scores(Scores& scores,         // (rows, columns)
                                Coords const& tScS,     // (rows, columns) -> (row, column)
                                Coords0 const& tScS_0,  // the same for thread 0, static
                                ScoreTerms const& terms, float slope, int offset) {
-  if (terms.softcap_scale != 0.f) {
-    if constexpr (kPolynomial) {
-      cap_scores(scores, terms);
-    } else {
-      cap_scores_by_tanh(scores, terms);
-    }
-  }
+  if (terms.softcap_scale != 0.f) cap_scores_by_tanh(scores, terms);
   if (slope != 0.f) add_biases(scores, tScS_0, slope, offset + thread_distance(tScS));
 }
 

@@ -76,11 +76,13 @@ struct OnlineSoftmax {
   using Shift = float[kRows];
 
   // Updates the maximum of the rows that need it, and rescales their accumulator and sums. `wait_product` waits for the
-  // GEMM in flight into acc, and `release` then frees its operand: both before the warp's vote, or, with kLateWait,
-  // after it. (If the compiler may choose, it waits halfway through the maximum.)
+  // GEMM in flight into acc, before the warp's vote or, with kLateWait, after it, and `release` then frees its operand.
+  // (If the compiler may choose, it waits halfway through the maximum.) Not where the vote decides: the warps of a
+  // warpgroup vote by themselves, and all of them must execute each wait for a WGMMA.
+  // Returns the vote.
   template <bool kLateWait = false, class Scores, class Accumulator, class WaitProduct = Nothing,
             class Release = Nothing, class Shifts = NoShift>
-  CUTE_DEVICE void update_max(Scores const& scores,  // (rows, columns)
+  CUTE_DEVICE bool update_max(Scores const& scores,  // (rows, columns)
                               Accumulator& acc,      // (rows, head dim)
                               WaitProduct wait_product = {}, Release release = {}, Shifts const& shift = {}) {
     static_assert(decltype(size<0>(scores))::value == kRows);
@@ -103,18 +105,15 @@ struct OnlineSoftmax {
       }
       grown |= kLazy ? own_max[i] > limit[i] : own_max[i] * scale_log2 > offset[i];
     }
-    if constexpr (!kLateWait) {
+    auto const wait = [&] {
       wait_product();
       release();
-    }
-    if (__any_sync(0xffffffff, grown)) {
-      if constexpr (kLateWait) wait_product();
-      rescale(acc);
-    }
-    if constexpr (kLateWait) {
-      wait_product();
-      release();
-    }
+    };
+    if constexpr (!kLateWait) wait();
+    bool const vote = __any_sync(0xffffffff, grown);
+    if constexpr (kLateWait) wait();
+    if (vote) rescale(acc);
+    return vote;
   }
 
   // The same where the tile's maxima over this thread's columns are known, and no product is in flight.

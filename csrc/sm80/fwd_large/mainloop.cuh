@@ -40,7 +40,7 @@ CUTE_DEVICE void compute_weights(FwdParams const& params, typename Traits::Stora
   auto tScS_0 = rowcol_view(score_mma.get_slice(_0{}).partition_C(cS));  // (rows, keys) -> (row, key) of thread 0
   auto tScS = rowcol_view(score_mma.get_slice(thread).partition_C(cS));  // the same of this one
   int const offset = tile.coord.m_block * kBlockM - n * kBlockN, keys = tile.sequence.len_k - n * kBlockN;
-  modify_scores</*kPolynomial=*/false>(scores, tScS, tScS_0, params.score, tile.slope, offset + tile.sequence.shift);
+  modify_scores(scores, tScS, tScS_0, params.score, tile.slope, offset + tile.sequence.shift);
   if (tile.keys.needs_mask(n)) apply_mask(scores, tScS, tScS_0, tile.sequence, offset, keys);
   auto acc = rowcol_view(out);  // (rows, columns)
   softmax.update(smem, scores, acc, thread);

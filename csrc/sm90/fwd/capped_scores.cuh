@@ -57,7 +57,7 @@ CUTE_DEVICE void find_maxima_as_integers(Scores const& scores, float (&maxima)[2
 }
 
 // The raw scores of one tile.
-template <bool kLateWait, class Scores>
+template <class Scores>
 struct CappedScores {
   using Softmax = OnlineSoftmax<2>;
 
@@ -106,13 +106,10 @@ struct CappedScores {
       own_max[i] = fmaxf(softmax.own_max[i], maxima[i]);
       special |= own_max[i] > softmax.limit[i];
     }
-    if constexpr (!kLateWait) {
-      wait_product();
-      release();
-    }
+    wait_product();
+    release();
     bool folds = true;
     if (__any_sync(0xffffffff, special)) {
-      if constexpr (kLateWait) wait_product();
       folds = serves(past);  // a maximum that is not the right one is negative, and tells the same
       if (!folds) cap_scores_by_tanh(scores, terms);
       find_maxima(scores, maxima);
@@ -121,10 +118,6 @@ struct CappedScores {
     } else {
       softmax.own_max[0] = own_max[0];
       softmax.own_max[1] = own_max[1];
-    }
-    if constexpr (kLateWait) {
-      wait_product();
-      release();
     }
     return folds;
   }

@@ -149,10 +149,11 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   // Turns S(n) into P(n), and rescales the accumulator if the maximum changes.
   using Softmax = OnlineSoftmax<2>;
   using Shift = std::conditional_t<Traits::kVariant == Variant::kModified, Softmax::Shift, Softmax::NoShift>;
-  [[maybe_unused]] CappedScores<Traits::kTile.late_wait, decltype(scores)> capped{softmax, scores, params.score};
+  [[maybe_unused]] CappedScores<decltype(scores)> capped{softmax, scores, params.score};
   auto finish_scores = [&](auto&& mask, auto& rescaled, auto wait_product,
                            auto release) __attribute__((always_inline)) {
     if constexpr (Traits::kFoldsSoftcap) {
+      static_assert(!Traits::kTile.late_wait);
       if (params.score.softcap_scale != 0.f && params.score.slopes == nullptr) {
         capped.finish(mask, rescaled, wait_product, release);
         convert(tSrS, rP);

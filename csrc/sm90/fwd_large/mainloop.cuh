@@ -153,8 +153,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
   constexpr int kHeld = Traits::kCtas > 1 ? Traits::kUnitsOfV : 1;
   auto issue_shared_product = [&](auto const& release_before) __attribute__((always_inline)) {
     RowPairs rows;
-    messages.receive(rows);
-    follow_maximum(softmax, rows, acc, wait_all);
+    if (messages.receive(rows)) {
+      wait_all();  // decided for the warpgroup: all its warps must execute each wait for a WGMMA
+      follow_maxima(softmax, rows, acc);
+    }
     auto held = states.v;
     issue_product(
         [&](auto unit, auto const& tOrV_unit) __attribute__((always_inline)) {
@@ -259,10 +261,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     auto const release_other = [&] {
       if (i > 0) release_shared_product(held);
     };
-    softmax.update_max(scores, acc, wait_all, release_other, shift);
+    bool const grown = softmax.update_max(scores, acc, wait_all, release_other, shift);
     softmax.numerators(scores, shift);
     convert(tSrS, rP);
-    messages.send({{softmax.offset[0], softmax.limit[0]}, {softmax.offset[1], softmax.limit[1]}}, store_p);
+    messages.send({{softmax.offset[0], softmax.limit[0]}, {softmax.offset[1], softmax.limit[1]}}, grown, store_p);
     issue_own_product();
   }
 
@@ -278,7 +280,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     release_shared_product(held);
   }
   // Each warpgroup has the sums over its own tiles.
-  messages.send({{softmax.sum[0], softmax.error[0]}, {softmax.sum[1], softmax.error[1]}}, [] {});
+  messages.send({{softmax.sum[0], softmax.error[0]}, {softmax.sum[1], softmax.error[1]}}, false, [] {});
   RowPairs other;
   messages.receive(other);
   __syncwarp();  // all lanes have read them

@@ -1,5 +1,5 @@
-// What the two warpgroups of a CTA tell each other: after each step P, the maximum in use and the limit of each row; at
-// the end of a tile the sums. A warpgroup has one buffer, which the other one has read when it releases it. Thread t of
+// What the two warpgroups of a CTA tell each other: after each step P, the maximum in use and the limit of each row, and
+// whether a maximum has grown; at the end of a tile the sums. A warpgroup has one buffer, which the other one has read when it releases it. Thread t of
 // either warpgroup has the same rows.
 #pragma once
 
@@ -26,7 +26,7 @@ struct Messages {
 
   // `write` writes what else belongs to the message.
   template <class Write>
-  CUTE_DEVICE void send(RowPairs const& pairs, Write const& write) {
+  CUTE_DEVICE void send(RowPairs const& pairs, bool grown, Write const& write) {
     PipelineState<1> const state{0, sent++ & 1};
     smem.message[warpgroup].wait_empty(state);  // the other warpgroup has read the last message
     write();
@@ -36,28 +36,27 @@ struct Messages {
       rows[0] = pairs[0];
       rows[8] = pairs[1];
     }
+    if (thread % 32 == 0) smem.grown[warpgroup][thread / 32 % 4] = grown;
     tma_store_fence();  // the async proxy reads P, through WGMMA
     smem.message[warpgroup].arrive_full(state);
   }
 
-  CUTE_DEVICE void receive(RowPairs& pairs) {
+  // Returns whether a maximum has grown in any of the four warps' rows: the same in all warps.
+  CUTE_DEVICE bool receive(RowPairs& pairs) {
     smem.message[1 - warpgroup].wait_full({0, received++ & 1});  // its four warps have written it
     float2 const* const rows = smem.rows[1 - warpgroup] + first_row_of_thread(fresh_thread_index());
     pairs[0] = rows[0];
     pairs[1] = rows[8];
+    return uniform(*reinterpret_cast<int const*>(smem.grown[1 - warpgroup])) != 0;
   }
   // The message has been read by the warp.
   CUTE_DEVICE void release() { smem.message[1 - warpgroup].release({}); }
 };
 
-// Follows the maximum of the other warpgroup's step. `wait` waits for the GEMMs in flight.
-template <class Accumulator, class Wait>
-CUTE_DEVICE void follow_maximum(OnlineSoftmax<2>& softmax, RowPairs const& pairs,
-                                Accumulator& acc,  // (rows, head dim)
-                                Wait const& wait) {
-  bool const grown = pairs[0].x != softmax.offset[0] || pairs[1].x != softmax.offset[1];
-  if (!__any_sync(0xffffffff, grown)) return;
-  wait();
+// Follows the maxima of the other warpgroup's step, where some have grown. No product into acc is in flight.
+template <class Accumulator>
+CUTE_DEVICE void follow_maxima(OnlineSoftmax<2>& softmax, RowPairs const& pairs,
+                               Accumulator& acc) {  // (rows, head dim)
   CUTE_UNROLL
   for (int i = 0; i < 2; ++i) {
     float const factor = exp2_approx(softmax.offset[i] - pairs[i].x);

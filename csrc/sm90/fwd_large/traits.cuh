@@ -78,6 +78,7 @@ struct Traits {
     // By the warpgroup that wrote it. Before it, where there are two CTAs: the other one's part of S.
     alignas(1024) char p[2][bytes_of_p(kCtas)];
     float2 rows[2][kBlockM];          // the same: maximum in use and limit of a row after its step; sums at the end
+    alignas(4) bool grown[2][4];      // the same, by the warp: a maximum has grown in its step
     Exchange<kCtas> exchange;
     Pipeline<kUnitsOfK> k_pipeline[2];  // by the warpgroup that reads the tile
     Pipeline<kUnitsOfVRing> v_pipeline[2];
