@@ -74,13 +74,15 @@ def test_keys_of_a_cache_are_not_copied(
 
     def noted(name: str) -> Callable[..., Any]:
         operator = getattr(_ops, name)
-        return lambda *args: by_heads.append((name == "cache_varlen_fwd", *args[3:7])) or operator(*args)
+        return lambda *args: by_heads.append((name == "cache_varlen_fwd", *args[3:9])) or operator(*args)
 
     for name in ("heads_varlen_fwd", "cache_varlen_fwd"):
         monkeypatch.setattr(_ops, name, noted(name))
     with mode():
         q = random_tensor(device, rng, BATCH, 1, HEADS, DIM).transpose(1, 2)
         k, v = (random_tensor(device, rng, BATCH, heads_kv, ROWS, dim) for dim in (DIM, DIM_V))
+        unused = ~_keys_in_use(device)[:, None, :, None]
+        k, v = (x.masked_fill(unused, torch.nan) for x in (k, v))
         mask = transformers.mask(BATCH, 1, ROWS, q_offset=16, attention_mask=_keys_in_use(device), device=device)
         for options in ({}, {"sliding_window": 5, "softcap": 3.0, "scaling": 0.3}):
             outs = [transformers.attention(Layer(i), q, k, v, mask, **options)[0] for i in range(2)]
@@ -102,6 +104,8 @@ def test_keys_of_a_cache_are_not_copied(
     several = heads_kv > 1  # batch items of one head, and one batch item, are packed rows as they are
     assert [args[0] for args in by_heads] == [several, several, False] * 2 + [False, False]
     assert all(x is y for x, y in zip(by_heads[0][1:], by_heads[4][1:], strict=True))
+    if several:  # as many keys per sequence as the hint says
+        assert by_heads[0][1].numel() == BATCH * heads_kv + 1 and by_heads[0][5:] == (1, ROWS)
 
 
 def test_layers_of_other_heads_share_a_mask(rng: torch.Generator) -> None:

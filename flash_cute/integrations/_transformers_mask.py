@@ -240,19 +240,21 @@ def _is_capturing(tensor: Tensor) -> bool:
 
 
 def _by_heads(lengths: Lengths, heads_kv: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    offsets_q, offsets_k, used_q, used_k, q_length, kv_length = lengths
-    assert used_q is not None and used_k is not None and q_length is not None and kv_length is not None
-    batch_size = offsets_q.shape[0] // 2
-    item = torch.arange(batch_size * heads_kv, dtype=torch.int32, device=offsets_q.device)
-    # What batch item b began at b * N begins with head h at (b * heads_kv + h) * N.
-    later = (item - item // heads_kv).view(batch_size, heads_kv, 1)
-    cu_q, cu_k = (
-        (offsets.view(batch_size, 1, 2) + later * length).flatten()
-        for offsets, length in ((offsets_q, q_length), (offsets_k, kv_length))
-    )
-    used = offsets_q.new_zeros(2, batch_size, heads_kv, 2)  # and between two sequences a gap of which nothing is used
-    used[..., 0] = torch.stack((used_q[::2], used_k[::2]))[..., None]
-    of_queries, of_keys = used.flatten(1)[:, :-1].unbind()
+    """Sequence `b * heads_kv + h` is head h of batch item b: a row of q, and those of its Nk keys that are tokens.
+
+    Unlike `padded` it makes no sequences of the gaps, which `seqused_k` leaves out. So there are Nk keys per sequence,
+    as max_seqlen_k says, and a kernel is chosen for equal lengths; else it would be chosen for one sequence of all.
+    """
+    _, offsets_k, used_q, used_k, _, kv_length = lengths
+    assert used_q is not None and used_k is not None and kv_length is not None
+    batch_size = offsets_k.shape[0] // 2
+    cu_q = torch.arange(batch_size * heads_kv + 1, dtype=torch.int32, device=offsets_k.device)
+    sequence = cu_q[:-1].view(batch_size, heads_kv)
+    # What batch item b began at b * Nk begins with head h at (b * heads_kv + h) * Nk.
+    later = sequence - sequence // heads_kv
+    begins = (offsets_k[::2, None] + later * kv_length).flatten()
+    cu_k = torch.nn.functional.pad(begins, (0, 1), value=begins.numel() * kv_length)
+    of_queries, of_keys = torch.stack((used_q[::2], used_k[::2])).repeat_interleave(heads_kv, 1).unbind()
     return cu_q, cu_k, of_queries, of_keys
 
 
