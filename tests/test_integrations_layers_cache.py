@@ -11,7 +11,7 @@ from batches import BATCH, DIM, DIM_V, HEADS, LAYOUTS, OFFSETS, ROWS, USED, Laye
 
 import flash_cute
 from flash_cute import _ops
-from flash_cute.integrations import transformers
+from flash_cute.integrations import _transformers_mask, transformers
 
 
 def assert_close(given: torch.Tensor, expected: torch.Tensor) -> None:
@@ -108,6 +108,142 @@ def test_keys_of_a_cache_are_not_copied(
         assert by_heads[0][1].numel() == BATCH * heads_kv + 1 and by_heads[0][5:] == (1, ROWS)
 
 
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Where lengths are looked for, and the operators, by name."""
+    called: list[str] = []
+
+    def noted(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args: called.append(name) or function(*args))
+
+    noted(transformers, "_of_mask")
+    noted(_transformers_mask, "_by_heads")
+    for name in ("heads_varlen_fwd", "cache_varlen_fwd"):
+        noted(_ops, name)
+    return called
+
+
+@pytest.fixture
+def step(rng: torch.Generator) -> list[torch.Tensor]:
+    """q, k and v of a step, and the mask function's result, with which a layer has left lengths by heads."""
+    q = random_tensor("cpu", rng, BATCH, HEADS, 1, DIM)
+    k, v = (random_tensor("cpu", rng, BATCH, 2, ROWS, dim) for dim in (DIM, DIM_V))
+    mask = transformers.mask(BATCH, 1, ROWS, q_offset=16, attention_mask=_keys_in_use("cpu"))
+    with torch.no_grad():
+        transformers.attention(Layer(0), q, k, v, mask)
+    return [q, k, v, mask]
+
+
+def test_only_the_first_layer_looks_at_the_mask(calls: list[str], step: list[torch.Tensor]) -> None:
+    """But of k and v of another shape, or not by heads, each; what is kept for others stays."""
+    q, k, v, mask = step
+    assert calls == ["_of_mask", "_by_heads", "cache_varlen_fwd"]
+    longer = torch.cat((v, v), 3)
+    k_by_rows, v_by_rows = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
+    more = (x.repeat_interleave(2, 1) for x in (k, v))
+    cached, by_rows = ["cache_varlen_fwd"], ["_of_mask", "heads_varlen_fwd"]
+    for given, expected in (
+        ((k, v), cached),
+        ((k.clone(), longer), cached),  # k's sizes count, and v's are the operator's to check
+        (tuple(more), ["_of_mask", "_by_heads", *cached]),
+        ((k_by_rows, v), by_rows),
+        ((k, v_by_rows), by_rows),
+        ((k, v), cached),
+    ):
+        calls.clear()
+        out = transformers.attention(Layer(1), q, *given, mask)[0]
+        assert calls == expected
+        torch.testing.assert_close(out, transformers.attention(Layer(0), q, *given, mask.clone())[0])
+    calls.clear()
+    with torch.no_grad():
+        transformers.attention(Layer(1), q, k, v, mask, s_aux=torch.zeros(HEADS))
+    assert calls == by_rows
+    offsets = int32("cpu", 0, 1, 2, 3)
+    with pytest.raises(ValueError, match="attention_mask: expected no padding beside cu_seq_lens_q"):
+        transformers.attention(Layer(1), q, k, v, mask, cu_seq_lens_q=offsets, cu_seq_lens_k=offsets)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_padding_mask_of_the_layers_own(mode: Callable[..., Any], calls: list[str], rng: torch.Generator) -> None:
+    """By heads once per forward too, also where the mask is that of the forward before, overwritten in place."""
+    q, k = random_tensor("cpu", rng, BATCH, HEADS, 1, DIM), random_tensor("cpu", rng, BATCH, 2, ROWS, DIM)
+    with mode():
+        tokens = torch.ones(BATCH, ROWS, dtype=torch.bool)
+        for padding in (7, 9):
+            tokens[1, :padding] = False
+            calls.clear()
+            outs = [transformers.attention(Layer(i), q, k, k, tokens)[0] for i in range(3)]
+            assert calls == ["_of_mask", "_by_heads", "cache_varlen_fwd", *["_of_mask", "cache_varlen_fwd"] * 2]
+            alone = flash_cute.attention(q[1:2], *(k[1:2, :, padding:],) * 2, True).transpose(1, 2)
+            for out in outs:
+                torch.testing.assert_close(out[1:2], alone)
+
+
+def test_what_is_kept_serves_plain_calls_alone(calls: list[str], step: list[torch.Tensor]) -> None:
+    q, k, v, mask = step
+    expected = transformers.attention(Layer(1), q, k, v, mask)[0]
+    calls.clear()
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return transformers.attention(Layer(1), q, k, v, mask)[0]
+
+    leaf = q.clone().requires_grad_()
+    out = attend(leaf)
+    out.sum().backward()
+    torch.testing.assert_close(out.detach(), expected)
+    assert leaf.grad is not None and (leaf.grad[0] != 0).any()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attend(q).dtype == torch.bfloat16
+    with pytest.raises(NotImplementedError, match="vmap"):
+        torch.func.vmap(attend)(q[None])
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(attend, backend="aot_eager")(q), expected)
+    assert "cache_varlen_fwd" not in calls
+
+
+# What q, k and v of a step are made to be, for which the lengths that are kept are not meant.
+REFUSED: dict[str, Callable[..., tuple[torch.Tensor, ...]]] = {
+    "q of two rows": lambda q, k, v: (torch.cat((q, q), 2), k, v),
+    "q of another batch": lambda q, k, v: (q[:2], k, v),
+    "another batch": lambda q, k, v: (q[:2], k[:2], v[:2]),
+    "k of more keys": lambda q, k, v: (q, torch.cat((k, k), 2), v),
+    "more keys": lambda q, k, v: (q, torch.cat((k, k), 2), torch.cat((v, v), 2)),
+    "v of more keys": lambda q, k, v: (q, k, torch.cat((v, v), 2)),
+    "v of more heads": lambda q, k, v: (q, k, torch.cat((v, v), 1)),
+    "heads that do not divide": lambda q, k, v: (q[:, :3], k, v),
+    "dtype": lambda q, k, v: (q.double(), k, v),
+    "dims": lambda q, k, v: (q[0], k, v),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_kept_changes_no_refusal(name: str, step: list[torch.Tensor]) -> None:
+    """As with a copy of the mask, which has lost what was kept with it."""
+    *tensors, mask = step
+    given = REFUSED[name](*tensors)
+    outcomes = []
+    for its_mask in (mask.clone(), mask, mask):
+        try:
+            outcomes.append(transformers.attention(Layer(1), *given, its_mask)[0])
+        except (ValueError, RuntimeError) as error:
+            outcomes.append((type(error), str(error)))
+    if isinstance(outcomes[0], tuple):
+        assert outcomes[1:] == outcomes[:1] * 2
+    else:
+        assert all(torch.equal(x, outcomes[0]) for x in outcomes[1:])
+
+
+def test_nothing_is_kept_for_k_of_another_batch_size(rng: torch.Generator) -> None:
+    """Of such k the first batch items are read, those that q and the mask have; a later q may have them all."""
+    mask = transformers.mask(2, 1, ROWS, q_offset=16, attention_mask=_keys_in_use("cpu")[:2])
+    q, k = random_tensor("cpu", rng, BATCH, HEADS, 1, DIM), random_tensor("cpu", rng, BATCH, 2, ROWS, DIM)
+    out = transformers.attention(Layer(0), q[:2], k, k, mask)[0]
+    torch.testing.assert_close(out, transformers.attention(Layer(0), q[:2], k[:2], k[:2], mask)[0])
+    with pytest.raises(ValueError, match="attention_mask: expected one made for 3 batch items"):
+        transformers.attention(Layer(1), q, k, k, mask)
+
+
 def test_layers_of_other_heads_share_a_mask(rng: torch.Generator) -> None:
     mask = transformers.mask(BATCH, 1, ROWS, q_offset=16, attention_mask=_keys_in_use("cpu"))
     for heads_kv in (2, 1, 2):
@@ -119,26 +255,30 @@ def test_layers_of_other_heads_share_a_mask(rng: torch.Generator) -> None:
 
 
 def test_a_mask_overwritten_in_place(device: str, rng: torch.Generator) -> None:
-    """What the first layer left with the mask was of its old lengths. A captured graph reads the new ones."""
+    """What the first layers left with the mask was of its old lengths. A captured graph reads the new ones."""
     tokens = _keys_in_use(device)
     later = tokens.clone()
     later[:2, 17:19] = True
     q = random_tensor(device, rng, BATCH, 1, HEADS, DIM).transpose(1, 2)
-    k = random_tensor(device, rng, BATCH, 2, ROWS, DIM)
+    caches = [random_tensor(device, rng, BATCH, heads_kv, ROWS, DIM) for heads_kv in (2, 4)]
     mask, new_mask = (
         transformers.mask(BATCH, 1, ROWS, q_offset=offset, attention_mask=x, device=device)
         for offset, x in ((16, tokens), (18, later))
     )
+
+    def attend(its_mask: torch.Tensor) -> list[torch.Tensor]:
+        return [transformers.attention(Layer(i), q, k, k, its_mask)[0] for i, k in enumerate((*caches, *caches))]
+
     with torch.no_grad():
-        old, expected = (transformers.attention(Layer(0), q, k, k, x)[0] for x in (mask, new_mask))
+        old, expected = attend(mask), attend(new_mask)
         graph = torch.cuda.CUDAGraph() if q.is_cuda else None
         if graph is not None:
             with torch.cuda.graph(graph):
-                captured = transformers.attention(Layer(0), q, k, k, mask)[0]
+                captured = attend(mask)
         for column in range(4):
             mask[:, 0, 0, column].copy_(new_mask[:, 0, 0, column])
-        assert not torch.equal(old, expected)
-        assert torch.equal(transformers.attention(Layer(0), q, k, k, mask)[0], expected)
+        assert not any(torch.equal(x, y) for x, y in zip(old, expected, strict=True))
+        assert all(torch.equal(x, y) for x, y in zip(attend(mask), expected, strict=True))
         if graph is not None:
             graph.replay()
-            assert torch.equal(captured, expected)
+            assert all(torch.equal(x, y) for x, y in zip(captured, expected, strict=True))

@@ -176,6 +176,8 @@ def _with_lengths(result: Tensor, lengths: Lengths, batch_size: int, q_length: i
     """
     if not torch.compiler.is_compiling():
         result._flash_cute_mask = (batch_size, q_length, kv_length, lengths)  # type: ignore[attr-defined]
+        if q_length == 1:  # the tensor that `kept_by_heads` asks
+            result._flash_cute_one_row = lengths[2]  # type: ignore[attr-defined]
     return result
 
 
@@ -201,45 +203,61 @@ def lengths_of(attention_mask: Tensor, batch_size: int, q_length: int, kv_length
     return (rows[0], rows[0], None, None, None, None) if columns == 1 else _of_padding(rows, q_length, kv_length)
 
 
-def by_heads_lengths(lengths: Lengths, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Offsets of queries and keys, used queries and used keys of a padded batch with a sequence per KV head.
+def by_heads_lengths(lengths: Lengths, key: Tensor, value: Tensor) -> Lengths | None:
+    """The lengths of a padded batch with one row of q, as those of a sequence per KV head.
 
     They are for k and v that stand head by head, as in a cache, `(B, H, N, D)`: as packed rows of one head they need no
-    copy. None where k and v do not, or nothing would be copied. Computed once per forward and number of heads, and left
-    with the lengths: what is known already is looked for first, since each look costs every call of a layer.
+    copy. None where k and v do not, or nothing would be copied. Computed once per forward and shape of k, and left with
+    the lengths.
     """
-    used_q, heads_kv = lengths[2], key.shape[1]
-    if used_q is None or not (key.is_contiguous() and value.is_contiguous()):
+    used_q = lengths[2]
+    if used_q is None:
         return None
-    compiling = torch.compiler.is_compiling()
-    if not compiling:
-        known: Any = getattr(used_q, "_flash_cute_by_heads", None)
-        if known is not None and known[0] == heads_kv and _still_holds(used_q, known[1]):
-            found: tuple[Tensor, Tensor, Tensor, Tensor] = known[2]
-            return found
-    if used_q.numel() == 1 or heads_kv == 1:  # one batch item, or one head
+    found = kept_by_heads(used_q, key, value)
+    if found is not None:
+        return found
+    batch_size, heads_kv = key.shape[:2]
+    if batch_size == 1 or heads_kv == 1 or not (key.is_contiguous() and value.is_contiguous()):
+        return None
+    if used_q.numel() != 2 * batch_size - 1:  # k has another batch size than q and the mask
         return None
     result = _by_heads(lengths, heads_kv)
-    if not compiling and not _is_capturing(used_q):
+    if not torch.compiler.is_compiling() and not _is_capturing(key):
         version = None if used_q.is_inference() else used_q._version
-        used_q._flash_cute_by_heads = (heads_kv, version, result)  # type: ignore[attr-defined]
+        known: Any = getattr(used_q, "_flash_cute_by_heads", None)
+        of_shapes = known[1] if known is not None and known[0] == version else {}
+        used_q._flash_cute_by_heads = (version, {**of_shapes, key.shape: result})  # type: ignore[attr-defined]
     return result
 
 
-def _still_holds(used_q: Tensor, version: int | None) -> bool:
-    """Whether what was computed from the lengths holds: copies, which a mask that is overwritten makes obsolete.
+def kept_by_heads(used_q: Tensor, key: Tensor, value: Tensor) -> Lengths | None:
+    """What `by_heads_lengths` has computed for such k and v and left with the lengths, if it still holds.
 
-    Overwritten tensors have another version, but for those of inference mode. A graph reads what is in the mask when it
-    is replayed, so that a capture keeps nothing and takes nothing that was kept.
+    It is made of copies, which a mask that is overwritten makes obsolete: that gives it another version, but for one of
+    inference mode. A graph reads what is in the mask when it is replayed, so that a capture keeps nothing and takes
+    nothing that was kept.
     """
-    return (version is None or version == used_q._version) and not _is_capturing(used_q)
+    known: Any = getattr(used_q, "_flash_cute_by_heads", None)
+    if known is None:
+        return None
+    version, of_shapes = known
+    found: Lengths | None = of_shapes.get(key.shape)
+    if (
+        found is not None
+        and key.is_contiguous()
+        and value.is_contiguous()
+        and (version is None or version == used_q._version)
+        and not _is_capturing(key)
+    ):
+        return found
+    return None
 
 
 def _is_capturing(tensor: Tensor) -> bool:
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _by_heads(lengths: Lengths, heads_kv: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _by_heads(lengths: Lengths, heads_kv: int) -> Lengths:
     """Sequence `b * heads_kv + h` is head h of batch item b: a row of q, and those of its Nk keys that are tokens.
 
     Unlike `padded` it makes no sequences of the gaps, which `seqused_k` leaves out. So there are Nk keys per sequence,
@@ -255,7 +273,7 @@ def _by_heads(lengths: Lengths, heads_kv: int) -> tuple[Tensor, Tensor, Tensor, 
     begins = (offsets_k[::2, None] + later * kv_length).flatten()
     cu_k = torch.nn.functional.pad(begins, (0, 1), value=begins.numel() * kv_length)
     of_queries, of_keys = torch.stack((used_q[::2], used_k[::2])).repeat_interleave(heads_kv, 1).unbind()
-    return cu_q, cu_k, of_queries, of_keys
+    return cu_q, cu_k, of_queries, of_keys, 1, kv_length
 
 
 def columns_of(attention_mask: Tensor, batch_size: int, kv_length: int) -> int:

@@ -30,7 +30,15 @@ import flash_cute
 
 from .. import _ops
 from .._layers import is_plain
-from ._transformers_mask import Lengths, attached_lengths, by_heads_lengths, lengths_of, mask, padded
+from ._transformers_mask import (
+    Lengths,
+    attached_lengths,
+    by_heads_lengths,
+    kept_by_heads,
+    lengths_of,
+    mask,
+    padded,
+)
 
 __all__ = ["attention", "mask", "register"]
 
@@ -164,27 +172,37 @@ def attention(
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     plain = is_plain(query, key, value)
+    lengths: Lengths | None = None
+    by_heads: Lengths | None = None
     if attention_mask is not None:
-        offsets = None
-        if cu_seq_lens_q is not None:
-            offsets = _given(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
-        lengths = _of_mask(module, query, key, is_causal, attention_mask, offsets, position_ids)
+        # In a decoding step over a cache, what a layer before this one has left with the mask is all that is needed: k
+        # has sizes that were compared with the mask's then, and that q has one row for each is the operator's to check.
+        if plain and s_aux is None and cu_seq_lens_q is None:
+            one_row = getattr(attention_mask, "_flash_cute_one_row", None)
+            if one_row is not None:
+                by_heads = kept_by_heads(one_row, key, value)
+        if by_heads is None:
+            offsets = None
+            if cu_seq_lens_q is not None:
+                offsets = _given(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+            lengths = _of_mask(module, query, key, is_causal, attention_mask, offsets, position_ids)
     elif cu_seq_lens_q is not None:
         lengths = _given(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
-    else:
-        lengths = None if position_ids is None else _packed(module, query, key, position_ids)
+    elif position_ids is not None:
+        lengths = _packed(module, query, key, position_ids)
     if plain and (s_aux is None or not torch.is_grad_enabled()):
         try:  # every argument is written out: to pass a tuple on by `*` costs 0.2 us
-            if lengths is None:
-                return _ops.heads_fwd(query, key, value, is_causal, sliding_window, softcap, s_aux, scaling), None
-            cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
             operator = _ops.heads_varlen_fwd
-            # One row of q may be served with a sequence per KV head, unless it has sinks, which are per query head.
-            if longest_q == 1 and s_aux is None:
-                by_heads = by_heads_lengths(lengths, key, value)
-                if by_heads is not None:
-                    operator = _ops.cache_varlen_fwd
-                    cu_q, cu_k, used_q, used_k = by_heads
+            if by_heads is None:
+                if lengths is None:
+                    return _ops.heads_fwd(query, key, value, is_causal, sliding_window, softcap, s_aux, scaling), None
+                cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
+                # One row of q may be served with a sequence per KV head, but for sinks, which are per query head.
+                if longest_q == 1 and s_aux is None:
+                    by_heads = by_heads_lengths(lengths, key, value)
+            if by_heads is not None:
+                operator = _ops.cache_varlen_fwd
+                cu_q, cu_k, used_q, used_k, longest_q, longest_k = by_heads
             out = operator(
                 query,
                 key,
@@ -205,6 +223,8 @@ def attention(
             pass  # what the operators do not take is called again below, where errors are worded
         else:
             return out, None
+    if by_heads is not None and lengths is None:  # the general way counts the rows of all heads together
+        lengths = _of_mask(module, query, key, is_causal, attention_mask, None, position_ids)
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
     if sliding_window is not None:
         options["window"] = (sliding_window - 1, 0 if is_causal else sliding_window - 1)
