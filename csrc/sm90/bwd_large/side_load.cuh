@@ -38,7 +38,8 @@ template <class Traits, class Storage>
 CUTE_DEVICE void load_streamed(CUtensorMap const& map, Storage& smem, int step, int row, int head,
                                SequenceOrigin const& origin) {
 #pragma unroll 1
-  for (int unit = 0; unit < Traits::kUnits; ++unit) {
+  for (int i = 0; i < Traits::kUnits; ++i) {
+    int const unit = Traits::unit_in_order(step, i);
     PipelineState<Traits::kStages * Traits::kUnits> const state{(step & 1) * Traits::kUnits + unit, (step >> 1) & 1};
     smem.stream_pipeline.wait_empty(state);  // the four warps that use the unit last have read it
     uint64_t* const full = smem.stream_pipeline.expect(state, sizeof(smem.stream[0]));

@@ -63,7 +63,8 @@ CUTE_DEVICE void compute_products(Storage& smem, int steps, int warpgroup, Sums&
   auto const unit_state = [](int step, int unit) {
     return PipelineState<Traits::kStages * kUnits>{(step & 1) * kUnits + unit, (step >> 1) & 1};
   };
-  auto issue_scores_of_unit = [&](auto accumulate, int step, int unit) __attribute__((always_inline)) {
+  auto issue_scores_of_unit = [&](auto accumulate, int step, int i) __attribute__((always_inline)) {
+    int const unit = Traits::unit_in_order(warpgroup, i);  // the steps of a warpgroup's scores have its parity
     auto const state = unit_state(step, unit);
     smem.stream_pipeline.wait_full(state);  // TMA: the unit has landed
     auto tSrA_unit = operands.at(tSrA, smem.resident[unit]);  // (MMA, MMA_M, MMA_K)
@@ -72,7 +73,7 @@ CUTE_DEVICE void compute_products(Storage& smem, int steps, int warpgroup, Sums&
   auto compute_scores = [&](int step) __attribute__((always_inline)) {
     issue_scores_of_unit(C<Accumulate::kOverwrite>{}, step, 0);
     CUTE_UNROLL
-    for (int unit = 1; unit < kUnits; ++unit) issue_scores_of_unit(C<Accumulate::kAdd>{}, step, unit);
+    for (int i = 1; i < kUnits; ++i) issue_scores_of_unit(C<Accumulate::kAdd>{}, step, i);
     warpgroup_wait<0>();
     warpgroup_fence_operand(tSrS);
     if constexpr (!kHasSums) {

@@ -54,6 +54,13 @@ struct SideTraits {
   static_assert(kStages == 2 && kFragments == 2, "a step's buffers follow from its parity");
   static constexpr int kUnitsOfSums = kUnits / kWarpgroups;  // of a warpgroup
 
+  // The units of a step's tile in the order of its scores and loads. The warpgroup that computes the scores has added
+  // the step before last to its own sums by then, and so freed its own units' buffers; those of the other one's units
+  // are free a product later.
+  CUTE_HOST_DEVICE static constexpr int unit_in_order(int step, int i) {
+    return (step % kWarpgroups * kUnitsOfSums + i) % kUnits;
+  }
+
   // Scores are read K-major, from shared memory. Sums have P^T or dS in registers and read the streamed tile MN-major.
   using MmaScores = decltype(make_tiled_mma(wgmma_ss_atom<Element, kTileRows>()));
   using MmaSums = decltype(make_tiled_mma(
