@@ -70,10 +70,17 @@ CUTE_DEVICE void compute_products(Storage& smem, int steps, int warpgroup, Sums&
     auto tSrA_unit = operands.at(tSrA, smem.resident[unit]);  // (MMA, MMA_M, MMA_K)
     issue_gemm<decltype(accumulate)::value>(mma_scores, tSrA_unit, operands.at(tSrX, smem.stream[state.stage]), tSrS);
   };
-  auto compute_scores = [&](int step) __attribute__((always_inline)) {
+  auto issue_scores = [&](int step) __attribute__((always_inline)) {
     issue_scores_of_unit(C<Accumulate::kOverwrite>{}, step, 0);
     CUTE_UNROLL
     for (int i = 1; i < kUnits; ++i) issue_scores_of_unit(C<Accumulate::kAdd>{}, step, i);
+  };
+  auto wait_for_w = [&](int step) __attribute__((always_inline)) {
+    uint64_t& full = smem.fragment_full[step & 1];
+    wait_for_cluster(full, (step >> 1) & 1);  // all CTAs have sent their pieces of W
+    if (warpgroup == 0 && fresh_thread_index() % 128 == 0) set_barrier_transaction_bytes(full, kFragmentBytes);
+  };
+  auto wait_for_scores = [&](int step) __attribute__((always_inline)) {
     warpgroup_wait<0>();
     warpgroup_fence_operand(tSrS);
     if constexpr (!kHasSums) {
@@ -81,20 +88,20 @@ CUTE_DEVICE void compute_products(Storage& smem, int steps, int warpgroup, Sums&
       for (int unit = 0; unit < kUnits; ++unit) smem.stream_pipeline.release(unit_state(step, unit));
     }
   };
-  auto wait_for_w = [&](int step) __attribute__((always_inline)) {
-    uint64_t& full = smem.fragment_full[step & 1];
-    wait_for_cluster(full, (step >> 1) & 1);  // all CTAs have sent their pieces of W
-    if (warpgroup == 0 && fresh_thread_index() % 128 == 0) set_barrier_transaction_bytes(full, kFragmentBytes);
+  auto send_scores = [&] __attribute__((always_inline)) {
+    jitter();
+    send_parts<Traits::kCtas>(smem.parts, smem.parts_full, tSrS);
   };
-  auto add_to_sums = [&](int step, auto& units) __attribute__((always_inline)) {
+  auto issue_sums = [&](int step, auto& units) __attribute__((always_inline)) {
     static_assert(Traits::kUnitsOfSums == 2);
-    load_fragment(smem.fragments[step & 1], rW);
     CUTE_UNROLL
     for (int i = 0; i < Traits::kUnitsOfSums; ++i) {
       auto const state = unit_state(step, warpgroup * Traits::kUnitsOfSums + i);
       smem.stream_pipeline.wait_full(state);  // TMA: the unit has landed, as the scores' warpgroup has seen
       issue_gemm<Accumulate::kAdd>(mma_sums, tGrW, operands.at(tGrX, smem.stream[state.stage]), units[i]);
     }
+  };
+  auto finish_sums = [&](int step, auto& units) __attribute__((always_inline)) {
     warpgroup_wait<1>();
     warpgroup_fence_operand(units[0]);
     smem.stream_pipeline.release(unit_state(step, warpgroup * Traits::kUnitsOfSums));
@@ -105,18 +112,32 @@ CUTE_DEVICE void compute_products(Storage& smem, int steps, int warpgroup, Sums&
 
   if (steps == 0) return;
   smem.resident_pipeline.wait_full({});  // TMA: the cluster's own tile has landed
+  if (warpgroup == 0) {
+    issue_scores(0);
+    wait_for_scores(0);
+    send_scores();
+  }
 #pragma unroll 1
-  for (int i = -1; i < steps; ++i) {
-    bool const has_scores = i + 1 < steps && (i + 1) % 2 == warpgroup;
-    if (has_scores) compute_scores(i + 1);
-    if (i >= 0) wait_for_w(i);
-    if (has_scores) {
+  for (int i = 0; i < steps; ++i) {
+    if (i + 1 < steps && (i + 1) % 2 == warpgroup) {
+      issue_scores(i + 1);
+      if constexpr (!kHasSums) wait_for_scores(i + 1);  // and releases their units
+      wait_for_w(i);
+      if constexpr (kHasSums) {
+        load_fragment(smem.fragments[i & 1], rW);
+        wait_for_scores(i + 1);
+        issue_sums(i, sums.units);
+      }
       // W of step i is there: all CTAs have read the parts of that step, of which its pieces are made.
-      jitter();
-      send_parts<Traits::kCtas>(smem.parts, smem.parts_full, tSrS);
-    }
-    if constexpr (kHasSums) {
-      if (i >= 0) add_to_sums(i, sums.units);
+      send_scores();
+      if constexpr (kHasSums) finish_sums(i, sums.units);
+    } else {
+      wait_for_w(i);
+      if constexpr (kHasSums) {
+        load_fragment(smem.fragments[i & 1], rW);
+        issue_sums(i, sums.units);
+        finish_sums(i, sums.units);
+      }
     }
   }
 }
