@@ -28,15 +28,29 @@ CUTE_DEVICE void normalize(Lengths const& sequence, float* lse, int first_row,
                            Accumulator& acc,      // (rows, head dim)
                            Coords const& coords,  // (rows, head dim) -> (row, column)
                            Inverse const& inverse_of) {
+  // A row that sees no key gives 0, whatever is in its accumulator; one whose scores are all -inf gives 0/0 = NaN, as by
+  // the definition.
+  bool blind[kRows], some_blind = false;
+  float inverse[kRows];
   CUTE_UNROLL
   for (int i = 0; i < kRows; ++i) {
     int const row = first_row + get<0>(coords(i, _0{}));
     if (get<1>(coords(_0{}, _0{})) == 0 && row < written_rows(sequence)) lse[row] = row_lse(sequence, softmax, i, row);
-    // A row that sees no key gives 0; one whose scores are all -inf gives 0/0 = NaN, as by the definition.
-    bool const blind = !row_sees_a_key(sequence, row);
-    float const inverse = inverse_of(i);
+    blind[i] = !row_sees_a_key(sequence, row);
+    some_blind |= blind[i];
+    inverse[i] = blind[i] ? 0.f : inverse_of(i);
+  }
+  if (__any_sync(0xffffffff, some_blind)) {  // rare: a choice per element would cost the others an instruction each
     CUTE_UNROLL
-    for (int j = 0; j < size<1>(acc); ++j) acc(i, j) = blind ? 0.f : acc(i, j) * inverse;
+    for (int i = 0; i < kRows; ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(acc); ++j) acc(i, j) = blind[i] ? 0.f : acc(i, j);
+    }
+  }
+  CUTE_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(acc); ++j) acc(i, j) *= inverse[i];
   }
 }
 

@@ -31,6 +31,12 @@ CUTE_DEVICE float exp2_approx(float x) {
   return y;
 }
 
+CUTE_DEVICE float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 CUTE_DEVICE float reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -179,7 +185,7 @@ struct OnlineSoftmax {
   }
   CUTE_DEVICE float lse(int i) const {
     constexpr float kLn2 = 0.693147180559945f;
-    return sum[i] == 0.f ? -INFINITY : offset[i] * kLn2 + logf(sum[i]);
+    return sum[i] == 0.f ? -INFINITY : (offset[i] + log2_approx(sum[i])) * kLn2;
   }
 
  private:

@@ -1,5 +1,6 @@
-// Stores O and the LSE, each warpgroup its own 64 rows, from registers. Through shared memory, O would have to wait for
-// the last tile's store, or the load of the next tile's Q for this tile's O.
+// Stores O and the LSE, each warpgroup its own 64 rows. A thread's accumulator has one word of every 8 columns of a row,
+// and is stored in pieces of 8 columns: they pass through a buffer in shared memory, which no other warp uses, so that
+// nothing waits for it; where there is no room for that, through shuffles.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -7,13 +8,15 @@
 #include "../../core/convert.cuh"
 #include "../../core/fwd_normalize.cuh"
 #include "../../core/layout.cuh"
+#include "../../core/registers.cuh"
 #include "scheduler.cuh"
 #include "traits.cuh"
+#include "../warpgroup.cuh"
 
 namespace flash_cute::sm90::fwd {
 
 // A 4 x 4 transpose within a quad: thread t has word t of four blocks, and gets the four words of block t.
-CUTE_DEVICE uint4 quad_transpose(uint4 word, int thread) {
+CUTE_DEVICE uint4 quad_transpose(uint4 word, unsigned thread) {
   bool const odd = thread & 1, upper = thread & 2;
   auto exchange = [](uint32_t& low, uint32_t& high, bool keep_high, int distance) {
     uint32_t const other = __shfl_xor_sync(0xffffffff, keep_high ? low : high, distance);
@@ -42,43 +45,69 @@ CUTE_DEVICE int64_t lse_offset(FwdParams const& params, Sequence const& sequence
   return (int64_t{batch} * params.heads_q + tile.head) * params.len_q + sequence.first_row;
 }
 
+// The pieces of 8 columns of a thread: piece(i, j) has the columns from 8 (thread % 4 + j) on of its row i; j: a multiple
+// of 4.
+template <class Words>
+CUTE_DEVICE auto pieces_by_shuffles(Words const& words, unsigned thread) {  // (rows, blocks of 8 columns)
+  return [&words, thread](int i, int j) {
+    return quad_transpose({words(i, j), words(i, j + 1), words(i, j + 2), words(i, j + 3)}, thread);
+  };
+}
+// `rows`: 16 rows in shared memory, of this warp alone. Their pieces are permuted by the row's number, against bank
+// conflicts.
+template <class Words>
+CUTE_DEVICE auto pieces_through_smem(uint4* rows, Words const& words, unsigned thread) {  // (rows, blocks of 8 columns)
+  constexpr int kPieces = decltype(size<1>(words))::value;
+  constexpr unsigned kMask = kPieces % 8 == 0 ? 7 : 3;
+  auto const place = [rows](unsigned row, unsigned piece, int j) {  // piece + j of a row; piece < 4, or < j's step
+    return rows + row * kPieces + j / 8 * 8 + ((piece ^ (row & kMask)) ^ (j % 8));
+  };
+  unsigned const lane = thread % 32;
+  __syncwarp();  // all lanes have read the last tile's
+  CUTE_UNROLL
+  for (int j = 0; j < kPieces; j += 2) {  // stmatrix: lane l has the address of row l % 8 of matrix l / 8
+    SM90_U32x4_STSM_N::copy(words(0, j), words(1, j), words(0, j + 1), words(1, j + 1),
+                            reinterpret_cast<uint128_t&>(*place(lane % 16, lane / 16, j)));
+  }
+  __syncwarp();  // all lanes have written
+  return [place, lane](int i, int j) { return *place(lane / 4 + 8 * i, lane % 4, j); };
+}
+
 // `sequence`: a Sequence; for dense batches the parameters themselves.
 template <class Traits, class Lengths, class Accumulator>
 CUTE_DEVICE void epilogue(FwdParams const& params, Lengths const& sequence, TileCoord const& tile, int warpgroup,
-                          OnlineSoftmax<2> const& softmax,
+                          typename Traits::SharedStorage& smem, OnlineSoftmax<2> const& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
-  constexpr int kRows = Traits::kRows;
   // Reread for each tile: else the compiler keeps the epilogue's addresses across the mainloop, and spills at head
   // dim 256.
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  thread %= 128;
-  int const first_row = warpgroup_first_row<Traits>(params, tile.m_block, warpgroup);
+  unsigned const thread = unsigned(fresh_thread_index()) % 128;
+  int const first_row = warpgroup_first_row<Traits>(params, tile.m_block, warpgroup) + first_row_of_thread(thread);
+  auto const coords = [&](int i, auto) { return make_coord(8 * i, thread % 4); };  // a row from first_row on, a column
 
-  typename Traits::MmaPV mma;
-  auto acc = rowcol_view(tOrO);  // (rows, head dim)
-  auto cO = make_identity_tensor(Shape<Int<kRows>, Int<Traits::kHeadDimV>>{});
-  auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO));  // (rows, head dim) -> (row, column)
   float* const lse = params.lse + lse_offset(params, sequence, tile);
-  normalize(sequence, lse, first_row, softmax, acc, tOcO, row_factors<Element>(params, softmax, tile.head));
+  auto acc = rowcol_view(tOrO);  // (rows, head dim)
+  normalize(sequence, lse, first_row, softmax, acc, coords, row_factors<Element>(params, softmax, tile.head));
   auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)
   convert(tOrO, rO);
-
-  // A thread has one word of every 8 columns of a row. Exchanged within its quad, they become 8 whole columns per
-  // thread, for 16-byte stores.
   auto const words = rowcol_view(recast<uint32_t>(rO));  // (rows, blocks of 8 columns)
+  auto const piece = [&] {
+    if constexpr (Traits::kSmem.has_o) {
+      return pieces_through_smem(smem.out.rows[warpgroup][thread / 32], words, thread);
+    } else {
+      return pieces_by_shuffles(words, thread);
+    }
+  }();
+  int const column = 8 * (thread % 4);
+  auto* const out = static_cast<Element*>(params.out) + out_offset(params, sequence, tile, first_row) + column;
+  int const rows = written_rows(sequence) - first_row, columns = value_columns<Traits>(params) - column;
   CUTE_UNROLL
   for (int i = 0; i < size<0>(words); ++i) {
-    int const row = first_row + get<0>(tOcO(i, _0{}));
-    auto* const out = static_cast<Element*>(params.out) + out_offset(params, sequence, tile, row);
     CUTE_UNROLL
     for (int j = 0; j < size<1>(words); j += 4) {
-      uint4 const block =
-          quad_transpose({words(i, j), words(i, j + 1), words(i, j + 2), words(i, j + 3)}, thread);
-      int const column = 8 * (j + thread % 4);
-      bool const inside = row < written_rows(sequence) && column < value_columns<Traits>(params);
-      if (inside) *reinterpret_cast<uint4*>(out + column) = block;
+      uint4 const block = piece(i, j);
+      auto* const place = out + 8 * i * params.out_strides.row + 8 * j;
+      if (8 * i < rows && 8 * j < columns) *reinterpret_cast<uint4*>(place) = block;
     }
   }
 }

@@ -20,13 +20,15 @@ template <class Traits>
 CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
   TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>::start(warpgroup);
   typename Traits::MmaPV mma;
+  WarpgroupTiles<Traits> tiles;
+  if constexpr (Traits::kReadsAhead) tiles.read(args.params, smem, 0, warpgroup);
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
-    smem.tile_pipeline.wait_full(at_step(draws));  // the producer has written the tile
-    if (uniform(smem.tile[draws & 1].m_block) < 0) break;
+    if constexpr (!Traits::kReadsAhead) tiles.read(args.params, smem, draws, warpgroup);
+    if (!tiles.exists) break;
     OnlineSoftmax<2> softmax(args.params.scale_log2);
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDimV>>{});  // (MMA, MMA_M, MMA_D)
-    mainloop<Traits>(args.params, draws, warpgroup, smem, softmax, tOrO);
+    mainloop<Traits>(args.params, draws, warpgroup, smem, tiles, softmax, tOrO);
     int parts = 0;  // sequences that are read at run time are not split
     if constexpr (!reads_sequences(Traits::kVariant)) {
       parts = uniform(smem.tile[opaque(draws) & 1].parts);
@@ -40,9 +42,9 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
                             .batch = uniform(tile.batch)};
       if constexpr (reads_sequences(Traits::kVariant)) {
         Sequence const sequence = smem.tile[opaque(draws) & 1].sequence;
-        epilogue<Traits>(args.params, sequence, place, warpgroup, softmax, tOrO);
+        epilogue<Traits>(args.params, sequence, place, warpgroup, smem, softmax, tOrO);
       } else {
-        epilogue<Traits>(args.params, args.params, place, warpgroup, softmax, tOrO);
+        epilogue<Traits>(args.params, args.params, place, warpgroup, smem, softmax, tOrO);
       }
     }
     smem.tile_pipeline.release(at_step(draws));  // the producer may overwrite the tile

@@ -35,11 +35,11 @@ CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedSt
   if (end > begin) load_keys(ColumnsQK{}, end - 1, count, args.k, smem.k_pipeline, smem.k);
 #pragma unroll 1
   for (int wg = 0; wg < Traits::kWarpgroups; ++wg) {
-    // The warpgroup's four warps have finished all GEMMs with the last tile's Q.
-    PipelineState<1> const state{0, draws & 1};
+    // The warpgroup's four warps have finished all GEMMs with the Q that was there.
+    auto const state = Traits::q_state(draws);
     smem.q_pipeline[wg].wait_empty(state);
-    load(ColumnsQK{}, args.q, smem.q_pipeline[wg].expect(state, kQBytes), TMA::CacheHintSm90::EVICT_FIRST, smem.q[wg],
-         Traits::kRows, warpgroup_first_row<Traits>(args.params, tile.m_block, wg),
+    load(ColumnsQK{}, args.q, smem.q_pipeline[wg].expect(state, kQBytes), TMA::CacheHintSm90::EVICT_FIRST,
+         smem.q[state.stage][wg], Traits::kRows, warpgroup_first_row<Traits>(args.params, tile.m_block, wg),
          warpgroup_head<Traits>(args.params, tile.head, wg));
   }
 #pragma unroll 1
@@ -64,7 +64,8 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
     smem.tile_pipeline.wait_empty(at_step(draws));  // all consumer warps have finished the tile of two draws before
     TileCoord volatile& tile = smem.tile[draws & 1];
     if (params.draws_tiles) {
-      place_tile(params.order, atomicAdd(params.ticket, 1), tile);
+      int const drawn = draws == 0 ? int(blockIdx.x) : int(gridDim.x) + atomicAdd(params.ticket, 1);
+      place_tile(params.order, drawn, tile);
     } else {
       deal_tile(params.order, params.split, number, gridDim.x, draws, tile);
     }

@@ -24,9 +24,18 @@
 
 namespace flash_cute::sm90::fwd {
 
-// The key tiles [begin, end) that a warpgroup computes, among those that its CTA loads.
+// Lengths and mask of a sequence in shared memory, for branches made uniform.
+CUTE_DEVICE Sequence uniform_sequence(Sequence const& sequence) {
+  return Sequence{.len_q = uniform(sequence.len_q),
+                  .len_k = uniform(sequence.len_k),
+                  .band = {.lower = uniform(sequence.band.lower), .upper = uniform(sequence.band.upper)}};
+}
+
+// What a warpgroup needs to know of the CTA's next tile before it can begin: the key tiles [begin, end) that it computes,
+// among those that the CTA loads.
 template <class Traits>
 struct WarpgroupTiles {
+  bool exists;
   int first_row;
   int begin;
   int whole_begin;  // tiles before this one cross the band's lower edge
@@ -34,11 +43,25 @@ struct WarpgroupTiles {
   int end;
   int before;  // the CTA's key tiles below `begin`, which only its other warpgroups compute
   int after;   // the same from `end` on
+  int count;   // as in KeySpan
 
-  template <class Lengths>
-  CUTE_DEVICE WarpgroupTiles(FwdParams const& params, Lengths const& sequence, TileCoord const volatile& tile,
-                             int warpgroup) {
+  // Waits for tile number `draws`.
+  CUTE_DEVICE void read(FwdParams const& params, typename Traits::SharedStorage& smem, int draws, int warpgroup) {
+    smem.tile_pipeline.wait_full(at_step(draws));  // the producer has written the tile
+    TileCoord const volatile& tile = smem.tile[draws & 1];
     int const cta_block = uniform(tile.m_block);
+    exists = cta_block >= 0;
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      set(params, uniform_sequence(smem.tile[draws & 1].sequence), tile, cta_block, warpgroup);
+    } else {
+      set(params, params, tile, cta_block, warpgroup);
+    }
+  }
+
+ private:
+  template <class Lengths>
+  CUTE_DEVICE void set(FwdParams const& params, Lengths const& sequence, TileCoord const volatile& tile, int cta_block,
+                       int warpgroup) {
     int const m_block = has_own_heads<Traits>(params) ? cta_block : cta_block * Traits::kWarpgroups + warpgroup;
     int const cta_begin = uniform(tile.keys.begin), cta_end = uniform(tile.keys.end);
     TileRange const range = key_range<Traits::kRows, Traits::kBlockN>(sequence, m_block);
@@ -50,22 +73,25 @@ struct WarpgroupTiles {
     whole_end = max(begin, min(end, range.whole_end));
     before = begin - cta_begin;
     after = cta_end - end;
+    count = uniform(tile.keys.count);
   }
 };
 
-// Computes one warpgroup's rows of the CTA's tile number `draws`. Leaves the unnormalized O in tOrO and the row
-// statistics in softmax, and releases Q.
+// Computes one warpgroup's rows of the CTA's tile number `draws`, which `tiles` describes. Leaves the unnormalized O in
+// tOrO and the row statistics in softmax, with kReadsAhead the next tile in `tiles`; releases Q.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
-                          typename Traits::SharedStorage& smem, OnlineSoftmax<2>& softmax,
+CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup, typename Traits::SharedStorage& smem,
+                          WarpgroupTiles<Traits>& tiles, OnlineSoftmax<2>& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   using Turn = TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>;
   constexpr int kRows = Traits::kRows, kBlockN = Traits::kBlockN, kHeadDimV = Traits::kHeadDimV;
 
-  auto sQ = make_tensor(make_smem_ptr(smem.q[warpgroup]), typename Traits::SmemLayoutQ{});  // (64, D)
-  auto sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});          // (BLK_N, D, stage)
-  auto sVt = make_tensor(make_smem_ptr(smem.v[0]), typename Traits::SmemLayoutVt{});        // (D, BLK_N, stage)
+  // With `draws` itself, Q's descriptors would be computed again in each step.
+  auto q_state = [&] { return Traits::q_state(opaque(draws)); };
+  auto sQ = make_tensor(make_smem_ptr(smem.q[q_state().stage][warpgroup]), typename Traits::SmemLayoutQ{});  // (64, D)
+  auto sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});    // (BLK_N, D, stage)
+  auto sVt = make_tensor(make_smem_ptr(smem.v[0]), typename Traits::SmemLayoutVt{});  // (D, BLK_N, stage)
 
   typename Traits::MmaQK mma_qk;
   typename Traits::MmaPV mma_pv;
@@ -94,21 +120,18 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
       return params;
     }
   };
-  auto uniform_sequence = [&]() -> decltype(auto) {
+  auto uniform_lengths = [&]() -> decltype(auto) {
     if constexpr (reads_sequences(Traits::kVariant)) {
-      Sequence const& it = sequence();
-      return Sequence{.len_q = uniform(it.len_q),
-                      .len_k = uniform(it.len_k),
-                      .band = {.lower = uniform(it.band.lower), .upper = uniform(it.band.upper)}};
+      return uniform_sequence(sequence());
     } else {
       return (params);
     }
   };
-  auto q_state = [&] { return PipelineState<1>{0, opaque(draws) & 1}; };
-  PipelineState<2> k_state = at_step(uniform(tile().keys.count)), v_state = k_state;
+  PipelineState<2> k_state = at_step(tiles.count), v_state = k_state;
   auto issue_qk = [&] {
     if constexpr (Traits::kComputesDescriptors) {
-      auto sQ_again = make_tensor(make_smem_ptr(smem.q[opaque(warpgroup)]), typename Traits::SmemLayoutQ{});
+      static_assert(Traits::kSmem.q_stages == 1);
+      auto sQ_again = make_tensor(make_smem_ptr(smem.q[0][opaque(warpgroup)]), typename Traits::SmemLayoutQ{});
       auto tSrQ_again = thread_qk.partition_fragment_A(sQ_again);  // (MMA, MMA_M, MMA_D)
       issue_gemm<Accumulate::kOverwrite>(mma_qk, tSrQ_again, tSrK(_, _, _, k_state.stage), tSrS);
     } else {
@@ -199,14 +222,18 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
     }
   };
 
+  auto read_next = [&] {
+    if constexpr (Traits::kReadsAhead) tiles.read(params, smem, draws + 1, warpgroup);
+  };
+
   clear(tOrO);
-  WarpgroupTiles<Traits> const tiles(params, uniform_sequence(), tile(), warpgroup);
   smem.q_pipeline[warpgroup].wait_full(q_state());  // TMA: the warpgroup's rows of Q have landed
   if (tiles.begin == tiles.end) {
     int const count = tiles.before + tiles.after;
     pass_on(count, count - 1);  // one turn fewer than key tiles, as in every warpgroup: the first S needs no turn
     __syncwarp();               // all lanes have waited for Q
     smem.q_pipeline[warpgroup].release(q_state());
+    read_next();
     return;
   }
   pass_on(tiles.after, tiles.after);
@@ -240,11 +267,11 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   // The accumulator, which is 0, is not rescaled: the compiler knew that all products of a row were equal, computed one
   // of them, and copied it to all registers before each of the loops, 130 to 200 moves per tile and warp.
   Softmax::NoAccumulator none;
-  finish_scores([&] { mask_at_edge(tiles.end - 1, uniform_sequence().len_k - (tiles.end - 1) * kBlockN); }, none, [] {},
+  finish_scores([&] { mask_at_edge(tiles.end - 1, uniform_lengths().len_k - (tiles.end - 1) * kBlockN); }, none, [] {},
                 [] {});
   // Without a lower edge there is one loop for the tiles at the upper edge and one for the whole tiles: a test per step
   // costs 2 % at head dims 64 and 128, and nothing above.
-  if (kHeadDimV <= 128 && !uniform_sequence().band.has_lower()) {
+  if (kHeadDimV <= 128 && !uniform_lengths().band.has_lower()) {
     for (int const whole = tiles.whole_end - tiles.begin; left > whole; --left) {
       offset += kBlockN;
       step([&] { mask(kBlockN); });
@@ -263,12 +290,16 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup,
   smem.v_pipeline.wait_full(v_state);             // TMA: V of the last key tile has landed
   issue_pv();
   softmax.template finish<Element>();
+  // What the next tile needs is computed under the last product, unless the producer waits for this warpgroup to pass on
+  // what is left of this tile.
+  int const before = tiles.before;
+  if (before == 0) read_next();
   warpgroup_wait<0>();
   warpgroup_fence_operand(tOrO);
   release_v();
-  if (uniform_sequence().band.has_lower()) {
-    int const before = WarpgroupTiles<Traits>(params, uniform_sequence(), tile(), warpgroup).before;
+  if (before > 0) {
     pass_on(before, before);
+    read_next();
   }
 }
 

@@ -1,8 +1,8 @@
 // The tile scheduler of the persistent forward; TileOrder has the order of row tiles.
 //
-// Where a mask makes row tiles differ in length, the schedule is dynamic: CTAs draw tiles from a ticket counter,
-// longest first. If all tiles are of equal length, or no CTA has more than one, it is static: a CTA has its range of
-// the split tiles, and then every gridDim.x-th whole tile.
+// Where a mask makes row tiles differ in length, the schedule is dynamic: a CTA begins with the tile of its own number,
+// and draws the others from a ticket counter, longest first. If all tiles are of equal length, or no CTA has more than
+// one, it is static: a CTA has its range of the split tiles, and then every gridDim.x-th whole tile.
 #pragma once
 
 #include <climits>

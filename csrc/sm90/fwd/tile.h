@@ -80,10 +80,30 @@ constexpr TileConfig tile_config(int head_dim, int entry, int head_dim_v) {
 }
 constexpr TileConfig tile_config(int head_dim, int entry) { return tile_config(head_dim, entry, head_dim); }
 
-// Q, `stages` buffers each of K and V, and 1 KB for barriers and tile coordinates.
+// Shared memory: Q, `stages` buffers each of K and V, 1 KB for barriers and tile coordinates; O, and a second buffer of
+// Q, where there is room for them.
+struct SmemBytes {
+  static constexpr int kLimit = 227 * 1024;
+
+  int total;
+  bool has_o = false;
+  int q_stages = 1;
+
+  constexpr SmemBytes(TileConfig tile, int head_dim, int head_dim_v) {
+    int const keys = tile.stages * tile.block_n, q = 2 * head_dim * tile.block_m, o = 2 * head_dim_v * tile.block_m;
+    total = q + 2 * (head_dim + head_dim_v) * keys + 1024;
+    if (total + o <= kLimit) {
+      total += o;
+      has_o = true;
+    }
+    if (total + q <= kLimit) {
+      total += q;
+      q_stages = 2;
+    }
+  }
+};
 constexpr int smem_bytes(TileConfig tile, int head_dim, int head_dim_v) {
-  int const keys = tile.stages * tile.block_n;
-  return 2 * (head_dim * (tile.block_m + keys) + head_dim_v * keys) + 1024;
+  return SmemBytes(tile, head_dim, head_dim_v).total;
 }
 
 constexpr KernelShape kernel_shape(int head_dim, int entry, int head_dim_v) {

@@ -16,6 +16,13 @@ namespace flash_cute::sm90::fwd {
 
 using namespace cute;
 
+// O on its way from registers to global memory: 16 rows of each warp, in pieces of 8 columns.
+template <int kWarpgroups, int kHeadDim>
+struct OutBuffer {
+  uint4 rows[kWarpgroups][4][16 * kHeadDim / 8];
+};
+struct NoOutBuffer {};
+
 template <class Element_, int kHeadDim_, TileConfig kTile_, Variant kVariant_ = Variant::kDense,
           int kHeadDimV_ = kHeadDim_>
 struct Traits {
@@ -42,6 +49,10 @@ struct Traits {
 
   // Q's descriptors are computed again in each step: there are too few registers to keep them.
   static constexpr bool kComputesDescriptors = kHeadDim > 256 || (modifies_scores(kVariant) && kHeadDim > 128);
+
+  // Whether a warpgroup reads what it needs to know of its next tile under the last product of a tile. Above head dim
+  // 128 there are too few registers to keep it during the epilogue; sequences' tiles are published too late for that.
+  static constexpr bool kReadsAhead = kHeadDim <= 128 && !reads_sequences(kVariant);
 
   static constexpr int kTileHeads = reads_sequences(kVariant) ? 1 : most_tile_heads(kBlockM);
 
@@ -79,6 +90,8 @@ struct Traits {
   using SmemLayoutVt = decltype(tile_to_shape(AtomV{}, Shape<Int<kHeadDimV>, Int<kBlockN>, Int<kStages>>{},
                                               Step<_2, _1, _3>{}));
 
+  static constexpr SmemBytes kSmem{kTile, kHeadDim, kHeadDimV};
+
   static constexpr int kQElements = kRows * kHeadDim;
   static constexpr int kKElements = kBlockN * kHeadDim;
   static constexpr int kVElements = kBlockN * kHeadDimV;
@@ -88,16 +101,26 @@ struct Traits {
   struct alignas(1024) SharedStorage {
     Element k[kStages][kKElements];
     Element v[kStages][kVElements];
-    Element q[kWarpgroups][kQElements];
+    Element q[kSmem.q_stages][kWarpgroups][kQElements];
+    std::conditional_t<kSmem.has_o, OutBuffer<kWarpgroups, kHeadDimV>, NoOutBuffer> out;
     Pipeline<kStages> k_pipeline;
     Pipeline<kStages> v_pipeline;
-    Pipeline<1> q_pipeline[kWarpgroups];
+    Pipeline<kSmem.q_stages> q_pipeline[kWarpgroups];
     Tile tile[2];
     Pipeline<2> tile_pipeline;
     int range;  // this CTA's range of the split tiles; negative: none
     Pipeline<1> next_tile;  // full: the producer will soon have loaded its tile. Where sequences are read at run time
   };
-  static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim, kHeadDimV));
+  static_assert(sizeof(SharedStorage) == kSmem.total);
+
+  // The buffer of Q of tile number `draws`.
+  CUTE_DEVICE static PipelineState<kSmem.q_stages> q_state(int draws) {
+    if constexpr (kSmem.q_stages == 2) {
+      return at_step(draws);
+    } else {
+      return {0, draws & 1};
+    }
+  }
 };
 
 }  // namespace flash_cute::sm90::fwd
