@@ -28,8 +28,8 @@ CUTE_DEVICE void normalize(Lengths const& sequence, float* lse, int first_row,
                            Accumulator& acc,      // (rows, head dim)
                            Coords const& coords,  // (rows, head dim) -> (row, column)
                            Inverse const& inverse_of) {
-  // A row that sees no key gives 0, whatever is in its accumulator; one whose scores are all -inf gives 0/0 = NaN, as by
-  // the definition.
+  // A row that sees no key gives 0, whatever is in its accumulator; one whose scores are all -inf gives 0/0 = NaN, as
+  // by the definition.
   bool blind[kRows], some_blind = false;
   float inverse[kRows];
   CUTE_UNROLL

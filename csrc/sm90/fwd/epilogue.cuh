@@ -1,6 +1,6 @@
-// Stores O and the LSE, each warpgroup its own 64 rows. A thread's accumulator has one word of every 8 columns of a row,
-// and is stored in pieces of 8 columns: they pass through a buffer in shared memory, which no other warp uses, so that
-// nothing waits for it; where there is no room for that, through shuffles.
+// Stores O and the LSE, each warpgroup its own 64 rows. A thread's accumulator has one word of every 8 columns of a
+// row, and is stored in pieces of 8 columns: they pass through a buffer in shared memory, which no other warp uses, so
+// that nothing waits for it; where there is no room for that, through shuffles.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -45,8 +45,8 @@ CUTE_DEVICE int64_t lse_offset(FwdParams const& params, Sequence const& sequence
   return (int64_t{batch} * params.heads_q + tile.head) * params.len_q + sequence.first_row;
 }
 
-// The pieces of 8 columns of a thread: piece(i, j) has the columns from 8 (thread % 4 + j) on of its row i; j: a multiple
-// of 4.
+// The pieces of 8 columns of a thread: piece(i, j) has the columns from 8 (thread % 4 + j) on of its row i; j: a
+// multiple of 4.
 template <class Words>
 CUTE_DEVICE auto pieces_by_shuffles(Words const& words, unsigned thread) {  // (rows, blocks of 8 columns)
   return [&words, thread](int i, int j) {

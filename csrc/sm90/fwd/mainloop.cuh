@@ -31,8 +31,8 @@ CUTE_DEVICE Sequence uniform_sequence(Sequence const& sequence) {
                   .band = {.lower = uniform(sequence.band.lower), .upper = uniform(sequence.band.upper)}};
 }
 
-// What a warpgroup needs to know of the CTA's next tile before it can begin: the key tiles [begin, end) that it computes,
-// among those that the CTA loads.
+// What a warpgroup needs to know of the CTA's next tile before it can begin: the key tiles [begin, end) that it
+// computes, among those that the CTA loads.
 template <class Traits>
 struct WarpgroupTiles {
   bool exists;
@@ -290,8 +290,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup, typ
   smem.v_pipeline.wait_full(v_state);             // TMA: V of the last key tile has landed
   issue_pv();
   softmax.template finish<Element>();
-  // What the next tile needs is computed under the last product, unless the producer waits for this warpgroup to pass on
-  // what is left of this tile.
+  // What the next tile needs is computed under the last product, unless the producer waits for this warpgroup to pass
+  // on what is left of this tile.
   int const before = tiles.before;
   if (before == 0) read_next();
   warpgroup_wait<0>();
