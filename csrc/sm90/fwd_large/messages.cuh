@@ -1,6 +1,6 @@
 // What the two warpgroups of a CTA tell each other: after each step P, the maximum in use and the limit of each row,
-// and whether a maximum has grown; at the end of a tile the sums. A warpgroup has one buffer, which the other one has read
-// when it releases it. Thread t of either warpgroup has the same rows.
+// and whether a maximum has grown; at the end of a tile the sums. A warpgroup has one buffer, which the other one has
+// read when it releases it. Thread t of either warpgroup has the same rows.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
