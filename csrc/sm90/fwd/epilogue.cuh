@@ -59,7 +59,7 @@ template <class Words>
 CUTE_DEVICE auto pieces_through_smem(uint4* rows, Words const& words, unsigned thread) {  // (rows, blocks of 8 columns)
   constexpr int kPieces = decltype(size<1>(words))::value;
   constexpr unsigned kMask = kPieces % 8 == 0 ? 7 : 3;
-  auto const place = [rows](unsigned row, unsigned piece, int j) {  // piece + j of a row; piece < 4, or < j's step
+  auto const address = [rows](unsigned row, unsigned piece, int j) {  // of piece + j; piece is less than j's step
     return rows + row * kPieces + j / 8 * 8 + ((piece ^ (row & kMask)) ^ (j % 8));
   };
   unsigned const lane = thread % 32;
@@ -67,10 +67,10 @@ CUTE_DEVICE auto pieces_through_smem(uint4* rows, Words const& words, unsigned t
   CUTE_UNROLL
   for (int j = 0; j < kPieces; j += 2) {  // stmatrix: lane l has the address of row l % 8 of matrix l / 8
     SM90_U32x4_STSM_N::copy(words(0, j), words(1, j), words(0, j + 1), words(1, j + 1),
-                            reinterpret_cast<uint128_t&>(*place(lane % 16, lane / 16, j)));
+                            reinterpret_cast<uint128_t&>(*address(lane % 16, lane / 16, j)));
   }
   __syncwarp();  // all lanes have written
-  return [place, lane](int i, int j) { return *place(lane / 4 + 8 * i, lane % 4, j); };
+  return [address, lane](int i, int j) { return *address(lane / 4 + 8 * i, lane % 4, j); };
 }
 
 // `sequence`: a Sequence; for dense batches the parameters themselves.
@@ -106,8 +106,8 @@ CUTE_DEVICE void epilogue(FwdParams const& params, Lengths const& sequence, Tile
     CUTE_UNROLL
     for (int j = 0; j < size<1>(words); j += 4) {
       uint4 const block = piece(i, j);
-      auto* const place = out + 8 * i * params.out_strides.row + 8 * j;
-      if (8 * i < rows && 8 * j < columns) *reinterpret_cast<uint4*>(place) = block;
+      auto* const destination = out + 8 * i * params.out_strides.row + 8 * j;
+      if (8 * i < rows && 8 * j < columns) *reinterpret_cast<uint4*>(destination) = block;
     }
   }
 }
