@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_co
     raise_max_registers<Traits::kProductsRegs>();
     KeyTile const volatile& tile = smem.tile;
     SideSums<Traits> sums;
-    compute_products<Traits>(smem, row_steps(args.params, tile), warpgroup - 2, sums);
+    compute_products<Traits, ReadW::kAfterScores>(smem, row_steps(args.params, tile), warpgroup - 2, sums);
     ResultTile const result{.row = tile.n_block * kTileRows,
                             .used = tile.sequence.len_k,
                             .head = tile.head_kv,
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_queries_kernel(__grid
     RowTileTask const volatile& tile = smem.tile;
     if (side() == kSideS) {
       SideSums<Traits> sums;
-      compute_products<Traits>(smem, key_steps(tile), warpgroup - 2, sums);
+      compute_products<Traits, ReadW::kUnderScores>(smem, key_steps(tile), warpgroup - 2, sums);
       Sequence const& sequence = smem.tile.sequence;
       store_side_sums<Traits>(args.dq, smem, warpgroup - 2, sums, args.params.scale,
                               {.row = tile.m_block * kTileRows,
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_queries_kernel(__grid
                                .origin = origin_in(args.params, smem.tile, sequence.first_row, sequence.rows)});
     } else {
       NoSums none;
-      compute_products<Traits>(smem, key_steps(tile), warpgroup - 2, none);
+      compute_products<Traits, ReadW::kAfterScores>(smem, key_steps(tile), warpgroup - 2, none);
     }
   }
   __syncwarp();

@@ -40,9 +40,13 @@ struct SideSums {
 // Of a side without a gradient.
 struct NoSums {};
 
+// When a warpgroup reads W of a step, if it also computes the scores of the next one. Under them is faster for dQ by
+// 7 %, and slower for dK and dV by 5 % (head dim 512).
+enum class ReadW { kUnderScores, kAfterScores };
+
 // `sums`: SideSums or NoSums. A side without a gradient waits for W all the same, since that says that the buffers of
 // the parts are free.
-template <class Traits, class Storage, class Sums>
+template <class Traits, ReadW kReadW, class Storage, class Sums>
 CUTE_DEVICE void compute_products(Storage& smem, int steps, int warpgroup, Sums& sums) {
   constexpr bool kHasSums = !std::is_same_v<Sums, NoSums>;
   using Element = typename Traits::Element;
@@ -119,25 +123,33 @@ CUTE_DEVICE void compute_products(Storage& smem, int steps, int warpgroup, Sums&
   }
 #pragma unroll 1
   for (int i = 0; i < steps; ++i) {
-    if (i + 1 < steps && (i + 1) % 2 == warpgroup) {
-      issue_scores(i + 1);
-      if constexpr (!kHasSums) wait_for_scores(i + 1);  // and releases their units
-      wait_for_w(i);
-      if constexpr (kHasSums) {
+    bool const has_scores = i + 1 < steps && (i + 1) % 2 == warpgroup;
+    // Scores are sent when W of step i is there: all CTAs have read the parts of that step, of which its pieces are
+    // made.
+    if constexpr (kReadW == ReadW::kUnderScores) {
+      if (has_scores) {
+        issue_scores(i + 1);
+        wait_for_w(i);
         load_fragment(smem.fragments[i & 1], rW);
         wait_for_scores(i + 1);
         issue_sums(i, sums.units);
-      }
-      // W of step i is there: all CTAs have read the parts of that step, of which its pieces are made.
-      send_scores();
-      if constexpr (kHasSums) finish_sums(i, sums.units);
-    } else {
-      wait_for_w(i);
-      if constexpr (kHasSums) {
-        load_fragment(smem.fragments[i & 1], rW);
-        issue_sums(i, sums.units);
+        send_scores();
         finish_sums(i, sums.units);
+        continue;
       }
+      wait_for_w(i);
+    } else {
+      if (has_scores) {
+        issue_scores(i + 1);
+        wait_for_scores(i + 1);
+      }
+      wait_for_w(i);
+      if (has_scores) send_scores();
+    }
+    if constexpr (kHasSums) {
+      load_fragment(smem.fragments[i & 1], rW);
+      issue_sums(i, sums.units);
+      finish_sums(i, sums.units);
     }
   }
 }
