@@ -5,9 +5,9 @@
 //     warpgroup 0 | sums += W(0) X(0)                | S(2), sums += W(1) X(1) | sums += W(2) X(2) | S(4), ...
 //     warpgroup 1 | S(1), sums += W(0) X(0) | sums += W(1) X(1) | S(3), sums += W(2) X(2) | ...
 //
-// The scores of a step are sent when they are computed, and W of the step comes back while the sums of the step before
-// and the scores of the next one are computed. A warpgroup waits for each product before it issues the next one, for
-// which the sums leave no registers; the other one's products run then.
+// The scores of a step are sent when W of the step before has come, and W of the step comes back while the sums of the
+// step before and the scores of the next one are computed. A warpgroup waits for each product before it issues the next
+// one, for which the sums leave no registers; the other one's products run then.
 #pragma once
 
 #include <type_traits>

@@ -83,7 +83,7 @@ struct Traits {
     Pipeline<kUnitsOfK> k_pipeline[2];  // by the warpgroup that reads the tile
     Pipeline<kUnitsOfVRing> v_pipeline[2];
     Pipeline<1> q_pipeline;
-    Pipeline<1> message[2];           // p and rows, by the warpgroup that wrote them
+    Pipeline<1> message[2];           // p, rows and grown, by the warpgroup that wrote them
     Tile tile[2];
     Pipeline<2> tile_pipeline;
     Pipeline<1> next_tile;  // full: the producer will soon have loaded its tile
