@@ -1,6 +1,6 @@
 // Stores O and the LSE, each warpgroup its own 64 rows. A thread's accumulator has one word of every 8 columns of a
 // row, and is stored in pieces of 8 columns: they pass through a buffer in shared memory, which no other warp uses, so
-// that nothing waits for it; where there is no room for that, through shuffles.
+// that nothing waits for it; where there is no room for that (Traits::kOutThroughSmem), through shuffles.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -92,7 +92,7 @@ CUTE_DEVICE void epilogue(FwdParams const& params, Lengths const& sequence, Tile
   convert(tOrO, rO);
   auto const words = rowcol_view(recast<uint32_t>(rO));  // (rows, blocks of 8 columns)
   auto const piece = [&] {
-    if constexpr (Traits::kSmem.has_o) {
+    if constexpr (Traits::kOutThroughSmem) {
       return pieces_through_smem(smem.out.rows[warpgroup][thread / 32], words, thread);
     } else {
       return pieces_by_shuffles(words, thread);

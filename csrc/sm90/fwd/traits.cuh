@@ -91,6 +91,10 @@ struct Traits {
                                               Step<_2, _1, _3>{}));
 
   static constexpr SmemBytes kSmem{kTile, kHeadDim, kHeadDimV};
+  // Whether O passes through its buffer. With modified scores the wide tile of head dim 128 has too few registers for
+  // that: it spilled.
+  static constexpr bool kOutThroughSmem =
+      kSmem.has_o && !(modifies_scores(kVariant) && kHeadDim == 128 && kBlockM == 192);
 
   static constexpr int kQElements = kRows * kHeadDim;
   static constexpr int kKElements = kBlockN * kHeadDim;
