@@ -49,6 +49,18 @@ def check_deterministic(deterministic: Any) -> bool:
     raise ValueError(f"flash_cute: deterministic: expected None, False or True, got {_shown(deterministic)}")
 
 
+def check_capability(capability: Any) -> int:
+    """0 where a plan is for the tensors' own device."""
+    if capability is None:
+        return 0
+    if not _is_int(capability):
+        raise ValueError(
+            "flash_cute: capability: expected None or a compute capability, ten times major plus minor, "
+            f"got {_shown(capability)}"
+        )
+    return int(capability)
+
+
 def backend_with(backend: str, accumulate: Any) -> str:
     """The operators' backend with what the products are accumulated in; the words are theirs to check."""
     if not isinstance(accumulate, str):
@@ -94,10 +106,17 @@ def raise_refusal(error: Exception, given: Mapping[str, Any], scale: Any, softca
         if isinstance(x, Tensor) and (x.is_nested or x.layout != torch.strided):
             raise ValueError(f"flash_cute: {name}: expected a strided tensor, got a sparse or nested one") from None
     for name, number in (("scale", scale), ("softcap", softcap)):
-        if number is not None and not hasattr(number, "__float__"):
+        if number is not None and not _is_number(number):
             raise ValueError(f"flash_cute: {name}: expected None or a number, got {_shown(number)}") from None
     if backend is not None and not isinstance(backend, str):
         raise ValueError(f"flash_cute: backend: expected None or a backend's name, got {_shown(backend)}") from None
+
+
+def _is_number(value: Any) -> bool:
+    """What PyTorch takes for a float: also NumPy's numbers, and tensors with one element."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
 
 
 def _is_int(value: Any) -> bool:

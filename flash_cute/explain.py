@@ -9,7 +9,15 @@ from typing import Any
 from torch import Tensor, are_deterministic_algorithms_enabled
 
 from . import _ops, cpu, cpu_bwd, cpu_varlen, report
-from ._refusals import Window, backend_with, mask_name, raise_refusal, window_sides
+from ._refusals import (
+    Window,
+    backend_with,
+    check_capability,
+    check_deterministic,
+    mask_name,
+    raise_refusal,
+    window_sides,
+)
 from .autograd import VARLEN
 from .band import make_band
 from .score import make_score
@@ -124,12 +132,13 @@ def explain(
         asked = backend or "auto" if accumulate is None else backend_with(backend or "auto", accumulate)
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
+        gpu = check_capability(capability)
         if backward:
             operator = _ops.varlen_bwd_plan if packed else _ops.bwd_plan
-            plan = json.loads(operator(*tensors, *call, asked, deterministic, capability or 0))
+            plan = json.loads(operator(*tensors, *call, asked, check_deterministic(deterministic), gpu))
         else:
             operator = _ops.varlen_fwd_plan if packed else _ops.fwd_plan
-            plan = json.loads(operator(*tensors, *call, asked, capability or 0))
+            plan = json.loads(operator(*tensors, *call, asked, gpu))
     except Exception as error:
         given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
         if packed:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from numerics import same_bits
-from test_errors import Call, _backward_call, _call
+from test_errors import RAW_ERRORS, Call, _backward_call, _call, _operator
 
 import flash_cute
 
@@ -42,7 +42,9 @@ def test_causal_that_is_no_mask(function: str, causal: Any) -> None:
 @pytest.mark.parametrize(
     "value, name", [(None, "None"), (3.0, "float"), ([[1.0]], "list"), ("q", "str"), (range(3), "range")]
 )
-def test_not_a_tensor(which: str, value: Any, name: str, requires_grad: bool, function: str) -> None:
+def test_not_a_tensor(
+    which: str, value: Any, name: str, requires_grad: bool, function: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     call = _call("cpu")
     for x in "qkv":
         call[x].requires_grad_(requires_grad)
@@ -52,6 +54,15 @@ def test_not_a_tensor(which: str, value: Any, name: str, requires_grad: bool, fu
         expected = rf"^flash_cute: {which}: expected "  # PyTorch makes a tensor of a number
     with pytest.raises(ValueError, match=expected):
         _calls(call)[function]()
+    assert capfd.readouterr() == ("", ""), "an error printed something"
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+@pytest.mark.parametrize("operator", ["fwd", "_fwd", "fwd_plan"])
+def test_operators_say_none(operator: str, which: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RAW_ERRORS, match=rf"^flash_cute: {which}: expected a torch.Tensor, got None"):
+        _operator(operator, {**_call("cpu"), which: None})
+    assert capfd.readouterr() == ("", ""), "an error printed something"
 
 
 def test_numpy() -> None:
@@ -61,6 +72,10 @@ def test_numpy() -> None:
     for which in "qkv":
         for function in _calls({**call, which: call[which].numpy()}).values():
             with pytest.raises(ValueError, match=rf"^flash_cute: {which}: expected a torch.Tensor, got numpy.ndarray$"):
+                function()
+    for name in ("scale", "softcap"):
+        for function in _calls(call, **{name: np.ones(2)}).values():
+            with pytest.raises(ValueError, match=rf"^flash_cute: {name}: expected None or a number, got numpy"):
                 function()
     for given, meant in ((np.True_, True), (np.False_, False)):
         for name in ("attention", "fwd", "explain", "bwd"):
@@ -76,6 +91,7 @@ def test_numpy() -> None:
         ("scale", "1", "None or a number, got '1'"),
         ("scale", 1j, "None or a number, got 1j"),
         ("scale", [0.5], "None or a number, got list"),
+        ("scale", torch.ones(2), "None or a number, got torch.Tensor"),
         ("softcap", "1", "None or a number, got '1'"),
         ("softcap", [0.5], "None or a number, got list"),
         ("sinks", 1.5, "a torch.Tensor, got float"),
@@ -129,3 +145,17 @@ def test_nested_and_sparse(layout: str, requires_grad: bool) -> None:
     for function in _calls({"q": x, "k": x, "v": x}).values():
         with pytest.raises(ValueError, match=r"^flash_cute: q: expected a strided tensor, got a sparse or nested one"):
             function()
+
+
+@pytest.mark.parametrize("value, shown", [("90", "'90'"), (9.0, "9.0"), ([90], "list"), (True, "True")])
+def test_capability_that_is_no_number(value: Any, shown: str) -> None:
+    q, k, v = (_call("cpu")[x] for x in "qkv")
+    with pytest.raises(ValueError, match=rf"^flash_cute: capability: expected None or .*, got {re.escape(shown)}$"):
+        flash_cute.explain(q, k, v, capability=value)
+
+
+@pytest.mark.parametrize("value, shown", [("no", "'no'"), (1, "1")])
+def test_explain_of_a_backward_reads_deterministic(value: Any, shown: str) -> None:
+    q, k, v = (_call("cpu")[x] for x in "qkv")
+    with pytest.raises(ValueError, match=rf"^flash_cute: deterministic: expected None, False or True, got {shown}$"):
+        flash_cute.explain(q, k, v, backward=True, deterministic=value)

@@ -59,6 +59,12 @@ struct TensorInfo {
 };
 
 inline TensorInfo tensor_info(char const* name, AtenTensorHandle handle) {
+  bool is_defined = false;
+  check_shim(aoti_torch_is_defined(handle, &is_defined), "read a tensor");
+  // None arrives as an undefined tensor, of whose strides the shim writes a stack trace to stderr.
+  if (!is_defined) {
+    throw std::invalid_argument(std::string("flash_cute: ") + name + ": expected a torch.Tensor, got None");
+  }
   int32_t layout = 0;
   check_shim(aoti_torch_get_layout(handle, &layout), "read a tensor's layout");
   if (layout != aoti_torch_layout_strided()) {
