@@ -26,6 +26,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import flash_cute  # noqa: E402
+from bench import case_flags  # noqa: E402
 from bench.accuracy import INPUTS, rms  # noqa: E402
 from bench.environment import environment  # noqa: E402
 from flash_cute import reference  # noqa: E402
@@ -93,7 +94,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/accumulate.py", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--head-dims", default="32,64,96,128,192,256", help="separated by commas")
     parser.add_argument("--N", default="1024,8192", help="queries and keys, separated by commas (1024,8192)")
-    parser.add_argument("--device", default="cuda", help="cuda (default), or cpu: simulated")
+    parser.add_argument(
+        "--device", type=case_flags.device_name, default="cuda", help="cuda (default), or cpu: simulated"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the inputs (0)")
     parser.add_argument("--commit", default="", help="commit to name in the CSV (git's)")
     parser.add_argument("--out", type=Path, help="CSV to write")

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from bench import backends, errors
+from bench import backends, case_flags, errors
 from bench.environment import environment
 from bench.errors import RESULTS
 from bench.workloads import DTYPES, Inputs, Workload
@@ -156,7 +156,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--H", type=int, default=HEADS, help=f"heads ({HEADS})")
     parser.add_argument("--ours", help="providers of ours (flash_cute:sm90,flash_cute:sm80; on the CPU flash_cute)")
     parser.add_argument("--peers", help="peers (cudnn,flash,fa3; on the CPU sdpa)")
-    parser.add_argument("--device", default="cuda", help="cuda (default) or cpu")
+    parser.add_argument("--device", type=case_flags.device_name, default="cuda", help="cuda (default) or cpu")
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs (0)")
     parser.add_argument("--commit", default="", help="commit to name in the CSV (git's)")
     parser.add_argument("--out", type=Path, help="CSV to write")

@@ -1,9 +1,12 @@
-"""A single workload by flags."""
+"""A single workload, and its device, by flags."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from typing import get_args
+
+import torch
 
 from bench.figures import SHAPE_COLUMNS
 from bench.lengths import DRAWN, lengths_of
@@ -25,6 +28,16 @@ def _dtype_name(text: str) -> str:
     if name not in DTYPES:
         raise argparse.ArgumentTypeError(f"expected one of {', '.join(DTYPES)}, given {text!r}")
     return name
+
+
+def device_name(text: str) -> str:
+    """A device that the bench knows, as its name; whether there is a GPU at all is each command's own to say."""
+    found = re.fullmatch(r"cpu|cuda(?::(\d+))?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected cpu, cuda or cuda:<number>, given {text!r}")
+    if found[1] and 0 < torch.cuda.device_count() <= int(found[1]):
+        raise argparse.ArgumentTypeError(f"expected a number below {torch.cuda.device_count()}, given {text!r}")
+    return text
 
 
 def add_direction_flag(parser: argparse.ArgumentParser) -> None:

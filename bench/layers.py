@@ -31,6 +31,7 @@ if not __package__:
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
 import flash_cute  # noqa: E402
+from bench import case_flags  # noqa: E402
 from bench.environment import environment  # noqa: E402
 from flash_cute._progress import Progress  # noqa: E402
 from flash_cute._timing import Contender, Timing, first_line, measure  # noqa: E402
@@ -270,7 +271,7 @@ def write(path: Path, rows: Sequence[dict[str, object]]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench/layers.py", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", type=case_flags.device_name, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=41, help="turns of each layer, of 64 calls (41)")
     parser.add_argument("--commit", default="", help="commit to name in the CSV (git's)")
     parser.add_argument("--out", type=Path, help="CSV to write")

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import torch
 
-from bench import steps
+from bench import case_flags, steps
 from bench.environment import environment
 from bench.providers import transformers_attention as attention
 from bench.providers.base import Unavailable
@@ -257,7 +257,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7, help="turns of each implementation (7)")
     parser.add_argument("--seconds", type=float, default=0.5, help="measured time per implementation and cell (0.5)")
     parser.add_argument("--dtype", default="bfloat16", help="of the weights (bfloat16)")
-    parser.add_argument("--device", default="cuda", help="cuda (default), or cpu with narrow layers and a small --N")
+    parser.add_argument(
+        "--device",
+        type=case_flags.device_name,
+        default="cuda",
+        help="cuda (default), or cpu with narrow layers and a small --N",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and inputs (0)")
     parser.add_argument("--commit", default="", help="commit to name in the CSV (git's)")
     parser.add_argument("--out", type=Path, help="CSV to write")

@@ -183,7 +183,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=int, help=f"turns of each provider, 5 or more (7; {HOST_ROUNDS} on clock host)"
     )
-    parser.add_argument("--device", default="cuda", help="cuda (default) or cpu, where grid cpu is of a fitting size")
+    parser.add_argument(
+        "--device",
+        type=case_flags.device_name,
+        default="cuda",
+        help="cuda (default) or cpu, where grid cpu is of a fitting size",
+    )
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the random inputs (the time)")
     parser.add_argument("--commit", default="", help="commit to name in the CSV (git's)")
     parser.add_argument("--triton-tutorial", type=Path, help="a copy of Triton's fused-attention tutorial")

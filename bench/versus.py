@@ -261,7 +261,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--deterministic", action="store_true", help="the backward's deterministic mode")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each build per cell (7)")
     parser.add_argument("--seconds", type=float, default=0.04, help="measured time of one turn (0.04)")
-    parser.add_argument("--device", default="cuda", help="cuda (default), or cpu to try the tool")
+    parser.add_argument(
+        "--device", type=case_flags.device_name, default="cuda", help="cuda (default), or cpu to try the tool"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs (0)")
     parser.add_argument("--out", type=Path, help="CSV to write")
     case_flags.add_shape_flags(parser)

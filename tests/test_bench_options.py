@@ -110,7 +110,8 @@ def test_flags_name_a_workload(bench: SimpleNamespace, option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"), [("--window", "7"), ("--window", "-1,0"), ("--lengths", "0x3"), ("--lengths", "a")]
+    ("flag", "value"),
+    [("--window", "7"), ("--window", "-1,0"), ("--lengths", "0x3"), ("--lengths", "a"), ("--device", "foo")],
 )
 def test_wrong_options_are_named(
     bench: SimpleNamespace, flag: str, value: str, capsys: pytest.CaptureFixture[str]
