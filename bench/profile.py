@@ -78,13 +78,13 @@ COUNTERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 # From the sections LaunchStats and Occupancy, which every chip has.
 LAUNCH: tuple[tuple[str, str], ...] = (
     ("grid", "launch__grid_size"),
-    ("threads a CTA", "launch__block_size"),
+    ("threads per CTA", "launch__block_size"),
     ("registers per thread", "launch__registers_per_thread"),
-    ("shared memory a CTA, dynamic", "launch__shared_mem_per_block_dynamic"),
-    ("shared memory a CTA, static", "launch__shared_mem_per_block_static"),
-    ("CTAs an SM, by registers", "launch__occupancy_limit_registers"),
-    ("CTAs an SM, by shared memory", "launch__occupancy_limit_shared_mem"),
-    ("CTAs an SM, by warps", "launch__occupancy_limit_warps"),
+    ("shared memory per CTA, dynamic", "launch__shared_mem_per_block_dynamic"),
+    ("shared memory per CTA, static", "launch__shared_mem_per_block_static"),
+    ("CTAs per SM, by registers", "launch__occupancy_limit_registers"),
+    ("CTAs per SM, by shared memory", "launch__occupancy_limit_shared_mem"),
+    ("CTAs per SM, by warps", "launch__occupancy_limit_warps"),
     ("waves", "launch__waves_per_multiprocessor"),
 )
 # Dense fp16/bf16 tensor FLOP with float32 accumulation, and exponentials, per clock and SM.

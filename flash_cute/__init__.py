@@ -39,7 +39,7 @@ _load_from_environment()
 if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
     def __getattr__(name: str) -> object:
-        """`flash_cute.integrations`, imported by who asks for it."""
+        """`flash_cute.integrations`, imported on first use."""
         if name != "integrations":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module

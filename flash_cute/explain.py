@@ -291,7 +291,7 @@ def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
             ("tile", _tile(data)),
             (
                 "shared memory",
-                f"{data['smem_bytes'] / 1024:.1f} KiB a CTA, built for {_count(data['ctas_per_sm'], 'CTA')} an SM",
+                f"{data['smem_bytes'] / 1024:.1f} KiB per CTA, built for {_count(data['ctas_per_sm'], 'CTA')} per SM",
             ),
             ("registers", _registers(data)),
         ]
@@ -329,7 +329,7 @@ def _tile(data: dict[str, Any]) -> str:
     rows, keys = f"{data['block_m']} query rows", f"{data['block_n']} keys"
     owned, walked, buffers = (keys, rows, "Q/dO") if data["kernel"].startswith("bwd") else (rows, keys, "K/V")
     return (
-        f"{owned} a CTA, {walked} a step, {data['threads']} threads, "
+        f"{owned} per CTA, {walked} per step, {data['threads']} threads, "
         f"{_count(data['stages'], f'{buffers} stage')}, {_count(data['tiles'], 'tile')} in all"
     )
 
@@ -348,4 +348,4 @@ def _registers(data: dict[str, Any]) -> str:
         return "not known: the driver compiles this kernel from PTX on this device"
     spilled = entry["spill_stores"] + entry["spill_loads"]
     spills = f"{entry['spill_stores']} / {entry['spill_loads']} bytes spilled / reloaded" if spilled else "no spills"
-    return f"{entry['registers']} a thread, {spills} ({entry['arch']} code, nvcc {report.load()['nvcc']})"
+    return f"{entry['registers']} per thread, {spills} ({entry['arch']} code, nvcc {report.load()['nvcc']})"

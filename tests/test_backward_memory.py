@@ -16,8 +16,8 @@ ON_CUDA = [pytest.param("cuda", marks=pytest.mark.cuda)]
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("head_dim", [*INSTANCE_HEAD_DIMS, 40, 100])
 def test_workspace(capability: int, head_dim: int) -> None:
-    """At most fp32 dq in whole tiles of rows and of the kernel's head dim, two floats a row, and the semaphores: one a
-    row tile and one a head. The deterministic mode of sm80 adds the ticket of each key tile."""
+    """At most fp32 dq in whole tiles of rows and of the kernel's head dim, two floats per row, and the semaphores: one
+    per row tile and one per head. The deterministic mode of sm80 adds the ticket of each key tile."""
     q = torch.empty(2, 8, 1000, head_dim, dtype=torch.float16)
     k = torch.empty(2, 2, 3000, head_dim, dtype=torch.float16)
     default = backward_plan(q, k, k, True, capability=capability)

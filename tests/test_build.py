@@ -73,7 +73,7 @@ def _built_head_dims(arch: str, direction: str) -> list[int]:
 def test_every_planned_kernel_fits_its_chip(
     capability: int, causal: bool, direction: str, softcap: float | None
 ) -> None:
-    """Each chip has machine code (no PTX left to the driver), and as many CTAs an SM as the tile says."""
+    """Each chip has machine code (no PTX left to the driver), and as many CTAs per SM as the tile says."""
     plans, wrong = 0, []
     backends = ("sm80", "sm90") if capability == 90 else ("sm80",)
     if not any(_built_head_dims(backend, direction) for backend in backends):
@@ -90,7 +90,7 @@ def test_every_planned_kernel_fits_its_chip(
                 if compiled is None:
                     wrong.append(f"{backend} {dtype} D {head_dim}: no machine code")
                     continue
-                registers = -(-compiled["registers"] // 8) * 8 * plan["threads"]  # in units of 8 a thread
+                registers = -(-compiled["registers"] // 8) * 8 * plan["threads"]  # in units of 8 per thread
                 smem = plan["smem_bytes"] + compiled["smem_static"]
                 sm_full = registers * ctas > REGISTERS_SM or (smem + 1024) * ctas > SMEM_SM[capability]
                 if sm_full or smem > SMEM_CTA[capability]:

@@ -95,7 +95,7 @@ def test_one_graph_for_all_lengths(device: str, causal: Causal, rng: torch.Gener
         expected_out, expected_lse = flash_cute.fwd(2 * q, k, v, causal)
         out, lse = attend(q, k, v)
         assert same_bits((out, lse), (expected_out + 1, expected_lse - 1))
-    assert counter.frame_count == 1, "a new length was compiled anew"
+    assert counter.frame_count == 1, "a new length was compiled again"
 
 
 @pytest.mark.parametrize("return_lse", [False, True], ids=["out", "lse"])
@@ -118,7 +118,7 @@ def test_one_graph_for_all_lengths_with_gradients(
         expected = torch.autograd.grad(attend(*leaves), leaves)
         given = torch.autograd.grad(compiled(*leaves), leaves)
         assert same_bits(given, expected)
-    assert counter.frame_count == 1, "a new length was compiled anew"
+    assert counter.frame_count == 1, "a new length was compiled again"
 
 
 @pytest.mark.parametrize("mode", [False, True])

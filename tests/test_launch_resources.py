@@ -10,7 +10,7 @@ from cases import CUDA_DTYPES, INSTANCE_HEAD_DIMS, Causal, backward_plan, plan
 
 HEAD_DIMS = (8, 40, *INSTANCE_HEAD_DIMS, 320, 512, 576, 1024)
 
-# Compute capability: KB of shared memory a CTA may have, and an SM has (1 KB a CTA is the driver's).
+# Compute capability: KB of shared memory a CTA may have, and an SM has (1 KB per CTA is the driver's).
 SHARED_KB = {
     80: (163, 164),
     86: (99, 100),
@@ -20,8 +20,8 @@ SHARED_KB = {
     100: (227, 228),
     120: (99, 100),
 }
-REGISTERS = 65536  # an SM
-THREADS = {80: 2048, 86: 1536, 87: 1536, 89: 1536, 90: 2048, 100: 2048, 120: 1536}  # an SM
+REGISTERS = 65536  # per SM
+THREADS = {80: 2048, 86: 1536, 87: 1536, 89: 1536, 90: 2048, 100: 2048, 120: 1536}  # per SM
 
 
 @pytest.mark.parametrize("backend", ["auto", "sm80"])

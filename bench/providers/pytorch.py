@@ -50,7 +50,7 @@ def sdpa(name: str, workload: Workload, device: torch.device) -> Backend:
 
 
 def _require_memory_for_scores(workload: Workload, device: torch.device) -> None:
-    """The unfused computation keeps N x M scores a head: in float32, with softmax and mask, and their gradients."""
+    """The unfused computation keeps N x M scores per head: in float32, with softmax and mask, and their gradients."""
     copies = 3 if workload.direction == "fwd" else 6
     needed = copies * 4 * workload.B * workload.H * workload.N * workload.M
     limit = 4 << 30

@@ -1,5 +1,5 @@
 // Forwards in the arguments of other projects' interfaces, for flash_cute/integrations: what those would do in Python
-// (transposed views, checks of shapes, strings) costs several microseconds a call there, and a fraction of one here.
+// (transposed views, checks of shapes, strings) costs several microseconds per call there, and a fraction of one here.
 // They have no autograd, and are called where none is needed.
 //
 //   _sdpa       scaled_dot_product_attention without mask and dropout: (B, H, N, D), causal aligned to the top left.

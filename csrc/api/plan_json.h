@@ -134,7 +134,7 @@ std::string table_entry(DecisionType const& decision) {
 
 inline std::string sm80_chip_text(int chip) {
   return ", on chips with up to " + std::to_string(sm80::kMaxSmemBytes[chip] / 1024) +
-         " KB of shared memory a CTA";
+         " KB of shared memory per CTA";
 }
 
 // Sentences about the head dim and the copies.

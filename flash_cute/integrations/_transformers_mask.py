@@ -170,7 +170,7 @@ def _of_padding(rows: Sequence[Tensor], q_length: int, kv_length: int) -> Length
 
 
 def _with_lengths(result: Tensor, lengths: Lengths, batch_size: int, q_length: int, kv_length: int) -> Tensor:
-    """`result` with the lengths that every layer would otherwise make of it anew, which costs it 10 us.
+    """`result` with the lengths that every layer would otherwise make of it again, which costs it 10 us.
 
     They are views of what `result` is a view of, and not of itself: no cycle keeps them in memory.
     """
