@@ -2,7 +2,7 @@
 
 Such a call (eager, of plain tensors, without gradients, transforms, modes and casts) needs none of what
 `flash_cute.attention` looks at. The integrations give it to an operator that takes their arguments as they are
-(csrc/api/ops_layers.cpp). Every other call, and every call that such an operator refuses, goes the general way, which
+(csrc/api/ops_layers.cpp). Every other call, and every call that such an operator refuses, takes the general path, which
 knows what to do with it and words the errors.
 """
 

@@ -12,7 +12,7 @@ try:
 except ImportError:
 
     def functorch_is_active() -> bool:
-        """Whether a torch.func transform may be active: the way for them serves every call."""
+        """Whether a torch.func transform may be active: what is done for them serves every call."""
         return True
 
 
@@ -30,7 +30,7 @@ try:
 except ImportError:
 
     def dispatch_modes() -> int:
-        """How many TorchDispatchModes may be active: the way for them serves every call."""
+        """How many TorchDispatchModes may be active: what is done for them serves every call."""
         return 1
 
 

@@ -1,7 +1,6 @@
 """What the integrations do without gradients: one operator that takes their arguments, where nothing else takes part.
 
-Such a call has the bits of the general way, every other call goes the general way, and so does what the operator
-refuses.
+Such a call has the bits of the general path, which every other call takes, and what the operator refuses.
 """
 
 from __future__ import annotations

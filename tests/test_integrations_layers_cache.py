@@ -249,7 +249,7 @@ def test_layers_of_other_heads_share_a_mask(rng: torch.Generator) -> None:
     for heads_kv in (2, 1, 2):
         q, k = random_tensor("cpu", rng, BATCH, HEADS, 1, DIM), random_tensor("cpu", rng, BATCH, heads_kv, ROWS, DIM)
         out = transformers.attention(Layer(0), q, k, k, mask)[0]
-        with torch.enable_grad():  # the general way
+        with torch.enable_grad():  # the general path
             expected = transformers.attention(Layer(0), q.requires_grad_(), k, k, mask)[0]
         torch.testing.assert_close(out, expected.detach())
 

@@ -1,6 +1,6 @@
 """What the integrations do with packed, padded and stacked tensors without gradients: as test_integrations_layers.py.
 
-One operator takes them as they are; it has the bits of the general way, and what it refuses goes there.
+One operator takes them as they are; it has the bits of the general path, and what it refuses goes there.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def _general(function: Callable[..., Any], *args: Any, **options: Any) -> tuple[torch.Tensor, ...]:
-    """out, and the LSE if there is one, of the same call the general way, which a call with gradients goes."""
+    """out, and the LSE if there is one, of the same call by the general path, which a call with gradients takes."""
     with torch.enable_grad():
         result = function(*(x.detach().requires_grad_() if i < 1 else x for i, x in enumerate(args)), **options)
     results = result[:2] if isinstance(result, tuple) else (result,)

@@ -153,7 +153,7 @@ def _dense_alone(
     softcap: float,
     alibi_slopes: Tensor | None,
 ) -> tuple[Tensor, Tensor] | None:
-    """`(out, lse)` by the layers' operator; None: what it does not take, for the general way, which words the errors.
+    """`(out, lse)` by the layers' operator; None: what it does not take, for the general path, which words the errors.
 
     Here and in `_packed_alone` every argument is written out: to pass a tuple on by `*` costs 0.2 us.
     """

@@ -223,7 +223,7 @@ def attention(
             pass  # what the operators do not take is called again below, where errors are worded
         else:
             return out, None
-    if by_heads is not None and lengths is None:  # the general way counts the rows of all heads together
+    if by_heads is not None and lengths is None:  # the general path counts the rows of all heads together
         lengths = _of_mask(module, query, key, is_causal, attention_mask, None, position_ids)
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
     if sliding_window is not None:

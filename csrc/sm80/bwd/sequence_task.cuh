@@ -26,7 +26,7 @@ struct SequenceTask {
   // kernels then spill; what depends on shared memory stays where it is.
   CUTE_DEVICE int thread_again() const { return fresh_thread_index() + zero; }
 
-  // The number of a row tile among those of all heads: the place of its statistics, its sums and its semaphore.
+  // The number of a row tile among those of all heads: the index of its statistics, its sums and its semaphore.
   CUTE_DEVICE int64_t number(BwdParams const& params, RowTile const& row_tile) const {
     return int64_t{row_tile.head} * params.m_blocks + first_row_tile + row_tile.m_block;
   }

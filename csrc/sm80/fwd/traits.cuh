@@ -47,7 +47,7 @@ struct Traits {
   static constexpr bool kRecomputes =
       kVariant == Variant::kModified || (kVariant == Variant::kPacked && (kHeadDim == 128 || kHeadDim == 256));
   static constexpr bool kRecomputesQ = kRecomputes;  // the addresses of Q, too
-  // Whether a tile's place in k and v and its last whole key tile are read again from shared memory.
+  // Whether the addresses of a sequence's first key and a tile's last whole key tile are read again from shared memory.
   static constexpr bool kRereads = reads_sequences(kVariant);
   // Whether a CTA finds its sequence in the offsets where there are few, see place_tile.
   static constexpr bool kSearchesOffsets = true;

@@ -97,8 +97,8 @@ struct OwnRows {
   }
 };
 
-// The place of a thread's copies in a tensor, step after step of the same kind. A step's copies are a few instructions:
-// what depends on the tensor and the tile is computed when the cursor is made.
+// The addresses of a thread's copies from a tensor, step after step of the same kind. A step's copies are a few
+// instructions: what depends on the tensor and the tile is computed when the cursor is made.
 template <class Element>
 struct Cursor {
   Element const* from;  // the thread's first vector of the next step

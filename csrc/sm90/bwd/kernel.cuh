@@ -153,7 +153,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
         wait_results_read();
       }
     }
-    // Its place, too, is computed again: kept across the main loop, it spilled.
+    // The address of the task, too, is computed again: kept across the main loop, it spilled.
     typename Traits::Task const volatile& task_again = smem.task[opaque(draws) & 1];
     KeyTile const tile_again = read_uniform(static_cast<KeyTile const volatile&>(task_again));
     finish_task<Traits>(args, tile_again, draws, smem, task_again, tdKrdK, tdVrdV);

@@ -238,7 +238,7 @@ CUTE_DEVICE SequenceOrigin origin_of_results(BwdParams const& params, SequenceKe
   return SequenceOrigin::packed(tile.sequence.first_key, tile.keys);
 }
 
-// The number of a row tile among those of all heads: the place of its statistics, its sums and its semaphore.
+// The number of a row tile among those of all heads: the index of its statistics, its sums and its semaphore.
 template <class Traits, class Tile>
 CUTE_DEVICE int row_tile_index(BwdParams const& params, Tile const volatile& tile, RowTile const& row_tile) {
   int const head = tile.head_kv * params.group + row_tile.head;

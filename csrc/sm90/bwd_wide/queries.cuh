@@ -86,7 +86,7 @@ CUTE_DEVICE TileRange key_range_of(BwdParams const&, SequenceQueryTile const& ti
   if (m_block * QueryTile::kRows >= uniform(tile.sequence.len_q)) range.end = range.begin;  // rows that are not used
   return range;
 }
-// The place of rows, keys and results in their tensors: the batch, or the coordinates of the sequence.
+// The coordinates at which rows, keys and results begin: the batch, or those of the sequence.
 CUTE_DEVICE int place_of_rows(BwdParams const&, QueryTile const& tile) { return tile.batch; }
 CUTE_DEVICE int place_of_keys(BwdParams const&, QueryTile const& tile) { return tile.batch; }
 CUTE_DEVICE int place_of_dq(BwdParams const&, QueryTile const& tile) { return tile.batch; }

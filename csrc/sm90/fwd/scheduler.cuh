@@ -32,7 +32,7 @@ struct TileCoord {
 };
 
 // A CTA's next tile is determined when it has this many key tiles of the last one left to load: it takes about as long
-// as two of them to read the lengths of its sequence and to find its place.
+// as two of them to read the lengths of its sequence and to find its coordinates.
 constexpr int kTilesAhead = 2;
 
 // A tile of a sequence that was read at run time.
