@@ -167,7 +167,7 @@ def packed(lengths: str, H: int, Hkv: int, D: int) -> Workload:
 
 
 def paper_grid() -> list[Workload]:
-    """16,384 tokens a batch, heads x head dim = 2048."""
+    """16,384 tokens per batch, heads x head dim = 2048."""
     return [
         case(16384 // n, 2048 // d, n, d, causal)
         for d in (64, 128, 256)
