@@ -47,7 +47,7 @@ struct SplitKvTraits : fwd::Traits<Element, kHeadDim, split_kv_base(tile_config(
   using KeysOfP = Layout<Shape<_16, Int<kWarps>, Int<kWarpKeys / 16>>, Stride<_1, Int<kWarpKeys>, _16>>;
   using MmaS = TiledMMA<Atom, Layout<Shape<_1, Int<kWarps>, _1>>, Tile<_16, KeysOfS, _16>>;
   using MmaO = TiledMMA<Atom, Layout<Shape<_1, _1, Int<kWarps>>>, Tile<_16, _16, KeysOfP>>;
-  // Who has which part of the sum of all warps, in the epilogue.
+  // Which part of the sum of all warps each warp has in the epilogue.
   static constexpr int kRowTiles = kBlockM / 16, kColumnParts = kWarps / kRowTiles;
   using Mma = TiledMMA<Atom, Layout<Shape<Int<kRowTiles>, Int<kColumnParts>, _1>>,
                        Tile<Int<kBlockM>, Int<16 * kColumnParts>, _16>>;
