@@ -178,7 +178,7 @@ struct BwdParams {
 
   int m_blocks;  // row tiles per query head
   int n_blocks;  // key tiles per KV head
-  int group;     // query heads per KV head
+  int heads_per_kv;                     // query heads per KV head
   sm80::bwd::LaunchOrder launch_order;  // sm80
   sm90::bwd::TaskOrder task_order;      // sm90, not bwd_wide
   TileSplit split;                      // sm90, not bwd_wide: of key tiles, by rows

@@ -101,7 +101,7 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
                          .deterministic = args.deterministic,
                          .m_blocks = plan.m_blocks,
                          .n_blocks = plan.n_blocks,
-                         .group = problem.heads_q / problem.heads_kv,
+                         .heads_per_kv = problem.heads_q / problem.heads_kv,
                          .launch_order = plan.launch_order,
                          .task_order = plan.task_order,
                          .split = plan.split,

@@ -68,7 +68,7 @@ void order_sm90(BwdPlan& plan, Problem const& problem, Gpu gpu, TensorInfo const
   if (problem.band.has_lower()) visited *= problem.heads_q / problem.heads_kv;
   sm90::bwd::TileCounts const counts{.m_blocks = plan.m_blocks,
                                      .n_blocks = plan.n_blocks,
-                                     .group = problem.heads_q / problem.heads_kv,
+                                     .heads_per_kv = problem.heads_q / problem.heads_kv,
                                      .heads = int64_t{problem.batch} * problem.heads_kv,
                                      .visited_rows = static_cast<int>(visited)};
   plan.task_order = sm90::bwd::task_order(counts, masked, plan.deterministic, gpu.num_sms);

@@ -147,8 +147,8 @@ CUTE_DEVICE float keys_share(BwdParams const& params, RowTileRows const& rows, i
 // Stores a vector of dO times `share`, see keys_share. `row`: among those of scaled_dout.
 template <class Element>
 CUTE_DEVICE void store_scaled_dout(BwdParams const& params, int64_t row, int column, uint4 const& dout, float share) {
-  auto* const place = static_cast<Element*>(params.scaled_dout) + row * params.head_dim_v + column;
-  *reinterpret_cast<uint4*>(place) = share < 0.f ? make_uint4(0, 0, 0, 0) : scaled<Element>(dout, share);
+  auto* const target = static_cast<Element*>(params.scaled_dout) + row * params.head_dim_v + column;
+  *reinterpret_cast<uint4*>(target) = share < 0.f ? make_uint4(0, 0, 0, 0) : scaled<Element>(dout, share);
 }
 
 // Prepares the sums of this CTA's row tile, where sequences are read at run time. If its sequence has no key tile, its
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(preprocess::kThreads)
   constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
   static_assert(kBlockM % kRowsAtOnce == 0 && kThreadsPerRow <= 32);
   RowTileRows const rows = find_rows<kBlockM, kSequences>(params);
-  // The queue's places, and its counts of key tiles, are as many as there might be tiles.
+  // The queue's slots, and its counts of key tiles, are as many as there might be tiles.
   if (kSequences && threadIdx.x < 2 && params.dq_queue != nullptr) {
     params.dq_queue[threadIdx.x * gridDim.x + blockIdx.x] = 0;
   }

@@ -37,19 +37,19 @@ struct DqQueue {
   static constexpr int kTicket = 0;
   static constexpr int kExpected = 1;  // chunks of all sequences that have a key tile
   static constexpr int kTail = 2;      // chunks whose sums are complete
-  static constexpr int kHead = 3;      // places that a CTA has taken
+  static constexpr int kHead = 3;      // slots that CTAs have taken
 
   static constexpr int kMaxChunk = 8;  // row tiles
 
   // Row tiles per chunk, of the query heads that share a KV head: as many as come to a key tile, so that each task has
   // about one chunk. `row_tiles`, `key_tiles`: of a sequence.
   CUTE_DEVICE static int chunk(BwdParams const& params, int row_tiles, int key_tiles) {
-    return min(int{kMaxChunk}, max(1, ceil_div(params.group * row_tiles, max(1, key_tiles))));
+    return min(int{kMaxChunk}, max(1, ceil_div(params.heads_per_kv * row_tiles, max(1, key_tiles))));
   }
 
   // Of a sequence and KV head.
   CUTE_DEVICE static int chunks(BwdParams const& params, int row_tiles, int key_tiles) {
-    return ceil_div(params.group * row_tiles, chunk(params, row_tiles, key_tiles));
+    return ceil_div(params.heads_per_kv * row_tiles, chunk(params, row_tiles, key_tiles));
   }
 };
 
@@ -93,7 +93,7 @@ template <int kBlockM, int kBlockN, class Record, class Distance>
 CUTE_DEVICE ListedKeyTile listed_key_tile(BwdParams const& params, Record const& record, int rank,
                                           Distance const& distance) {
   int const n_blocks = ceil_div(int{record.keys}, kBlockN);
-  int const heads_in_turn = record.sequence.band.lower > -kNoLimit ? params.group : 1;
+  int const heads_in_turn = record.sequence.band.lower > -kNoLimit ? params.heads_per_kv : 1;
   int const row_tiles = max(1, ceil_div(int{record.sequence.len_q}, kBlockM)) * heads_in_turn;
   int64_t const groups = int64_t{params.heads_kv} * row_tiles / max(1, distance(n_blocks));
   int const heads = ceil_div(params.heads_kv, static_cast<int>(max(int64_t{1}, min(groups, int64_t{params.heads_kv}))));

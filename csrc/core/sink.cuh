@@ -14,9 +14,9 @@ template <class Element>
 CUTE_DEVICE float head_sink_log2(Sinks const& sinks, int head) {
   constexpr float kLog2e = 1.4426950408889634f;
   if (sinks.data == nullptr) return -INFINITY;
-  int64_t const place = head * sinks.stride;
-  return kLog2e * (sinks.is_float32 ? static_cast<float const*>(sinks.data)[place]
-                                    : static_cast<float>(static_cast<Element const*>(sinks.data)[place]));
+  int64_t const index = head * sinks.stride;
+  return kLog2e * (sinks.is_float32 ? static_cast<float const*>(sinks.data)[index]
+                                    : static_cast<float>(static_cast<Element const*>(sinks.data)[index]));
 }
 
 }  // namespace flash_cute

@@ -50,7 +50,7 @@ __device__ inline void wait_turn(Task<Schedule> const& task, RowTile const& row_
 template <class Schedule>
 __device__ inline void end_turn_before(Task<Schedule> const& task, RowTile const& row_tile) {
   RowTile const before = task.previous(row_tile);
-  if (before.head >= opaque(task.tile.head_kv) * task.params.group) end_turn(semaphore(task, before));
+  if (before.head >= opaque(task.tile.head_kv) * task.params.heads_per_kv) end_turn(semaphore(task, before));
 }
 
 // Points to the sums of register 0 of this thread.

@@ -36,8 +36,8 @@ CUTE_DEVICE void mainloop(BwdParams const& params, typename Traits::SharedStorag
   Task<Schedule> const task(params, draw_index<kDeterministic>(params, reinterpret_cast<int*>(smem.ds)));
   if (task.empty()) return;
   KeyTile const& tile = task.tile;
-  RowTile now{tile.head_kv * params.group, task.first()};
-  int const end_head = now.head + params.group;
+  RowTile now{tile.head_kv * params.heads_per_kv, task.first()};
+  int const end_head = now.head + params.heads_per_kv;
 
   load_key_tile<Schedule>(params, tile, params.k, params.k_strides, smem.sK());
   load_q<Schedule>(params, tile.batch, now, smem, 0);

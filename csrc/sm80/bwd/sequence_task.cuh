@@ -32,9 +32,10 @@ struct SequenceTask {
   }
 
   // Row tiles are visited from the last to the first of each query head, and all of a head before those of the next.
-  CUTE_DEVICE RowTile first(BwdParams const& params) const { return {head_kv * params.group, range.end - 1}; }
+  CUTE_DEVICE RowTile first(BwdParams const& params) const { return {head_kv * params.heads_per_kv, range.end - 1}; }
   CUTE_DEVICE bool contains(BwdParams const& params, RowTile const& row_tile) const {
-    return static_cast<unsigned>(row_tile.head - head_kv * params.group) < static_cast<unsigned>(params.group);
+    return static_cast<unsigned>(row_tile.head - head_kv * params.heads_per_kv) <
+           static_cast<unsigned>(params.heads_per_kv);
   }
   CUTE_DEVICE RowTile next(RowTile const& row_tile) const {
     if (row_tile.m_block == range.begin) return {row_tile.head + 1, range.end - 1};
@@ -64,7 +65,7 @@ CUTE_DEVICE void find_task(BwdParams const& params, SequenceTask& task) {
     constexpr int kRowTileBytes = 8 * kBlockM * Traits::kHeadDim;  // of Q and dO, and the sums of dQ
     // The rows of a key tile are those of all query heads of its group.
     auto const distance = [&](int n_blocks) {
-      return heads_distance<kRowTileBytes>(params.deterministic, n_blocks) / params.group;
+      return heads_distance<kRowTileBytes>(params.deterministic, n_blocks) / params.heads_per_kv;
     };
     task.n_block = -1;
     if (int const index = sequence_of_rank(params, rank); index >= 0) {

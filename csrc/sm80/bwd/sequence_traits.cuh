@@ -49,7 +49,7 @@ struct SequenceSchedule {
 
 // See end_basic_block of the dense kernel.
 CUTE_DEVICE void end_basic_block(BwdParams const& params) {
-  if (params.group == 0) __trap();  // never taken
+  if (params.heads_per_kv == 0) __trap();  // never taken
 }
 
 }  // namespace flash_cute::sm80::bwd

@@ -108,7 +108,7 @@ CUTE_DEVICE void find_keys_task(BwdParams const& params, int rank, int part, Tas
   Sequence const sequence = record.sequence;
   auto const one_head_after_the_other = [](int /*n_blocks*/) { return 1; };
   ListedKeyTile const listed = listed_key_tile<kTileRows, kTileRows>(params, record, rank, one_head_after_the_other);
-  int const first_key = listed.n_block * kTileRows, head = listed.head_kv * params.group;
+  int const first_key = listed.n_block * kTileRows, head = listed.head_kv * params.heads_per_kv;
   SequenceOperands<Element> const tensors{params, index, sequence, head, listed.head_kv};
   TileRange others = row_range<kOtherRows, kTileRows>(sequence, listed.n_block);
   if (!record.fits || first_key >= sequence.len_k) others.end = others.begin;
@@ -132,7 +132,7 @@ CUTE_DEVICE void find_keys_task(BwdParams const& params, int rank, int part, Tas
           .others = others,
           .index = index,
           .head = head,
-          .heads = params.group,
+          .heads = params.heads_per_kv,
           .first_statistic = record.first_row_tile * kTileRows,
           .chunks = chunks,
           .score_steps = is_dk ? gradient_chunks(params.head_dim, params.head_dim_v) : chunks};
@@ -148,7 +148,7 @@ CUTE_DEVICE void find_queries_task(BwdParams const& params, int number, int part
   SequenceRecord const& record = params.tiles.records[listed.index];
   Sequence const sequence = record.sequence;
   int const first_row = listed.m_block * kTileRows;
-  SequenceOperands<Element> const tensors{params, listed.index, sequence, head, head / params.group};
+  SequenceOperands<Element> const tensors{params, listed.index, sequence, head, head / params.heads_per_kv};
   TileRange others = key_range<kTileRows, kOtherRows>(sequence, listed.m_block);
   if (!record.fits || first_row >= sequence.len_q) others.end = others.begin;
 

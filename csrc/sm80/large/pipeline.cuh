@@ -105,7 +105,7 @@ struct Cursor {
   int64_t stride;       // in elements: of the rows between the thread's vectors of a chunk; of the rows of a step of X
   int rows;             // inside, from the thread's first row on
   int columns;          // inside, from the thread's first column on
-  uint32_t place;       // of the thread's first vector in a stage
+  uint32_t offset;      // of the thread's first vector in a stage
 
   static constexpr int kRowsAtOnce = kThreads / 8;                  // of a chunk
   static constexpr int kTilesAtOnce = kThreads / (8 * kValueKeys);  // of X
@@ -117,7 +117,7 @@ struct Cursor {
             .stride = kRowsAtOnce * source.stride,
             .rows = source.rows - row,
             .columns = source.columns - 8 * vector,
-            .place = vector_offset(row, vector)};
+            .offset = vector_offset(row, vector)};
   }
 
   // For load_values: from the source's first rows on.
@@ -127,13 +127,13 @@ struct Cursor {
             .stride = kValueKeys * source.stride,
             .rows = source.rows - row,
             .columns = source.columns - 64 * tile - 8 * vector,
-            .place = vector_offset(row, vector) + tile * kValueKeys * kRowBytes};
+            .offset = vector_offset(row, vector) + tile * kValueKeys * kRowBytes};
   }
 
   // Starts the copy of a tile of kRows rows and 64 columns. By all threads.
   template <int kRows>
   CUTE_DEVICE void load_chunk(uint32_t target) {
-    copy_chunk<kRows>(from, stride, rows, columns > 0, target + place);
+    copy_chunk<kRows>(from, stride, rows, columns > 0, target + offset);
     from += kChunk;
     columns -= kChunk;
   }
@@ -141,7 +141,7 @@ struct Cursor {
   // A chunk of the other operand of a product, and a chunk of this one.
   template <int kRows, int kOwnRows>
   CUTE_DEVICE void load_chunks(uint32_t target, OwnRows<Element>& own, int64_t own_stride, uint32_t own_target) {
-    copy_chunk<kOwnRows>(own.from, kRowsAtOnce * own_stride, own.rows, columns > 0, own_target + place);
+    copy_chunk<kOwnRows>(own.from, kRowsAtOnce * own_stride, own.rows, columns > 0, own_target + offset);
     own.from += kChunk;
     load_chunk<kRows>(target);
   }
@@ -151,7 +151,7 @@ struct Cursor {
   CUTE_DEVICE void load_values(uint32_t target) {
     CUTE_UNROLL
     for (int i = 0; i < kColumns / 64; i += kTilesAtOnce) {
-      if (columns > 64 * i) copy_async(target + place + i * kValueKeys * kRowBytes, from + 64 * i, rows > 0);
+      if (columns > 64 * i) copy_async(target + offset + i * kValueKeys * kRowBytes, from + 64 * i, rows > 0);
     }
     from += stride;
     rows -= kValueKeys;

@@ -120,8 +120,8 @@ CUTE_DEVICE void store_weights(Weights const& weights,  // (4, 2, 4), of Element
       int const row = 16 * (warp % 2) + 32 * i + 8 * half + lane / 4;
       CUTE_UNROLL
       for (int j = 0; j < 4; ++j) {
-        uint32_t const place = vector_offset(row, warp / 2 + 4 * (j % 2)) + 4 * (lane % 4);
-        store_shared(tile + j / 2 * kBlockM * kRowBytes + place, pairs(half, i, j));
+        uint32_t const offset = vector_offset(row, warp / 2 + 4 * (j % 2)) + 4 * (lane % 4);
+        store_shared(tile + j / 2 * kBlockM * kRowBytes + offset, pairs(half, i, j));
       }
     }
   }
@@ -137,9 +137,9 @@ CUTE_DEVICE void store_out(Out const& out,  // (4, 4, kOutBlocks), of Element
   for (int i = 0; i < 4; ++i) {
     CUTE_UNROLL
     for (int half = 0; half < 2; ++half) {
-      uint32_t const place = vector_offset(16 * i + 8 * half + lane / 4, warp) + 4 * (lane % 4);
+      uint32_t const offset = vector_offset(16 * i + 8 * half + lane / 4, warp) + 4 * (lane % 4);
       CUTE_UNROLL
-      for (int j = 0; j < kOutBlocks; ++j) store_shared(tiles + j * kBlockM * kRowBytes + place, pairs(half, i, j));
+      for (int j = 0; j < kOutBlocks; ++j) store_shared(tiles + j * kBlockM * kRowBytes + offset, pairs(half, i, j));
     }
   }
 }

@@ -133,7 +133,7 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
     };
     RowTile row_tile{task().first.m_block, task().first.head};
 #pragma unroll 1
-    for (int count = task().begin; count < task().end; ++count, row_tile.advance(args.params.group, task())) {
+    for (int count = task().begin; count < task().end; ++count, row_tile.advance(args.params.heads_per_kv, task())) {
       if (count % 2 != kParity) continue;
       int const index = row_tile_index<Traits>(params, task(), row_tile);
       // Whether this key tile is the first that visits the row tile, and its rank among those that do. Recomputed at
@@ -199,7 +199,7 @@ CUTE_DEVICE void watch_sums(KernelArgs const& args, typename Traits::SharedStora
     if (task.dq_begin < task.dq_end) wait_turn(head_counter(args, task.dq_head), 2 * args.params.n_blocks);
     if (task.parts != 0) wait_parts<Traits>(args, task);
     if (task.parts < 0) {  // all shares of the heads whose sums the part overwrites have been converted
-      int const row_tiles = args.params.m_blocks * args.params.group;
+      int const row_tiles = args.params.m_blocks * args.params.heads_per_kv;
       int const begin = task.range * Traits::kPartRowTiles, end = begin + Traits::kPartRowTiles;
       int const shares = ceil_div(row_tiles, args.params.task_order.dq_share);
       for (int head = begin / row_tiles; head * row_tiles < end; ++head) {

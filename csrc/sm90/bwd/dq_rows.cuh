@@ -15,14 +15,14 @@ namespace flash_cute::sm90::bwd {
 
 // A row tile of dQ in global memory.
 template <class Element>
-struct DqPlace {
+struct DqTarget {
   Element* rows;
   int used;  // rows that have sums, of those from the tile's first one on
   int all;   // rows that are written: those from `used` on get 0
 };
 
 // The row tiles of a task's share, in two steps: the work between load and store hides the latency of the loads. A
-// share has the row tiles [begin, end), of each its sums (null if no key tile has stored any: dQ is 0) and its place.
+// share has the row tiles [begin, end), of each its sums (null if no key tile has stored any: dQ is 0) and its target.
 template <class Traits>
 class DqRows {
  public:
@@ -56,11 +56,11 @@ class DqRows {
     CUTE_UNROLL
     for (int t = 0; t < kRowTiles; ++t) {
       if (begin + t >= share.end) break;
-      auto const place = share.place(begin + t);
-      if (place.used < Traits::kBlockM || params.head_dim < Traits::kHeadDim) {
-        store_row_tile<Bounds::kClipped>(params, fours_[t], place);
+      auto const target = share.target(begin + t);
+      if (target.used < Traits::kBlockM || params.head_dim < Traits::kHeadDim) {
+        store_row_tile<Bounds::kClipped>(params, fours_[t], target);
       } else {
-        store_row_tile<Bounds::kInside>(params, fours_[t], place);
+        store_row_tile<Bounds::kInside>(params, fours_[t], target);
       }
     }
   }
@@ -74,21 +74,21 @@ class DqRows {
 
   template <Bounds kBounds>
   CUTE_DEVICE static void store_row_tile(BwdParams const& params, float4 const (&fours)[kFours],
-                                         DqPlace<Element> const& place) {
+                                         DqTarget<Element> const& target) {
     // Register 4 * j + r of thread t in store_dq has row 64 * (j / (D / 8)) + 16 * (t / 32) + t % 32 / 4 + 8 * (r / 2)
     // and column 8 * (j % (D / 8)) + 2 * (t % 4) + r % 2. Here each of the two warpgroups has every other j.
     int const thread = consumer_thread();
     int const row = first_row_of_thread(thread);
     int const column = thread / 128 * 8 + thread % 4 * 2;
     int64_t const stride = params.dq_strides.row;
-    Element* const dq = place.rows + row * stride + column;
+    Element* const dq = target.rows + row * stride + column;
     CUTE_UNROLL
     for (int i = 0; i < kFours; ++i) {
       int const further_row = 16 * i / Traits::kHeadDim * 64, further_column = 16 * i % Traits::kHeadDim;
       auto put = [&](int row_below, float left, float right) {
         if constexpr (kBounds == Bounds::kClipped) {
-          if (row + row_below >= place.all || column + further_column >= params.head_dim) return;
-          if (row + row_below >= place.used) left = right = 0.f;
+          if (row + row_below >= target.all || column + further_column >= params.head_dim) return;
+          if (row + row_below >= target.used) left = right = 0.f;
         }
         float const factor = params.scale * Traits::kSumsFactor;
         cutlass::Array<float, 2> const scaled{left * factor, right * factor};
@@ -117,7 +117,7 @@ struct DenseDqShare {
     return visiting.begin == visiting.end ? nullptr : params.dq_acc + int64_t{row_tile} * Traits::kQElements;
   }
 
-  CUTE_DEVICE DqPlace<typename Traits::Element> place(int row_tile) const {
+  CUTE_DEVICE DqTarget<typename Traits::Element> target(int row_tile) const {
     int const head = row_tile / params.m_blocks, row = (row_tile - head * params.m_blocks) * Traits::kBlockM;
     int const batch = head / params.heads_q;
     auto* const dq = static_cast<typename Traits::Element*>(params.dq) + batch * params.dq_strides.batch +
@@ -141,12 +141,12 @@ struct SequenceDqShare {
     return params.dq_acc + int64_t{number} * Traits::kQElements;
   }
 
-  CUTE_DEVICE DqPlace<typename Traits::Element> place(int row_tile) const {
+  CUTE_DEVICE DqTarget<typename Traits::Element> target(int row_tile) const {
     int const head = head_of(row_tile), row = (row_tile - head * chunk.row_tiles) * Traits::kBlockM;
     int const batch = chunk.batch, first_row = chunk.sequence.first_row;
     auto* const dq = static_cast<typename Traits::Element*>(params.dq) +
                      sequence_offset(params, params.dq_strides, batch, first_row,
-                                     chunk.head_kv * params.group + head) +
+                                     chunk.head_kv * params.heads_per_kv + head) +
                      row * params.dq_strides.row;
     return {.rows = dq, .used = chunk.sequence.len_q - row, .all = chunk.sequence.rows - row};
   }

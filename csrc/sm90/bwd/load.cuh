@@ -83,7 +83,7 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile
   RowTile row_tile{tile.first.m_block, tile.first.head};
   bool first = true;
 #pragma unroll 1
-  for (int count = tile.begin; count < tile.end; ++count, row_tile.advance(args.params.group, tile)) {
+  for (int count = tile.begin; count < tile.end; ++count, row_tile.advance(args.params.heads_per_kv, tile)) {
     before_step(count);
     auto load_rows = [&](auto columns, CUtensorMap const& map, Pipeline<Traits::kStages>& pipeline, Element* buffer,
                          auto const&... stats) {
@@ -97,7 +97,7 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile
         }
       }
       uint64_t* const full = pipeline.expect(state, kElements * sizeof(Element) + sizeof...(stats) * kStatBytes);
-      int const head = tile.head_kv * args.params.group + row_tile.head;
+      int const head = tile.head_kv * args.params.heads_per_kv + row_tile.head;
       load_tile_of<Traits, Columns>(params, map, full, TMA::CacheHintSm90::EVICT_LAST,
                                     buffer + state.stage * kElements, kBlockM, row_tile.m_block * kBlockM, head, tile,
                                     /*of_keys=*/false);

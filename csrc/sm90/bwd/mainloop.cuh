@@ -300,7 +300,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
   RowTile row_tile = tile.first;
   int heads_before = 0;  // whose turn is over
   auto const slope = [&] {
-    int const head = tile.head_kv * params.group + heads_before + row_tile.head;
+    int const head = tile.head_kv * params.heads_per_kv + heads_before + row_tile.head;
     return params.scale_log2 * head_slope(params.score, tile.batch, head);
   };
   auto const shift = [&] {
@@ -352,7 +352,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
   // A turn is the row tiles of all query heads in alternation or, with a window, those of one: a loop of its own, so
   // that the order costs a step nothing.
   bool const heads_in_turn = tile.last_row_tile >= 0;
-  int const alternating = heads_in_turn ? 1 : params.group;
+  int const alternating = heads_in_turn ? 1 : params.heads_per_kv;
   int left = heads_in_turn ? tile.first.m_block - tile.last_row_tile : tile.end - tile.begin - 1;
   // What the loop over a turn does not need is read again after it: kept in registers, it spilled at head dim 64.
   auto const tile_again = [&] {

@@ -29,7 +29,7 @@ struct TaskOrder {
 struct TileCounts {
   int m_blocks;       // row tiles per query head
   int n_blocks;       // key tiles per KV head
-  int group;          // query heads per KV head
+  int heads_per_kv;   // query heads per KV head
   int64_t heads;      // KV heads of all batches
   int visited_rows;   // row tiles per query head that the longest key tile visits
 };
@@ -47,7 +47,7 @@ constexpr int heads_distance(bool masked, bool deterministic, int n_blocks) {
 constexpr TaskOrder task_order(TileCounts const& counts, bool masked, bool deterministic, int num_sms) {
   auto const ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   int64_t const heads = counts.heads;
-  int64_t const row_tiles_per_head = int64_t{counts.m_blocks} * counts.group;
+  int64_t const row_tiles_per_head = int64_t{counts.m_blocks} * counts.heads_per_kv;
   int64_t const tasks_per_head = std::max<int64_t>(counts.n_blocks, ceil_div(row_tiles_per_head, kMaxDqShare));
   int64_t const tiles = tasks_per_head * heads;
   int64_t const distance = heads_distance(masked, deterministic, counts.n_blocks);
@@ -75,7 +75,7 @@ constexpr int part_row_tiles(int block_m, int block_n) { return 2 * block_n / bl
 constexpr TileSplit split_key_tiles(TaskOrder const& order, TileCounts const& counts, KernelShape const& shape,
                                     bool masked, bool deterministic, int num_sms) {
   if (masked || deterministic || order.tasks_per_head != counts.n_blocks) return {};
-  int64_t const row_tiles_per_head = int64_t{counts.m_blocks} * counts.group;
+  int64_t const row_tiles_per_head = int64_t{counts.m_blocks} * counts.heads_per_kv;
   constexpr bool kEqualRanges = false;
   TileSplit const split = split_last_wave(order.tiles, row_tiles_per_head, num_sms, kEqualRanges);
   if (split.tiles > int64_t{order.interleaved_heads} * (counts.n_blocks - 1)) return {};

@@ -15,7 +15,7 @@ constexpr int kDrawAhead = 4;  // steps between a draw and the last loads of the
 // Takes a chunk, with what its conversion needs, as the task's share of dQ. Returns how many row tiles are left, about.
 template <class Traits>
 CUTE_DEVICE int take_chunk(BwdParams const& params, SequenceTask& task) {
-  TakenChunk const taken(params, task.place);
+  TakenChunk const taken(params, task.slot);
   task.dq_begin = task.dq_end = 0;
   if (taken.number < 0) return 0;
   ListedRowTile const tile = listed_row_tile(params, taken.number);
@@ -25,13 +25,13 @@ CUTE_DEVICE int take_chunk(BwdParams const& params, SequenceTask& task) {
   DqChunk volatile& chunk = task.chunk;
   chunk.batch = tile.index;
   chunk.first_row_tile = record.first_row_tile;
-  chunk.head_kv = tile.head / params.group;
+  chunk.head_kv = tile.head / params.heads_per_kv;
   int const row_tiles = ceil_div(int(chunk.sequence.rows), int{Traits::kBlockM});
   chunk.row_tiles = row_tiles;
   SequenceTask volatile& there = task;
-  there.dq_begin = tile.head % params.group * row_tiles + tile.m_block;  // the chunk's number
+  there.dq_begin = tile.head % params.heads_per_kv * row_tiles + tile.m_block;  // the chunk's number
   int const share = DqQueue::chunk(params, row_tiles, ceil_div(int{record.keys}, int{Traits::kBlockN}));
-  there.dq_end = min((there.dq_begin + 1) * share, params.group * row_tiles);
+  there.dq_end = min((there.dq_begin + 1) * share, params.heads_per_kv * row_tiles);
   there.dq_begin = there.dq_begin * share;
   return taken.left * share;
 }
@@ -52,7 +52,7 @@ CUTE_DEVICE void schedule_tasks(KernelArgs const& args, typename Traits::SharedS
     task.begin = task.end = draws > 0 ? before.end : 0;
     task.keys_phase = draws > 0 && before.keys_phase != (before.begin < before.end);
     task.n_block = -1;
-    task.place = draws > 0 ? before.place : -1;
+    task.slot = draws > 0 ? before.slot : -1;
 #pragma unroll 1
     for (;;) {
       int const left = take_chunk<Traits>(params, task);
@@ -61,7 +61,7 @@ CUTE_DEVICE void schedule_tasks(KernelArgs const& args, typename Traits::SharedS
         tickets = SequenceKeyTile::make<Traits>(args, rank, task);
       }
       if (tickets || task.dq_end > task.dq_begin) break;
-      if (TakenChunk::all(params, task.place)) {
+      if (TakenChunk::all(params, task.slot)) {
         task.dq_begin = -1;
         break;
       }

@@ -74,7 +74,7 @@ struct KeyTile {
     tile.first.m_block = range.end - 1;
     tile.first.head = 0;
     tile.last_row_tile = args.params.band.is_window(args.params.len_q) ? range.begin : -1;
-    tile.end = tile.begin + args.params.group * (range.end - range.begin);
+    tile.end = tile.begin + args.params.heads_per_kv * (range.end - range.begin);
   }
 };
 
@@ -123,7 +123,7 @@ struct Task : KeyTile {
       make_part<Traits>(args, range, split.range_begin(range) / split.steps, task);
     }
     OrderEntry const share(args, index - args.params.task_order.dq_lag);
-    int const row_tiles = args.params.m_blocks * args.params.group;
+    int const row_tiles = args.params.m_blocks * args.params.heads_per_kv;
     task.dq_head = share.head;
     task.dq_begin = share.head * row_tiles + min(row_tiles, share.number * args.params.task_order.dq_share);
     task.dq_end = share.head * row_tiles + min(row_tiles, (share.number + 1) * args.params.task_order.dq_share);
@@ -146,8 +146,8 @@ struct Task : KeyTile {
     KeyTile::make<Traits>(args, keys.head, keys.number, task);
     int const begin = max(split.range_begin(range) - tile * split.steps, 0);
     int const end = split.range_begin(range + 1) - tile * split.steps;
-    task.first.m_block = args.params.m_blocks - 1 - begin / args.params.group;
-    task.first.head = begin % args.params.group;
+    task.first.m_block = args.params.m_blocks - 1 - begin / args.params.heads_per_kv;
+    task.first.head = begin % args.params.heads_per_kv;
     task.end = task.begin + min(end, split.steps) - begin;
     task.parts = begin > 0 ? -1 : split.parts(tile, range);
     task.range = range;
@@ -202,7 +202,7 @@ struct SequenceKeyTile : KeyTile, SequenceRecord {
     there.first.m_block = range.end - 1;
     there.first.head = 0;
     there.last_row_tile = sequence.band.is_window(sequence.len_q) ? range.begin : -1;
-    there.end = there.begin + (used ? params.group * (range.end - range.begin) : 0);
+    there.end = there.begin + (used ? params.heads_per_kv * (range.end - range.begin) : 0);
     return true;
   }
 };
@@ -220,7 +220,7 @@ struct alignas(16) DqChunk {
 struct SequenceTask : SequenceKeyTile {
   int dq_begin;  // the row tiles [dq_begin, dq_end) of the sequence and KV head; -1: there are no more tasks
   int dq_end;
-  int place;     // the scheduler's: see TakenChunk
+  int slot;      // the scheduler's: see TakenChunk
   DqChunk chunk;
 };
 
@@ -241,7 +241,7 @@ CUTE_DEVICE SequenceOrigin origin_of_results(BwdParams const& params, SequenceKe
 // The number of a row tile among those of all heads: the index of its statistics, its sums and its semaphore.
 template <class Traits, class Tile>
 CUTE_DEVICE int row_tile_index(BwdParams const& params, Tile const volatile& tile, RowTile const& row_tile) {
-  int const head = tile.head_kv * params.group + row_tile.head;
+  int const head = tile.head_kv * params.heads_per_kv + row_tile.head;
   if constexpr (reads_sequences(Traits::kVariant)) {
     constexpr int kPerListed = Traits::kListedRows / Traits::kBlockM;
     return (head * params.m_blocks + tile.first_row_tile) * kPerListed + row_tile.m_block;

@@ -70,7 +70,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     RowStats<kTileRows> const lse_log2 = read_statistics(smem.lse_log2[q_state.stage]);
     auto rF = make_tensor_like<cutlass::half_t>(tSrS);  // (MMA, MMA_N, MMA_M): derivatives of modified scores
     if constexpr (Traits::kVariant == Variant::kModified) {
-      float const slope = head_slope(params.score, tile.batch, tile.head_kv * params.group + row_tile.head);
+      float const slope = head_slope(params.score, tile.batch, tile.head_kv * params.heads_per_kv + row_tile.head);
       cap_scores(tSrS, rF, params.score);
       add_bias_transposed(scores, coordinates(), tScS_0, slope,
                           (m - tile.n_block) * kTileRows + bwd::read_band(tile.sequence).shift);
@@ -107,7 +107,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     smem.dout_pipeline.release({1, i & 1});
     q_state.advance();
     if (i + 1 < steps) compute_scores();
-    row_tile.advance(params.group, tile);
+    row_tile.advance(params.heads_per_kv, tile);
   }
   int const first_key = tile.n_block * kTileRows;
   store_sums<Traits>(args.dv, smem.k, 0, tdVrdV, 1.f, first_key, tile.sequence.len_k, tile.head_kv,

@@ -51,20 +51,20 @@ CUTE_DEVICE void load_keys_and_rows(KernelArgs const& args, typename Traits::Key
   BwdParams const& params = args.params;
   KeyTile const volatile& tile = smem.tile;
   SequenceOrigin const rows = origin_of_rows(params, smem.tile), keys = origin_of_keys(params, smem.tile);
-  int const steps = params.group * (tile.row_tiles.end - tile.row_tiles.begin);
+  int const steps = params.heads_per_kv * (tile.row_tiles.end - tile.row_tiles.begin);
   auto const load_once = [&](CUtensorMap const& map, Pipeline<1>& pipeline, typename Traits::Element* buffer) {
     load_tile<Traits>(map, pipeline.expect({}, kTileBytes<Traits>), TMA::CacheHintSm90::EVICT_FIRST, buffer,
                       tile.n_block * kTileRows, tile.head_kv, keys);
   };
   RowTile row_tile{tile.first.m_block, tile.first.head}, later = row_tile;
   CUTE_UNROLL
-  for (int i = 0; i < kStepsAhead; ++i) later.advance(params.group, tile);
+  for (int i = 0; i < kStepsAhead; ++i) later.advance(params.heads_per_kv, tile);
   PipelineState<kStagesOfQ> q_state;
 #pragma unroll 1
   for (int i = 0; i < steps; ++i) {
-    int const head = tile.head_kv * params.group + row_tile.head;
+    int const head = tile.head_kv * params.heads_per_kv + row_tile.head;
     if (i + kStepsAhead < steps) {
-      int const chunk = tile.n_block % Traits::kChunks, later_head = tile.head_kv * params.group + later.head;
+      int const chunk = tile.n_block % Traits::kChunks, later_head = tile.head_kv * params.heads_per_kv + later.head;
       prefetch_chunk<Traits>(args.q, chunk, later.m_block * kTileRows, later_head, rows);
       prefetch_chunk<Traits>(args.dout, chunk, later.m_block * kTileRows, later_head, rows);
     }
@@ -84,8 +84,8 @@ CUTE_DEVICE void load_keys_and_rows(KernelArgs const& args, typename Traits::Key
     load_unit<Traits, 1>(args.dout, smem.dout_pipeline.expect({1, i & 1}, kUnitBytes<Traits, 1>), smem.dout, row, head,
                          rows);
     if (i == 0) load_once(args.v, smem.v_pipeline, smem.v);
-    row_tile.advance(params.group, tile);
-    later.advance(params.group, tile);
+    row_tile.advance(params.heads_per_kv, tile);
+    later.advance(params.heads_per_kv, tile);
   }
 }
 
@@ -95,7 +95,7 @@ CUTE_DEVICE void load_rows_and_keys(KernelArgs const& args, typename Traits::Que
   BwdParams const& params = args.params;
   RowTileTask const volatile& tile = smem.tile;
   SequenceOrigin const rows = origin_of_rows(params, smem.tile), keys = origin_of_keys(params, smem.tile);
-  int const begin = tile.key_tiles.begin, end = tile.key_tiles.end, head_kv = tile.head / params.group;
+  int const begin = tile.key_tiles.begin, end = tile.key_tiles.end, head_kv = tile.head / params.heads_per_kv;
   if (begin == end) return;
   uint64_t* const full = smem.rows_pipeline.expect({}, 2 * kTileBytes<Traits>);
   auto const load_once = [&](CUtensorMap const& map, typename Traits::Element* buffer) {

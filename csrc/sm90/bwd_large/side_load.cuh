@@ -62,23 +62,23 @@ CUTE_DEVICE void load_keys_side(KernelArgs const& args, typename Traits::KeysSto
   BwdParams const& params = args.params;
   KeyTile const volatile& tile = smem.tile;
   SequenceOrigin const rows = origin_of_rows(params, smem.tile), keys = origin_of_keys(params, smem.tile);
-  int const steps = params.group * (tile.row_tiles.end - tile.row_tiles.begin);
+  int const steps = params.heads_per_kv * (tile.row_tiles.end - tile.row_tiles.begin);
   if (steps == 0) return;
   CUtensorMap const& own = side() == kSideS ? args.k : args.v;
   CUtensorMap const& streamed = side() == kSideS ? args.q : args.dout;
   load_resident<Traits>(own, smem, tile.n_block * kTileRows, tile.head_kv, keys);
   RowTile row_tile{tile.first.m_block, tile.first.head}, later = row_tile;
   CUTE_UNROLL
-  for (int i = 0; i < kStepsAhead; ++i) later.advance(params.group, tile);
+  for (int i = 0; i < kStepsAhead; ++i) later.advance(params.heads_per_kv, tile);
 #pragma unroll 1
   for (int i = 0; i < steps; ++i) {
-    int const first_head = tile.head_kv * params.group;
+    int const first_head = tile.head_kv * params.heads_per_kv;
     if (i + kStepsAhead < steps) {
       prefetch_box<Traits>(streamed, tile.n_block, later.m_block * kTileRows, first_head + later.head, rows);
     }
     load_streamed<Traits>(streamed, smem, i, row_tile.m_block * kTileRows, first_head + row_tile.head, rows);
-    row_tile.advance(params.group, tile);
-    later.advance(params.group, tile);
+    row_tile.advance(params.heads_per_kv, tile);
+    later.advance(params.heads_per_kv, tile);
   }
 }
 
@@ -88,7 +88,7 @@ CUTE_DEVICE void load_queries_side(KernelArgs const& args, typename Traits::Quer
   BwdParams const& params = args.params;
   RowTileTask const volatile& tile = smem.tile;
   SequenceOrigin const rows = origin_of_rows(params, smem.tile), keys = origin_of_keys(params, smem.tile);
-  int const begin = tile.key_tiles.begin, last = tile.key_tiles.end - 1, head_kv = tile.head / params.group;
+  int const begin = tile.key_tiles.begin, last = tile.key_tiles.end - 1, head_kv = tile.head / params.heads_per_kv;
   if (begin > last) return;
   CUtensorMap const& own = side() == kSideS ? args.q : args.dout;
   CUtensorMap const& streamed = side() == kSideS ? args.k : args.v;

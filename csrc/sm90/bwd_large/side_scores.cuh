@@ -51,7 +51,7 @@ CUTE_DEVICE void make_scores_of_keys(KernelArgs const& args, typename Traits::Ke
   RowTile row_tile{uniform(tile.first.m_block)};
 #pragma unroll 1
   for (int i = 0; i < steps; ++i) {
-    int const m = row_tile.m_block, head = tile.head_kv * params.group + row_tile.head;
+    int const m = row_tile.m_block, head = tile.head_kv * params.heads_per_kv + row_tile.head;
     int64_t const first = first_statistic(params, head, tile.first_row_tile, m) + first_row;
     RowStats<kRows> const lse_log2 = read_statistics<kRows>(params.lse_log2 + first);
     RowStats<kRows> const delta = read_statistics<kRows>(params.delta + first);
@@ -77,7 +77,7 @@ CUTE_DEVICE void make_scores_of_keys(KernelArgs const& args, typename Traits::Ke
     // Either message says that the parts have been read, and so P comes second: dS waits for all loads of them.
     send_to_side<Traits>(smem, i, rdS, kSideS);
     send_to_side<Traits>(smem, i, rP, kSideDp);
-    row_tile.advance(params.group, tile);
+    row_tile.advance(params.heads_per_kv, tile);
   }
 }
 

@@ -88,7 +88,7 @@ CUTE_DEVICE SequenceOrigin origin_of_keys(BwdParams const& params, Tile const& t
 }
 
 CUTE_DEVICE int row_steps(BwdParams const& params, KeyTile const volatile& tile) {
-  return params.group * (uniform(tile.row_tiles.end) - uniform(tile.row_tiles.begin));
+  return params.heads_per_kv * (uniform(tile.row_tiles.end) - uniform(tile.row_tiles.begin));
 }
 
 // The coordinates of dK's and dV's rows.

@@ -31,7 +31,7 @@ using bwd::load_key_tile;
 
 // Where the results of a key tile are: its batch, or the coordinates of its sequence.
 template <class Traits>
-CUTE_DEVICE auto place_of_results(BwdParams const& params, typename Traits::Tile const volatile& tile) {
+CUTE_DEVICE auto coordinates_of_results(BwdParams const& params, typename Traits::Tile const volatile& tile) {
   if constexpr (reads_sequences(Traits::kVariant)) {
     return bwd::origin_of_results(params, tile);
   } else {
@@ -83,7 +83,7 @@ struct KeysRole {
   // Calls step(m, i, last, head) for the i-th row tile, m of head number `head` of the group.
   template <class Step>
   CUTE_DEVICE void for_each_row_tile(TileRange range, Step&& step) const {
-    int const steps = args.params.group * (range.end - range.begin);
+    int const steps = args.params.heads_per_kv * (range.end - range.begin);
     // Read once: the next step's exponentials would wait for a read at the end of each.
     bool const alternating = smem.tile.last_row_tile < 0;
     RowTile row_tile{range.end - 1};
@@ -91,9 +91,9 @@ struct KeysRole {
     for (int i = 0; i < steps; ++i) {
       step(row_tile.m_block, i, i + 1 == steps, row_tile.head);
       if (alternating) {
-        row_tile.advance(args.params.group);
+        row_tile.advance(args.params.heads_per_kv);
       } else {
-        row_tile.advance(args.params.group, smem.tile);
+        row_tile.advance(args.params.heads_per_kv, smem.tile);
       }
     }
   }
@@ -177,7 +177,8 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
         bwd::TileBias bias{};
         if constexpr (bwd::has_bias(terms)) {  // other scores do not wait for what it reads
           if (head != slope_head) {
-            slope_log2 = params.scale_log2 * head_slope(params.score, tile.batch, tile.head_kv * params.group + head);
+            slope_log2 =
+                params.scale_log2 * head_slope(params.score, tile.batch, tile.head_kv * params.heads_per_kv + head);
             slope_head = head;
           }
           bias = {.slope_log2 = slope_log2, .offset = (m - tile.n_block) * 64 + shift()};
@@ -216,7 +217,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     warpgroup_fence_operand(tSrS);
   });
   store_sums<Traits, Traits::kHeadDimV>(args.dv, smem.k, 0, tdVrdV, 1.f, tile.n_block * 64, tile.head_kv,
-                     place_of_results<Traits>(params, tile));
+                     coordinates_of_results<Traits>(params, tile));
 }
 
 // dS^T = P^T (V dO^T - delta), dK += dS^T Q.
@@ -280,7 +281,7 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
   });
   typename Traits::Tile const volatile& tile = smem.tile;
   store_sums<Traits, Traits::kHeadDim>(args.dk, smem.v, 1, tdKrdK, params.scale, tile.n_block * 64, tile.head_kv,
-                     place_of_results<Traits>(params, tile));
+                     coordinates_of_results<Traits>(params, tile));
 }
 
 template <class Traits>

@@ -87,21 +87,21 @@ CUTE_DEVICE TileRange key_range_of(BwdParams const&, SequenceQueryTile const& ti
   return range;
 }
 // The coordinates at which rows, keys and results begin: the batch, or those of the sequence.
-CUTE_DEVICE int place_of_rows(BwdParams const&, QueryTile const& tile) { return tile.batch; }
-CUTE_DEVICE int place_of_keys(BwdParams const&, QueryTile const& tile) { return tile.batch; }
-CUTE_DEVICE int place_of_dq(BwdParams const&, QueryTile const& tile) { return tile.batch; }
-CUTE_DEVICE SequenceOrigin place(BwdParams const& params, SequenceQueryTile const& tile, int first, int length) {
+CUTE_DEVICE int coordinates_of_rows(BwdParams const&, QueryTile const& tile) { return tile.batch; }
+CUTE_DEVICE int coordinates_of_keys(BwdParams const&, QueryTile const& tile) { return tile.batch; }
+CUTE_DEVICE int coordinates_of_dq(BwdParams const&, QueryTile const& tile) { return tile.batch; }
+CUTE_DEVICE SequenceOrigin coordinates(BwdParams const& params, SequenceQueryTile const& tile, int first, int length) {
   if (params.sequences.cu_q == nullptr) return SequenceOrigin::dense(tile.batch);
   return SequenceOrigin::packed(first, length);
 }
-CUTE_DEVICE SequenceOrigin place_of_rows(BwdParams const& params, SequenceQueryTile const& tile) {
-  return place(params, tile, tile.sequence.first_row, tile.sequence.len_q);
+CUTE_DEVICE SequenceOrigin coordinates_of_rows(BwdParams const& params, SequenceQueryTile const& tile) {
+  return coordinates(params, tile, tile.sequence.first_row, tile.sequence.len_q);
 }
-CUTE_DEVICE SequenceOrigin place_of_keys(BwdParams const& params, SequenceQueryTile const& tile) {
-  return place(params, tile, tile.sequence.first_key, tile.sequence.len_k);
+CUTE_DEVICE SequenceOrigin coordinates_of_keys(BwdParams const& params, SequenceQueryTile const& tile) {
+  return coordinates(params, tile, tile.sequence.first_key, tile.sequence.len_k);
 }
-CUTE_DEVICE SequenceOrigin place_of_dq(BwdParams const& params, SequenceQueryTile const& tile) {
-  return place(params, tile, tile.sequence.first_row, tile.sequence.rows);
+CUTE_DEVICE SequenceOrigin coordinates_of_dq(BwdParams const& params, SequenceQueryTile const& tile) {
+  return coordinates(params, tile, tile.sequence.first_row, tile.sequence.rows);
 }
 template <class Columns, class... Rest>
 CUTE_DEVICE void load_at(int batch, Rest&&... rest) {
@@ -121,14 +121,14 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
   constexpr uint32_t kBytesV = Traits::kTileElementsV * sizeof(typename Traits::Element);
   auto const& tile = query_tile<Traits>(args, smem);
   TileRange const range = key_range_of(args.params, tile);
-  int const head_kv = tile.head / args.params.group;
+  int const head_kv = tile.head / args.params.heads_per_kv;
   if (range.begin == range.end) return;
   auto load_rows = [&](int warpgroup) {
     uint64_t* const full = smem.rows_pipeline[warpgroup].expect({}, kBytes + kBytesV);
     int const row = tile.m_block * QueryTile::kRows + warpgroup * 64;
-    auto const place = place_of_rows(args.params, tile);
-    load_at<ColumnsQ>(place, args.q, full, TMA::CacheHintSm90::EVICT_FIRST, smem.q[warpgroup], 64, row, tile.head);
-    load_at<ColumnsV>(place, args.dout, full, TMA::CacheHintSm90::EVICT_FIRST, smem.dout[warpgroup], 64, row,
+    auto const origin = coordinates_of_rows(args.params, tile);
+    load_at<ColumnsQ>(origin, args.q, full, TMA::CacheHintSm90::EVICT_FIRST, smem.q[warpgroup], 64, row, tile.head);
+    load_at<ColumnsV>(origin, args.dout, full, TMA::CacheHintSm90::EVICT_FIRST, smem.dout[warpgroup], 64, row,
                       tile.head);
   };
   load_rows(0);
@@ -137,11 +137,11 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
 #pragma unroll 1
   for (int n = range.end - 1; n >= range.begin; --n) {
     smem.k_pipeline.wait_empty(k_state);  // all consumer warps have finished dQ += dS K of two steps ago
-    load_at<ColumnsK>(place_of_keys(args.params, tile), args.k, smem.k_pipeline.expect(k_state, kBytes),
+    load_at<ColumnsK>(coordinates_of_keys(args.params, tile), args.k, smem.k_pipeline.expect(k_state, kBytes),
                        TMA::CacheHintSm90::EVICT_LAST, smem.k[k_state.stage], 64, n * 64, head_kv);
     k_state.advance();
     smem.v_pipeline.wait_empty(v_state);  // all consumer warps have finished dP = dO V^T of the step before
-    load_at<ColumnsV>(place_of_keys(args.params, tile), args.v, smem.v_pipeline.expect(v_state, kBytesV),
+    load_at<ColumnsV>(coordinates_of_keys(args.params, tile), args.v, smem.v_pipeline.expect(v_state, kBytesV),
                       TMA::CacheHintSm90::EVICT_LAST, smem.v, 64, n * 64, head_kv);
     v_state.advance();
     if (n == range.end - 1) load_rows(1);
@@ -320,7 +320,7 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   auto const& out = query_tile<Traits>(args, smem);
   int const out_row = out.m_block * QueryTile::kRows + warpgroup * 64;
   store_sums<Traits, Traits::kHeadDim>(args.dq, smem.q[warpgroup], warpgroup, tdQrdQ, params.scale, out_row, out.head,
-                     place_of_dq(params, out));
+                     coordinates_of_dq(params, out));
 }
 
 template <class Traits>

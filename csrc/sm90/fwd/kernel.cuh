@@ -37,14 +37,14 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
     }
     if (parts >= 0) {
       TileCoord const volatile& tile = smem.tile[opaque(draws) & 1];  // recomputed: kept across the merge, it spilled
-      TileCoord const place{.m_block = uniform(tile.m_block),
+      TileCoord const coord{.m_block = uniform(tile.m_block),
                             .head = warpgroup_head<Traits>(args.params, uniform(tile.head), warpgroup),
                             .batch = uniform(tile.batch)};
       if constexpr (reads_sequences(Traits::kVariant)) {
         Sequence const sequence = smem.tile[opaque(draws) & 1].sequence;
-        epilogue<Traits>(args.params, sequence, place, warpgroup, smem, softmax, tOrO);
+        epilogue<Traits>(args.params, sequence, coord, warpgroup, smem, softmax, tOrO);
       } else {
-        epilogue<Traits>(args.params, args.params, place, warpgroup, smem, softmax, tOrO);
+        epilogue<Traits>(args.params, args.params, coord, warpgroup, smem, softmax, tOrO);
       }
     }
     smem.tile_pipeline.release(at_step(draws));  // the producer may overwrite the tile

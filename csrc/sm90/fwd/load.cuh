@@ -24,11 +24,11 @@ CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedSt
   constexpr int kElementBytes = sizeof(typename Traits::Element);
   constexpr uint32_t kQBytes = Traits::kQElements * kElementBytes;
   auto load_keys = [&](auto columns, int n, int i,  // i: as `count`
-                       CUtensorMap const& map, auto& pipeline, auto& place) {
+                       CUtensorMap const& map, auto& pipeline, auto& buffers) {
     constexpr uint32_t kBytes = kBlockN * decltype(columns)::kChunk * decltype(columns)::kChunks * kElementBytes;
     PipelineState<2> const state = at_step(i);
     pipeline.wait_empty(state);  // all consumer warps have finished the GEMM with this stage, of two steps ago
-    load(columns, map, pipeline.expect(state, kBytes), TMA::CacheHintSm90::EVICT_LAST, place[state.stage], kBlockN,
+    load(columns, map, pipeline.expect(state, kBytes), TMA::CacheHintSm90::EVICT_LAST, buffers[state.stage], kBlockN,
          n * kBlockN, tile.head_kv);
   };
   if (end - begin <= kTilesAhead) announce();
@@ -76,9 +76,9 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
     tile.keys.count = count;
     smem.tile_pipeline.publish(at_step(draws));
     if (tile.m_block < 0) break;
-    auto const load = [&](auto columns, CUtensorMap const& map, uint64_t* full, TMA::CacheHintSm90 hint, auto* place,
+    auto const load = [&](auto columns, CUtensorMap const& map, uint64_t* full, TMA::CacheHintSm90 hint, auto* buffer,
                           int rows, int row, int head) {
-      load_tile<decltype(columns)>(map, full, hint, place, rows, row, head, tile.batch);
+      load_tile<decltype(columns)>(map, full, hint, buffer, rows, row, head, tile.batch);
     };
     load_row_tile<Traits>(args, smem, draws, count, tile, begin, end, load, [] {});
     count += end - begin;
@@ -94,14 +94,14 @@ CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::Shar
     smem.tile_pipeline.wait_full(at_step(draws));  // the scheduler has written the tile
     SequenceTile const& tile = smem.tile[draws & 1];
     if (tile.m_block < 0) break;
-    auto const load = [&](auto columns, CUtensorMap const& map, uint64_t* full, TMA::CacheHintSm90 hint, auto* place,
+    auto const load = [&](auto columns, CUtensorMap const& map, uint64_t* full, TMA::CacheHintSm90 hint, auto* buffer,
                           int rows, int row, int head) {
       bool const queries = &map == &args.q;
       SequenceOrigin const origin =
           !packed ? SequenceOrigin::dense(tile.batch)
                   : SequenceOrigin::packed(queries ? tile.sequence.first_row : tile.sequence.first_key,
                                            queries ? tile.sequence.len_q : tile.sequence.len_k);
-      load_sequence_tile<decltype(columns)>(map, full, hint, place, rows, row, head, origin);
+      load_sequence_tile<decltype(columns)>(map, full, hint, buffer, rows, row, head, origin);
     };
     load_row_tile<Traits>(args, smem, draws, tile.keys.count, tile, tile.keys.begin, tile.keys.end, load,
                           [&] { smem.next_tile.publish({0, draws & 1}); });
