@@ -116,6 +116,8 @@ def _is_number(value: Any) -> bool:
     """What PyTorch takes for a float: also NumPy's numbers, and tensors with one element."""
     if isinstance(value, Tensor):
         return value.numel() == 1
+    if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
+        return True  # Dynamo asks none of its numbers for an attribute.
     return hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
 
 
