@@ -217,16 +217,15 @@ def _slopes_of(alibi_slopes: Tensor | None, batch: Batch) -> Tensor | None:
 
 
 def _alike(batch: Batch, lse: Tensor, dtype: torch.dtype) -> list[Batch]:
-    """The batch in two where some sequences have an LSE so large, or not finite, that they are computed otherwise.
+    """The batch in two where some sequences have an LSE that is not finite: they are computed otherwise.
 
-    Else the same sequence would have other roundings beside such a one: see `STEEP` in cpu_bwd.py.
+    Else the same sequence would have other roundings beside such a one. Not in float32: see cpu_bwd.py.
     """
     count = batch.numbers.numel()
-    if count == 1:
+    if count == 1 or dtype == torch.float32:
         return [batch]
-    limit = cpu_bwd.STEEP if dtype == torch.float32 else torch.inf
     rows = _take_lse(lse, batch)  # (b, Hq, N)
-    plain = rows.masked_fill(rows == -torch.inf, 0).abs().flatten(1).amax(1) < limit  # (b,); False where NaN
+    plain = rows.masked_fill(rows == -torch.inf, 0).isfinite().flatten(1).all(1)  # (b,)
     if plain.all() or not plain.any():
         return [batch]
     assert isinstance(batch.rows, Tensor) and isinstance(batch.keys, Tensor)

@@ -196,7 +196,7 @@ def test_bad_offsets_are_clamped(
 
 @pytest.mark.parametrize("size", [6, 50])
 def test_large_scores_in_float32(size: int, rng: torch.Generator) -> None:
-    """Some sequences of a batch of equal ones have an LSE that float32 rounds coarsely; they are computed apart."""
+    """Some sequences of a batch of equal ones have an LSE that float32 rounds coarsely; the others keep their bits."""
     packed = pack(((48, 48),) * 6, "cpu", rng)
     bwd = make_backward(None)
     dout, _ = flow(packed, rng)
