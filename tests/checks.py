@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -41,11 +42,14 @@ def assert_exact(
     assert (gradients[0][:, :, blind] == 0).all()
 
 
-def on_each_device(cases: list[Case]) -> list[Any]:
-    """`parametrize("device, case", ...)`: the cases on the CPU, and on the GPU in a dtype that it takes."""
+def on_each_device(cases: list[Case], cuda: Iterable[Case] = ()) -> list[Any]:
+    """`parametrize("device, case", ...)`: the cases on the CPU, and on the GPU in a dtype that it takes.
+
+    `cuda`: cases for the GPU alone, tile boundaries of its kernels or large ones.
+    """
     on_cpu = [pytest.param("cpu", case, id=f"cpu-{case}") for case in cases]
     on_cuda = []
-    for number, case in enumerate(cases):
+    for number, case in enumerate([*cases, *cuda]):
         if case.dtype not in CUDA_DTYPES:
             dtype = CUDA_DTYPES[number % 2]
             case = dataclasses.replace(case, dtype=dtype, sinks=case.sinks and torch.float32)

@@ -26,6 +26,11 @@ SHAPES = [
     Case(192, 130, 300, dtype=torch.bfloat16, head_dim_v=128),
     Case(128, 192, 9000, dtype=torch.float16, batch=1),  # tiles split by keys
 ]
+ON_CPU = [  # which has one way for all scores
+    Case(64, 33, 77, dtype=torch.float32),
+    Case(128, 150, 60, True, torch.bfloat16),
+    Case(64, 100, 300, dtype=torch.float64, heads_q=8, window=(70, 9)),
+]
 
 
 def spread(inputs: Inputs, factor: float) -> Inputs:
@@ -43,7 +48,7 @@ def with_sign(inputs: Inputs, sign: int) -> Inputs:
 @pytest.mark.kernel
 @pytest.mark.parametrize("factor", [0.02, 1.0, 5.0, 40.0])
 @pytest.mark.parametrize("cap", [2.0, 15.0, 30.0, 50.0])
-@pytest.mark.parametrize(("device", "case"), on_each_device(SHAPES))
+@pytest.mark.parametrize(("device", "case"), on_each_device(ON_CPU, SHAPES))
 def test_near_and_far_from_the_cap(
     device: str, case: Case, cap: float, factor: float, backend: str | None, fwd: Forward, rng: torch.Generator
 ) -> None:
@@ -55,7 +60,7 @@ def test_near_and_far_from_the_cap(
 @pytest.mark.kernel
 @pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize("cap", [5.0, 50.0])
-@pytest.mark.parametrize(("device", "case"), on_each_device(SHAPES))
+@pytest.mark.parametrize(("device", "case"), on_each_device(ON_CPU, SHAPES))
 def test_scores_of_one_sign(
     device: str, case: Case, cap: float, sign: int, backend: str | None, fwd: Forward, rng: torch.Generator
 ) -> None:
