@@ -10,10 +10,14 @@ namespace {
 
 std::vector<NamedCopy> tensors(BwdDecision const& decision) {
   int const head_dim = decision.padded_head_dim, head_dim_v = decision.padded_head_dim_v;
-  return {{"q", decision.q, false, head_dim},        {"k", decision.k, false, head_dim},
-          {"v", decision.v, false, head_dim_v},      {"out", decision.out, false, head_dim_v},
-          {"dout", decision.dout, false, head_dim_v}, {"dq", decision.dq, true, head_dim},
-          {"dk", decision.dk, true, head_dim},       {"dv", decision.dv, true, head_dim_v}};
+  return {{"q", decision.q, Access::kRead, head_dim},
+          {"k", decision.k, Access::kRead, head_dim},
+          {"v", decision.v, Access::kRead, head_dim_v},
+          {"out", decision.out, Access::kRead, head_dim_v},
+          {"dout", decision.dout, Access::kRead, head_dim_v},
+          {"dq", decision.dq, Access::kWritten, head_dim},
+          {"dk", decision.dk, Access::kWritten, head_dim},
+          {"dv", decision.dv, Access::kWritten, head_dim_v}};
 }
 
 // The kernel that computes dK and dV.

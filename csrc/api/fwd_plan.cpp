@@ -7,10 +7,10 @@ namespace {
 
 std::vector<NamedCopy> tensors(FwdDecision const& decision) {
   int const head_dim = decision.padded_head_dim, head_dim_v = decision.padded_head_dim_v;
-  return {{"q", decision.q, false, head_dim},
-          {"k", decision.k, false, head_dim},
-          {"v", decision.v, false, head_dim_v},
-          {"out", decision.out, true, head_dim_v}};
+  return {{"q", decision.q, Access::kRead, head_dim},
+          {"k", decision.k, Access::kRead, head_dim},
+          {"v", decision.v, Access::kRead, head_dim_v},
+          {"out", decision.out, Access::kWritten, head_dim_v}};
 }
 
 // `tiles`: those of all heads; of packed sequences the most that there can be.

@@ -66,12 +66,14 @@ inline std::string mask_name(Problem const& problem) {
   return problem.causal == Causal::kNone ? "window" : "causal";
 }
 
+enum class Access { kRead, kWritten };  // by the kernel
+
 // A tensor of a call, and why it is copied.
 struct NamedCopy {
   char const* name;
   Copy copy;
-  bool written;  // by the kernel; else read
-  int padded;    // its head dim as the kernel sees it
+  Access access;
+  int padded;  // its head dim as the kernel sees it
 };
 
 // `named.padded`: the padded head dim.
@@ -147,8 +149,9 @@ void add_tensor_reasons(std::vector<std::string>& sentences, Problem const& prob
   }
   for (NamedCopy const& named : tensors) {
     if (named.copy == Copy::kNone) continue;
+    bool const written = named.access == Access::kWritten;
     sentences.push_back(std::string(named.name) +
-                        (named.written ? " is written to a buffer and copied from it: " : " is copied once: ") +
+                        (written ? " is written to a buffer and copied from it: " : " is copied once: ") +
                         copy_reason(named, problem) + ".");
   }
 }

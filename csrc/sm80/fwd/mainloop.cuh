@@ -48,6 +48,9 @@ CUTE_DEVICE void cap_scores_in_one_way(Scores& scores, ScoreTerms const& terms) 
 }
 
 // Leaves the unnormalized O in tOrO and the row statistics in softmax.
+//
+// A long function: its parts, the lambdas, work on the same dozen of tensors and pipeline states, which functions would
+// all take as arguments. `step` is a key tile; the loops over them are at the end.
 template <class Traits, class Lengths, class Softmax, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowTileCoord const& tile,
                           typename Traits::Storage& smem, Softmax& softmax,

@@ -229,6 +229,9 @@ CUTE_DEVICE void finish_dq(typename Traits::SharedStorage& smem, int warpgroup, 
 enum class StepKind { kFirst, kWithDq, kWithoutDq };
 
 // Accumulates P^T dO in tdVrdV and dS^T Q in tdKrdK.
+//
+// A long function: its parts, the lambdas, work on the same dozen of tensors and pipeline states, which functions would
+// all take as arguments. `step` is a row tile, of the phases above; the loop over them is at the end.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws, typename Traits::SharedStorage& smem,
                           Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)

@@ -136,6 +136,9 @@ CUTE_DEVICE void issue_mla_dp(typename Traits::SharedStorage& smem, SmemOperands
 CUTE_DEVICE PipelineState<1> ds_state(int step) { return {0, step & 1}; }
 
 // Accumulates P^T dO in tdVrdV and dS^T Q in tdKrdK, for the keys of warpgroup kWarpgroup.
+//
+// A long function: its parts, the lambdas, work on the same dozen of tensors and pipeline states, which functions would
+// all take as arguments. `step` is a row tile; the loop over them is at the end.
 template <class Traits, int kWarpgroup, class AccumulatorK, class AccumulatorV>
 CUTE_DEVICE void mla_mainloop(KernelArgs const& args, KeyTile const& tile, int draws,
                               typename Traits::SharedStorage& smem,

@@ -79,6 +79,9 @@ struct WarpgroupTiles {
 
 // Computes one warpgroup's rows of the CTA's tile number `draws`, which `tiles` describes. Leaves the unnormalized O in
 // tOrO and the row statistics in softmax, with kReadsAhead the next tile in `tiles`; releases Q.
+//
+// A long function: its parts, the lambdas, work on the same dozen of tensors and pipeline states, which functions would
+// all take as arguments. `step` is a key tile; the loops over them are at the end.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup, typename Traits::SharedStorage& smem,
                           WarpgroupTiles<Traits>& tiles, OnlineSoftmax<2>& softmax,

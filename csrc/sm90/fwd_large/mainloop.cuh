@@ -67,6 +67,9 @@ struct RingStates {
 
 // Computes tile number `draws` for one half of the columns. Leaves the unnormalized O in tOrO and the row statistics in
 // softmax, and releases Q.
+//
+// A long function: its parts, the lambdas, work on the same dozen of tensors and pipeline states, which functions would
+// all take as arguments. The loop over key tiles is at the end.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename Traits::SharedStorage& smem,
                           RingStates<Traits>& states, Messages<Traits>& messages,
@@ -280,7 +283,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     release_shared_product(held);
   }
   // Each warpgroup has the sums over its own tiles.
-  messages.send({{softmax.sum[0], softmax.error[0]}, {softmax.sum[1], softmax.error[1]}}, false, [] {});
+  constexpr bool kGrown = false;  // no maximum is left that could have
+  auto const nothing_more = [] {};
+  messages.send({{softmax.sum[0], softmax.error[0]}, {softmax.sum[1], softmax.error[1]}}, kGrown, nothing_more);
   RowPairs other;
   messages.receive(other);
   __syncwarp();  // all lanes have read them
