@@ -40,13 +40,17 @@ class Band(NamedTuple):
         begin = min(max(0, rows.start + self.lower), self.len_k)
         return slice(begin, max(begin, min(self.len_k, rows.stop + self.upper)))
 
-    def hidden(self, rows: slice, keys: slice) -> Tensor | None:
-        """(rows, keys) bool: which of the keys a row does not see; None where it sees all of them."""
-        # The last row sees the first key, and the first row the last.
-        if rows.stop - 1 + self.lower <= keys.start and keys.stop - 1 <= rows.start + self.upper:
-            return None
-        distance = torch.arange(keys.start, keys.stop) - torch.arange(rows.start, rows.stop).unsqueeze(-1)
-        return (distance < self.lower) | (distance > self.upper)
+    def hide(self, scores: Tensor, rows: slice, keys: slice) -> Tensor:
+        """`scores` (..., rows, keys) with -inf, in place, where a row does not see the key."""
+        # What all of the rows see begins where the last one does and ends where the first one does.
+        begin = min(max(keys.start, rows.stop - 1 + self.lower), keys.stop)
+        end = max(begin, min(keys.stop, rows.start + self.upper + 1))
+        for part in (slice(keys.start, begin), slice(end, keys.stop)):
+            if part.start < part.stop:
+                distance = torch.arange(part.start, part.stop) - torch.arange(rows.start, rows.stop).unsqueeze(-1)
+                hidden = (distance < self.lower) | (distance > self.upper)
+                scores[..., part.start - keys.start : part.stop - keys.start].masked_fill_(hidden, -torch.inf)
+        return scores
 
 
 def make_band(causal: str, window_left: int | None, window_right: int | None, len_q: int, len_k: int) -> Band:

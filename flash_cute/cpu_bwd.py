@@ -10,13 +10,15 @@ by 1 - tanh^2.
 
 PyTorch's kernel knows no gradient of the LSE, no left limit of a window, no softcap, no ALiBi and no row without a key
 in view, and its exp errs by up to 20 units in the last place (`Vectorized<float>::exp_u20`): gradients of float32 were
-up to 7 times as far off as those of unfused attention. So float32 is computed in tiles, which takes 1.1 to 1.4 times as
+up to 7 times as far off as those of unfused attention. So float32 is computed in tiles, which takes 1.1 to 1.2 times as
 long. The bottom-right mask is, as in the forward, a rectangle that every row sees and a square under the diagonal.
 
 16-bit inputs are computed in float32, as in the forward. In the tiles all query heads of a key head stand in one
 matrix, so that k and v are not copied for them. Over rows the products sum a head at a time: one sum over all heads
 would err by as many times more as there are heads.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -164,39 +166,49 @@ def _bwd_in_tiles(
     then, where softmax, which subtracts the row's largest score from all, is not; and delta, summed from P, cancels as
     exactly against dO V^T as it does in softmax's own backward.
     """
-    (_, heads_q, len_q, _), heads_kv = q.shape, k.shape[1]
+    (batch, heads_q, len_q, _), heads_kv = q.shape, k.shape[1]
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     compute = compute_dtype(q)
-    keys, values = k.to(compute), v.to(compute)  # (B, Hkv, Nk, D), (B, Hkv, Nk, Dv)
-    dk_sum, dv_sum = (torch.zeros(x.shape, dtype=compute) for x in (k, v))
+    keys, values = (x.to(compute).flatten(0, 1) for x in (k, v))  # (B * Hkv, Nk, D), (B * Hkv, Nk, Dv)
+    dk_sum, dv_sum = (torch.zeros(x.shape, dtype=compute) for x in (keys, values))
     group = heads_q // heads_kv
 
     def grouped(x: Tensor) -> Tensor:
-        """(B, Hq, rows, ...) as (B, Hkv, group * rows, ...): the query heads of a key head under each other."""
-        return x.to(compute).unflatten(1, (heads_kv, group)).flatten(2, 3)
+        """(B, Hq, rows, ...) as (B * Hkv, group * rows, ...): the query heads of a key head under each other."""
+        return x.to(compute).unflatten(1, (heads_kv, group)).flatten(2, 3).flatten(0, 1)
 
-    def sum_over_rows(weights: Tensor, x: Tensor) -> Tensor:
-        """weights^T x of grouped tensors: (B, Hkv, keys, columns of x)."""
-        return (weights.unflatten(2, (group, -1)).mT @ x.unflatten(2, (group, -1))).sum(2)
+    def add_over_rows(total: Tensor, weights: Tensor, x: Tensor) -> None:
+        """Adds weights^T x of grouped tensors to total (B * Hkv, keys, columns of x)."""
+        heads = (y.unflatten(1, (group, -1)).unbind(1) for y in (weights, x))
+        for weights_of_head, x_of_head in zip(*heads, strict=True):
+            total.baddbmm_(weights_of_head.mT, x_of_head)
 
     step = tile_rows(q, k, band)
-    for start in range(0, len_q, step):
-        rows = slice(start, min(start + step, len_q))
+    tiles = [slice(start, min(start + step, len_q)) for start in range(0, len_q, step)]
+    # Used by every tile: in new memory the first access of each page is a fault.
+    widest = max(band.keys(rows).stop - band.keys(rows).start for rows in tiles)
+    memory = torch.empty(3, batch * heads_q * min(step, len_q) * widest, dtype=compute)
+    for rows in tiles:
         seen = band.keys(rows)
-        tile_q, tile_dout = grouped(q[:, :, rows]), grouped(dout[:, :, rows])  # (B, Hkv, group * rows, D or Dv)
+        if seen.start == seen.stop:
+            dq[:, :, rows] = 0
+            continue
+        tile_q, tile_dout = grouped(q[:, :, rows]), grouped(dout[:, :, rows])  # (B * Hkv, group * rows, D or Dv)
         tile_lse = lse[:, :, rows]  # (B, Hq, rows)
         blind = tile_lse == -torch.inf  # P is exp(-inf) for them
         delta = (dout[:, :, rows].to(compute) * out[:, :, rows].to(compute)).sum(-1)  # (B, Hq, rows)
         delta = grouped(delta.masked_fill_(blind, 0)).unsqueeze(-1)
-        tile_lse = grouped(tile_lse.masked_fill(blind, torch.inf)).unsqueeze(-1)  # (B, Hkv, group * rows, 1)
+        tile_lse = grouped(tile_lse.masked_fill(blind, torch.inf)).unsqueeze(-1)  # (B * Hkv, group * rows, 1)
 
-        tile_k, tile_v = keys[:, :, seen], values[:, :, seen]
-        products = tile_q @ tile_k.mT  # (B, Hkv, group * rows, seen)
-        slope_of_cap = score.slope_of_cap(products)
-        scores = score.of_products(products.unflatten(2, (group, -1)), rows, seen, band).flatten(2, 3)
-        dp = tile_dout @ tile_v.mT
+        tile_k, tile_v = keys[:, seen], values[:, seen]
+        shape = (*tile_q.shape[:2], tile_k.shape[1])  # (B * Hkv, group * rows, seen)
+        scores, dp, p_dp = (x[: math.prod(shape)].view(shape) for x in memory)
+        torch.bmm(tile_q, tile_k.mT, out=scores)
+        slope_of_cap = score.slope_of_cap(scores)
+        score.of_products(scores.view(batch, heads_kv, group, -1, shape[2]), rows, seen, band)
+        torch.bmm(tile_dout, tile_v.mT, out=dp)
         whole = None
-        if normalise and scores.numel() > 0:
+        if normalise:
             p, whole = _normalised(scores, tile_lse)
         else:
             p = scores.sub_(tile_lse).exp_()
@@ -204,17 +216,17 @@ def _bwd_in_tiles(
         if tile_share is not None:
             p *= tile_share
         if whole is not None:
-            delta = torch.where(whole, (p * dp).sum(-1, keepdim=True), delta)
+            delta = torch.where(whole, torch.mul(p, dp, out=p_dp).sum(-1, keepdim=True), delta)
         if dlse is not None:
             flow = grouped(dlse[:, :, rows].masked_fill(blind, 0)).unsqueeze(-1)
             delta = delta - (flow if tile_share is None else flow / tile_share)
-        dv_sum[:, :, seen] += sum_over_rows(p, tile_dout)
+        add_over_rows(dv_sum[:, seen], p, tile_dout)
         ds = dp.sub_(delta).mul_(p)
         if slope_of_cap is not None:
             ds *= slope_of_cap
-        dk_sum[:, :, seen] += sum_over_rows(ds, tile_q)
-        dq[:, :, rows] = (ds @ tile_k).mul_(score.scale).view(q[:, :, rows].shape)
-    return dq, dk.copy_(dk_sum.mul_(score.scale)), dv.copy_(dv_sum)
+        add_over_rows(dk_sum[:, seen], ds, tile_q)
+        dq[:, :, rows] = torch.bmm(ds, tile_k).mul_(score.scale).view(q[:, :, rows].shape)
+    return dq, dk.copy_(dk_sum.mul_(score.scale).view(k.shape)), dv.copy_(dv_sum.view(v.shape))
 
 
 def _normalised(scores: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,8 +35,7 @@ class Score(NamedTuple):
             scores = products.mul_(self.scale / self.softcap).tanh_().mul_(self.softcap)
         if self.slopes is not None:
             scores -= self.slopes * self._distances(rows, keys).to(scores.dtype)
-        hidden = band.hidden(rows, keys)
-        return scores if hidden is None else scores.masked_fill_(hidden, -torch.inf)
+        return band.hide(scores, rows, keys)
 
     def slope_of_cap(self, products: Tensor) -> Tensor | None:
         """The derivative of a softcapped score by `scale * q.k`; None where it is 1."""
