@@ -117,7 +117,7 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1
     if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
-        return True  # Dynamo asks none of its numbers for an attribute.
+        return True  # before hasattr, which Dynamo cannot trace for a symbolic number
     return hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
 
 

@@ -185,11 +185,11 @@ def _bwd_in_tiles(
 
     step = tile_rows(q, k, band)
     tiles = [slice(start, min(start + step, len_q)) for start in range(0, len_q, step)]
+    seen_by = [band.keys(rows) for rows in tiles]
     # Used by every tile: in new memory the first access of each page is a fault.
-    widest = max(band.keys(rows).stop - band.keys(rows).start for rows in tiles)
+    widest = max(seen.stop - seen.start for seen in seen_by)
     memory = torch.empty(3, batch * heads_q * min(step, len_q) * widest, dtype=compute)
-    for rows in tiles:
-        seen = band.keys(rows)
+    for rows, seen in zip(tiles, seen_by, strict=True):
         if seen.start == seen.stop:
             dq[:, :, rows] = 0
             continue
