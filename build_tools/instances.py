@@ -11,10 +11,6 @@ from .config import ROOT, BuildConfig
 ARCHS = ("sm80", "sm90")  # the dispatcher names every one, built or not
 DIRECTIONS = ("fwd", "bwd")
 
-# Head dims for which a kernel has no instance of its own: they run in the next larger one, or on the other
-# architecture.
-LEFT_OUT = {("sm90", "bwd"): (96,)}
-
 # Above this head dim the kernels are those of <arch>/fwd_large and bwd_large, for the architectures that have them.
 MAX_UNSPLIT_HEAD_DIM = 256
 LARGER_UNSPLIT_HEAD_DIMS = {("sm90", "fwd"): 320}
@@ -103,8 +99,7 @@ def instances(config: BuildConfig) -> list[Instance]:
     built = []
     for kernel in itertools.product(config.gencode, DIRECTIONS):
         served_by = SERVED_BY.get(kernel, {})
-        wanted = [d for d in config.head_dims if d not in LEFT_OUT.get(kernel, ())]
-        pairs = [(d, d) for d in sorted({served_by.get(d, d) for d in wanted})]
+        pairs = [(d, d) for d in sorted({served_by.get(d, d) for d in config.head_dims})]
         pairs += [pair for pair in HEAD_DIM_PAIRS.get(kernel, ()) if pair[0] in config.head_dims]
         built += [Instance(*kernel, *pair) for pair in pairs]
     return [instance for instance in built if _exists(instance)]

@@ -53,7 +53,6 @@ HEAD_DIMS = (32, 64, 96, 128, 192, 256, 320, 512, 1024)
 # Above these the kernels are those of <arch>/fwd_large and bwd_large; see build_tools/instances.py.
 MAX_UNSPLIT_HEAD_DIM = 256
 LARGER_UNSPLIT_HEAD_DIMS = {("sm90", "fwd"): 320}
-LEFT_OUT = {("sm90", "bwd"): (96,)}  # build_tools/instances.py's
 # Layouts are read from types: there is nothing for an optimizer to do. The parameters keep g++ from collecting its
 # garbage again and again, an eighth of the time.
 GXX_MEMORY = ("--param=ggc-min-expand=400", "--param=ggc-min-heapsize=1000000")
@@ -132,7 +131,6 @@ def units(csrc: Path, archs: Sequence[str], directions: Sequence[str], head_dims
         for direction in directions
         for arch in archs
         for head_dim in sorted(head_dims)
-        if head_dim not in LEFT_OUT.get((arch, direction), ())
     ]
     return [unit for unit in found if (csrc / unit.arch / unit.direction / "traits.cuh").exists()]
 
