@@ -142,7 +142,6 @@ constexpr bool is_candidate(int head_dim, int head_dim_v, int entry, Variant var
 // api/kernel_time.cpp).
 constexpr double speed(int head_dim, int entry) {
   switch (entry) {
-    case kTall: return head_dim == 64 ? 0.94 : 1;
     case kPair:
     case kPairLate: return head_dim <= 64 ? 0.8 : 0.92;
     case kNarrow: return 0.57;

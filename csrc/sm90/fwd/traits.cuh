@@ -51,8 +51,9 @@ struct Traits {
   static constexpr bool kComputesDescriptors = kHeadDim > 256 || (modifies_scores(kVariant) && kHeadDim > 128);
 
   // Whether a warpgroup reads what it needs to know of its next tile under the last product of a tile. Above head dim
-  // 128 there are too few registers to keep it during the epilogue; sequences' tiles are published too late for that.
-  static constexpr bool kReadsAhead = kHeadDim <= 128 && !reads_sequences(kVariant);
+  // 128 and with four warpgroups there are too few registers to keep it during the epilogue; sequences' tiles are
+  // published too late for that.
+  static constexpr bool kReadsAhead = kHeadDim <= 128 && kWarpgroups < 4 && !reads_sequences(kVariant);
 
   static constexpr int kTileHeads = reads_sequences(kVariant) ? 1 : most_tile_heads(kBlockM);
 
