@@ -143,7 +143,7 @@ constexpr bool is_candidate(int head_dim, int head_dim_v, int entry, Variant var
 constexpr double speed(int head_dim, int entry) {
   switch (entry) {
     case kPair:
-    case kPairLate: return head_dim <= 64 ? 0.8 : 0.92;
+    case kPairLate: return head_dim <= 64 ? 0.8 : head_dim <= 96 ? 0.86 : 0.92;
     case kNarrow: return 0.57;
     default: return 1;
   }
