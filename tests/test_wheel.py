@@ -5,6 +5,7 @@ Importing would prove nothing: a library built for a later torch loads, and fail
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -108,8 +109,10 @@ def test_wheel_has_what_the_schedules_are_compiled_from(wheel: Path) -> None:
 
 
 def _newest() -> str | None:
-    answer = background.run([sys.executable, "-m", "pip", "index", "versions", "torch"]).stdout
-    return answer.split("(")[1].split(")")[0] if "(" in answer else None
+    """The one that pip would install here: its index may list newer ones, which its constraints exclude."""
+    words = ("--dry-run", "--quiet", "--ignore-installed", "--no-deps", "--report", "-", "torch")
+    answer = background.run([sys.executable, "-m", "pip", "install", *words])
+    return json.loads(answer.stdout)["install"][0]["metadata"]["version"] if answer.returncode == 0 else None
 
 
 def _is_here(which: str, version: str) -> bool:
@@ -121,7 +124,7 @@ def call_under_torch(which: str) -> subprocess.CompletedProcess[str]:
     """CALL under a torch, in a venv that is gone afterwards: it takes gigabytes."""
     version = _newest() if which == "newest" else {"oldest": OLDEST, "cpu": venvs.CPU_ONLY}[which]
     if version is None:
-        venvs.cannot("pip cannot ask its index for torch's versions")
+        venvs.cannot("pip cannot say which torch is the newest")
     with tempfile.TemporaryDirectory(prefix="flash_cute_") as name:
         folder = Path(name)
         wheel = pack(folder)
