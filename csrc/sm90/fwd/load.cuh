@@ -12,12 +12,12 @@
 namespace flash_cute::sm90::fwd {
 
 // Loads the tiles [begin, end) of K and V, from the last to the first, and Q, in the order in which the consumers use
-// them. `count`: as in KeySpan. `load(columns, map, full, hint, smem, rows, row, head)` loads one tile. `announce()` is
-// called once, when kTilesAhead key tiles are left to load.
-template <class Traits, class Load, class Announce>
+// them. `count`: as in KeySpan. `load(columns, map, full, hint, smem, rows, row, head)` loads one tile. `prepare_next()`
+// is called when `ahead` key tiles are left to load, if that is ever so.
+template <class Traits, class Load, class PrepareNext>
 CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedStorage& smem, int draws, int count,
-                               TileCoord const volatile& tile, int begin, int end, Load const& load,
-                               Announce const& announce) {
+                               TileCoord const volatile& tile, int begin, int end, Load const& load, int ahead,
+                               PrepareNext const& prepare_next) {
   using ColumnsQK = typename Traits::ColumnsQK;
   using ColumnsV = typename Traits::ColumnsV;
   constexpr int kBlockN = Traits::kBlockN;
@@ -31,7 +31,6 @@ CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedSt
     load(columns, map, pipeline.expect(state, kBytes), TMA::CacheHintSm90::EVICT_LAST, buffers[state.stage], kBlockN,
          n * kBlockN, tile.head_kv);
   };
-  if (end - begin <= kTilesAhead) announce();
   if (end > begin) load_keys(ColumnsQK{}, end - 1, count, args.k, smem.k_pipeline, smem.k);
 #pragma unroll 1
   for (int wg = 0; wg < Traits::kWarpgroups; ++wg) {
@@ -44,7 +43,7 @@ CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedSt
   }
 #pragma unroll 1
   for (int n = end - 1; n >= begin; --n, ++count) {
-    if (n - begin == kTilesAhead) announce();
+    if (n - begin == ahead) prepare_next();
     if (n > begin) load_keys(ColumnsQK{}, n - 1, count + 1, args.k, smem.k_pipeline, smem.k);
     load_keys(ColumnsV{}, n, count, args.v, smem.v_pipeline, smem.v);
   }
@@ -54,13 +53,11 @@ CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedSt
 template <class Traits>
 CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage& smem) {
   FwdParams const& params = args.params;
-  int count = 0;  // key tiles loaded so far, over all row tiles: selects the stage
   // A CTA waits only for parts of CTAs of lower number. So numbers are drawn from the ticket: CUDA does not promise the
   // order in which CTAs start.
   int const number = params.split.tiles > 0 ? atomicAdd(params.ticket, 1) : blockIdx.x;
   smem.range = split_range(params.split, number);  // published together with the first tile
-#pragma unroll 1
-  for (int draws = 0;; ++draws) {
+  auto const publish_tile = [&](int draws, int count) {  // count: as in KeySpan
     smem.tile_pipeline.wait_empty(at_step(draws));  // all consumer warps have finished the tile of two draws before
     TileCoord volatile& tile = smem.tile[draws & 1];
     if (params.draws_tiles) {
@@ -75,13 +72,29 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
     tile.keys.end = end;
     tile.keys.count = count;
     smem.tile_pipeline.publish(at_step(draws));
+  };
+  // With one buffer of Q the next tile's first loads have to wait for it anyway.
+  constexpr bool kEarly = Traits::kSmem.q_stages == 2;
+  if constexpr (kEarly) publish_tile(0, 0);
+  int next_count = 0;
+#pragma unroll 1
+  for (int draws = 0;; ++draws) {
+    if constexpr (!kEarly) publish_tile(draws, next_count);
+    TileCoord const volatile& tile = smem.tile[draws & 1];
     if (tile.m_block < 0) break;
+    int const begin = tile.keys.begin, end = tile.keys.end, count = tile.keys.count;
+    next_count = count + end - begin;
     auto const load = [&](auto columns, CUtensorMap const& map, uint64_t* full, TMA::CacheHintSm90 hint, auto* buffer,
                           int rows, int row, int head) {
       load_tile<decltype(columns)>(map, full, hint, buffer, rows, row, head, tile.batch);
     };
-    load_row_tile<Traits>(args, smem, draws, count, tile, begin, end, load, [] {});
-    count += end - begin;
+    auto const publish_next = [&] {
+      if constexpr (kEarly) publish_tile(draws + 1, next_count);
+    };
+    // Once the consumers are sure to have finished the tile before this one: to wait for them would delay loads.
+    int const ahead = min(kTilesAhead, end - begin - 2);
+    load_row_tile<Traits>(args, smem, draws, count, tile, begin, end, load, ahead, publish_next);
+    if (ahead < 0) publish_next();
   }
 }
 
@@ -103,8 +116,10 @@ CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::Shar
                                            queries ? tile.sequence.len_q : tile.sequence.len_k);
       load_sequence_tile<decltype(columns)>(map, full, hint, buffer, rows, row, head, origin);
     };
-    load_row_tile<Traits>(args, smem, draws, tile.keys.count, tile, tile.keys.begin, tile.keys.end, load,
-                          [&] { smem.next_tile.publish({0, draws & 1}); });
+    auto const prepare_next = [&] { smem.next_tile.publish({0, draws & 1}); };
+    if (tile.keys.end - tile.keys.begin <= kTilesAhead) prepare_next();
+    load_row_tile<Traits>(args, smem, draws, tile.keys.count, tile, tile.keys.begin, tile.keys.end, load, kTilesAhead,
+                          prepare_next);
     smem.tile_pipeline.arrive_empty(at_step(draws));  // the scheduler may overwrite the tile
   }
 }
