@@ -146,7 +146,7 @@ struct BwdParams {
                     // sink; +inf for padding and for rows that see no key, so that their P is 0
   float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding and for rows that see no key
   float* sink_parts;  // with sinks, per row tile: the sum of its rows' gradients of the sink
-  void* scaled_dout;  // (batch, heads_q, len_q, head_dim_v), contiguous: dO times the keys' share of the row, see
+  void* scaled_dout;  // (batch, heads_q, len_q, head_dim_v), contiguous: dO times a power of two per row, see
                       // core/bwd_preprocess.cuh; null where the kernels read dO itself
   int* semaphores;  // (batch, heads_q, row tiles): counts the ordered adds to dq_acc, and on sm90, reused later, the
                     // parts of split tiles in memory; see <arch>/bwd/dq.cuh; null without dq_acc

@@ -55,6 +55,27 @@ def test_the_lse_is_without_them(
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("head_dim", [32, 128, 256])
+def test_a_gradient_of_the_lse_costs_no_accuracy(
+    device: str, head_dim: int, bwd: Backward, rng: torch.Generator
+) -> None:
+    """With one, kernels of float16 read a scaled dO: by powers of two, which round nothing."""
+    dtype = torch.float16 if device.startswith("cuda") else SINGLE
+    (q, k, v), options = inputs_and_options(Case(head_dim, 300, 300, True, dtype, heads_q=4, sinks=SINGLE), device, rng)
+    options["sinks"] += 3
+    dout = torch.randn(q.shape, generator=rng).to(q)
+    truth = flash_cute.reference.gradients(dout, q, k, v, True, sinks=options["sinks"])
+
+    def errors(**dlse: torch.Tensor) -> torch.Tensor:
+        given = bwd(dout, q, k, v, True, **options, **dlse)
+        pairs = zip(given[:3], truth, strict=False)
+        return torch.stack([(one.double() - true_one).square().mean().sqrt() for one, true_one in pairs])
+
+    none = torch.zeros(q.shape[:3], dtype=SINGLE, device=device)
+    assert (errors(dlse=none) <= 1.02 * errors() + 1e-9).all()
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("sink", [18.0, 60.0, 100.0, 200.0, 5000.0])
 @pytest.mark.parametrize("head_dim, head_dim_v", [(64, 64), (192, 128)])
 @pytest.mark.parametrize("dtype", CUDA_DTYPES, ids=str)

@@ -7,9 +7,9 @@
 // multiplied by 1 + e. The gradient of the sink is minus the sum of its share, e / (1 + e), times rowsum(dO * O).
 //
 // With float16, or a kernel that keeps P in it, sinks and a gradient of the LSE, P of a row in which the sink has
-// nearly all of the weight would be rounded to 0, while that gradient needs it times 1 + e. There the log-sum-exp stays
-// that of the keys, P sums to 1, and what is multiplied by the keys' share, 1 / (1 + e), is dO: in `scaled_dout`, which
-// the main kernel reads instead.
+// nearly all of the weight would be rounded to 0, while that gradient needs it times 1 + e. There 1 + e = 2^k m, 1 <= m
+// < 2, is divided between two: L' = LSE + log(m), so that P sums to more than 1/2, and dO is multiplied by 2^-k, which
+// is exact, in `scaled_dout`, which the main kernel reads instead.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -104,6 +104,12 @@ CUTE_DEVICE float relative_sink(float sink_log2, float lse_log2) {
   return exp2f(fminf(sink_log2 - lse_log2, kMost));
 }
 
+// The power of two that brings a number from 1 on below 2.
+CUTE_DEVICE float dout_scale(float weight) {
+  uint32_t const exponent = __float_as_uint(weight) & 0x7f800000u;
+  return __uint_as_float((254u << 23) - exponent);
+}
+
 template <class Element>
 CUTE_DEVICE uint4 scaled(uint4 const& x, float factor) {
   using Vector = cutlass::Array<Element, kVector>;
@@ -125,12 +131,13 @@ CUTE_DEVICE float store_statistics(BwdParams const& params, RowTileRows const& r
   if (params.sinks.data != nullptr && lse != -INFINITY) {
     float const e = relative_sink(sink_log2, lse_log2);
     sink_part = e / (1.f + e) * delta;
+    factor += e;
     if (params.scaled_dout != nullptr) {
-      delta /= 1.f + e;
-    } else {
-      factor += e;
-      lse_log2 += log2f(factor);
+      float const scale = dout_scale(factor);
+      delta *= scale;
+      factor *= scale;
     }
+    lse_log2 += log2f(factor);
   }
   if (inside && params.dlse != nullptr) delta -= params.dlse[source] * factor;
   params.lse_log2[target] = lse == -INFINITY ? INFINITY : lse_log2;
@@ -138,17 +145,17 @@ CUTE_DEVICE float store_statistics(BwdParams const& params, RowTileRows const& r
   return sink_part;
 }
 
-// The share of a row's weight that its keys have; negative for a row that sees none.
-CUTE_DEVICE float keys_share(BwdParams const& params, RowTileRows const& rows, int row, float sink_log2) {
+// What dO of a row is multiplied by in scaled_dout; negative for a row that sees no key.
+CUTE_DEVICE float dout_scale(BwdParams const& params, RowTileRows const& rows, int row, float sink_log2) {
   float const lse = params.lse[rows.statistic + row];
-  return lse == -INFINITY ? -1.f : 1.f / (1.f + relative_sink(sink_log2, lse * kLog2e));
+  return lse == -INFINITY ? -1.f : dout_scale(1.f + relative_sink(sink_log2, lse * kLog2e));
 }
 
-// Stores a vector of dO times `share`, see keys_share. `row`: among those of scaled_dout.
+// Stores a vector of dO times `scale`, see dout_scale. `row`: among those of scaled_dout.
 template <class Element>
-CUTE_DEVICE void store_scaled_dout(BwdParams const& params, int64_t row, int column, uint4 const& dout, float share) {
+CUTE_DEVICE void store_scaled_dout(BwdParams const& params, int64_t row, int column, uint4 const& dout, float scale) {
   auto* const target = static_cast<Element*>(params.scaled_dout) + row * params.head_dim_v + column;
-  *reinterpret_cast<uint4*>(target) = share < 0.f ? make_uint4(0, 0, 0, 0) : scaled<Element>(dout, share);
+  *reinterpret_cast<uint4*>(target) = scale < 0.f ? make_uint4(0, 0, 0, 0) : scaled<Element>(dout, scale);
 }
 
 // Prepares the sums of this CTA's row tile, where sequences are read at run time. If its sequence has no key tile, its
@@ -237,7 +244,7 @@ __global__ void __launch_bounds__(preprocess::kThreads)
     for (int i = 0; i < kSteps; ++i) {
       int const row = rows.first + i * kRowsAtOnce + threadIdx.x / kThreadsPerRow;
       if (row >= rows.used || column >= params.head_dim_v) continue;
-      store_scaled_dout<Element>(params, rows.statistic + row, column, d[i], keys_share(params, rows, row, sink_log2));
+      store_scaled_dout<Element>(params, rows.statistic + row, column, d[i], dout_scale(params, rows, row, sink_log2));
     }
   }
   if constexpr (kSequences && !kClearSums) return;

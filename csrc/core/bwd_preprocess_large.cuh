@@ -46,12 +46,12 @@ __global__ void __launch_bounds__(preprocess::kThreads)
     int64_t const target = int64_t{blockIdx.x} * kBlockM + tile_row;
     if (lane == 0) sink_sum += store_statistics(params, rows, row, sum, sink_log2, target);
     if (params.scaled_dout == nullptr || row >= rows.used) continue;
-    float const share = keys_share(params, rows, row, sink_log2);
+    float const scale = dout_scale(params, rows, row, sink_log2);
     CUTE_UNROLL
     for (int i = 0; i < kSteps; ++i) {
       int const column = i * kStep + lane * kVector;
       if (column < params.head_dim_v) {
-        store_scaled_dout<Element>(params, rows.statistic + row, column, d[i], share);
+        store_scaled_dout<Element>(params, rows.statistic + row, column, d[i], scale);
       }
     }
   }
