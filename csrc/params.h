@@ -143,7 +143,8 @@ struct BwdParams {
   float* dq_acc;    // sums of dQ / scale, in the order of the architecture's MMA fragments; null where registers hold
                     // them. On sm90 the parts of split key tiles overwrite sums that have been converted already
   float* lse_log2;  // (batch, heads_q, rows padded to whole row tiles): lse * log2(e), with sinks of the keys and the
-                    // sink; +inf for padding and for rows that see no key, so that their P is 0
+                    // sink (less what scales dO in scaled_dout); +inf for padding and for rows that see no key, so that
+                    // their P is 0
   float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding and for rows that see no key
   float* sink_parts;  // with sinks, per row tile: the sum of its rows' gradients of the sink
   void* scaled_dout;  // (batch, heads_q, len_q, head_dim_v), contiguous: dO times a power of two per row, see

@@ -9,7 +9,7 @@
 // With float16, or a kernel that keeps P in it, sinks and a gradient of the LSE, P of a row in which the sink has
 // nearly all of the weight would be rounded to 0, while that gradient needs it times 1 + e. There 1 + e = 2^k m, 1 <= m
 // < 2, is divided between two: L' = LSE + log(m), so that P sums to more than 1/2, and dO is multiplied by 2^-k, which
-// is exact, in `scaled_dout`, which the main kernel reads instead.
+// rounds nothing but float16's subnormals, in `scaled_dout`, which the main kernel reads instead.
 #pragma once
 
 #include <cuda_runtime.h>

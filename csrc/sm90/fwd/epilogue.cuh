@@ -53,14 +53,14 @@ CUTE_DEVICE auto pieces_by_shuffles(Words const& words, unsigned thread) {  // (
     return quad_transpose({words(i, j), words(i, j + 1), words(i, j + 2), words(i, j + 3)}, thread);
   };
 }
-// `rows`: 16 rows in shared memory, of this warp alone. Their pieces are permuted against bank conflicts: a phase of a
-// store has the same piece of eight rows, one of a load four pieces of rows 2 i and 2 i + 1.
+// `rows`: 16 rows in shared memory, of this warp alone. Their pieces are swizzled against bank conflicts: eight lanes
+// store the same piece of eight rows at a time, and load four pieces of rows 2 i and 2 i + 1.
 template <class Words>
 CUTE_DEVICE auto pieces_through_smem(uint4* rows, Words const& words, unsigned thread) {  // (rows, blocks of 8 columns)
   constexpr int kPieces = decltype(size<1>(words))::value;
   auto const address = [rows](unsigned row, unsigned piece, int j) {  // of piece + j; piece is less than j's step
-    unsigned const key = row / 2 % 4 + (kPieces % 8 == 0 ? row % 2 * 4 : 0);
-    return rows + row * kPieces + j / 8 * 8 + ((piece ^ key) ^ (j % 8));
+    unsigned const swizzle = row / 2 % 4 + (kPieces % 8 == 0 ? row % 2 * 4 : 0);
+    return rows + row * kPieces + j / 8 * 8 + ((piece ^ swizzle) ^ (j % 8));
   };
   unsigned const lane = thread % 32;
   __syncwarp();  // all lanes have read the last tile's

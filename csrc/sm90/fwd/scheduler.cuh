@@ -31,8 +31,8 @@ struct TileCoord {
   int parts;  // parts of the tile by other CTAs, which this one merges; -1: this CTA's share is a part
 };
 
-// A CTA's next tile is determined when it has this many key tiles of the last one left to load: it takes about as long
-// as two of them to read the lengths of its sequence and to find its coordinates.
+// A CTA's next tile is determined when it has this many key tiles of the last one left to load: it takes up to as long
+// as two of them to draw its ticket, to read the lengths of its sequence and to find its coordinates.
 constexpr int kTilesAhead = 2;
 
 // A tile of a sequence that was read at run time.
