@@ -104,8 +104,7 @@ struct FwdParams {
 
   TileOrder order;
   TileSplit split;   // of row tiles, by keys
-  bool draws_tiles;  // dynamic schedule, from the ticket; else static, and where sequences are read at run time no CTA
-                     // has a second tile
+  bool draws_tiles;  // dynamic schedule, from the ticket; else the tiles are dealt
 
   int head_dim_v;  // of v and out: a multiple of 8, at most the kernel's kHeadDimV
   int tile_heads;  // heads of a row tile, see sm90/fwd/tile.h; the order counts heads in units of it

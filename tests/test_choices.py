@@ -61,7 +61,7 @@ def test_calls_without_a_prediction_for_sm80_stay_on_sm90(options: dict[str, Any
 @needs_both
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 def test_packed_calls(backward: bool) -> None:
-    """The lengths are on the device: the totals and the number of sequences decide."""
+    """The lengths are on the device: the totals and the number of sequences decide, and hints."""
 
     def backend(rows: int, sequences: int) -> str:
         q = torch.empty(rows, 4, 64, dtype=torch.float16, device="meta")
@@ -89,8 +89,8 @@ def test_packed_calls_of_equal_lengths(head_dim: int) -> None:
     for sequences, length in ((16, 1024), (128, 128)):
         dense = explained((sequences, 16, 16, length, length), head_dim, backend="sm90")
         assert tile(sequences, length, length) == (dense["block_m"], dense["block_n"])
-    # Without hints, or with others, they count as one sequence, whose tiles are full.
-    assert tile(16, 1024, None) == tile(16, 1024, 3000) == tile(1, 16384, None)
+    # Without hints the longest is taken to have twice the mean, and most tiles to be full.
+    assert tile(16, 1024, None) == tile(16, 1024, 2048) == tile(1, 16384, None)
     if head_dim == 128:  # 1024 rows are eight tiles of 128, and not six of 192
         assert tile(16, 1024, None) == (192, 80) and tile(16, 1024, 1024) == (128, 128)
 

@@ -61,7 +61,10 @@ struct Problem {
   Causal causal;
   Band band;        // causal and the window; exact for lengths up to kMaxLength. Packed: see make_band
   Backend backend;  // as requested; kAuto is resolved by the plan
-  bool equal_lengths = false;  // of packed sequences, as far as the hints tell: for the choice of a kernel alone
+  // Of packed sequences, as far as the hints tell: for the choice of a kernel and of its schedule alone.
+  bool equal_lengths = false;
+  int longest_q = 0;
+  int longest_k = 0;
   // Which of the backend's kernels, see Choice: asked for, of a tuning, or else as choose_fwd and choose_bwd decide.
   int forced_chip = -1;
   int forced_entry = -1;

@@ -37,23 +37,15 @@ InstanceType sm80_instance(Kernels<InstanceType> const& kernels, Problem const& 
 }
 
 kernel_time::Work work_of(Problem const& problem, bool packed, Gpu gpu) {
-  bool const one_sequence = packed && !problem.equal_lengths;
-  int const sequences = packed && problem.equal_lengths ? problem.batch : 1;  // in len_q and len_k
-  kernel_time::Work work{.len_q = problem.len_q / sequences,
-                         .len_k = problem.len_k / sequences,
-                         .batch = one_sequence ? 1 : problem.batch,
-                         .least_tiles = one_sequence ? problem.batch : 0,
-                         .heads_q = problem.heads_q,
-                         .heads_kv = problem.heads_kv,
-                         .head_dim = kernel_time::nominal_head_dim(problem.head_dim),
-                         .head_dim_v = kernel_time::nominal_head_dim(problem.head_dim_v),
-                         .band = problem.band,
-                         .num_sms = gpu.num_sms};
-  // The band of packed sequences is relative to the row's position, see make_band.
-  int const offset = packed && problem.causal != Causal::kTopLeft ? work.len_k - work.len_q : 0;
-  if (work.band.has_lower()) work.band.lower += offset;
-  if (work.band.has_upper()) work.band.upper += offset;
-  return work;
+  return {.sequences = sequences_of(problem, packed),
+          .packed = packed,
+          .ends_aligned = problem.causal != Causal::kTopLeft,
+          .heads_q = problem.heads_q,
+          .heads_kv = problem.heads_kv,
+          .head_dim = kernel_time::nominal_head_dim(problem.head_dim),
+          .head_dim_v = kernel_time::nominal_head_dim(problem.head_dim_v),
+          .band = problem.band,
+          .num_sms = gpu.num_sms};
 }
 
 }  // namespace
@@ -68,6 +60,27 @@ Variant fwd_variant(Problem const& problem, FwdInstance const& instance, bool pa
 
 TileSplit fwd_split(Problem const& problem, KernelShape const& shape, Gpu gpu) {
   return kernel_time::fwd_split(work_of(problem, /*packed=*/false, gpu), shape);
+}
+
+std::array<kernel_time::EqualSequences, 2> sequences_of(Problem const& problem, bool packed) {
+  if (!packed) return {{{problem.batch, problem.len_q, problem.len_k}}};
+  if (problem.batch == 0) return {};
+  int const others = problem.batch - 1;
+  auto const mean_of_others = [&](int total, int longest) {
+    return others == 0 ? 0 : static_cast<int>((int64_t{total} - longest + others - 1) / others);
+  };
+  int const len_q = mean_of_others(problem.len_q, problem.longest_q);
+  int const len_k = mean_of_others(problem.len_k, problem.longest_k);
+  if (len_q == problem.longest_q && len_k == problem.longest_k) return {{{problem.batch, len_q, len_k}}};
+  return {{{1, problem.longest_q, problem.longest_k}, {others, len_q, len_k}}};
+}
+
+bool draws_fwd_tiles(Problem const& problem, KernelShape const& shape, bool packed, Gpu gpu) {
+  auto const sequences = sequences_of(problem, packed);
+  int64_t tiles = 0;
+  for (auto const& [number, len_q, len_k] : sequences) tiles += num_tiles(len_q, shape.block_m, number);
+  bool const alike = sequences[1].number == 0 || problem.longest_q <= shape.block_m;
+  return tiles * problem.heads_q > int64_t{gpu.num_sms} * sm90::fwd::most_dealt_waves(alike);
 }
 
 int fwd_tile_heads(Problem const& problem, KernelShape const& shape) {
@@ -89,9 +102,11 @@ Predicted choose_fwd(Problem& problem, bool packed, Gpu gpu) {
   for (int entry = 0; entry < kNumEntries; ++entry) {
     if (only_forced ? entry != forced : !is_candidate(head_dim, head_dim_v, entry, variant)) continue;
     KernelShape const shape = kernel_shape(head_dim, entry, head_dim_v);
+    bool const draws = (packed || is_masked(problem)) && draws_fwd_tiles(problem, shape, packed, gpu);
     auto const consider = [&](TileSplit const& split) {
       int const heads = variant == Variant::kDense ? fwd_tile_heads(problem, shape) : 1;
-      double const time = kernel_time::fwd_sm90(work, shape, speed(head_dim, entry), heads, split);
+      double const time = kernel_time::fwd_sm90(work, shape, speed(head_dim, entry), heads, split,
+                                                draws && split.tiles == 0);
       if (time >= best.sm90_us) return;
       best.sm90_us = time;
       problem.forced_entry = entry;
@@ -104,11 +119,12 @@ Predicted choose_fwd(Problem& problem, bool packed, Gpu gpu) {
   }
   problem.backend = Backend::kSm90;
   if (sm80.launch == nullptr) return best;
-  KernelShape const shape = sm80::fwd::kernel_shape(sm80.head_dim, kFwdChipOnHopper, variant);
+  int const chip = fwd_chip_on_hopper(packed);
+  KernelShape const shape = sm80::fwd::kernel_shape(sm80.head_dim, chip, variant);
   best.sm80_us = kernel_time::fwd_sm80(work, shape);
   if (best.sm80_us < best.sm90_us) {
     problem.backend = Backend::kSm80;
-    problem.forced_chip = kFwdChipOnHopper;
+    problem.forced_chip = chip;
   }
   return best;
 }
@@ -120,7 +136,7 @@ Predicted choose_bwd(Problem& problem, bool packed, bool deterministic, Gpu gpu)
   kernel_time::Work const work = work_of(problem, packed, gpu);
   Variant const variant = packed ? Variant::kPacked : Variant::kDense;
   bool const wide = sm90.head_dim > sm90::bwd::kMaxHeadDim;
-  int const chip = bwd_chip_on_hopper(sm80.head_dim);
+  int const chip = bwd_chip_on_hopper(sm80.head_dim, packed);
   bool const any_scores = packed && !sm80::bwd::has_plain_sequence_kernel(sm80.head_dim, chip);
   Predicted const best{
       .sm90_us = wide ? kernel_time::bwd_sm90_wide(

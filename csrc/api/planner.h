@@ -96,6 +96,9 @@ inline Copy out_copy(TensorInfo const& q, int64_t head_dim_v) {
   return out_strides(q, head_dim_v)[3] == 1 ? Copy::kNone : Copy::kLastDimStrided;
 }
 
+// Whether some row does not see some key.
+inline bool is_masked(Problem const& problem) { return problem.band.has_lower() || problem.band.has_upper(); }
+
 // Tiles of `block` rows or keys over all heads.
 inline int64_t num_tiles(int length, int block, int64_t heads) {
   return (int64_t{length} + block - 1) / block * heads;

@@ -51,13 +51,23 @@ void check_lengths(FwdArgs const& call, VarlenArgs const& lengths) {
   check_hint("max_seqlen_k", lengths.max_seqlen_k);
 }
 
-// The problem, and whether its sequences are equally long, as far as the hints tell.
+// The longest of a number of sequences, of `total` rows or keys. Without a hint it is taken to be twice as long as their
+// mean, as of lengths that are equally likely up to the longest.
+int longest_length(std::optional<int64_t> hint, int total, int sequences) {
+  int64_t const mean = (int64_t{total} + sequences - 1) / sequences;
+  return static_cast<int>(std::clamp<int64_t>(hint.value_or(2 * mean), mean, total));
+}
+
+// The problem, and what the hints tell of its sequences.
 Problem with_hints(Problem problem, VarlenArgs const& lengths) {
+  if (problem.batch == 0) return problem;
   auto const are_equal = [&](std::optional<int64_t> longest, int total) {
     return total % problem.batch == 0 && longest == total / problem.batch;
   };
-  problem.equal_lengths = problem.batch > 0 && are_equal(lengths.max_seqlen_q, problem.len_q) &&
-                          are_equal(lengths.max_seqlen_k, problem.len_k);
+  problem.equal_lengths =
+      are_equal(lengths.max_seqlen_q, problem.len_q) && are_equal(lengths.max_seqlen_k, problem.len_k);
+  problem.longest_q = longest_length(lengths.max_seqlen_q, problem.len_q, problem.batch);
+  problem.longest_k = longest_length(lengths.max_seqlen_k, problem.len_k, problem.batch);
   return problem;
 }
 

@@ -19,6 +19,9 @@ MOST_TILES = 20_000  # of a picture that somebody can read
 def packed_picture(kernel: Kernel, problem: PackedProblem, sms: int = 8) -> Picture:
     """Above, the tiles in the order of their tickets, with their key tiles; below, which CTA computes them, and when.
 
+    The tiles are drawn here whatever their number; where they are few per multiprocessor, the plan has them dealt,
+    without tickets (docs/sm90_forward.md).
+
     Args:
         kernel: a forward of sm90 whose tile packed batches have.
         problem: the lengths and heads.

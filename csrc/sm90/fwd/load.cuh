@@ -60,12 +60,9 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
   auto const publish_tile = [&](int draws, int count) {  // count: as in KeySpan
     smem.tile_pipeline.wait_empty(at_step(draws));  // all consumer warps have finished the tile of two draws before
     TileCoord volatile& tile = smem.tile[draws & 1];
-    if (params.draws_tiles) {
-      int const drawn = draws == 0 ? int(blockIdx.x) : int(gridDim.x) + atomicAdd(params.ticket, 1);
-      place_tile(params.order, drawn, tile);
-    } else {
-      deal_tile(params.order, params.split, number, gridDim.x, draws, tile);
-    }
+    int index = deal_tile(params.split, number, gridDim.x, draws, tile);
+    if (params.draws_tiles && draws > 0) index = int(gridDim.x) + atomicAdd(params.ticket, 1);
+    place_tile(params.order, index, tile);
     TileRange const range = tile_range<Traits>(params, tile.m_block);
     int const begin = max(tile.keys.begin, range.begin), end = max(begin, min(tile.keys.end, range.end));
     tile.keys.begin = begin;

@@ -1,8 +1,8 @@
 // The tile scheduler of the persistent forward; TileOrder has the order of row tiles.
 //
-// Where a mask makes row tiles differ in length, the schedule is dynamic: a CTA begins with the tile of its own number,
-// and draws the others from a ticket counter, longest first. If all tiles are of equal length, or no CTA has more than
-// one, it is static: a CTA has its range of the split tiles, and then every gridDim.x-th whole tile.
+// Where a mask makes row tiles differ in length and there are many, the schedule is dynamic: a CTA begins with the tile of
+// its own number, and draws the others from a ticket counter, longest first. Else it is static: a CTA has its range of
+// the split tiles, and then whole tiles, dealt back and forth (most_dealt_waves).
 #pragma once
 
 #include <climits>
@@ -64,7 +64,7 @@ CUTE_DEVICE TileRange tile_range(FwdParams const& params, int m_block) {
   return key_range<Traits::kBlockN>(params, m_block, rows);
 }
 
-// The tile of an index in the order, with all its keys.
+// The coordinates of the tile of an index in the order.
 CUTE_HOST_DEVICE void place_tile(TileOrder const& order, int index, TileCoord volatile& tile) {
   bool const exists = unsigned(index) < unsigned(order.num_tiles());
   RowTileCoord const coord = order.coord(exists ? index : 0);
@@ -72,32 +72,37 @@ CUTE_HOST_DEVICE void place_tile(TileOrder const& order, int index, TileCoord vo
   tile.head = coord.head;
   tile.head_kv = coord.head / order.heads_per_kv;
   tile.batch = coord.batch;
-  tile.keys.begin = 0;
-  tile.keys.end = INT_MAX;
-  tile.parts = 0;
 }
 
 // The range of split tiles of CTA `number`; negative: none. A CTA waits for parts of the ranges after its own, which
 // CTAs of lower number have.
 CUTE_HOST_DEVICE int split_range(TileSplit const& split, int number) { return split.ranges - 1 - number; }
 
-// Tile number `turn` of CTA `number` of `ctas`: first the tiles of its range, then whole ones.
-CUTE_HOST_DEVICE void deal_tile(TileOrder const& order, TileSplit const& split, int number, int ctas, int turn,
-                                TileCoord volatile& tile) {
+// The number of a CTA's tile where tiles are dealt back and forth: where they get shorter, the CTA with the longest one
+// has the shortest one next. `number`: the CTA's own, of `ctas`.
+CUTE_HOST_DEVICE constexpr int dealt_number(int number, int ctas, int turn) {
+  return turn * ctas + (turn % 2 == 0 ? number : ctas - 1 - number);
+}
+
+// The index of tile number `turn` of CTA `number` of `ctas`, and what of it is the CTA's: first the tiles of its range,
+// then whole ones.
+CUTE_HOST_DEVICE int deal_tile(TileSplit const& split, int number, int ctas, int turn, TileCoord volatile& tile) {
+  tile.keys.begin = 0;
+  tile.keys.end = INT_MAX;
+  tile.parts = 0;
   int const range = split_range(split, number);
   if (range >= 0) {
     int const begin = split.range_begin(range), end = split.range_begin(range + 1);
     int const index = begin / split.steps + cute::min(turn, split.tiles), first = index * split.steps;
     if (first < end) {
-      place_tile(order, index, tile);
       tile.keys.begin = cute::max(begin - first, 0);
       tile.keys.end = cute::min(end - first, split.steps);
       tile.parts = first < begin ? -1 : split.parts(index, range);
-      return;
+      return index;
     }
     turn -= (end - 1) / split.steps - begin / split.steps + 1;
   }
-  place_tile(order, split.tiles + number + turn * ctas, tile);
+  return split.tiles + dealt_number(number, ctas, turn);
 }
 
 }  // namespace flash_cute::sm90::fwd

@@ -1,10 +1,10 @@
 // The scheduler of batches whose sequences are read at run time: warp 1 of the producer warpgroup publishes the tiles.
 //
 // The row tiles of all sequences and query heads have numbers, those of one sequence side by side. A CTA's first tile
-// has the CTA's own number; the numbers of the others it draws from the ticket counter. If there cannot be more tiles
-// than CTAs there is no counter: its memory and the memset cost the host 3 us. The warp holds 32 neighbouring
-// sequences, one per lane, with the prefix sum of their numbers of tiles, and moves on until they contain the number
-// that it drew, which is always larger than the last one. Nothing is computed before the launch, and nothing on the
+// has the CTA's own number; the numbers of the others it draws from the ticket counter. Where there are few tiles, as far
+// as the host knows, they are dealt without a counter: its memory and the memset cost the host 3 us. The warp holds 32
+// neighbouring sequences, one per lane, with the prefix sum of their numbers of tiles, and moves on until they contain
+// the next number, which is always larger than the last one. Nothing is computed before the launch, and nothing on the
 // host depends on the lengths.
 //
 // The sequences are passed over up to three times, first those longer than half of the longest one, last those not
@@ -129,8 +129,8 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
     }
     if (!exists) break;
     count += __reduce_add_sync(kAllLanes, key_tiles);
-    if (!params.draws_tiles) {  // there is another tile only if bad offsets make sequences overlap
-      ticket += tickets.number();
+    if (!params.draws_tiles) {
+      ticket = dealt_number(tickets.first(), tickets.number(), draws + 1);
       continue;
     }
     // A number drawn earlier than needed is a tile that no idle CTA can take: drawn two tiles ahead, causal tiles of

@@ -149,6 +149,11 @@ constexpr double speed(int head_dim, int entry) {
   }
 }
 
+// Row tiles that differ in length are dealt to the CTAs back and forth, the longest first, or else drawn by them, where
+// there are more waves than this. To draw them takes 2 us more, since the counter has to be cleared before the kernel;
+// dealt, they even out less. `alike`: all sequences are equally long, or none has two tiles.
+constexpr int most_dealt_waves(bool alike) { return alike ? 4 : 2; }
+
 // A row tile of one head visits, with a window, the window's keys and about as many as it has rows, of which each of
 // its warpgroups sees the window's and 64. So where heads share K and V, each warpgroup of a tall tile can have the
 // same 64 rows of another head. (Tiles of two and three warpgroups gain less, and at head dim 256 the kernel would

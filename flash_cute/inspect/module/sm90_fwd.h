@@ -114,13 +114,12 @@ Array schedule(Problem const& problem, int num_sms) {
   bool const masked = is_masked(params.band);
   TileOrder const order = tile_order(kShape, masked, params.batch, params.heads_q, params.heads_kv, params.len_q,
                                      params.len_k, params.head_dim, num_sms);
-  bool const drawn = masked && order.num_tiles() > num_sms;
+  bool const drawn = masked && order.num_tiles() > int64_t{num_sms} * most_dealt_waves(/*alike=*/true);
   TileSplit split;
   if (!drawn) {
-    kernel_time::Work const work{.len_q = params.len_q,
-                                 .len_k = params.len_k,
-                                 .batch = params.batch,
-                                 .least_tiles = 0,
+    kernel_time::Work const work{.sequences = {{{params.batch, params.len_q, params.len_k}}},
+                                 .packed = false,
+                                 .ends_aligned = false,
                                  .heads_q = params.heads_q,
                                  .heads_kv = params.heads_kv,
                                  .head_dim = kernel_time::nominal_head_dim(kHeadDim),
@@ -128,7 +127,7 @@ Array schedule(Problem const& problem, int num_sms) {
                                  .band = params.band,
                                  .num_sms = num_sms};
     auto const time = [&](TileSplit const& tried) {
-      return kernel_time::fwd_sm90(work, kShape, speed(kHeadDim, kEntry), 1, tried);
+      return kernel_time::fwd_sm90(work, kShape, speed(kHeadDim, kEntry), 1, tried, /*draws=*/false);
     };
     TileSplit const possible = kernel_time::fwd_split(work, kShape);
     if (possible.tiles > 0 && time(possible) < time({})) split = possible;
@@ -150,6 +149,7 @@ Array schedule(Problem const& problem, int num_sms) {
   };
   TileCoord volatile tile;
   if (drawn) {
+    deal_tile({}, 0, 1, 0, tile);  // all keys of a tile
     for (int index = 0; index < order.num_tiles(); ++index) {
       place_tile(order, index, tile);
       add(tile, int(std::min_element(work.begin(), work.end()) - work.begin()));
@@ -159,7 +159,7 @@ Array schedule(Problem const& problem, int num_sms) {
   for (bool more = true; more;) {
     more = false;
     for (int cta = 0; cta < ctas; ++cta) {
-      deal_tile(order, split, cta, ctas, rounds[cta], tile);
+      place_tile(order, deal_tile(split, cta, ctas, rounds[cta], tile), tile);
       if (tile.m_block < 0) continue;
       add(tile, cta);
       more = true;
