@@ -2,6 +2,7 @@
 
     python bench/run.py --choices --out bench/results/NAME-choices.csv
     python bench/run.py --choices --shapes 20 --directions fwd
+    python bench/run.py --choices --short
     python bench/run.py --choices --judge bench/results/NAME-choices.csv
 
 Each shape is tuned as `flash_cute.tune` does it: every backend, tile and split that can serve the call is timed in
@@ -72,9 +73,27 @@ def random_workload(draw: random.Random, direction: Direction) -> Workload:
     return workload
 
 
-def random_workloads(seed: int, count: int, direction: Direction) -> list[Workload]:
-    draw = random.Random(f"{seed} {direction}")
-    return [random_workload(draw, direction) for _ in range(count)]
+def random_short_workload(draw: random.Random, direction: Direction) -> Workload:
+    """A packed batch of a few to 128 sequences, which may all fit in one tile of rows each."""
+    while True:
+        shape: dict[str, Any] = {"D": draw.choice(HEAD_DIMS), "dtype": draw.choice(("bf16", "bf16", "fp16"))}
+        shape["causal"] = draw.choice(("none", "bottom_right", "bottom_right"))
+        shape["Hkv"] = draw.choice((1, 2, 3, 4, 5, 8, 12, 16, 32))
+        shape["H"] = shape["Hkv"] * draw.choice(GROUPS)
+        most = draw.choice((128, 256, 512, 1024, 4096))
+        sequences = round(2 ** draw.uniform(1, 7))
+        lengths = [random_length(draw, most) for _ in range(sequences)]
+        shape |= {"lengths": "+".join(map(str, lengths)), "B": sequences, "N": max(lengths), "M": max(lengths)}
+        if draw.random() < 0.15:
+            shape |= {"causal": "bottom_right", "window": (draw.choice((127, 1023)), 0)}
+        workload = Workload(direction=direction, **shape)
+        if workload.flops <= MOST_FLOPS / 10 and 2 * workload.input_bytes <= MOST_BYTES / 4:
+            return workload
+
+
+def random_workloads(seed: int, count: int, direction: Direction, short: bool = False) -> list[Workload]:
+    draw = random.Random(f"{seed} {direction} short" if short else f"{seed} {direction}")
+    return [(random_short_workload if short else random_workload)(draw, direction) for _ in range(count)]
 
 
 def call_of(workload: Workload, device: torch.device, seed: int) -> Call:
@@ -100,6 +119,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="bench/run.py --choices", description=(__doc__ or "").split("\n")[0], allow_abbrev=False
     )
     parser.add_argument("--shapes", type=int, default=200, help="random shapes per direction (200)")
+    parser.add_argument("--short", action="store_true", help="packed batches of short sequences")
     parser.add_argument("--directions", default="fwd,bwd", help="fwd, bwd or both (both)")
     parser.add_argument("--seconds", type=float, default=0.025, help="measured time per choice (0.025)")
     parser.add_argument("--seed", type=int, default=0, help="of the shapes and the inputs (0)")
@@ -131,7 +151,9 @@ def main(arguments: Sequence[str]) -> int:
     started = time.perf_counter()
     facts = environment(device, flags.commit)
     print(", ".join(f"{name} {value}" for name, value in facts.items() if value), f"seed {flags.seed}", sep=", ")
-    chosen = [w for direction in flags.directions for w in random_workloads(flags.seed, flags.shapes, direction)]
+    chosen = [
+        w for direction in flags.directions for w in random_workloads(flags.seed, flags.shapes, direction, flags.short)
+    ]
     rows: list[dict[str, object]] = []
     bar = Progress("choices", len(chosen))
     for index, workload in enumerate(chosen):
