@@ -65,10 +65,13 @@ TileSplit fwd_split(Problem const& problem, KernelShape const& shape, Gpu gpu) {
 std::array<kernel_time::EqualSequences, 2> sequences_of(Problem const& problem, bool packed) {
   if (!packed) return {{{problem.batch, problem.len_q, problem.len_k}}};
   if (problem.batch == 0) return {};
-  int const others = problem.batch - 1;
+  int others = problem.batch - 1;
   auto const mean_of_others = [&](int total, int longest) {
     return others == 0 ? 0 : static_cast<int>((int64_t{total} - longest + others - 1) / others);
   };
+  int const mean = mean_of_others(problem.len_k, problem.longest_k);
+  constexpr int kTileRows = 256, kFarLonger = 4;
+  if (mean >= kTileRows && problem.longest_k > int64_t{kFarLonger} * mean) others -= others / 2;
   int const len_q = mean_of_others(problem.len_q, problem.longest_q);
   int const len_k = mean_of_others(problem.len_k, problem.longest_k);
   if (len_q == problem.longest_q && len_k == problem.longest_k) return {{{problem.batch, len_q, len_k}}};

@@ -24,7 +24,8 @@ Predicted choose_bwd(Problem& problem, bool packed, bool deterministic, Gpu gpu)
 Variant fwd_variant(Problem const& problem, FwdInstance const& instance, bool packed);
 
 // The sequences as the predictions see them. Of packed ones the host knows the totals, and from the hints the longest
-// lengths: one sequence is taken to have these, and the others to share the rest equally.
+// lengths: one sequence is taken to have these, and the others to share the rest equally; where that is more than a tile
+// of rows, and the longest one is far longer still, half of them.
 std::array<kernel_time::EqualSequences, 2> sequences_of(Problem const& problem, bool packed);
 
 // Whether the CTAs of a sm90 forward draw their tiles, where these differ in length; else they are dealt.
