@@ -72,9 +72,13 @@ def test_large_scores_in_float32(size: int, causal: Causal, rng: torch.Generator
 
 @pytest.mark.parametrize(("len_q", "len_k", "causal"), [(29, 14, False), (300, 100, True), (300, 14, False)])
 def test_float32_is_as_exact_as_unfused(len_q: int, len_k: int, causal: Causal, rng: torch.Generator) -> None:
-    """About as exact as the unfused computation: the exp of PyTorch's flash attention errs 3 to 7 times as much."""
+    """Root mean square errors like the unfused computation's; the exp of PyTorch's flash attention has 1.2 times dq's.
+
+    Its largest errors are 3 to 7 times as large, but those of two exact computations differ by 3 as well, in one draw of
+    30.
+    """
     case, scale = Case(187, len_q, len_k, dtype=torch.float32, heads_q=6, heads_kv=3), 2 / 187**0.5
-    errors, plain_errors = torch.zeros(3), torch.zeros(3)  # the largest of dq, dk and dv
+    errors, plain_errors = torch.zeros(2, 3, dtype=torch.float64)  # the squares' sums of dq, dk and dv
     for _ in range(4):
         q, k, v = case.inputs("cpu", rng)
         dout, _ = case.flow("cpu", rng)
@@ -82,7 +86,8 @@ def test_float32_is_as_exact_as_unfused(len_q: int, len_k: int, causal: Causal, 
         leaves = [x.requires_grad_() for x in (q, k, v)]
         plain = torch.autograd.grad(unfused(*leaves, causal, scale)[0], leaves, dout)
         truth = flash_cute.reference.gradients(dout, q, k, v, causal, scale)
-        for worst, gradients in ((errors, given), (plain_errors, plain)):
+        for squares, gradients in ((errors, given), (plain_errors, plain)):
             for i, (x, y) in enumerate(zip(gradients, truth, strict=True)):
-                worst[i] = max(worst[i], (x.double() - y).abs().max())
-    assert (errors < 2 * plain_errors).all(), errors / plain_errors
+                squares[i] += (x.double() - y).square().sum()
+    ratios = (errors / plain_errors).sqrt()
+    assert (ratios < 1.1).all(), ratios
