@@ -74,8 +74,8 @@ def test_large_scores_in_float32(size: int, causal: Causal, rng: torch.Generator
 def test_float32_is_as_exact_as_unfused(len_q: int, len_k: int, causal: Causal, rng: torch.Generator) -> None:
     """Root mean square errors like the unfused computation's; the exp of PyTorch's flash attention has 1.2 times dq's.
 
-    Its largest errors are 3 to 7 times as large, but those of two exact computations differ by 3 as well, in one draw of
-    30.
+    Its largest errors are 3 to 7 times as large, but those of two exact computations differ by 3 as well, in one draw
+    of 30.
     """
     case, scale = Case(187, len_q, len_k, dtype=torch.float32, heads_q=6, heads_kv=3), 2 / 187**0.5
     errors, plain_errors = torch.zeros(2, 3, dtype=torch.float64)  # the squares' sums of dq, dk and dv
