@@ -78,12 +78,8 @@ std::array<kernel_time::EqualSequences, 2> sequences_of(Problem const& problem, 
   return {{{1, problem.longest_q, problem.longest_k}, {others, len_q, len_k}}};
 }
 
-bool draws_fwd_tiles(Problem const& problem, KernelShape const& shape, bool packed, Gpu gpu) {
-  auto const sequences = sequences_of(problem, packed);
-  int64_t tiles = 0;
-  for (auto const& [number, len_q, len_k] : sequences) tiles += num_tiles(len_q, shape.block_m, number);
-  bool const alike = sequences[1].number == 0 || problem.longest_q <= shape.block_m;
-  return tiles * problem.heads_q > int64_t{gpu.num_sms} * sm90::fwd::most_dealt_waves(alike);
+bool fwd_draws(Problem const& problem, KernelShape const& shape, bool packed, Gpu gpu) {
+  return kernel_time::fwd_draws(work_of(problem, packed, gpu), shape);
 }
 
 int fwd_tile_heads(Problem const& problem, KernelShape const& shape) {
@@ -105,11 +101,9 @@ Predicted choose_fwd(Problem& problem, bool packed, Gpu gpu) {
   for (int entry = 0; entry < kNumEntries; ++entry) {
     if (only_forced ? entry != forced : !is_candidate(head_dim, head_dim_v, entry, variant)) continue;
     KernelShape const shape = kernel_shape(head_dim, entry, head_dim_v);
-    bool const draws = (packed || is_masked(problem)) && draws_fwd_tiles(problem, shape, packed, gpu);
     auto const consider = [&](TileSplit const& split) {
       int const heads = variant == Variant::kDense ? fwd_tile_heads(problem, shape) : 1;
-      double const time = kernel_time::fwd_sm90(work, shape, speed(head_dim, entry), heads, split,
-                                                draws && split.tiles == 0);
+      double const time = kernel_time::fwd_sm90(work, shape, speed(head_dim, entry), heads, split);
       if (time >= best.sm90_us) return;
       best.sm90_us = time;
       problem.forced_entry = entry;

@@ -29,7 +29,7 @@ Variant fwd_variant(Problem const& problem, FwdInstance const& instance, bool pa
 std::array<kernel_time::EqualSequences, 2> sequences_of(Problem const& problem, bool packed);
 
 // Whether the CTAs of a sm90 forward draw their tiles, where these differ in length; else they are dealt.
-bool draws_fwd_tiles(Problem const& problem, KernelShape const& shape, bool packed, Gpu gpu);
+bool fwd_draws(Problem const& problem, KernelShape const& shape, bool packed, Gpu gpu);
 
 // The tiles of the last wave of a sm90 forward, split by keys; none where that is impossible or does not pay.
 TileSplit fwd_split(Problem const& problem, KernelShape const& shape, Gpu gpu);

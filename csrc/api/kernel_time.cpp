@@ -17,6 +17,8 @@
 #include <array>
 #include <cmath>
 
+#include "sm90/fwd/tile.h"
+
 namespace flash_cute::kernel_time {
 namespace {
 
@@ -201,8 +203,15 @@ TileSplit fwd_split(Work const& work, KernelShape const& shape) {
   return split_last_wave(tiles, (keys + shape.block_n - 1) / shape.block_n, work.num_sms, tiles > work.num_sms);
 }
 
-double fwd_sm90(Work const& work, KernelShape const& shape, double speed, int heads, TileSplit const& split,
-                bool draws) {
+bool fwd_draws(Work const& work, KernelShape const& shape) {
+  auto const& [longest, others] = work.sequences;
+  int64_t tiles = 0;
+  for (EqualSequences const& some : work.sequences) tiles += int64_t{some.number} * ceil_div(some.len_q, shape.block_m);
+  bool const alike = others.number == 0 || longest.len_q <= shape.block_m;
+  return tiles * work.heads_q > int64_t{work.num_sms} * sm90::fwd::most_dealt_waves(alike);
+}
+
+double fwd_sm90(Work const& work, KernelShape const& shape, double speed, int heads, TileSplit const& split) {
   double const step = fwd_step(work, shape, speed * rate_per_sm(kFwdSm90Rates, work.head_dim));
   Tiles const tiles = row_tiles(work, shape.block_m / heads, shape.block_n, work.heads_q / heads);
   double launch = kFwdSm90Launch;
@@ -210,7 +219,7 @@ double fwd_sm90(Work const& work, KernelShape const& shape, double speed, int he
   if (work.packed) {
     int const sequences = work.sequences[0].number + work.sequences[1].number;
     launch += kPackedFwdSm90Launch + kPackedFwdSm90Sequence * std::min(sequences, kMostSequencesMeasured) +
-              (draws ? kPackedFwdSm90Draws : 0);
+              (fwd_draws(work, shape) ? kPackedFwdSm90Draws : 0);
     fixed += kPackedFwdSm90Tile;
   }
   double const memory = key_bytes(work) / kFwdBandwidth;
@@ -246,7 +255,7 @@ double bwd_sm90_wide(Work const& work, KernelShape const& shape) {
   Tiles const rows = row_tiles(work, 2 * shape.block_m, shape.block_n, work.heads_q);
   double const per_tile = kBwdTile + (work.packed ? kPackedBwdWideTile : 0);
   double const fixed = per_tile + kBwdKeys * rows_share(shape.block_n, work.head_dim, keys);
-  double const share = work.packed ? rows.full : 1;
+  double const share = work.packed ? rows.full : 1;  // the constants of dense calls were fitted without it
   double const fixed_of_dq = per_tile + kBwdKeys * 2 * shape.block_m * work.head_dim * share / (128.0 * 128.0);
   return kBwdWideLaunch + (work.packed ? kPackedBwdWideLaunch : 0) +
          compute_time(keys, fixed, 4 * gemm, 1, work.num_sms) +

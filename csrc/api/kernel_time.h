@@ -50,10 +50,11 @@ struct Work {
 // steps.
 TileSplit fwd_split(Work const& work, KernelShape const& shape);
 
-// The forward. `speed`: of the tile, relative to the fastest one of its head dim; `heads`: query heads per row tile;
-// `draws`: CTAs draw their tiles.
-double fwd_sm90(Work const& work, KernelShape const& shape, double speed, int heads, TileSplit const& split,
-                bool draws);
+// Whether the CTAs of a sm90 forward draw their tiles, where these differ in length; else they are dealt.
+bool fwd_draws(Work const& work, KernelShape const& shape);
+
+// The forward. `speed`: of the tile, relative to the fastest one of its head dim; `heads`: query heads per row tile.
+double fwd_sm90(Work const& work, KernelShape const& shape, double speed, int heads, TileSplit const& split);
 double fwd_sm80(Work const& work, KernelShape const& shape);
 
 // The kernels of a backward together. `any_scores`: of sm80 it is the kernel of modified scores.

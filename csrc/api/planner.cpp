@@ -22,7 +22,7 @@ void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
   plan.entry = problem.forced_entry;
   plan.shape = sm90::fwd::kernel_shape(plan.head_dim, plan.entry, plan.head_dim_v);
   int64_t const tiles = num_row_tiles(problem, plan.shape);
-  plan.draws_tiles = is_masked(problem) && draws_fwd_tiles(problem, plan.shape, /*packed=*/false, gpu);
+  plan.draws_tiles = is_masked(problem) && fwd_draws(problem, plan.shape, /*packed=*/false, gpu);
   if (problem.forced_split == 1) plan.split = fwd_split(problem, plan.shape, gpu);
   bool const only_split = plan.split.tiles > 0 && plan.split.tiles == tiles;
   plan.ctas = only_split ? plan.split.ranges : std::min<int64_t>(tiles, gpu.num_sms);
@@ -49,7 +49,7 @@ void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gp
                                        problem.len_q, problem.len_k, decision.padded_head_dim);
   }
   int64_t const tiles = most_row_tiles(problem, plan.shape, packed);
-  plan.draws_tiles = sm90 && tiles > gpu.num_sms && draws_fwd_tiles(problem, plan.shape, packed, gpu);
+  plan.draws_tiles = sm90 && tiles > gpu.num_sms && fwd_draws(problem, plan.shape, packed, gpu);
   plan.ctas = sm90 ? std::min<int64_t>(tiles, gpu.num_sms) : tiles;
   if (plan.draws_tiles) {
     plan.workspace = {.ticket = 0, .part_flags = 0, .parts = 0, .tiles_before = 0, .zeroed = 4, .bytes = 4};

@@ -114,22 +114,22 @@ Array schedule(Problem const& problem, int num_sms) {
   bool const masked = is_masked(params.band);
   TileOrder const order = tile_order(kShape, masked, params.batch, params.heads_q, params.heads_kv, params.len_q,
                                      params.len_k, params.head_dim, num_sms);
-  bool const drawn = masked && order.num_tiles() > int64_t{num_sms} * most_dealt_waves(/*alike=*/true);
+  kernel_time::Work const call{.sequences = {{{params.batch, params.len_q, params.len_k}}},
+                               .packed = false,
+                               .ends_aligned = false,
+                               .heads_q = params.heads_q,
+                               .heads_kv = params.heads_kv,
+                               .head_dim = kernel_time::nominal_head_dim(kHeadDim),
+                               .head_dim_v = kernel_time::nominal_head_dim(kHeadDim),
+                               .band = params.band,
+                               .num_sms = num_sms};
+  bool const drawn = masked && kernel_time::fwd_draws(call, kShape);
   TileSplit split;
   if (!drawn) {
-    kernel_time::Work const work{.sequences = {{{params.batch, params.len_q, params.len_k}}},
-                                 .packed = false,
-                                 .ends_aligned = false,
-                                 .heads_q = params.heads_q,
-                                 .heads_kv = params.heads_kv,
-                                 .head_dim = kernel_time::nominal_head_dim(kHeadDim),
-                                 .head_dim_v = kernel_time::nominal_head_dim(kHeadDim),
-                                 .band = params.band,
-                                 .num_sms = num_sms};
     auto const time = [&](TileSplit const& tried) {
-      return kernel_time::fwd_sm90(work, kShape, speed(kHeadDim, kEntry), 1, tried, /*draws=*/false);
+      return kernel_time::fwd_sm90(call, kShape, speed(kHeadDim, kEntry), 1, tried);
     };
-    TileSplit const possible = kernel_time::fwd_split(work, kShape);
+    TileSplit const possible = kernel_time::fwd_split(call, kShape);
     if (possible.tiles > 0 && time(possible) < time({})) split = possible;
   }
   bool const only_split = split.tiles > 0 && split.tiles == order.num_tiles();
