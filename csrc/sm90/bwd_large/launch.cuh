@@ -8,7 +8,7 @@
 #include "../../core/element.cuh"
 #include "../../core/list_sequence_tiles.cuh"
 #include "../encode_bwd_maps.cuh"
-#include "../launch_clusters.cuh"
+#include "../launch.cuh"
 #include "keys.cuh"
 #include "queries.cuh"
 #include "side_kernels.cuh"
@@ -30,9 +30,12 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   if (error != cudaSuccess) return error;
   error = launch_bwd_preprocess_large<typename Traits::Element, kTileRows>(plan, params, stream);
   if (error != cudaSuccess) return error;
-  error = launch_clusters<Traits>(bwd_keys_kernel<Traits>, plan.ctas, Traits::kSmemBytes, args, stream);
+  Launch shape{
+      .ctas = plan.ctas, .threads = Traits::kThreads, .smem_bytes = Traits::kSmemBytes, .cluster_ctas = Traits::kCtas};
+  error = sm90::launch(bwd_keys_kernel<Traits>, shape, args, stream);
   if (error != cudaSuccess) return error;
-  return launch_clusters<Traits>(bwd_queries_kernel<Traits>, plan.dq_ctas, Traits::kSmemBytes, args, stream);
+  shape.ctas = plan.dq_ctas;
+  return sm90::launch(bwd_queries_kernel<Traits>, shape, args, stream);
 }
 
 template <class Element, int kHeadDim, Variant kVariant>

@@ -5,6 +5,7 @@
 
 #include "../../core/element.cuh"
 #include "../../plan.h"
+#include "../launch.cuh"
 #include "../tensor_map.cuh"
 #include "kernel.cuh"
 
@@ -52,12 +53,8 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
   error = cudaFuncSetAttribute(fwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
-  if (plan.workspace.zeroed > 0) {
-    error = cudaMemsetAsync(params.ticket, 0, plan.workspace.zeroed, stream);
-    if (error != cudaSuccess) return error;
-  }
-  fwd_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
-  return cudaGetLastError();
+  Launch const shape{.ctas = plan.ctas, .threads = Traits::kThreads, .smem_bytes = kSmemBytes};
+  return zero_and_launch(params.ticket, plan.workspace.zeroed, fwd_kernel<Traits>, shape, args, stream);
 }
 
 template <int kHeadDim, int kHeadDimV, int kEntry, Variant kVariant>

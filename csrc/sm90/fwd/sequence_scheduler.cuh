@@ -2,7 +2,7 @@
 //
 // The row tiles of all sequences and query heads have numbers, those of one sequence side by side. A CTA's first tile
 // has the CTA's own number; the numbers of the others it draws from the ticket counter. Where there are few tiles, as far
-// as the host knows, they are dealt without a counter: its memory and the memset cost the host 3 us. The warp holds 32
+// as the host knows, they are dealt without a counter: its memory and the zeroing cost the host 3 us. The warp holds 32
 // neighbouring sequences, one per lane, with the prefix sum of their numbers of tiles, and moves on until they contain
 // the next number, which is always larger than the last one. Nothing is computed before the launch, and nothing on the
 // host depends on the lengths.
@@ -15,6 +15,7 @@
 #include "../../core/mask.cuh"
 #include "../../core/sequence.cuh"
 #include "../../core/warp_sum.cuh"
+#include "../dependent_launch.cuh"
 #include "scheduler.cuh"
 #include "traits.cuh"
 #include "../warpgroup.cuh"
@@ -136,6 +137,7 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
     // A number drawn earlier than needed is a tile that no idle CTA can take: drawn two tiles ahead, causal tiles of
     // different lengths would leave the SMs idle for 4 to 14 % of the time (simulated).
     smem.next_tile.wait_full({0, draws & 1});  // the producer will soon have loaded the tile
+    wait_for_kernel_before();  // which zeroes the ticket
     ticket = tickets.draw(params, lane);
   }
 }

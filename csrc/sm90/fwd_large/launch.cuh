@@ -5,7 +5,7 @@
 
 #include "../../core/element.cuh"
 #include "../../plan.h"
-#include "../launch_clusters.cuh"
+#include "../launch.cuh"
 #include "../sequence_map.cuh"
 #include "kernel.cuh"
 
@@ -43,11 +43,9 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
   if (error != cudaSuccess) return error;
   error = cudaFuncSetAttribute(fwd_large_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
-  if (plan.workspace.zeroed > 0) {
-    error = cudaMemsetAsync(params.ticket, 0, plan.workspace.zeroed, stream);
-    if (error != cudaSuccess) return error;
-  }
-  return launch_clusters<Traits>(fwd_large_kernel<Traits>, plan.ctas, kSmemBytes, args, stream);
+  Launch const shape{
+      .ctas = plan.ctas, .threads = Traits::kThreads, .smem_bytes = kSmemBytes, .cluster_ctas = Traits::kCtas};
+  return zero_and_launch(params.ticket, plan.workspace.zeroed, fwd_large_kernel<Traits>, shape, args, stream);
 }
 
 template <int kHeadDim, Variant kVariant>
