@@ -138,19 +138,20 @@ constexpr bool is_candidate(int head_dim, int head_dim_v, int entry, Variant var
   }
 }
 
-// The speed of a tile's steps, relative to the fastest tile of the head dim (fitted to times on an H200, see
+// The speed of a tile's steps, relative to the wide tile of the head dim (fitted to times on an H200, see
 // api/kernel_time.cpp).
 constexpr double speed(int head_dim, int entry) {
   switch (entry) {
     case kPair:
     case kPairLate: return head_dim <= 64 ? 0.8 : head_dim <= 96 ? 0.86 : 0.92;
+    case kTall: return head_dim <= 32 ? 1.05 : 1.02;
     case kNarrow: return 0.57;
     default: return 1;
   }
 }
 
 // Row tiles that differ in length are dealt to the CTAs back and forth, the longest first, or else drawn by them, where
-// there are more waves than this. To draw them takes 2 us more, since the counter has to be cleared before the kernel;
+// there are more waves than this. To draw them takes 1 us more, since the counter has to be zeroed by a kernel before;
 // dealt, they even out less. `alike`: all sequences are equally long, or none has two tiles.
 constexpr int most_dealt_waves(bool alike) { return alike ? 4 : 2; }
 
