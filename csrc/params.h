@@ -82,9 +82,9 @@ struct FwdParams {
   float* lse;     // (batch, heads_q,  len_q), contiguous, natural log of the scaled scores
 
   // Workspace, see FwdWorkspace. On sm80 only pairs of CTAs have these, see sm80/large/pair.cuh.
-  int* ticket;      // zeroed before the kernel: CTAs draw row tiles from it, or their rank where tiles are split; on
+  int* ticket;      // begins as 0: CTAs draw row tiles from it, or their rank where tiles are split; on
                     // sm80 their place in a pair
-  int* part_flags;  // zeroed before the kernel: one flag per warp of each range, set when its part is in global memory;
+  int* part_flags;  // begin as 0: one flag per warp of each range, set when its part is in global memory;
                     // on sm80 the messages that each CTA has sent
   float* parts;     // partial results of split tiles, see sm90/fwd/split.cuh; on sm80 the messages
 

@@ -26,7 +26,7 @@ struct FwdWorkspace {
   int64_t part_flags;
   int64_t parts;
   int64_t tiles_before;
-  int64_t zeroed;  // the first `zeroed` bytes are set to 0 before the kernel
+  int64_t zeroed;  // the first `zeroed` bytes are set to 0 before the kernel reads them
   int64_t bytes;
 };
 

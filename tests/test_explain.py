@@ -334,11 +334,12 @@ def test_the_profiler_saw_that_kernel(head_dim, causal, dtype, backend):
         flash_cute.fwd(q, k, v, causal, backend=backend)
         torch.cuda.synchronize()
     ran = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    ran = [name for name in ran if "zero_kernel" not in name and not name.startswith("Memset")]
     ours = [name for name in ran if "flash_cute" in name]
     assert len(ours) == 1, ran
     assert kernel_matches(data, ours[0]), (ours[0], data)
     if not any(data["copies"].values()):
-        assert [name for name in ran if not name.startswith("Memset")] == ours
+        assert ran == ours
 
 
 @pytest.mark.cuda

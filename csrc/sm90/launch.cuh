@@ -39,8 +39,8 @@ cudaError_t launch(void (*kernel)(Args), Launch const& shape, Args const& args, 
   return cudaLaunchKernelEx(&config, kernel, args);
 }
 
-// Zeroes `bytes` at `memory`, a multiple of 4, and launches the kernel, whose start hides most of that: it calls
-// wait_for_kernel_before before it uses the memory. (After a memset a kernel starts 1 us later.)
+// Zeroes `bytes` at `memory`, a multiple of 4, and launches the kernel, whose start hides part of that: it calls
+// wait_for_kernel_before first of all. (In CUDA graphs a memset and the kernel take 1 to 2 us more.)
 template <class Args>
 cudaError_t zero_and_launch(void* memory, int64_t bytes, void (*kernel)(Args), Launch shape, Args const& args,
                             cudaStream_t stream) {

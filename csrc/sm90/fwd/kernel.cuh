@@ -12,6 +12,7 @@
 #include "sequence_scheduler.cuh"
 #include "split.cuh"
 #include "traits.cuh"
+#include "../dependent_launch.cuh"
 #include "../warpgroup.cuh"
 
 namespace flash_cute::sm90::fwd {
@@ -68,6 +69,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
     if constexpr (reads_sequences(Traits::kVariant)) smem.next_tile.init(1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
+  wait_for_kernel_before();  // which zeroes counters and flags, if there are any
   __syncthreads();  // thread 0 has initialised the barriers
 
   if (warpgroup == 0) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "../../core/mask.cuh"
-#include "../dependent_launch.cuh"
 #include "../load_tma.cuh"
 #include "../sequence_map.cuh"
 #include "args.cuh"
@@ -56,20 +55,13 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
   FwdParams const& params = args.params;
   // A CTA waits only for parts of CTAs of lower number. So numbers are drawn from the ticket: CUDA does not promise the
   // order in which CTAs start.
-  int number = blockIdx.x;
-  if (params.split.tiles > 0) {
-    wait_for_kernel_before();  // which zeroes the ticket, and the parts' flags
-    number = atomicAdd(params.ticket, 1);
-  }
+  int const number = params.split.tiles > 0 ? atomicAdd(params.ticket, 1) : blockIdx.x;
   smem.range = split_range(params.split, number);  // published together with the first tile
   auto const publish_tile = [&](int draws, int count) {  // count: as in KeySpan
     smem.tile_pipeline.wait_empty(at_step(draws));  // all consumer warps have finished the tile of two draws before
     TileCoord volatile& tile = smem.tile[draws & 1];
     int index = deal_tile(params.split, number, gridDim.x, draws, tile);
-    if (params.draws_tiles && draws > 0) {
-      wait_for_kernel_before();  // which zeroes the ticket
-      index = int(gridDim.x) + atomicAdd(params.ticket, 1);
-    }
+    if (params.draws_tiles && draws > 0) index = int(gridDim.x) + atomicAdd(params.ticket, 1);
     place_tile(params.order, index, tile);
     TileRange const range = tile_range<Traits>(params, tile.m_block);
     int const begin = max(tile.keys.begin, range.begin), end = max(begin, min(tile.keys.end, range.end));

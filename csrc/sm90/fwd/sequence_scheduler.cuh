@@ -15,7 +15,6 @@
 #include "../../core/mask.cuh"
 #include "../../core/sequence.cuh"
 #include "../../core/warp_sum.cuh"
-#include "../dependent_launch.cuh"
 #include "scheduler.cuh"
 #include "traits.cuh"
 #include "../warpgroup.cuh"
@@ -137,7 +136,6 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
     // A number drawn earlier than needed is a tile that no idle CTA can take: drawn two tiles ahead, causal tiles of
     // different lengths would leave the SMs idle for 4 to 14 % of the time (simulated).
     smem.next_tile.wait_full({0, draws & 1});  // the producer will soon have loaded the tile
-    wait_for_kernel_before();  // which zeroes the ticket
     ticket = tickets.draw(params, lane);
   }
 }

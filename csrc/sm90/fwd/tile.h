@@ -25,8 +25,8 @@ struct TileConfig {
 
 // The tiles by name. Each head dim has some of them, see has_entry.
 enum Entry : int {
-  kTall = 0,      // 256 rows, four warpgroups
-  kWide = 1,      // 192 rows (above head dim 128: 128): the fastest step, for problems with many row tiles
+  kTall = 0,      // 256 rows, four warpgroups: the fastest step, where it is there
+  kWide = 1,      // 192 rows (above head dim 128: 128): the fastest step of the others, for many row tiles
   kWideLate = 2,  // with the late wait
   kPair = 3,      // 128 x 128: where the wide tile's last wave or last row tile leaves too much idle
   kPairLate = 4,
@@ -138,8 +138,7 @@ constexpr bool is_candidate(int head_dim, int head_dim_v, int entry, Variant var
   }
 }
 
-// The speed of a tile's steps, relative to the wide tile of the head dim (fitted to times on an H200, see
-// api/kernel_time.cpp).
+// The speed of a tile's steps, relative to the wide tile of the head dim (from times on an H200, see docs/tuning.md).
 constexpr double speed(int head_dim, int entry) {
   switch (entry) {
     case kPair:
@@ -151,7 +150,7 @@ constexpr double speed(int head_dim, int entry) {
 }
 
 // Row tiles that differ in length are dealt to the CTAs back and forth, the longest first, or else drawn by them, where
-// there are more waves than this. To draw them takes 1 us more, since the counter has to be zeroed by a kernel before;
+// there are more waves than this. To draw them takes up to 1 us more, since a kernel zeroes the counter before;
 // dealt, they even out less. `alike`: all sequences are equally long, or none has two tiles.
 constexpr int most_dealt_waves(bool alike) { return alike ? 4 : 2; }
 

@@ -57,6 +57,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_large_kernel(__grid_c
     if constexpr (Traits::kCtas > 1) init_exchange(smem.exchange);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
+  wait_for_kernel_before();  // which zeroes counters and flags, if there are any
   sync_ctas<Traits>();  // thread 0 has initialised the barriers
 
   if (warpgroup == 0) {
