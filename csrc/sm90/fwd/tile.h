@@ -150,7 +150,7 @@ constexpr double speed(int head_dim, int entry) {
 }
 
 // Row tiles that differ in length are dealt to the CTAs back and forth, the longest first, or else drawn by them, where
-// there are more waves than this. To draw them takes up to 1 us more, since a kernel zeroes the counter before;
+// there are more waves than this. To draw them takes 1 to 2 us more, since a kernel zeroes the counter before;
 // dealt, they even out less. `alike`: all sequences are equally long, or none has two tiles.
 constexpr int most_dealt_waves(bool alike) { return alike ? 4 : 2; }
 
