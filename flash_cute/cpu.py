@@ -13,6 +13,7 @@ of query rows at a time is computed by matrix products. Sinks are applied last, 
 import torch
 from torch import Tensor
 
+from . import _vml  # noqa: F401 (before anything is computed)
 from ._layout import empty_out
 from .band import Band, make_band, tile_rows
 from .score import Score, compute_dtype, make_score, share_of_keys
