@@ -8,8 +8,8 @@
 #include "../../core/registers.cuh"
 #include "../fwd/args.cuh"
 #include "../fwd/sequence_scheduler.cuh"
+#include "../large/epilogue.cuh"
 #include "../warpgroup.cuh"
-#include "epilogue.cuh"
 #include "load.cuh"
 #include "mainloop.cuh"
 #include "traits.cuh"
@@ -33,7 +33,9 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
     fwd::TileCoord const coord{
         .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
     Sequence const sequence = tile.sequence;
-    epilogue<Traits>(args.params, sequence, coord, warpgroup, softmax, tOrO);
+    int const first_column = cta_rank<Traits>() * kColumns + warpgroup * Traits::kHalf;
+    large::store_columns<typename Traits::Element, kBlockM, Traits::kHalf>(
+        args.params, sequence, coord, coord.m_block * kBlockM, first_column, softmax, mma, tOrO);
     smem.tile_pipeline.release(at_step(draws));  // the scheduler may overwrite the tile
   }
 }
@@ -65,9 +67,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_large_kernel(__grid_c
     if (uniform(threadIdx.x / 32) == 1) {
       fwd::schedule_sequences<Traits>(args.params, smem, make_tickets<Traits>(smem));
     }
-    if (threadIdx.x == 0) produce<Traits>(args, smem, KeyLoader<Traits>{args, smem});
-    if (threadIdx.x == 64) produce<Traits>(args, smem, ValueLoader<Traits, 0>{args, smem});
-    if (threadIdx.x == 96) produce<Traits>(args, smem, ValueLoader<Traits, 1>{args, smem});
+    if (threadIdx.x == 0) large::produce<Traits>(args, smem, KeyLoader<Traits>{args, smem});
+    if (threadIdx.x == 64) large::produce<Traits>(args, smem, ValueLoader<Traits, 0>{args, smem});
+    if (threadIdx.x == 96) large::produce<Traits>(args, smem, ValueLoader<Traits, 1>{args, smem});
   } else {
     raise_max_registers<Traits::kConsumerRegs>();
     consumer<Traits>(args, smem, warpgroup - 1);

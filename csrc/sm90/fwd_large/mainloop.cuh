@@ -19,44 +19,15 @@
 #include "../../core/mask.cuh"
 #include "../../core/registers.cuh"
 #include "../../core/softmax.cuh"
+#include "../large/products.cuh"
+#include "../large/scores.cuh"
 #include "../store_tma.cuh"
 #include "../warpgroup.cuh"
 #include "exchange.cuh"
 #include "messages.cuh"
-#include "scores.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm90::fwd_large {
-
-// Adds to acc the product of A's k steps from kFirst on and one unit.
-template <int kFirst, class Mma, class FragA, class FragB, class Acc>
-CUTE_DEVICE void issue_unit(Mma& mma,
-                            FragA& tCrA,        // (MMA, MMA_M, MMA_K): registers or descriptors
-                            FragB const& tCrB,  // (MMA, MMA_N, MMA_K of the unit): descriptors
-                            Acc& acc) {         // (MMA, MMA_M, MMA_N)
-  CUTE_STATIC_ASSERT_V(size<1>(tCrA) == size<1>(acc));
-  CUTE_STATIC_ASSERT_V(size<1>(tCrB) == size<2>(acc));
-  mma.accumulate_ = SM90::GMMA::ScaleOut::One;
-  CUTE_UNROLL
-  for (int k = 0; k < size<2>(tCrB); ++k) cute::gemm(mma, tCrA(_, _, kFirst + k), tCrB(_, _, k), acc);
-}
-
-// One N step of the accumulator.
-template <int kPart, class Accumulator>
-CUTE_DEVICE auto part_of_columns(Accumulator& acc) {  // (MMA, MMA_M, MMA_N)
-  auto part = acc(_, _, Int<kPart>{});                // (MMA, MMA_M)
-  return make_tensor(part.data(), append<3>(part.layout(), Layout<_1, _0>{}));
-}
-
-// Calls use(_0{}) to use(Int<kEnd - 1>{}). The compiler may leave a call in for_each, and would wait for the WGMMAs
-// before it.
-template <int kEnd, int kFirst = 0, class Use>
-CUTE_DEVICE void static_for(Use const& use) {
-  if constexpr (kFirst < kEnd) {
-    use(Int<kFirst>{});
-    static_for<kEnd, kFirst + 1>(use);
-  }
-}
 
 // A warpgroup's positions in the rings.
 template <class Traits>
@@ -76,7 +47,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
                           ScoreExchange<Traits>& exchange, OnlineSoftmax<2>& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
-  using Modifier = ScoreModifier<Traits::kVariant>;
+  using Modifier = large::ScoreModifier<Traits::kVariant, kBlockM, kBlockN>;
   constexpr int kStepsPerUnit = kUnitKeys / 16;
 
   auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});        // (64, D of unit, unit)
@@ -139,7 +110,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
   };
   // For each unit of a tile of V, issues a group by issue(unit, V of the unit), and calls then(unit).
   auto issue_product = [&](auto const& issue, auto const& then) __attribute__((always_inline)) {
-    static_for<Traits::kUnitsOfV>([&](auto unit) __attribute__((always_inline)) {
+    large::static_for<Traits::kUnitsOfV>([&](auto unit) __attribute__((always_inline)) {
       v_pipeline.wait_full(states.v);  // TMA: the unit of V has landed
       warpgroup_fence_operand(tOrO);
       warpgroup_arrive();
@@ -163,8 +134,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     auto held = states.v;
     issue_product(
         [&](auto unit, auto const& tOrV_unit) __attribute__((always_inline)) {
-          auto tOrO_part = part_of_columns<unit % Traits::kPartsOfV>(tOrO);
-          issue_unit<unit / Traits::kPartsOfV * kStepsPerUnit>(mma_shared_pv, tOrP_other, tOrV_unit, tOrO_part);
+          auto tOrO_part = large::part_of_columns<unit % Traits::kPartsOfV>(tOrO);
+          large::issue_unit<unit / Traits::kPartsOfV * kStepsPerUnit>(mma_shared_pv, tOrP_other, tOrV_unit, tOrO_part);
         },
         [&](auto unit) __attribute__((always_inline)) {
           if constexpr (unit == 0) {
@@ -189,8 +160,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     warpgroup_fence_operand(tOrP);
     issue_product(
         [&](auto unit, auto const& tOrV_unit) __attribute__((always_inline)) {
-          auto tOrO_part = part_of_columns<unit % Traits::kPartsOfV>(tOrO);
-          issue_unit<unit / Traits::kPartsOfV * kStepsPerUnit>(mma_pv, tOrP, tOrV_unit, tOrO_part);
+          auto tOrO_part = large::part_of_columns<unit % Traits::kPartsOfV>(tOrO);
+          large::issue_unit<unit / Traits::kPartsOfV * kStepsPerUnit>(mma_pv, tOrP, tOrV_unit, tOrO_part);
         },
         [&](auto unit) __attribute__((always_inline)) {
           if constexpr (unit > 0) {

@@ -35,6 +35,9 @@ struct Traits {
   static_assert(reads_sequences(kVariant), "dense batches run in the packed kernel");
   static constexpr int kBlockM = fwd_large::kBlockM;
   static constexpr int kBlockN = fwd_large::kBlockN;
+  static constexpr int kRows = kBlockM;  // of a warpgroup, and of a box of Q
+  static constexpr int kUnitKeys = fwd_large::kUnitKeys;
+  static constexpr int kSmemBytes = fwd_large::kSmemBytes;
   static constexpr int kCtas = ctas_per_tile(kHeadDim);
   static_assert(kCtas <= 2);
   static constexpr int kUnitsOfVRing = units_of_v_ring(kCtas);

@@ -1,4 +1,4 @@
-// Stores a warpgroup's half of O from registers, and that of column 0 the LSE, see fwd/epilogue.cuh.
+// Stores a warpgroup's columns of O from registers, and that of column 0 the LSE, see fwd/epilogue.cuh.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -8,24 +8,21 @@
 #include "../../core/layout.cuh"
 #include "../../core/registers.cuh"
 #include "../fwd/epilogue.cuh"
-#include "traits.cuh"
 
-namespace flash_cute::sm90::fwd_large {
+namespace flash_cute::sm90::large {
 
-template <class Traits, class Accumulator>
-CUTE_DEVICE void epilogue(FwdParams const& params, Sequence const& sequence, fwd::TileCoord const& tile, int half,
-                          OnlineSoftmax<2> const& softmax,
-                          Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
-  using Element = typename Traits::Element;
+using namespace cute;
+
+// kRows x kColumns, from `first_row` of the sequence and `first_column` on.
+template <class Element, int kRows, int kColumns, class Mma, class Accumulator>
+CUTE_DEVICE void store_columns(FwdParams const& params, Sequence const& sequence, fwd::TileCoord const& tile,
+                               int first_row, int first_column, OnlineSoftmax<2> const& softmax, Mma const& mma,
+                               Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   int const thread = fresh_thread_index() % 128;
-  int const first_row = tile.m_block * kBlockM, first_column = cta_rank<Traits>() * kColumns + half * Traits::kHalf;
 
-  typename Traits::MmaPV mma;
   auto acc = rowcol_view(tOrO);  // (rows, head dim)
-  auto cO = domain_offset(make_coord(0, first_column),
-                          make_identity_tensor(Shape<Int<kBlockM>, Int<Traits::kHeadDim>>{}));
-  auto cO_half = make_tensor(cO.data(), Shape<Int<kBlockM>, Int<Traits::kHalf>>{}, cO.stride());  // (64, D / 2)
-  auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO_half));  // (rows, head dim) -> (row, column)
+  auto cO = domain_offset(make_coord(0, first_column), make_identity_tensor(Shape<Int<kRows>, Int<kColumns>>{}));
+  auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO));  // (rows, head dim) -> (row, column)
   float* const lse = params.lse + fwd::lse_offset(params, sequence, tile);
   normalize(sequence, lse, first_row, softmax, acc, tOcO, row_factors<Element>(params, softmax, tile.head));
   auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)
@@ -47,4 +44,4 @@ CUTE_DEVICE void epilogue(FwdParams const& params, Sequence const& sequence, fwd
   }
 }
 
-}  // namespace flash_cute::sm90::fwd_large
+}  // namespace flash_cute::sm90::large

@@ -1,16 +1,17 @@
-// What the modified kernel makes of one tile's scores before the mask: softcap and ALiBi.
+// What the modified kernels for large head dims make of one tile's scores before the mask: softcap and ALiBi.
 #pragma once
 
 #include <cute/tensor.hpp>
 
 #include "../../core/score.cuh"
+#include "../../core/softmax.cuh"
+#include "../../core/variant.h"
 #include "../warpgroup.cuh"
-#include "traits.cuh"
 
-namespace flash_cute::sm90::fwd_large {
+namespace flash_cute::sm90::large {
 
-// Of the plain kernel: nothing.
-template <Variant kVariant>
+// Of the plain kernel: nothing. kRows x kKeys: a warpgroup's scores.
+template <Variant kVariant, int kRows, int kKeys>
 struct ScoreModifier {
   using Shift = OnlineSoftmax<2>::NoShift;
 
@@ -20,8 +21,8 @@ struct ScoreModifier {
   CUTE_DEVICE void operator()(Scores&, Coords0 const&, int, Shift&) const {}
 };
 
-template <>
-struct ScoreModifier<Variant::kModified> {
+template <int kRows, int kKeys>
+struct ScoreModifier<Variant::kModified, kRows, kKeys> {
   using Shift = OnlineSoftmax<2>::Shift;
 
   ScoreTerms const& terms;
@@ -38,10 +39,10 @@ struct ScoreModifier<Variant::kModified> {
         slope(head_slope(params.score, uniform(tile.batch), uniform(tile.head))) {
     int const shift = uniform(tile.sequence.shift);
     thread_offset = shift + thread_distance(tScS);
-    left_from = uniform(tile.sequence.band.upper) <= shift ? -kNoLimit : kBlockN - 1 - shift;
+    left_from = uniform(tile.sequence.band.upper) <= shift ? -kNoLimit : kKeys - 1 - shift;
   }
 
-  // `offset`: the tile's first row minus its first column.
+  // `offset`: the scores' first row minus their first column.
   template <class Scores, class Coords0>
   CUTE_DEVICE void operator()(Scores& scores,         // (rows, columns)
                               Coords0 const& tScS_0,  // (rows, columns) -> (row, column) of thread 0, static
@@ -49,7 +50,7 @@ struct ScoreModifier<Variant::kModified> {
     if (terms.softcap_scale != 0.f) cap_scores(scores, terms);
     shift[0] = shift[1] = 0.f;
     if (slope == 0.f) return;
-    int const right_to = left_from - (kBlockM - 1) - (kBlockN - 1), distance = offset + thread_offset;
+    int const right_to = left_from - (kRows - 1) - (kKeys - 1), distance = offset + thread_offset;
     // Steeper slopes would cost the linear form's differences their precision.
     constexpr float kSteepest = 4.f;  // per column, in units of the exponents of 2
     bool const one_sided = offset >= left_from || offset <= right_to;
@@ -61,4 +62,4 @@ struct ScoreModifier<Variant::kModified> {
   }
 };
 
-}  // namespace flash_cute::sm90::fwd_large
+}  // namespace flash_cute::sm90::large

@@ -1,0 +1,56 @@
+// What the producers of the forwards for large head dims share: the walk over row tiles, and TMA loads of boxes.
+#pragma once
+
+#include "../fwd/args.cuh"
+#include "../fwd/sequence_scheduler.cuh"
+#include "../sequence_map.cuh"
+
+namespace flash_cute::sm90::large {
+
+using fwd::KernelArgs;
+
+// What a row tile's loads have in common.
+struct TileOrigin {
+  int draws;
+  int head;
+  int head_kv;
+  int first_row;
+  SequenceOrigin rows;
+  SequenceOrigin keys;
+};
+
+CUTE_DEVICE void load_box(CUtensorMap const& map, uint64_t* full, TMA::CacheHintSm90 hint, void* box, int column,
+                          int row, int head, SequenceOrigin const& origin) {
+  SM90_TMA_LOAD_5D::copy(&map, full, static_cast<uint64_t>(hint), box, column, origin.row + row, head, origin.last,
+                         origin.back);
+}
+
+CUTE_DEVICE void prefetch_box(CUtensorMap const& map, int column, int row, int head, SequenceOrigin const& origin) {
+  SM90_TMA_LOAD_5D::PREFETCH::copy(&map, column, origin.row + row, head, origin.last, origin.back);
+}
+
+// A producer thread: loader.load(origin, steps, last key tile) for each tile that schedule_sequences publishes.
+template <class Traits, class Loader>
+CUTE_DEVICE void produce(KernelArgs const& args, typename Traits::SharedStorage& smem, Loader loader) {
+  bool const packed = args.params.sequences.cu_q != nullptr;
+#pragma unroll 1
+  for (int draws = 0;; ++draws) {
+    smem.tile_pipeline.wait_full(at_step(draws));  // the scheduler has written the tile
+    fwd::SequenceTile const& tile = smem.tile[draws & 1];
+    if (tile.m_block < 0) break;
+    Sequence const& sequence = tile.sequence;
+    auto const origin = [&](int first, int length) {
+      return packed ? SequenceOrigin::packed(first, length) : SequenceOrigin::dense(tile.batch);
+    };
+    TileOrigin const from{.draws = draws,
+                          .head = tile.head,
+                          .head_kv = tile.head_kv,
+                          .first_row = tile.m_block * Traits::kBlockM,
+                          .rows = origin(sequence.first_row, sequence.len_q),
+                          .keys = origin(sequence.first_key, sequence.len_k)};
+    loader.load(from, tile.keys.end - tile.keys.begin, tile.keys.end - 1);
+    smem.tile_pipeline.arrive_empty(at_step(draws));  // the scheduler may overwrite the tile
+  }
+}
+
+}  // namespace flash_cute::sm90::large
