@@ -15,6 +15,9 @@ DIRECTIONS = ("fwd", "bwd")
 MAX_UNSPLIT_HEAD_DIM = 256
 LARGER_UNSPLIT_HEAD_DIMS = {("sm90", "fwd"): 320}
 
+# Head dims, above the first and up to the second, whose kernels are those of <arch>/fwd_wide and bwd_wide.
+WIDE_HEAD_DIMS = {("sm90", "fwd"): (320, 512), ("sm90", "bwd"): (128, 256)}
+
 # Head dims that the kernel of a larger one serves just as fast, since it computes only the columns that there are: that
 # one is built for them.
 SERVED_BY = {
@@ -29,7 +32,6 @@ SERVED_BY = {
 TOGETHER = {
     ("sm80", "bwd"): ((32, 64),),
     ("sm90", "fwd"): ((32, 64), (192, 256, 320)),
-    ("sm90", "fwd_large"): ((512, 1024),),
     ("sm90", "bwd"): ((32, 64),),
     ("sm90", "bwd_wide"): ((192, 256),),
     ("sm90", "bwd_large"): ((320, 512, 1024),),
@@ -51,11 +53,14 @@ class Instance:
 
     @property
     def kernel(self) -> str:
-        """The folder, and the namespace. Above head dim 128 the sm90 backward is another kernel, except for pairs."""
-        if self.head_dim > LARGER_UNSPLIT_HEAD_DIMS.get((self.arch, self.direction), MAX_UNSPLIT_HEAD_DIM):
-            return f"{self.direction}_large"
-        wide = (self.arch, self.direction) == ("sm90", "bwd") and self.head_dim > 128
-        return "bwd_wide" if wide and self.head_dim == self.head_dim_v else self.direction
+        """The folder, and the namespace."""
+        if self.head_dim != self.head_dim_v:
+            return self.direction
+        above, up_to = WIDE_HEAD_DIMS.get((self.arch, self.direction), (0, 0))
+        if above < self.head_dim <= up_to:
+            return f"{self.direction}_wide"
+        large = self.head_dim > LARGER_UNSPLIT_HEAD_DIMS.get((self.arch, self.direction), MAX_UNSPLIT_HEAD_DIM)
+        return f"{self.direction}_large" if large else self.direction
 
     @property
     def head_dims(self) -> str:

@@ -128,6 +128,10 @@ namespace sm90::bwd_wide {
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream);
 }
+namespace sm90::fwd_wide {
+template <int kHeadDim, int kHeadDimV>
+cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);
+}
 namespace sm90::fwd_large {
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream);

@@ -202,6 +202,7 @@ _TILE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "bwd_kernel": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
         "bwd_keys_kernel": (),
         "bwd_queries_kernel": (),
+        "fwd_wide_kernel": (),
         "fwd_large_kernel": (),
         "bwd_large_kernel": (),
     },
@@ -218,7 +219,7 @@ def _facts(kernel_name: str) -> dict[str, Any] | None:
     flash_cute::sm80::fwd::TileConfig{128, 64, 4, 1, false, 2}>>`; mangled, the same words come with lengths in front
     and numbers as `Li128E`.
     """
-    folder = r"flash_cute(?:::|4)(sm\d+)(?:::|\d)(?:fwd_large|bwd_large|fwd|bwd_wide|bwd)"
+    folder = r"flash_cute(?:::|4)(sm\d+)(?:::|\d)(?:fwd_large|bwd_large|fwd|fwd_wide|bwd_wide|bwd)"
     kernel = re.search(folder + r"(?:::|\d{2})(\w+?_kernel)(?:<|I)", kernel_name)
     element = re.search("|".join(_ELEMENTS), kernel_name)
     head_dim = re.search(r"(?:half_t|__half|bfloat16_t|__nv_bfloat16)(?:, (?:\(int\))?|ELi)(\d+)", kernel_name)

@@ -95,7 +95,7 @@ def test_default_kernels_are_the_builds() -> None:
     config = pytest.importorskip("build_tools.config", reason="not in a checkout")
     instances = pytest.importorskip("build_tools.instances")
     assert config.HEAD_DIMS == build.HEAD_DIMS
-    for name in ("MAX_UNSPLIT_HEAD_DIM", "LARGER_UNSPLIT_HEAD_DIMS"):
+    for name in ("MAX_UNSPLIT_HEAD_DIM", "LARGER_UNSPLIT_HEAD_DIMS", "WIDE_HEAD_DIMS"):
         assert getattr(instances, name) == getattr(build, name)
     assert (instances.ARCHS, instances.DIRECTIONS) == (build.ARCHS, build.DIRECTIONS)
 

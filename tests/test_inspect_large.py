@@ -43,7 +43,7 @@ def test_there_is_one_of_each(large: tuple[Kernel, ...]) -> None:
     names = {(kernel.arch, kernel.folder, kernel.head_dim, kernel.entry) for kernel in large}
     expected = {("sm80", folder, d, chip) for folder in ("fwd_large", "bwd_large") for d in HEAD_DIMS for chip in CHIPS}
     expected |= {("sm90", "fwd", 320, "wide"), ("sm90", "fwd", 320, "narrow")}
-    expected |= {("sm90", "fwd_large", d, "large") for d in (512, 1024)}
+    expected |= {("sm90", folder, d, "large") for folder, d in (("fwd_wide", 512), ("fwd_large", 1024))}
     expected |= {("sm90", "bwd_large", d, entry) for d in HEAD_DIMS for entry in ("keys", "queries")}
     assert names == expected and len(large) == len(names)
 
@@ -99,12 +99,14 @@ def test_rows_without_the_permutation_conflict(large: tuple[Kernel, ...], monkey
     assert "P to shared memory" in found
 
 
-# --- What lies in shared memory of sm90's forward ---------------------------------------------------------------
+# --- What lies in shared memory of sm90's forwards --------------------------------------------------------------
 
-SPOILED_LAYOUTS: dict[str, tuple[str, Change]] = {
+SPOILED_P: dict[str, tuple[str, Change]] = {
     "P's registers swapped": ("SharedP.sts.register", lambda a: a[::-1]),
     "another lane's row": ("SharedP.sts.coord", lambda a: np.roll(a, 1, axis=-1)),
     "P read elsewhere": ("SharedP.descriptor", lambda a: a + 2),
+}
+SPOILED_LAYOUTS: dict[str, tuple[str, Change]] = {
     "another unit's V": ("V.descriptor", lambda a: np.roll(a, 1, axis=-1)),
     "V's rows elsewhere": ("V.smem", lambda a: a[:, ::-1]),
     "Q's columns elsewhere": ("Q.smem", lambda a: a[:, ::-1]),
@@ -112,14 +114,19 @@ SPOILED_LAYOUTS: dict[str, tuple[str, Change]] = {
 }
 
 
-@pytest.mark.parametrize("what", SPOILED_LAYOUTS)
-@pytest.mark.parametrize("head_dim", [512, 1024])
+@pytest.mark.parametrize(
+    ("folder", "head_dim", "what"),
+    [
+        *(("fwd_wide", 512, what) for what in SPOILED_LAYOUTS),
+        *(("fwd_large", 1024, what) for what in (*SPOILED_LAYOUTS, *SPOILED_P)),
+    ],
+)
 def test_a_spoiled_layout_is_caught(
-    what: str, head_dim: int, large: tuple[Kernel, ...], monkeypatch: pytest.MonkeyPatch
+    folder: str, head_dim: int, what: str, large: tuple[Kernel, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = inspect.find(large, head_dim, "sm90", "large", "fwd_large")
+    kernel = inspect.find(large, head_dim, "sm90", "large", folder)
     assert not checks.data_flow(kernel)
-    name, change = SPOILED_LAYOUTS[what]
+    name, change = (SPOILED_LAYOUTS | SPOILED_P)[what]
     spoil(kernel, (name,), change, monkeypatch)
     assert checks.data_flow(kernel)
 
@@ -198,11 +205,16 @@ def test_what_the_backward_shares_out(large: tuple[Kernel, ...]) -> None:
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
 @pytest.mark.parametrize("sms", [1, 2, 7, 132])
 def test_ctas_that_share_a_tile_have_one_slot(arch: str, sms: int, large: tuple[Kernel, ...]) -> None:
-    for head_dim, ctas in ((512, 1), (1024, 2)):
-        kernel = inspect.find(large, head_dim, arch, None, "fwd_large")
+    named = {
+        "sm80": (("fwd_large", 512, 1), ("fwd_large", 1024, 2)),
+        "sm90": (("fwd_wide", 512, 2), ("fwd_large", 1024, 2)),
+    }
+    for folder, head_dim, ctas in named[arch]:
+        kernel = inspect.find(large, head_dim, arch, None, folder)
+        row_tiles = -(-500 // kernel.block_m)
         line = schedule.timeline(kernel, inspect.Problem(2, 4, 2, 500, 700, head_dim, "bottom_right"), sms)
         assert kernel.ctas_per_tile == ctas and line.slots == max(1, sms // ctas)
-        assert len({(run.m_block, run.head) for run in line.runs}) == len(line.runs) == 8 * 8
+        assert len({(run.m_block, run.head) for run in line.runs}) == len(line.runs) == 8 * row_tiles
         end = dict.fromkeys(range(line.slots), 0)
         for run in sorted(line.runs, key=lambda run: run.start):
             assert run.start >= end[run.slot]
@@ -229,7 +241,7 @@ def test_roofline_by_hand(large: tuple[Kernel, ...]) -> None:
     for kernel in large:
         if not kernel.is_large:
             continue
-        clocks = tables.step_clocks(kernel, h100)
+        clocks, turns = tables.step_clocks(kernel, h100), 1
         m, n, d, ctas = kernel.block_m, kernel.block_n, kernel.head_dim, kernel.tile["parts"]
         if kernel.arch == "sm80":
             columns = d // ctas
@@ -238,16 +250,22 @@ def test_roofline_by_hand(large: tuple[Kernel, ...]) -> None:
             scores *= (1 if kernel.is_forward else 2) / ctas
             out = 8 * (columns // 4 + (256 if columns > 320 else 224))
             assert clocks["shared memory"] == scores + 128 + out, str(kernel)
+        elif kernel.folder == "fwd_wide":
+            products, turns = 2 / ctas, 2
+            # By turns both warpgroups read Q and K for the scores, TMA writes K, and a message is written and read.
+            moved = (2 * (2 * (m // 2 + n) * d) + 2 * n * d + 2 * (2 * m * n + 16 * 256)) // 2
+            moved += (2 + 1) * 2 * n * 256  # both read the CTA's columns of V, and TMA writes them
+            assert clocks["shared memory"] == moved / 128
         elif kernel.is_forward:
             products = 2 / ctas
             moved = 2 * (m + n) * d // ctas + 2 * n * 512 + 3 * 2 * m * n + 2 * n * (d // ctas + 512)
-            assert clocks["shared memory"] == (moved + (8 * m * n if ctas > 1 else 0)) / 128
+            assert clocks["shared memory"] == (moved + 8 * m * n) / 128
         else:
             # In a cluster half of the CTAs compute S and dQ, and the others dP alone.
             products = (3 if (kernel.entry, ctas) == ("queries", 1) else 4) / ctas
             assert "shared memory" not in clocks
         rate = h100.mma_flop[kernel.arch]
-        assert clocks["MMA"] == pytest.approx(2 * products * m * n * d / rate) and clocks["MUFU"] == m * n / 16
+        assert clocks["MMA"] == pytest.approx(2 * products * m * n * d / rate) and clocks["MUFU"] == m * n / turns / 16
 
 
 # --- Pictures and the command ----------------------------------------------------------------------------------------
@@ -264,7 +282,7 @@ def test_the_warps_share_out_the_results(large: tuple[Kernel, ...], tmp_path: Pa
     assert [len(set(np.nonzero(out == warp)[0])) for warp in range(8)] == [4] * 8
     assert picture.save(tmp_path, ("svg",))[0].exists()
     with pytest.raises(ValueError, match="of sm80's forwards"):
-        warps.warp_picture(inspect.find(large, 512, "sm90", None, "fwd_large"))
+        warps.warp_picture(inspect.find(large, 512, "sm90", None, "fwd_wide"))
 
 
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])

@@ -116,23 +116,19 @@ def test_numbers_of_key_tiles(device: str, head_dim: int, heads: int, fwd: Forwa
 
 @pytest.mark.parametrize("head_dim", [328, 512, 520, 1024])
 def test_plan_on_sm90(head_dim: int) -> None:
-    """A row tile of 64 rows has a CTA for each 512 columns."""
+    """A row tile has two CTAs: of 128 rows up to 512 columns, of 64 above."""
     kernel_head_dim = 512 if head_dim <= 512 else 1024
     if ("sm90", "fwd", kernel_head_dim, kernel_head_dim) not in built_instances():
         pytest.skip("this build has no sm90 kernels for large head dims")
-    parts = -(-head_dim // 512)
+    name, block_m = ("fwd_wide_kernel", 128) if head_dim <= 512 else ("fwd_large_kernel", 64)
+    row_tiles = -(-300 // block_m)
     for heads in (2, 200):
         q = torch.empty(1, heads, 300, head_dim, dtype=HALF)
         made = plan(q, q, q, capability=90)
-        assert (made["backend"], made["kernel"], made["block_m"], made["block_n"]) == (
-            "sm90",
-            "fwd_large_kernel",
-            64,
-            64,
-        )
-        assert made["column_parts"] == parts and made["smem_bytes"] <= 227 * 1024
-        assert made["tiles"] == heads * 5
-        assert made["workspace_bytes"] == (4 if heads * 5 > 132 // parts else 0)
+        assert (made["backend"], made["kernel"], made["block_m"], made["block_n"]) == ("sm90", name, block_m, 64)
+        assert made["column_parts"] == 2 and made["smem_bytes"] <= 227 * 1024
+        assert made["tiles"] == heads * row_tiles
+        assert made["workspace_bytes"] == (4 if heads * row_tiles > 132 // 2 else 0)
     compiled = flash_cute.explain(q, q, q, capability=90).data["compiled"]
     assert compiled is None or compiled["spill_stores"] == compiled["spill_loads"] == 0
 

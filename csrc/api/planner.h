@@ -48,7 +48,7 @@ struct Decision {
 
 using FwdDecision = Decision<FwdInstance, FwdPlan>;
 
-// Whether the kernel is that of fwd_large, or those of bwd_large.
+// Whether the kernel is that of fwd_wide or fwd_large, or those of bwd_large.
 inline bool is_large(FwdDecision const& decision) {
   bool const sm90 = decision.backend == Backend::kSm90;
   return std::max(decision.plan.head_dim, decision.plan.head_dim_v) >

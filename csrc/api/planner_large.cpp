@@ -6,16 +6,19 @@
 #include "sm80/fwd_large/tile.h"
 #include "sm90/bwd_large/tile.h"
 #include "sm90/fwd_large/tile.h"
+#include "sm90/fwd_wide/tile.h"
 
 namespace flash_cute {
 namespace {
 
-// Two kernels, for plain and for modified scores. Both read the sequences at run time.
+// Two kernels for each of the two tiles, for plain and for modified scores. All read the sequences at run time, and have
+// two CTAs per row tile.
 void plan_fwd_large_sm90(FwdPlan& plan, FwdArgs const& args, Problem const& problem, Gpu gpu) {
   bool const modified = problem.softcap > 0 || problem.has_alibi;
   plan.variant = modified ? Variant::kModified : Variant::kPacked;
-  plan.shape = sm90::fwd_large::kernel_shape();
-  plan.column_parts = sm90::fwd_large::ctas_per_tile(plan.head_dim);
+  bool const wide = plan.head_dim <= sm90::fwd_wide::kMaxHeadDim;
+  plan.shape = wide ? sm90::fwd_wide::kernel_shape() : sm90::fwd_large::kernel_shape();
+  plan.column_parts = wide ? sm90::fwd_wide::kCtas : sm90::fwd_large::kCtas;
   plan.tile_heads = 1;
   int64_t const tiles = most_row_tiles(problem, plan.shape, args.sequences.has_value());
   check_num_tiles("q", tiles, plan.shape.block_m, "rows", args.q);

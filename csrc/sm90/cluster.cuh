@@ -22,6 +22,11 @@ CUTE_DEVICE void store_async(uint32_t address, float4 const& values, uint32_t ba
                "f"(values.x), "f"(values.y), "f"(values.z), "f"(values.w), "r"(barrier)
                : "memory");
 }
+CUTE_DEVICE void store_async(uint32_t address, uint4 const& words, uint32_t barrier) {
+  float4 const values{__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
+                      __uint_as_float(words.w)};
+  store_async(address, values, barrier);
+}
 CUTE_DEVICE void store_in_cta(uint32_t address, int value) {
   asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }

@@ -97,6 +97,7 @@ struct Pipeline {
 enum ForwardBarrier : int {
   kTurn = 1,   // + warpgroup: it is this warpgroup's turn to issue WGMMAs
   kMerge = 5,  // + warpgroup: all its threads have reached the same point of a merge
+  kVote = 9,   // + warpgroup: its warps decide together
 };
 enum BackwardBarrier : int {
   kHalfStep = 1,  // warpgroup 0 is half a step ahead

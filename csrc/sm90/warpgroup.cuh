@@ -38,6 +38,21 @@ CUTE_DEVICE void lower_max_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+// Whether `value` is true in any thread of the warpgroup. All its warps wait for each other, at named barrier `barrier`,
+// which only they use.
+CUTE_DEVICE bool any_in_warpgroup(bool value, int barrier) {
+  int any;
+  asm volatile(
+      "{ .reg .pred value, any;\n"
+      "setp.ne.b32 value, %1, 0;\n"
+      "barrier.cta.red.or.pred.aligned any, %2, 128, value;\n"
+      "selp.b32 %0, 1, 0, any; }\n"
+      : "=r"(any)
+      : "r"(int(value)), "r"(barrier)
+      : "memory");
+  return uniform(any) != 0;
+}
+
 // Descriptors of operands in shared memory, recomputed at each use from one register: the compiler would keep each of
 // them in its own registers for the whole loop, and spill where the accumulators leave none.
 template <class SharedStorage>

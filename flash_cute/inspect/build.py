@@ -53,13 +53,15 @@ HEAD_DIMS = (32, 64, 96, 128, 192, 256, 320, 512, 1024)
 # Above these the kernels are those of <arch>/fwd_large and bwd_large; see build_tools/instances.py.
 MAX_UNSPLIT_HEAD_DIM = 256
 LARGER_UNSPLIT_HEAD_DIMS = {("sm90", "fwd"): 320}
+# Those of fwd_wide and bwd_wide; the latter's are told with the other backward kernels.
+WIDE_HEAD_DIMS = {("sm90", "fwd"): (320, 512), ("sm90", "bwd"): (128, 256)}
 # Layouts are read from types: there is nothing for an optimizer to do. The parameters keep g++ from collecting its
 # garbage again and again, an eighth of the time.
 GXX_MEMORY = ("--param=ggc-min-expand=400", "--param=ggc-min-heapsize=1000000")
 CXX_FLAGS = ("-O0", "-g0", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-w")
 BAND_FLAGS = ("-O1",)  # band.cpp walks over millions of tiles
 # Seconds of one core that a unit takes, and the headers that all share. Every further unit of a module takes half.
-SECONDS = {"fwd": 9, "bwd": 9, "fwd_large": 6, "bwd_large": 5, "schedules": 16, "band": 9, "headers": 12}
+SECONDS = {"fwd": 9, "bwd": 9, "fwd_wide": 6, "fwd_large": 6, "bwd_large": 5, "schedules": 16, "band": 9, "headers": 12}
 MOST_UNITS = 6  # of a module: its compiler takes 2 GB
 
 
@@ -68,7 +70,7 @@ class Unit:
     """The kernels of one direction of an architecture, or the "schedules", at one head dim."""
 
     arch: str
-    direction: str  # "fwd_large" and "bwd_large": the kernels for large head dims
+    direction: str  # "fwd_wide", "fwd_large" and "bwd_large": the kernels for large head dims
     head_dim: int
 
     @property
@@ -136,6 +138,9 @@ def units(csrc: Path, archs: Sequence[str], directions: Sequence[str], head_dims
 
 
 def _kind(arch: str, direction: str, head_dim: int) -> str:
+    above, up_to = WIDE_HEAD_DIMS.get((arch, direction), (0, 0))
+    if direction == "fwd" and above < head_dim <= up_to:
+        return "fwd_wide"
     unsplit = LARGER_UNSPLIT_HEAD_DIMS.get((arch, direction), MAX_UNSPLIT_HEAD_DIM)
     return direction if head_dim <= unsplit else f"{direction}_large"
 

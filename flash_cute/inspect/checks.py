@@ -100,7 +100,7 @@ def _shapes(kernel: Kernel) -> dict[str, tuple[int, int]]:
     if kernel.is_large:  # units of Q, K and V, and a warpgroup's columns of O
         tile = kernel.tile
         units = {"Q": (rows, tile["unit_columns"]), "K": (block_n, tile["unit_columns"])}
-        return units | scores | {"V": (tile["unit_columns_of_v"], tile["unit_keys"]), "O": (rows, tile["half"])}
+        return units | scores | {"V": (tile["unit_columns_of_v"], tile["unit_keys"]), "O": (rows, tile["columns_of_o"])}
     return {"K": (block_n, head_dim), "V": (head_dim, block_n), **dict.fromkeys("QO", (rows, head_dim)), **scores}
 
 
@@ -183,7 +183,7 @@ def data_flow(kernel: Kernel) -> list[str]:
     for name in "QKV":
         found += _box_is_layout(details, name)
         found += _descriptor_feeds_mma(details, name)
-    if kernel.is_large:
+    if "SharedP.smem" in details.arrays:
         found += _stmatrix_stores_scores(details) + _descriptor_feeds_mma(details, "SharedP")
     return found
 

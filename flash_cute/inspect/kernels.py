@@ -142,9 +142,9 @@ class Details:
 
     X of a forward: Q, K, V, S, P, O; V is (head dim, key), as the MMA takes it, and V.rows is (key, head dim), as it is
     loaded. Of sm90's forward for large head dims Q, K and V are units, which are the stages of X.smem; SharedP is P as
-    the other warpgroup reads it. Of sm80's backward: K and Q of the scores, S = K Q^T (keys, rows); dSt and Qt (head
-    dim, row) of dK; dS (rows, keys) and Kt (head dim, key) of dQ. V is as K there, dO as Q, and P^T as dSt. Of sm90's
-    backward none. Of sm80's kernels for large head dims: see large.py.
+    the other warpgroup reads it, where it is in shared memory. Of sm80's backward: K and Q of the scores, S = K Q^T
+    (keys, rows); dSt and Qt (head dim, row) of dK; dS (rows, keys) and Kt (head dim, key) of dQ. V is as K there, dO as
+    Q, and P^T as dSt. Of sm90's backward none. Of sm80's kernels for large head dims: see large.py.
 
     `swizzles[X.smem]`: cute::Swizzle's bits, base and shift, in elements.
     """
@@ -165,7 +165,7 @@ class Kernel:
     """One entry of a kernel's tile table for one head dim."""
 
     arch: str
-    folder: str  # of csrc/<arch>: "fwd", "bwd", "bwd_wide", "fwd_large" or "bwd_large"
+    folder: str  # of csrc/<arch>: "fwd", "bwd", "fwd_wide", "bwd_wide", "fwd_large" or "bwd_large"
     head_dim: int
     entry: str  # its name in csrc/<arch>/<folder>/tile.h: sm80: the chip, "a100"; sm90: "wide"; "large" if it has none
     entry_index: int
@@ -180,12 +180,12 @@ class Kernel:
 
     @property
     def is_forward(self) -> bool:
-        return self.folder in ("fwd", "fwd_large")
+        return self.folder.startswith("fwd")
 
     @property
     def is_large(self) -> bool:
         """Whether it is of the kernels for large head dims."""
-        return self.folder.endswith("_large")
+        return self.folder.endswith("_large") or self.folder == "fwd_wide"
 
     @property
     def is_recorded(self) -> bool:

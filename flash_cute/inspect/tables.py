@@ -75,6 +75,7 @@ _FUNCTIONS = {
     ("bwd", ""): ("bwd_kernel", 5),
     ("bwd_wide", "keys"): ("bwd_keys_kernel", 4),
     ("bwd_wide", "queries"): ("bwd_queries_kernel", 3),
+    ("fwd_wide", ""): ("fwd_wide_kernel", 2),
     ("fwd_large", ""): ("fwd_large_kernel", 2),
     ("bwd_large", ""): ("bwd_keys_kernel", 3),  # of the CTAs that compute dK, S and dP with it; dQ's are alike
     ("bwd_large", "keys"): ("bwd_keys_kernel", 4),
@@ -89,6 +90,11 @@ def _function(kernel: Kernel) -> tuple[str, int]:
 def _parts(kernel: Kernel) -> int:
     """CTAs among which the columns of a tile, or its tensors and their columns, are divided."""
     return kernel.tile.get("parts", 1)
+
+
+def _turns(kernel: Kernel) -> int:
+    """CTAs that compute the scores of a tile by turns, each of every second or further step."""
+    return kernel.tile.get("turns", 1)
 
 
 def _products(kernel: Kernel) -> float:
@@ -189,7 +195,7 @@ def step_clocks(kernel: Kernel, chip: Chip) -> dict[str, float]:
     scores = kernel.block_m * kernel.block_n
     clocks = {
         "MMA": 2 * _products(kernel) * scores * kernel.head_dim / chip.mma_flop[kernel.arch],
-        "MUFU": scores / chip.ex2_clk,
+        "MUFU": scores / _turns(kernel) / chip.ex2_clk,
     }
     moved = step_smem_bytes(kernel)
     return clocks if moved is None else clocks | {"shared memory": moved / chip.smem_clk}
@@ -201,7 +207,8 @@ def step_smem_bytes(kernel: Kernel) -> int | None:
     if kernel.is_recorded:
         return large.step_smem_bytes(kernel)
     if kernel.is_forward:
-        return _sm90_large_step_smem_bytes(kernel) if kernel.is_large else _fwd_step_smem_bytes(kernel)
+        own = {"fwd_wide": _sm90_wide_step_smem_bytes, "fwd_large": _sm90_large_step_smem_bytes}
+        return own.get(kernel.folder, _fwd_step_smem_bytes)(kernel)
     return _sm80_bwd_step_smem_bytes(kernel) if kernel.arch == "sm80" else None
 
 
@@ -224,20 +231,36 @@ def _fwd_step_smem_bytes(kernel: Kernel) -> int:
     return total
 
 
+def _moved_by_unit(kernel: Kernel) -> dict[str, int]:
+    """By what reads or writes a unit of an operand."""
+    first = {access.name.replace(" of stage 0", ""): access for access in accesses(kernel)}
+    return {name: _moved(access) for name, access in first.items() if " of stage " not in name}
+
+
+def _sm90_wide_step_smem_bytes(kernel: Kernel) -> int:
+    """Of a key tile, the mean of two: the scores by both warpgroups of one CTA, and a message with P to the other one,
+    written and read; the CTA's columns of V by both. TMA writes K in one CTA, and V once."""
+    moved, tile = _moved_by_unit(kernel), kernel.tile
+    units = -(-kernel.head_dim // tile["unit_columns"])
+    own = kernel.facts["warpgroups"] * units * (moved["Q to the tensor cores"] + moved["K to the tensor cores"])
+    own += 2 * tile["message_bytes"] + 2 * kernel.block_n * units * tile["unit_columns"]
+    every = kernel.facts["warpgroups"] * tile["units_of_v"] * moved["V to the tensor cores"]
+    every += 2 * kernel.block_n * tile["columns_of_o"]
+    return own // _turns(kernel) + every
+
+
 def _sm90_large_step_smem_bytes(kernel: Kernel) -> int:
     """Of a key tile: the scores by one warpgroup, which stores P for the other one; P and the halves of V by both. TMA
     writes K and V once. Two CTAs write their parts of the scores to each other, and read the other one's."""
-    first = {access.name.replace(" of stage 0", ""): access for access in accesses(kernel)}
-    moved = {name: _moved(access) for name, access in first.items() if " of stage " not in name}
-    tile, parts = kernel.tile, _parts(kernel)
+    moved, tile, parts = _moved_by_unit(kernel), kernel.tile, _parts(kernel)
     units = -(-kernel.head_dim // (parts * tile["unit_columns"]))
     total = units * (moved["Q to the tensor cores"] + moved["K to the tensor cores"])
     total += 2 * tile["units_of_v"] * moved["V to the tensor cores"]
     # Each product with a part of V's columns reads P again.
     total += moved["SharedP to shared memory"]
-    total += tile["half"] // tile["unit_columns_of_v"] * moved["SharedP to the tensor cores"]
-    total += 2 * kernel.block_n * (units * tile["unit_columns"] + 2 * tile["half"])
-    return total + (2 * 4 * kernel.block_m * kernel.block_n if parts > 1 else 0)
+    total += tile["columns_of_o"] // tile["unit_columns_of_v"] * moved["SharedP to the tensor cores"]
+    total += 2 * kernel.block_n * (units * tile["unit_columns"] + 2 * tile["columns_of_o"])
+    return total + 2 * 4 * kernel.block_m * kernel.block_n
 
 
 def _sm80_bwd_step_smem_bytes(kernel: Kernel) -> int:
@@ -277,7 +300,7 @@ def registers_held(kernel: Kernel) -> dict[str, int]:
     if kernel.tile.get("q_in_regs"):
         held["Q"] = arrays["Q.mma.register"].size // 2
     if kernel.arch == "sm90":  # P of one step is used while S of the next is made
-        held["P"] = arrays["P.mma.register"].size // 2
+        held["P"] = _turns(kernel) * arrays["P.mma.register"].size // 2  # of each CTA's step
     return held
 
 

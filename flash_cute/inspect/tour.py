@@ -192,7 +192,7 @@ def _portable_large(among: Sequence[Kernel]) -> list[Picture]:
 
 
 def _hopper_large(among: Sequence[Kernel]) -> list[Picture]:
-    alike = [other for other in among if (other.arch, other.folder) == ("sm90", "fwd_large")]
+    alike = [other for other in among if other.arch == "sm90" and other.folder in ("fwd_wide", "fwd_large")]
     runs = [(kernel, replace(CAUSAL, len_q=1024, len_k=1024, head_dim=kernel.head_dim)) for kernel in alike]
     return [budget_picture(alike, None), gantt_picture(runs, sms=10)]
 

@@ -57,7 +57,7 @@ CUTE_DEVICE void send_parts(PartBuffer<kCtas>& buffer, uint64_t& full, Accumulat
     CUTE_UNROLL
     for (int j = 0; j < kFours; ++j) {
       int const i = 4 * (cta * kFours + j);
-      store_async(target + j * sizeof(buffer.fours[0][0]), {acc(i), acc(i + 1), acc(i + 2), acc(i + 3)}, barrier);
+      store_async(target + j * sizeof(buffer.fours[0][0]), float4{acc(i), acc(i + 1), acc(i + 2), acc(i + 3)}, barrier);
     }
   }
 }

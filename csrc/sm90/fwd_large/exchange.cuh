@@ -1,12 +1,12 @@
-// What the two CTAs of a row tile exchange where its columns are divided between them, through DSMEM: their parts of S,
-// each a product over half of the columns of Q and K, and the tickets of tiles.
+// What the two CTAs of a row tile exchange through DSMEM: their parts of S, each a product over half of the columns of Q
+// and K.
 #pragma once
 
 #include <cute/tensor.hpp>
 
 #include "../../core/registers.cuh"
 #include "../cluster.cuh"
-#include "../fwd/sequence_scheduler.cuh"
+#include "../large/pair.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm90::fwd_large {
@@ -16,8 +16,6 @@ namespace flash_cute::sm90::fwd_large {
 // did not write it. A warp's part and its rows of P have the same address, so that warps need not wait for each other.
 template <class Traits>
 struct ScoreExchange {
-  static constexpr bool kExchanges = Traits::kCtas > 1;
-
   typename Traits::SharedStorage& smem;
   int warpgroup;
   int sent = 0;
@@ -31,100 +29,42 @@ struct ScoreExchange {
   // When S(i) is done.
   template <class Accumulator>
   CUTE_DEVICE void send(Accumulator const& tSrS) {  // (MMA, MMA_M, MMA_N)
-    if constexpr (kExchanges) {
-      auto& pipeline = smem.exchange.scores_pipeline[warpgroup];
-      int const phase = sent++ & 1;
-      uint32_t const other = cta_rank<Traits>() ^ 1;
-      wait_for_cluster(pipeline.empty[0], phase ^ 1);  // the other CTA's P of the own step before has been read
-      if (fresh_thread_index() % 128 == 0) pipeline.expect({0, phase}, kScoreBytes);
-      uint32_t const begin = address_in_cta(address(0), other), full = address_in_cta(pipeline.full, other);
-      CUTE_UNROLL
-      for (int j = 0; j < size(tSrS) / 4; ++j) {
-        store_async(begin + j / 4 * (kScoreBytes / 2) + j % 4 * 512,
-                    {tSrS(4 * j), tSrS(4 * j + 1), tSrS(4 * j + 2), tSrS(4 * j + 3)}, full);
-      }
+    auto& pipeline = smem.scores_pipeline[warpgroup];
+    int const phase = sent++ & 1;
+    uint32_t const other = large::rank_in_pair() ^ 1;
+    wait_for_cluster(pipeline.empty[0], phase ^ 1);  // the other CTA's P of the own step before has been read
+    if (fresh_thread_index() % 128 == 0) pipeline.expect({0, phase}, kScoreBytes);
+    uint32_t const begin = address_in_cta(address(0), other), full = address_in_cta(pipeline.full, other);
+    CUTE_UNROLL
+    for (int j = 0; j < size(tSrS) / 4; ++j) {
+      store_async(begin + j / 4 * (kScoreBytes / 2) + j % 4 * 512,
+                  float4{tSrS(4 * j), tSrS(4 * j + 1), tSrS(4 * j + 2), tSrS(4 * j + 3)}, full);
     }
   }
 
   // Adds the other CTA's part. A sum of two is the same in either order, so that both CTAs have the same S.
   template <class Accumulator>
   CUTE_DEVICE void add_other_part(Accumulator& tSrS) const {  // (MMA, MMA_M, MMA_N)
-    if constexpr (kExchanges) {
-      auto& pipeline = smem.exchange.scores_pipeline[warpgroup];
-      wait_for_cluster(pipeline.full[0], (sent - 1) & 1);  // its four warps have sent their parts
-      CUTE_UNROLL
-      for (int j = 0; j < size(tSrS) / 4; ++j) {
-        float4 const part = *reinterpret_cast<float4 const*>(address(j));
-        tSrS(4 * j) += part.x;
-        tSrS(4 * j + 1) += part.y;
-        tSrS(4 * j + 2) += part.z;
-        tSrS(4 * j + 3) += part.w;
-      }
-      __syncwarp();  // all lanes have read: P may be written
+    auto& pipeline = smem.scores_pipeline[warpgroup];
+    wait_for_cluster(pipeline.full[0], (sent - 1) & 1);  // its four warps have sent their parts
+    CUTE_UNROLL
+    for (int j = 0; j < size(tSrS) / 4; ++j) {
+      float4 const part = *reinterpret_cast<float4 const*>(address(j));
+      tSrS(4 * j) += part.x;
+      tSrS(4 * j + 1) += part.y;
+      tSrS(4 * j + 2) += part.z;
+      tSrS(4 * j + 3) += part.w;
     }
+    __syncwarp();  // all lanes have read: P may be written
   }
 
   // The warp has read P of the other warpgroup: its buffer may receive.
   CUTE_DEVICE void release_buffer_of_other() const {
-    if constexpr (kExchanges) {
-      if (fresh_thread_index() % 32 == 0) {
-        uint64_t const* const empty = smem.exchange.scores_pipeline[1 - warpgroup].empty;
-        arrive_in_cta(address_in_cta(empty, cta_rank<Traits>() ^ 1));
-      }
+    if (fresh_thread_index() % 32 == 0) {
+      uint64_t const* const empty = smem.scores_pipeline[1 - warpgroup].empty;
+      arrive_in_cta(address_in_cta(empty, large::rank_in_pair() ^ 1));
     }
   }
 };
-
-// CTA 0 draws for both.
-template <class Traits>
-struct PairTickets {
-  typename Traits::SharedStorage& smem;
-  int draws = 0;
-
-  CUTE_DEVICE int first() const { return blockIdx.x / 2; }
-  CUTE_DEVICE int number() const { return gridDim.x / 2; }
-
-  CUTE_DEVICE int draw(FwdParams const& params, int lane) {
-    auto& exchange = smem.exchange;
-    int const phase = draws++ & 1;
-    int ticket = 0;
-    if (lane == 0 && cta_rank<Traits>() == 0) {
-      ticket = number() + atomicAdd(params.ticket, 1);
-      wait_for_cluster(exchange.ticket_pipeline.empty[0], phase ^ 1);  // CTA 1 has read the last one
-      store_in_cta(address_in_cta(&exchange.ticket, 1), ticket);
-      arrive_in_cta(address_in_cta(exchange.ticket_pipeline.full, 1));
-    } else if (lane == 0) {
-      wait_for_cluster(exchange.ticket_pipeline.full[0], phase);  // CTA 0 has written it
-      ticket = *static_cast<int volatile*>(&exchange.ticket);
-      arrive_in_cta(address_in_cta(exchange.ticket_pipeline.empty, 0));
-    }
-    return __shfl_sync(fwd::kAllLanes, ticket, 0);
-  }
-};
-
-template <class Traits>
-CUTE_DEVICE auto make_tickets(typename Traits::SharedStorage& smem) {
-  if constexpr (Traits::kCtas > 1) {
-    return PairTickets<Traits>{smem};
-  } else {
-    return fwd::CtaTickets{};
-  }
-}
-
-// By one thread.
-CUTE_DEVICE void init_exchange(Exchange<2>& exchange) {
-  for (auto& pipeline : exchange.scores_pipeline) pipeline.init(4);
-  exchange.ticket_pipeline.init(1);
-}
-
-// All threads of the CTAs of a row tile have arrived.
-template <class Traits>
-CUTE_DEVICE void sync_ctas() {
-  if constexpr (Traits::kCtas > 1) {
-    cluster_sync();
-  } else {
-    __syncthreads();
-  }
-}
 
 }  // namespace flash_cute::sm90::fwd_large

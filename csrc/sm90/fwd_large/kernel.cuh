@@ -1,14 +1,15 @@
-// The Hopper forward for head dims above those of fwd/: persistent CTAs of 64 query rows, a producer warpgroup and two
-// consumer warpgroups. A row's accumulator is too large for the registers of one warpgroup, so that each has half of
-// its columns; the scores of the key tiles they compute by turns, see mainloop.cuh. Of the producer warpgroup three
-// threads issue the TMA loads, one for each ring, and another warp schedules the tiles, as in fwd/ where sequences are
-// read at run time. Above 512 columns a row tile has a cluster of two CTAs, see exchange.cuh.
+// The Hopper forward for head dims above 512: persistent clusters of two CTAs with 64 query rows, each of which has half
+// of the columns (see exchange.cuh), a producer warpgroup and two consumer warpgroups. The accumulator is too large for
+// the registers of one warpgroup, so that each has half of its columns; the scores of the key tiles they compute by
+// turns, see mainloop.cuh. Of the producer warpgroup three threads issue the TMA loads, one for each ring, and another
+// warp schedules the tiles, as in fwd/ where sequences are read at run time.
 #pragma once
 
 #include "../../core/registers.cuh"
 #include "../fwd/args.cuh"
 #include "../fwd/sequence_scheduler.cuh"
 #include "../large/epilogue.cuh"
+#include "../large/pair.cuh"
 #include "../warpgroup.cuh"
 #include "load.cuh"
 #include "mainloop.cuh"
@@ -33,7 +34,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
     fwd::TileCoord const coord{
         .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
     Sequence const sequence = tile.sequence;
-    int const first_column = cta_rank<Traits>() * kColumns + warpgroup * Traits::kHalf;
+    int const first_column = large::rank_in_pair() * kColumns + warpgroup * Traits::kHalf;
     large::store_columns<typename Traits::Element, kBlockM, Traits::kHalf>(
         args.params, sequence, coord, coord.m_block * kBlockM, first_column, softmax, mma, tOrO);
     smem.tile_pipeline.release(at_step(draws));  // the scheduler may overwrite the tile
@@ -56,16 +57,17 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_large_kernel(__grid_c
     for (auto& message : smem.message) message.init(4, 4);
     smem.tile_pipeline.init(4 * Traits::kWarpgroups + 3);
     smem.next_tile.init(1);
-    if constexpr (Traits::kCtas > 1) init_exchange(smem.exchange);
+    for (auto& pipeline : smem.scores_pipeline) pipeline.init(4);
+    smem.ticket.pipeline.init(1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
   wait_for_kernel_before();  // which zeroes counters and flags, if there are any
-  sync_ctas<Traits>();  // thread 0 has initialised the barriers
+  cluster_sync();            // thread 0 of both CTAs has initialised the barriers
 
   if (warpgroup == 0) {
     lower_max_registers<Traits::kProducerRegs>();
     if (uniform(threadIdx.x / 32) == 1) {
-      fwd::schedule_sequences<Traits>(args.params, smem, make_tickets<Traits>(smem));
+      fwd::schedule_sequences<Traits>(args.params, smem, large::PairTickets{smem.ticket});
     }
     if (threadIdx.x == 0) large::produce<Traits>(args, smem, KeyLoader<Traits>{args, smem});
     if (threadIdx.x == 64) large::produce<Traits>(args, smem, ValueLoader<Traits, 0>{args, smem});
@@ -74,10 +76,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_large_kernel(__grid_c
     raise_max_registers<Traits::kConsumerRegs>();
     consumer<Traits>(args, smem, warpgroup - 1);
   }
-  if constexpr (Traits::kCtas > 1) {
-    __syncwarp();
-    sync_ctas<Traits>();  // a CTA's shared memory must not be gone before the other one's last arrival
-  }
+  __syncwarp();
+  cluster_sync();  // a CTA's shared memory must not be gone before the other one's last arrival
 }
 
 }  // namespace flash_cute::sm90::fwd_large

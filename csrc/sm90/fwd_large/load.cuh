@@ -28,12 +28,12 @@ struct KeyLoader {
   int last_owner = 0;
   uint32_t phases = 0;  // bit w: of warpgroup w's next tile
 
-  CUTE_DEVICE int first_column() const { return cta_rank<Traits>() * units_of_k<Traits>(args.params) * kUnitColumns; }
+  CUTE_DEVICE int first_column() const { return large::rank_in_pair() * units_of_k(args.params) * kUnitColumns; }
 
   CUTE_DEVICE void load_q(TileOrigin const& tile) {
     PipelineState<1> const state{0, tile.draws & 1};
     smem.q_pipeline.wait_empty(state);  // all consumer warps have finished the last tile's S
-    int const chunks = units_of_k<Traits>(args.params) * (kUnitColumns / kChunk);
+    int const chunks = units_of_k(args.params) * (kUnitColumns / kChunk);
     uint64_t* const full = smem.q_pipeline.expect(state, chunks * kBlockM * kChunk * sizeof(Element));
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -43,7 +43,7 @@ struct KeyLoader {
   }
 
   CUTE_DEVICE void load_k(int owner, int key, TileOrigin const& tile) {
-    int const units = units_of_k<Traits>(args.params);
+    int const units = units_of_k(args.params);
     int const last_phase = phases >> last_owner & 1, phase = phases >> owner & 1;
 #pragma unroll 1
     for (int unit = 0; unit < units; ++unit) {
@@ -70,7 +70,7 @@ struct KeyLoader {
     for (int i = 0; i < steps; ++i) {
       if (i == announced_at) announce();
       if (i + kStepsAhead < steps) {
-        int const unit = tile.first_row / kBlockM % units_of_k<Traits>(args.params);
+        int const unit = tile.first_row / kBlockM % units_of_k(args.params);
         prefetch_box(args.k, first_column() + unit * kUnitColumns, (last_key_tile - i - kStepsAhead) * kBlockN,
                      tile.head_kv, tile.keys);
       }
@@ -88,11 +88,11 @@ struct ValueLoader {
 
   KernelArgs const& args;
   typename Traits::SharedStorage& smem;
-  PipelineState<Traits::kUnitsOfVRing> state{};
+  PipelineState<kUnitsOfVRing> state{};
 
   CUTE_DEVICE void load_v(int key, TileOrigin const& tile) {
     auto& pipeline = smem.v_pipeline[kHalf];
-    int const half_begin = cta_rank<Traits>() * kColumns + kHalf * Traits::kHalf;
+    int const half_begin = large::rank_in_pair() * kColumns + kHalf * Traits::kHalf;
 #pragma unroll 1
     for (int unit = 0; unit < Traits::kUnitsOfV; ++unit) {
       pipeline.wait_empty(state);  // the warpgroup has read the unit that was there
@@ -112,7 +112,7 @@ struct ValueLoader {
     for (int i = 0; i < steps; ++i) {
       if (i + kStepsAhead < steps) {
         int const number = tile.first_row / kBlockM;
-        int const first_column = cta_rank<Traits>() * kColumns + kHalf * Traits::kHalf;
+        int const first_column = large::rank_in_pair() * kColumns + kHalf * Traits::kHalf;
         prefetch_box(args.v, first_column + number % kBoxes * kChunk,
                      (last_key_tile - i - kStepsAhead) * kBlockN + number / kBoxes % (kBlockN / kUnitKeys) * kUnitKeys,
                      tile.head_kv, tile.keys);

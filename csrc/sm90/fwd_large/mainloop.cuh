@@ -33,7 +33,7 @@ namespace flash_cute::sm90::fwd_large {
 template <class Traits>
 struct RingStates {
   int tiles_of_k = 0;  // read so far
-  PipelineState<Traits::kUnitsOfVRing> v{};
+  PipelineState<kUnitsOfVRing> v{};
 };
 
 // Computes tile number `draws` for one half of the columns. Leaves the unnormalized O in tOrO and the row statistics in
@@ -81,7 +81,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
   PipelineState<1> const q_state{0, draws & 1};
   auto& k_pipeline = smem.k_pipeline[half];
   auto& v_pipeline = smem.v_pipeline[half];
-  int const units = units_of_k<Traits>(params);
+  int const units = units_of_k(params);
   int pending = -1;  // the stage of the last unit of V of the own product, while it is held
   auto release_pending = [&] {
     if (pending >= 0) v_pipeline.release({pending, 0});
@@ -122,16 +122,15 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     });
   };
   // O += P V of the other warpgroup's tile. `release_before` releases what the groups before have read. Returns the
-  // state of the first of the kHeld units that are held afterwards: all where the warpgroup has to wait for the other
+  // state of the first of the units of V, which are all held afterwards, since the warpgroup has to wait for the other
   // CTA's part of S, so that it begins as early as it can.
-  constexpr int kHeld = Traits::kCtas > 1 ? Traits::kUnitsOfV : 1;
   auto issue_shared_product = [&](auto const& release_before) __attribute__((always_inline)) {
     RowPairs rows;
     if (messages.receive(rows)) {
       wait_all();  // decided for the warpgroup: all its warps must execute each wait for a WGMMA
       follow_maxima(softmax, rows, acc);
     }
-    auto held = states.v;
+    auto const held = states.v;
     issue_product(
         [&](auto unit, auto const& tOrV_unit) __attribute__((always_inline)) {
           auto tOrO_part = large::part_of_columns<unit % Traits::kPartsOfV>(tOrO);
@@ -141,17 +140,13 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
           if constexpr (unit == 0) {
             warpgroup_wait<1>();
             release_before();
-          } else if constexpr (kHeld == 1) {
-            warpgroup_wait<1>();
-            v_pipeline.release(held);
-            held.advance();
           }
         });
     return held;
   };
-  auto release_shared_product = [&](PipelineState<Traits::kUnitsOfVRing> held) {
+  auto release_shared_product = [&](PipelineState<kUnitsOfVRing> held) {
     CUTE_UNROLL
-    for (int i = 0; i < kHeld; ++i, held.advance()) v_pipeline.release(held);
+    for (int i = 0; i < Traits::kUnitsOfV; ++i, held.advance()) v_pipeline.release(held);
     messages.release();
     exchange.release_buffer_of_other();
   };
@@ -205,22 +200,13 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
 #pragma unroll 1
   for (int i = half; i < steps; i += 2) {
     issue_scores();
-    auto const release_k = [&] { k_pipeline.release({units - 1, 0}); };  // S(i) is done
-    PipelineState<Traits::kUnitsOfVRing> held{};
-    if (i > 0 && Traits::kCtas > 1) {  // the other CTA's part of S arrives under the softmax of the other warpgroup
-      warpgroup_wait<0>();
-      warpgroup_fence_operand(tSrS);
-      release_k();
-      exchange.send(tSrS);
-      held = issue_shared_product([] {});
-    } else if (i > 0) {
-      held = issue_shared_product(release_k);
-    } else {
-      warpgroup_wait<0>();
-      warpgroup_fence_operand(tSrS);
-      release_k();
-      exchange.send(tSrS);
-    }
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(tSrS);
+    k_pipeline.release({units - 1, 0});  // S(i) is done
+    exchange.send(tSrS);
+    PipelineState<kUnitsOfVRing> held{};
+    // The other CTA's part of S arrives under the softmax of the other warpgroup.
+    if (i > 0) held = issue_shared_product([] {});
     warpgroup_fence_operand(tSrS);
     if (i + 2 >= steps) smem.q_pipeline.release(q_state);  // the last S: the next tile's Q may be loaded
     exchange.add_other_part(tSrS);

@@ -1,4 +1,4 @@
-// The tile of the Hopper forward for large head dims. Plain constants: the kernel traits, the plan and the build's
+// The tile of the Hopper forward for head dims above 512. Plain constants: the kernel traits, the plan and the build's
 // resource test all read them here. docs/sm90_forward_large.md has the arithmetic behind them.
 #pragma once
 
@@ -8,6 +8,7 @@ namespace flash_cute::sm90::fwd_large {
 
 constexpr int kBlockM = 64;   // query rows: those of one WGMMA
 constexpr int kBlockN = 64;   // keys per step
+constexpr int kCtas = 2;      // per row tile
 constexpr int kColumns = 512;  // of Q, K, V and O per CTA
 
 // K and V are loaded in units of equal size: kBlockN keys x kUnitColumns of K, or kUnitKeys keys x kUnitColumnsOfV.
@@ -16,21 +17,16 @@ constexpr int kUnitColumns = kUnitElements / kBlockN;
 constexpr int kUnitKeys = 32;  // boxes of 4 KB
 constexpr int kUnitColumnsOfV = kUnitElements / kUnitKeys;
 
-// The CTAs that compute a row tile: each has kColumns of the columns.
-constexpr int ctas_per_tile(int head_dim) { return (head_dim + kColumns - 1) / kColumns; }
-
 constexpr int kThreads = 384;  // a producer and two consumer warpgroups
 
-// They pass through three rings: of K, one tile, and of each half of V. Two CTAs also need room for the scores that
-// they exchange.
+// They pass through three rings: of K, one tile, and of each half of V.
 constexpr int kUnitsOfK = kColumns / kUnitColumns;
+constexpr int kUnitsOfVRing = 4;
 constexpr int kScoreBytes = 4 * kBlockM * kBlockN;
-constexpr int bytes_of_p(int ctas) { return ctas > 1 ? kScoreBytes : 2 * kBlockM * kBlockN; }
-constexpr int ring_bytes(int ctas) { return 160 * 1024 - 2 * bytes_of_p(ctas); }
-constexpr int units_of_v_ring(int ctas) { return (ring_bytes(ctas) / (2 * kUnitElements) - kUnitsOfK) / 2; }
 
-// Q, the rings and the scores, P of two steps, and 2 KB for row statistics, barriers and tile coordinates.
-constexpr int kSmemBytes = 2 * kBlockM * kColumns + ring_bytes(1) + 2 * bytes_of_p(1) + 2048;
+// Q, the rings, two steps' scores, and 2 KB for row statistics, barriers and tile coordinates.
+constexpr int kSmemBytes =
+    2 * kBlockM * kColumns + 2 * kUnitElements * (kUnitsOfK + 2 * kUnitsOfVRing) + 2 * kScoreBytes + 2048;
 
 constexpr KernelShape kernel_shape() {
   return {.block_m = kBlockM,

@@ -1,4 +1,4 @@
-// Types of the sm90 forward for large head dims: MMAs, shared memory.
+// Types of the sm90 forward for head dims above 512: MMAs, shared memory.
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>
@@ -9,6 +9,7 @@
 
 #include "../../core/variant.h"
 #include "../fwd/scheduler.cuh"
+#include "../large/pair.cuh"
 #include "../pipeline.cuh"
 #include "../wgmma_atoms.cuh"
 #include "tile.h"
@@ -16,16 +17,6 @@
 namespace flash_cute::sm90::fwd_large {
 
 using namespace cute;
-
-// What the two CTAs of a row tile exchange.
-template <int kCtas>
-struct Exchange {
-  Pipeline<1> scores_pipeline[2];  // by the warpgroup. full: they have arrived; empty: the other CTA's buffer is free
-  int ticket;                   // which CTA 0 has drawn for both
-  Pipeline<1> ticket_pipeline;
-};
-template <>
-struct Exchange<1> {};
 
 template <class Element_, int kHeadDim_, Variant kVariant_>
 struct Traits {
@@ -38,9 +29,8 @@ struct Traits {
   static constexpr int kRows = kBlockM;  // of a warpgroup, and of a box of Q
   static constexpr int kUnitKeys = fwd_large::kUnitKeys;
   static constexpr int kSmemBytes = fwd_large::kSmemBytes;
-  static constexpr int kCtas = ctas_per_tile(kHeadDim);
-  static_assert(kCtas <= 2);
-  static constexpr int kUnitsOfVRing = units_of_v_ring(kCtas);
+  static constexpr int kCtas = fwd_large::kCtas;
+  static_assert(kHeadDim <= kCtas * kColumns);
   static constexpr int kHalf = kColumns / 2;  // columns of O per warpgroup: the largest N of a WGMMA
   static constexpr int kWarpgroups = 2;
   static constexpr int kThreads = fwd_large::kThreads;
@@ -78,11 +68,11 @@ struct Traits {
     Element q[kBlockM * kColumns];
     Element k[kUnitsOfK][kUnitElements];
     Element v[2][kUnitsOfVRing][kUnitElements];  // by the half of the columns
-    // By the warpgroup that wrote it. Before it, where there are two CTAs: the other one's part of S.
-    alignas(1024) char p[2][bytes_of_p(kCtas)];
+    alignas(1024) char p[2][kScoreBytes];  // by the warpgroup that wrote it. Before it: the other CTA's part of S
     float2 rows[2][kBlockM];          // the same: maximum in use and limit of a row after its step; sums at the end
     alignas(4) bool grown[2][4];      // the same, by the warp: a maximum has grown in its step
-    Exchange<kCtas> exchange;
+    Pipeline<1> scores_pipeline[2];   // by the warpgroup. full: they have arrived; empty: the other's buffer is free
+    large::PairTicket ticket;
     Pipeline<kUnitsOfK> k_pipeline[2];  // by the warpgroup that reads the tile
     Pipeline<kUnitsOfVRing> v_pipeline[2];
     Pipeline<1> q_pipeline;
@@ -95,16 +85,9 @@ struct Traits {
 };
 
 // The units per tile of K that each of the CTAs of a row tile loads. The last one's may be past the end.
-template <class Traits>
 CUTE_DEVICE int units_of_k(FwdParams const& params) {
-  constexpr int kUnitOfAll = kUnitColumns * Traits::kCtas;
+  constexpr int kUnitOfAll = kUnitColumns * kCtas;
   return (params.head_dim + kUnitOfAll - 1) / kUnitOfAll;
-}
-
-// Which of the CTAs of a row tile this one is.
-template <class Traits>
-CUTE_DEVICE int cta_rank() {
-  return Traits::kCtas == 1 ? 0 : static_cast<int>(block_rank_in_cluster());
 }
 
 }  // namespace flash_cute::sm90::fwd_large

@@ -15,6 +15,7 @@ inline void __syncwarp(unsigned = 0xffffffff) {}
 int __shfl_sync(unsigned, int value, int lane);
 int __any_sync(unsigned, int value);
 unsigned __float_as_uint(float value);
+float __uint_as_float(unsigned value);
 // The upper half of (high, low) << min(shift, 32).
 inline unsigned __funnelshift_lc(unsigned low, unsigned high, unsigned shift) {
   return unsigned(((uint64_t{high} << 32 | low) << (shift < 32 ? shift : 32)) >> 32);

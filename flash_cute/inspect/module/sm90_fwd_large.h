@@ -1,13 +1,11 @@
-// The sm90 forward for large head dims as data. Q, K and V lie in shared memory in units, which are the stages of their
+// The sm90 forward for head dims above 512 as data. Q, K and V lie in shared memory in units, which are the stages of their
 // tensors here. The partitions are those of sm90/fwd_large/mainloop.cuh, from the same types.
 #pragma once
-
-#include <algorithm>
 
 #include "describe.h"
 #include "kernel_shape.h"
 #include "problem.h"
-#include "sm90_fwd_packed.h"
+#include "sm90_large.h"
 #include "wgmma.h"
 
 #include "sm90/fwd_large/tile.h"
@@ -89,7 +87,7 @@ Details describe() {
   out.buffers = {{"Q", int(kQ), int(sizeof(Storage::q))},
                  {"K", int(kK), int(sizeof(Storage::k))},
                  {"V", int(kV), int(sizeof(Storage::v))},
-                 {Traits::kCtas == 1 ? "P" : "S, then P", int(kP), int(sizeof(Storage::p))}};
+                 {"S, then P", int(kP), int(sizeof(Storage::p))}};
   int const rest = int(offsetof(Storage, rows));
   out.buffers.push_back({"statistics, barriers", rest, int(sizeof(Storage)) - rest});
 
@@ -98,44 +96,6 @@ Details describe() {
   out.facts["box.columns"] = Traits::kChunk;
   add_atom<typename Traits::MmaQK::AtomShape_MNK>(out);
   return out;
-}
-
-// The clusters' walks, as the kernel's scheduler makes them, in the order of the tickets.
-template <int kHeadDim>
-Array schedule(Problem const& problem, int num_sms) {
-  auto params = params_of<FwdParams>(problem);
-  int ticket = 0;
-  params.ticket = &ticket;
-  params.head_dim = params.head_dim_v = kHeadDim;
-  // The scheduler makes the band from a window around the row with the same number.
-  params.sequences.window_left = problem.lower == -kNoLimit ? kNoLimit : -problem.lower;
-  params.sequences.window_right = problem.upper;
-  int const tiles = params.batch * params.heads_q * ((params.len_q + kBlockM - 1) / kBlockM);
-  int const slots = std::max(1, num_sms / ctas_per_tile(kHeadDim));
-  params.draws_tiles = tiles > slots;
-  Array const drawn = sm90_fwd::drawn_tiles<kBlockM, kBlockN>(params, std::min(tiles, slots));
-
-  constexpr int kFields = 11, kEnd = 6, kCta = 7, kTicket = 8;
-  std::vector<int const*> in_order(tiles);
-  std::vector<int> rounds(tiles);
-  for (int i = 0, round = 0; i < tiles; ++i) {
-    int const* const tile = drawn.data.data() + kFields * i;
-    round = i > 0 && tile[kCta] == tile[kCta - kFields] ? round + 1 : 0;
-    in_order[tile[kTicket]] = tile;
-    rounds[tile[kTicket]] = round;
-  }
-  Array array{{12, tiles}, {}};
-  for (int i = 0; i < tiles; ++i) {
-    int const* const tile = in_order[i];
-    array.data.insert(array.data.end(), tile, tile + kEnd + 1);
-    array.data.insert(array.data.end(), {tile[kCta], rounds[i], tile[3], tile[kEnd], 0});
-  }
-  return array;
-}
-
-template <int kHeadDim>
-Array packed_schedule(PackedProblem const& problem, int num_sms) {
-  return sm90_fwd::packed_schedule<kBlockM, kBlockN>(problem, std::max(1, num_sms / ctas_per_tile(kHeadDim)));
 }
 
 template <int kHeadDim>
@@ -152,8 +112,8 @@ void add(Registry& registry) {
                                {"unit_keys", kUnitKeys},
                                {"units_of_k", kUnitsOfK},
                                {"units_of_v", Traits::kUnitsOfV},
-                               {"units_of_v_ring", Traits::kUnitsOfVRing},
-                               {"half", Traits::kHalf}},
+                               {"units_of_v_ring", kUnitsOfVRing},
+                               {"columns_of_o", Traits::kHalf}},
                       .shape = shape_of(kernel_shape()),
                       .facts = {{"block_m", Traits::kBlockM},
                                 {"block_n", Traits::kBlockN},
@@ -168,9 +128,9 @@ void add(Registry& registry) {
                                 {"ctas_per_tile", Traits::kCtas},
                                 {"packed", 1}},
                       .describe = &describe<Traits>,
-                      .schedule = &schedule<kHeadDim>,
+                      .schedule = &sm90_large::schedule<Traits>,
                       .masked = &masked<FwdParams, false, typename Traits::MmaQK, 128, 1, kBlockM, kBlockN>,
-                      .packed_schedule = &packed_schedule<kHeadDim>});
+                      .packed_schedule = &sm90_large::packed_schedule<Traits>});
 }
 
 }  // namespace inspect::sm90_fwd_large

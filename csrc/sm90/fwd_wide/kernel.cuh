@@ -1,0 +1,84 @@
+// The Hopper forward for head dims above those of fwd/, up to 512: persistent clusters of two CTAs with 128 query rows, a
+// producer warpgroup and two consumer warpgroups of 64 rows. A row's accumulator is too large for the registers of one
+// warpgroup, so that each CTA has half of its columns; the scores of the key tiles they compute by turns, see
+// mainloop.cuh. Of the producer warpgroup one thread issues the TMA loads, and another warp schedules the tiles, as in
+// fwd/ where sequences are read at run time.
+#pragma once
+
+#include "../../core/registers.cuh"
+#include "../dependent_launch.cuh"
+#include "../fwd/args.cuh"
+#include "../fwd/sequence_scheduler.cuh"
+#include "../large/epilogue.cuh"
+#include "../large/pair.cuh"
+#include "../warpgroup.cuh"
+#include "load.cuh"
+#include "mainloop.cuh"
+#include "traits.cuh"
+
+namespace flash_cute::sm90::fwd_wide {
+
+template <class Traits>
+CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
+  typename Traits::MmaPV mma;
+  RingStates states;
+  Messages<Traits> messages{smem, warpgroup, uniform(threadIdx.x / 32 % 4)};
+#pragma unroll 1
+  for (int draws = 0;; ++draws) {
+    smem.tile_pipeline.wait_full(at_step(draws));  // the scheduler has written the tile
+    if (uniform(smem.tile[draws & 1].m_block) < 0) break;
+    OnlineSoftmax<2> softmax(args.params.scale_log2);
+    auto tOrO = partition_fragment_C(mma, Shape<Int<kRows>, Int<kColumns>>{});  // (MMA, MMA_M, MMA_D)
+    mainloop<Traits>(args.params, draws, warpgroup, smem, states, messages, softmax, tOrO);
+    fwd::SequenceTile const& tile = smem.tile[opaque(draws) & 1];
+    fwd::TileCoord const coord{
+        .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
+    Sequence const sequence = tile.sequence;
+    int const first_row = coord.m_block * kBlockM + warpgroup * kRows;
+    large::store_columns<typename Traits::Element, kRows, kColumns>(
+        args.params, sequence, coord, first_row, large::rank_in_pair() * kColumns, softmax, mma, tOrO);
+    smem.tile_pipeline.release(at_step(draws));  // the scheduler may overwrite the tile
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1) fwd_wide_kernel(__grid_constant__ KernelArgs const args) {
+  extern __shared__ char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
+  int const warpgroup = uniform(threadIdx.x / 128);
+
+  if (threadIdx.x == 0) {
+    prefetch_tma_descriptor(&args.q);
+    prefetch_tma_descriptor(&args.k);
+    prefetch_tma_descriptor(&args.v);
+    smem.ring.init(4 * Traits::kWarpgroups);
+    smem.q_pipeline.init(4 * Traits::kWarpgroups);
+    for (auto& pipelines : smem.message_pipeline) {
+      for (auto& pipeline : pipelines) pipeline.init(1);
+    }
+    for (auto& pipelines : smem.sums_pipeline) {
+      for (auto& pipeline : pipelines) pipeline.init(1);
+    }
+    smem.ticket.pipeline.init(1);
+    smem.tile_pipeline.init(4 * Traits::kWarpgroups + 1);
+    smem.next_tile.init(1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
+  }
+  wait_for_kernel_before();  // which zeroes counters and flags, if there are any
+  cluster_sync();            // thread 0 of both CTAs has initialised the barriers
+
+  if (warpgroup == 0) {
+    lower_max_registers<Traits::kProducerRegs>();
+    if (uniform(threadIdx.x / 32) == 1) {
+      fwd::schedule_sequences<Traits>(args.params, smem, large::PairTickets{smem.ticket});
+    }
+    if (threadIdx.x == 0) large::produce<Traits>(args, smem, Loader<Traits>{args, smem});
+  } else {
+    raise_max_registers<Traits::kConsumerRegs>();
+    consumer<Traits>(args, smem, warpgroup - 1);
+  }
+  __syncwarp();
+  cluster_sync();  // a CTA's shared memory must not be gone before the other one's last arrival
+}
+
+}  // namespace flash_cute::sm90::fwd_wide
