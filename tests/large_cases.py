@@ -25,7 +25,8 @@ CASES = [
         for causal in (False, True)
     ),
     *(
-        Case(320, len_q, len_k, causal, BF16, 1, 2, 2, window=window)
+        Case(head_dim, len_q, len_k, causal, BF16, 1, 2, 2, window=window)
+        for head_dim in (320, 512, 1024)
         for len_q, len_k in ((300, 300), (200, 700))
         for causal, window in ((False, (40, 30)), (True, (130, 0)), (False, (0, 0)), ("top_left", (64, None)))
     ),

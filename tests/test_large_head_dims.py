@@ -55,6 +55,18 @@ def test_growing_scores(device: str, head_dim: int, fwd: Forward, rng: torch.Gen
 
 
 @pytest.mark.kernel
+@CUDA
+@pytest.mark.parametrize("head_dim", [320, 512, 1024])
+def test_rows_grow_at_different_keys(device: str, head_dim: int, fwd: Forward, rng: torch.Generator) -> None:
+    """The warps of a warpgroup have to agree on each rescale of the accumulator."""
+    q, k, v = Case(head_dim, 300, 1500, False, BF16, 1, 2, 1).inputs(device, rng)
+    rising = torch.linspace(8, 0.1, k.shape[2], device=device, dtype=k.dtype)[:, None]
+    for scaled in (k * rising, k * rising.flip(0)):
+        for causal in (False, True):
+            assert_matches(*fwd(q, scaled, v, causal), q, scaled, v, causal)
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_layouts(device: str, layout: Layout, fwd: Forward, rng: torch.Generator) -> None:
     q, k, v = (layout.make(x) for x in Case(264, 33, 65, heads_q=4).inputs(device, rng))
@@ -63,7 +75,7 @@ def test_layouts(device: str, layout: Layout, fwd: Forward, rng: torch.Generator
 
 @pytest.mark.kernel
 @MASKS
-@pytest.mark.parametrize("head_dims", [(264, 264), (320, 64), (576, 512), (1000, 1000)], ids=str)
+@pytest.mark.parametrize("head_dims", [(264, 264), (320, 64), (456, 456), (576, 512), (1000, 1000)], ids=str)
 def test_packed(
     device: str, head_dims: tuple[int, int], causal: Causal, backend: str | None, rng: torch.Generator
 ) -> None:

@@ -45,7 +45,7 @@ CUTE_DEVICE bool any_in_warpgroup(bool value, int barrier) {
   asm volatile(
       "{ .reg .pred value, any;\n"
       "setp.ne.b32 value, %1, 0;\n"
-      "barrier.cta.red.or.pred.aligned any, %2, 128, value;\n"
+      "bar.red.or.pred any, %2, 128, value;\n"
       "selp.b32 %0, 1, 0, any; }\n"
       : "=r"(any)
       : "r"(int(value)), "r"(barrier)

@@ -20,7 +20,7 @@ namespace flash_cute::sm90::fwd_large {
 template <class Traits>
 CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
   typename Traits::MmaPV mma;
-  RingStates<Traits> states;
+  RingStates states;
   Messages<Traits> messages{smem, warpgroup};
   ScoreExchange<Traits> exchange{smem, warpgroup};
 #pragma unroll 1

@@ -9,7 +9,8 @@
 //
 // Both add the tiles in the same order, and P(i) is measured from the maximum in use after tile i, which the warpgroups
 // hand to each other with P. A WGMMA group reads one unit of K or V; a unit is released when the next group has been
-// issued and this one is done, so that the loads follow closely.
+// issued and this one is done, so that the loads follow closely; those of the other warpgroup's tile when its product is
+// complete.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -30,7 +31,6 @@
 namespace flash_cute::sm90::fwd_large {
 
 // A warpgroup's positions in the rings.
-template <class Traits>
 struct RingStates {
   int tiles_of_k = 0;  // read so far
   PipelineState<kUnitsOfVRing> v{};
@@ -43,7 +43,7 @@ struct RingStates {
 // all take as arguments. The loop over key tiles is at the end.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename Traits::SharedStorage& smem,
-                          RingStates<Traits>& states, Messages<Traits>& messages,
+                          RingStates& states, Messages<Traits>& messages,
                           ScoreExchange<Traits>& exchange, OnlineSoftmax<2>& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
@@ -121,10 +121,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
       states.v.advance();
     });
   };
-  // O += P V of the other warpgroup's tile. `release_before` releases what the groups before have read. Returns the
-  // state of the first of the units of V, which are all held afterwards, since the warpgroup has to wait for the other
-  // CTA's part of S, so that it begins as early as it can.
-  auto issue_shared_product = [&](auto const& release_before) __attribute__((always_inline)) {
+  // O += P V of the other warpgroup's tile. Returns the state of the first of the units of V, which are all held
+  // afterwards, since the warpgroup has to wait for the other CTA's part of S, so that it begins as early as it can.
+  auto issue_shared_product = [&]() __attribute__((always_inline)) {
     RowPairs rows;
     if (messages.receive(rows)) {
       wait_all();  // decided for the warpgroup: all its warps must execute each wait for a WGMMA
@@ -138,8 +137,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
         },
         [&](auto unit) __attribute__((always_inline)) {
           if constexpr (unit == 0) {
-            warpgroup_wait<1>();
-            release_before();
+            warpgroup_wait<1>();  // the own product before
+            release_pending();
           }
         });
     return held;
@@ -206,7 +205,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     exchange.send(tSrS);
     PipelineState<kUnitsOfVRing> held{};
     // The other CTA's part of S arrives under the softmax of the other warpgroup.
-    if (i > 0) held = issue_shared_product([] {});
+    if (i > 0) held = issue_shared_product();
     warpgroup_fence_operand(tSrS);
     if (i + 2 >= steps) smem.q_pipeline.release(q_state);  // the last S: the next tile's Q may be loaded
     exchange.add_other_part(tSrS);
@@ -234,7 +233,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     wait_all();
     release_pending();
   } else {
-    auto const held = issue_shared_product(release_pending);
+    auto const held = issue_shared_product();
     softmax.template finish<Element>();
     wait_all();
     release_shared_product(held);

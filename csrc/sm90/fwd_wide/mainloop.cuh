@@ -9,7 +9,7 @@
 //
 // Both add the tiles in the same order, and P(i) is measured from the maximum in use after tile i, which the CTAs tell
 // each other with P. A WGMMA group reads one unit of K or V; a unit is released when the next group has been issued and
-// this one is done, so that the loads follow closely.
+// this one is done, so that the loads follow closely; those of the other CTA's tile when its product is complete.
 #pragma once
 
 #include <cute/tensor.hpp>

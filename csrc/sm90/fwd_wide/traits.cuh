@@ -64,7 +64,7 @@ struct Traits {
     uint4 sums[kWarpgroups][4][32];                        // the same: at the end of a tile
     Pipeline<kUnits> ring;
     Pipeline<1> q_pipeline;
-    Pipeline<1> message_pipeline[kWarpgroups][4];
+    Pipeline<1> message_pipeline[kWarpgroups][4];  // without `empty`, see messages.cuh
     Pipeline<1> sums_pipeline[kWarpgroups][4];
     large::PairTicket ticket;
     Tile tile[2];
