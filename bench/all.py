@@ -72,12 +72,16 @@ RUNS: dict[str, list[str]] = {
     "choices": ["--choices"],
 }
 
+# Where a call takes ten milliseconds, a round of a fiftieth of a second has two, at whatever clock the provider before
+# has left. Such rounds are this many times as long.
+LONGER = {"large": 14}
+
 
 def arguments_of(name: str, flags: argparse.Namespace, path: Path) -> list[str]:
     arguments = [*RUNS[name], "--out", str(path), "--commit", flags.commit]
     if name in ("accuracy", "choices", "models"):
         return arguments
-    arguments += ["--seconds", str(flags.seconds)]
+    arguments += ["--seconds", str(flags.seconds * LONGER.get(name, 1))]
     # The host's time has short rounds and needs many of them: run.py's own number.
     return arguments if "host" in name else [*arguments, "--rounds", str(flags.rounds)]
 
@@ -87,7 +91,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for the CSVs and logs")
     parser.add_argument("--only", default=",".join(RUNS), help=f"runs, separated by commas (all): {', '.join(RUNS)}")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each provider per cell (5)")
-    parser.add_argument("--seconds", type=float, default=0.1, help="measured time per provider and cell (0.1)")
+    parser.add_argument(
+        "--seconds", type=float, default=0.1, help="measured time per provider and cell (0.1; of large 14 times that)"
+    )
     parser.add_argument("--budget", type=float, default=500, help="start no run after so many seconds (500)")
     parser.add_argument("--commit", default="", help="commit to name in the CSVs (git's)")
     flags = parser.parse_args(arguments)

@@ -287,7 +287,8 @@ def test_every_published_figure_has_a_run_that_can_start(
             parse = getattr(bench, name).parse
             assert parse([one for one in arguments if one != f"--{name}"]).commit == "abc"
         else:
-            assert bench.run.parse(arguments).out == "x.csv"
+            asked = bench.run.parse(arguments)
+            assert asked.out == "x.csv" and asked.seconds == pytest.approx(1.4 if name == "large" else 0.1)
 
 
 def test_modes_are_compared_with_their_own(bench: SimpleNamespace) -> None:
