@@ -68,6 +68,14 @@ std::vector<std::string> reasons(Problem const& problem, FwdDecision const& deci
   return sentences;
 }
 
+char const* kernel_name(FwdDecision const& decision) {
+  if (!is_large(decision)) return "fwd_kernel";
+  if (decision.plan.pairs_ctas) return "fwd_large_pair_kernel";
+  bool const wide =
+      decision.backend == Backend::kSm90 && decision.plan.head_dim <= sm90::fwd_wide::kMaxHeadDim;
+  return wide ? "fwd_wide_kernel" : "fwd_large_kernel";
+}
+
 }  // namespace
 
 JsonObject fwd_plan_object(FwdArgs const& args, PlannedCall const& call) {
@@ -82,17 +90,12 @@ JsonObject fwd_plan_object(FwdArgs const& args, PlannedCall const& call) {
   bool const packed = args.sequences.has_value();
   int64_t const tiles = most_row_tiles(problem, plan.shape, packed);
   JsonObject json = call_json(backend_name(decision.backend), args, problem);
-  bool const sm90 = decision.backend == Backend::kSm90;
-  auto const* const kernel = !is_large(decision)                                        ? "fwd_kernel"
-                             : plan.pairs_ctas                                          ? "fwd_large_pair_kernel"
-                             : sm90 && plan.head_dim <= sm90::fwd_wide::kMaxHeadDim ? "fwd_wide_kernel"
-                                                                                        : "fwd_large_kernel";
-  add_kernel(json, kernel, decision, tiles);
+  add_kernel(json, kernel_name(decision), decision, tiles);
   json.number("kernel_head_dim_v", int64_t{plan.head_dim_v})
       .number("column_parts", int64_t{std::max(1, plan.column_parts)})
       .string("variant", variant_name(plan.variant))
       .string("accumulate", kAccumulateNames[static_cast<int>(plan.accumulate)]);
-  if (sm90 && !is_large(decision)) {
+  if (decision.backend == Backend::kSm90 && !is_large(decision)) {
     json.boolean("late_wait", sm90::fwd::tile_config(plan.head_dim, plan.entry, plan.head_dim_v).late_wait);
   }
   json.number("split_tiles", int64_t{decision.plan.split.tiles})

@@ -183,16 +183,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     smem.q_pipeline.release(q_state);
     if (steps == 0) return;
   }
-  int whole_begin, whole_size;  // key tiles that need no mask
-  {
-    Sequence const& it = tile().sequence;
-    Sequence const sequence{.len_q = uniform(it.len_q),
-                            .len_k = uniform(it.len_k),
-                            .band = {.lower = uniform(it.band.lower), .upper = uniform(it.band.upper)}};
-    TileRange const range = key_range<kBlockM, kBlockN>(sequence, uniform(tile().m_block));
-    whole_begin = range.whole_begin;
-    whole_size = range.whole_end - range.whole_begin;
-  }
+  auto const whole = large::whole_tiles<kBlockM, kBlockN, /*kWarpgroups=*/1>(tile(), 0);
   Modifier const modify(params, tile(), coordinates());
   int const first_row = uniform(tile().m_block) * kBlockM;
 
@@ -213,7 +204,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     int const n = begin + steps - 1 - i, first_key = n * kBlockN;
     typename Modifier::Shift shift;
     modify(scores, tScS_0, first_row - first_key, shift);
-    if (unsigned(n - whole_begin) >= unsigned(whole_size)) {
+    if (!whole.contains(n)) {
       Sequence const& sequence = tile().sequence;
       apply_mask(scores, coordinates(), tScS_0, sequence, first_row - first_key, sequence.len_k - first_key);
     }

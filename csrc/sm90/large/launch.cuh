@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "../../core/element.cuh"
 #include "../../plan.h"
 #include "../fwd/args.cuh"
 #include "../launch.cuh"
@@ -37,7 +38,7 @@ cudaError_t encode_maps(KernelArgs& args) {
 }
 
 template <class Traits>
-cudaError_t launch(void (*kernel)(KernelArgs), FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+cudaError_t launch_kernel(void (*kernel)(KernelArgs), FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   KernelArgs args;
   args.params = params;
   cudaError_t error = encode_maps<Traits>(args);
@@ -49,6 +50,21 @@ cudaError_t launch(void (*kernel)(KernelArgs), FwdPlan const& plan, FwdParams co
                      .smem_bytes = Traits::kSmemBytes,
                      .cluster_ctas = Traits::kCtas};
   return zero_and_launch(params.ticket, plan.workspace.zeroed, kernel, shape, args, stream);
+}
+
+// `kernel_of(Traits{})`: the kernel of these traits.
+template <template <class, int, Variant> class Traits, int kHeadDim, class KernelOf>
+cudaError_t launch_plan(KernelOf const& kernel_of, FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+  return with_element(plan.dtype, [&]<class Element>(Element) {
+    auto const launch_variant = [&](auto traits) {
+      return launch_kernel<decltype(traits)>(kernel_of(traits), plan, params, stream);
+    };
+    switch (plan.variant) {
+      case Variant::kPacked: return launch_variant(Traits<Element, kHeadDim, Variant::kPacked>{});
+      case Variant::kModified: return launch_variant(Traits<Element, kHeadDim, Variant::kModified>{});
+      default: return cudaErrorInvalidValue;
+    }
+  });
 }
 
 }  // namespace flash_cute::sm90::large

@@ -1,14 +1,36 @@
-// What the modified kernels for large head dims make of one tile's scores before the mask: softcap and ALiBi.
+// The scores of the forwards for large head dims: which key tiles need the mask, and what the modified kernels make of
+// one tile's scores before it, softcap and ALiBi.
 #pragma once
 
 #include <cute/tensor.hpp>
 
+#include "../../core/mask.cuh"
 #include "../../core/score.cuh"
+#include "../../core/sequence.cuh"
 #include "../../core/softmax.cuh"
 #include "../../core/variant.h"
 #include "../warpgroup.cuh"
 
 namespace flash_cute::sm90::large {
+
+// The key tiles that need no mask.
+struct WholeTiles {
+  int begin;
+  int size;
+
+  CUTE_DEVICE bool contains(int tile) const { return unsigned(tile - begin) < unsigned(size); }
+};
+
+// Of a warpgroup's kRows rows, one of kWarpgroups of the tile, which is in shared memory: see `uniform`.
+template <int kRows, int kKeys, int kWarpgroups, class Tile>
+CUTE_DEVICE WholeTiles whole_tiles(Tile const& tile, int warpgroup) {
+  Sequence const& it = tile.sequence;
+  Sequence const sequence{.len_q = uniform(it.len_q),
+                          .len_k = uniform(it.len_k),
+                          .band = {.lower = uniform(it.band.lower), .upper = uniform(it.band.upper)}};
+  TileRange const range = key_range<kRows, kKeys>(sequence, kWarpgroups * uniform(tile.m_block) + warpgroup);
+  return {.begin = range.whole_begin, .size = range.whole_end - range.whole_begin};
+}
 
 // Of the plain kernel: nothing. kRows x kKeys: a warpgroup's scores.
 template <Variant kVariant, int kRows, int kKeys>

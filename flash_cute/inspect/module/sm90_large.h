@@ -1,4 +1,4 @@
-// What the sm90 forwards for large head dims share: row tiles that are drawn by clusters.
+// What the sm90 forwards for large head dims share: their facts, and row tiles that are drawn by clusters.
 #pragma once
 
 #include <algorithm>
@@ -43,6 +43,22 @@ Array schedule(Problem const& problem, int num_sms) {
     array.data.insert(array.data.end(), {tile[kCta], rounds[i], tile[3], tile[kEnd], 0});
   }
   return array;
+}
+
+template <class Traits>
+auto facts() -> decltype(Kernel::facts) {
+  return {{"block_m", Traits::kBlockM},
+          {"block_n", Traits::kBlockN},
+          {"threads", Traits::kThreads},
+          {"stages", 1},
+          {"smem_bytes", int(sizeof(typename Traits::SharedStorage))},
+          {"smem_limit", 227 * 1024},
+          {"warpgroups", Traits::kWarpgroups},
+          {"warpgroup_rows", Traits::kRows},
+          {"producer_registers", Traits::kProducerRegs},
+          {"consumer_registers", Traits::kConsumerRegs},
+          {"ctas_per_tile", Traits::kCtas},
+          {"packed", 1}};
 }
 
 template <class Traits>
