@@ -53,12 +53,8 @@ struct Loader {
 #pragma unroll 1
     for (int unit = 0; unit < kUnitsOfV; ++unit, state.advance()) {
       uint64_t* const full = next_unit();
-      CUTE_UNROLL
-      for (int column = 0; column < kUnitColumns; column += kChunk) {
-        load_box(args.v, full, TMA::CacheHintSm90::EVICT_LAST, smem.units[state.stage] + column * kUnitKeys,
-                 large::rank_in_pair() * kColumns + unit % Traits::kPartsOfV * kUnitColumns + column,
-                 key + unit / Traits::kPartsOfV * kUnitKeys, tile.head_kv, tile.keys);
-      }
+      load_box(args.v, full, TMA::CacheHintSm90::EVICT_LAST, smem.units[state.stage],
+               large::rank_in_pair() * kColumns + unit * kChunk, key, tile.head_kv, tile.keys);
     }
   }
 

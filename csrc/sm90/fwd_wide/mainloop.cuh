@@ -112,11 +112,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup, typ
     warpgroup_fence_operand(tOrP_i);
     large::static_for<kUnitsOfV>([&](auto unit) __attribute__((always_inline)) {
       smem.ring.wait_full(states.next);  // TMA: the unit of V has landed
-      auto tOrO_part = large::part_of_columns<unit % Traits::kPartsOfV>(tOrO);
+      auto tOrO_part = large::part_of_columns<unit>(tOrO);
       warpgroup_fence_operand(tOrO);
       warpgroup_arrive();
-      large::issue_unit<unit / Traits::kPartsOfV * (kUnitKeys / 16)>(mma_pv, tOrP_i, tOrV(_, _, _, states.next.stage),
-                                                                    tOrO_part);
+      large::issue_unit(mma_pv, tOrP_i, tOrV(_, _, _, states.next.stage), tOrO_part);
       warpgroup_commit_batch();
       warpgroup_fence_operand(tOrO);
       states.next.advance();

@@ -14,14 +14,11 @@ constexpr int kBlockN = 64;                    // keys per step
 constexpr int kColumns = kMaxHeadDim / kCtas;  // of V and O per CTA: the largest N of a WGMMA
 constexpr int kThreads = 384;                  // a producer and two consumer warpgroups
 
-// K and V pass through one ring, in units of equal size: kBlockN keys x kChunk columns of K, or kUnitKeys keys x
-// kUnitColumns of V.
-constexpr int kChunk = 64;  // the columns of a TMA box
+// K and V pass through one ring, in units of a TMA box each: kBlockN keys x kChunk columns.
+constexpr int kChunk = 64;
 constexpr int kUnitElements = kBlockN * kChunk;
-constexpr int kUnitKeys = 32;
-constexpr int kUnitColumns = kUnitElements / kUnitKeys;
-constexpr int kUnitsOfV = kBlockN * kColumns / kUnitElements;  // of a step
-constexpr int kUnits = 9;                                      // of the ring
+constexpr int kUnitsOfV = kColumns / kChunk;  // of a step
+constexpr int kUnits = 9;                     // of the ring
 
 // What the other CTA sends: P of a step, 16 bytes of row statistics per thread; and 16 bytes at the end.
 constexpr int kMessageBytes = 2 * kBlockM * kBlockN + 16 * 256;

@@ -27,13 +27,12 @@ struct Traits {
   static constexpr int kBlockM = fwd_wide::kBlockM;
   static constexpr int kBlockN = fwd_wide::kBlockN;
   static constexpr int kRows = fwd_wide::kRows;  // of a warpgroup, and of a box of Q
-  static constexpr int kUnitKeys = fwd_wide::kUnitKeys;
+  static constexpr int kUnitKeys = kBlockN;  // of a box of V
   static constexpr int kSmemBytes = fwd_wide::kSmemBytes;
   static constexpr int kCtas = fwd_wide::kCtas;
   static constexpr int kWarpgroups = 2;
   static constexpr int kThreads = fwd_wide::kThreads;
   static constexpr int kChunk = fwd_wide::kChunk;
-  static constexpr int kPartsOfV = kColumns / kUnitColumns;
 
   // Registers per thread, by setmaxnreg, see fwd/traits.cuh. The scheduler needs more than 24.
   static constexpr int kProducerRegs = 40;
@@ -41,7 +40,7 @@ struct Traits {
 
   // S = Q K^T from shared memory; O += P V with P in registers and V read transposed.
   using MmaQK = decltype(make_tiled_mma(wgmma_ss_atom<Element, kBlockN>()));
-  using ShapePV = Shape<Int<kRows>, Int<kUnitColumns>, Int<kBlockN>>;
+  using ShapePV = Shape<Int<kRows>, Int<kChunk>, Int<kBlockN>>;
   using MmaPV = decltype(make_tiled_mma(
       SM90::GMMA::rs_op_selector<Element, Element, float, ShapePV, SM90::GMMA::Major::K, SM90::GMMA::Major::MN>()));
 
@@ -51,7 +50,7 @@ struct Traits {
   using SmemLayoutQ = decltype(tile_to_shape(AtomK{}, Shape<Int<kRows>, Int<kChunk>, Int<kMaxHeadDim / kChunk>>{}));
   using SmemLayoutK = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockN>, Int<kChunk>, Int<kUnits>>{}));
   using SmemLayoutVt =
-      decltype(tile_to_shape(AtomV{}, Shape<Int<kUnitColumns>, Int<kUnitKeys>, Int<kUnits>>{}, Step<_2, _1, _3>{}));
+      decltype(tile_to_shape(AtomV{}, Shape<Int<kChunk>, Int<kBlockN>, Int<kUnits>>{}, Step<_2, _1, _3>{}));
 
   using Tile = fwd::SequenceTile;
 

@@ -10,7 +10,7 @@ namespace flash_cute::sm90::large {
 using namespace cute;
 
 // Adds to acc the product of A's k steps from kFirst on and one unit.
-template <int kFirst, class Mma, class FragA, class FragB, class Acc>
+template <int kFirst = 0, class Mma, class FragA, class FragB, class Acc>
 CUTE_DEVICE void issue_unit(Mma& mma,
                             FragA& tCrA,        // (MMA, MMA_M, MMA_K): registers or descriptors
                             FragB const& tCrB,  // (MMA, MMA_N, MMA_K of the unit): descriptors

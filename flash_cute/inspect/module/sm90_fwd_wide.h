@@ -27,7 +27,7 @@ auto entries() {
   auto sVt = make_tensor(smem, typename Traits::SmemLayoutVt{});  // (D of unit, N of unit, unit)
   auto const cQ = make_identity_layout(Shape<Int<kRows>, Int<kChunk>>{});
   auto const cK = make_identity_layout(Shape<Int<kBlockN>, Int<kChunk>>{});
-  auto const cVt = make_identity_layout(Shape<Int<kUnitColumns>, Int<kUnitKeys>>{});
+  auto const cVt = make_identity_layout(Shape<Int<kChunk>, Int<kBlockN>>{});
   auto const cS = make_identity_layout(Shape<Int<kRows>, Int<kBlockN>>{});
   auto const cO = make_identity_layout(Shape<Int<kRows>, Int<kColumns>>{});
 
@@ -93,8 +93,8 @@ void add(Registry& registry) {
                       .tile = {{"parts", Traits::kCtas},
                                {"turns", Traits::kCtas},
                                {"unit_columns", kChunk},
-                               {"unit_columns_of_v", kUnitColumns},
-                               {"unit_keys", kUnitKeys},
+                               {"unit_columns_of_v", kChunk},
+                               {"unit_keys", kBlockN},
                                {"units_of_v", kUnitsOfV},
                                {"units", kUnits},
                                {"columns_of_o", kColumns},
