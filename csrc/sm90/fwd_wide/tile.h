@@ -11,7 +11,7 @@ constexpr int kCtas = 2;  // per row tile
 constexpr int kRows = 64;  // query rows of a warpgroup: those of one WGMMA
 constexpr int kBlockM = 2 * kRows;
 constexpr int kBlockN = 64;                    // keys per step
-constexpr int kColumns = kMaxHeadDim / kCtas;  // of V and O per CTA: the largest N of a WGMMA
+constexpr int kColumns = kMaxHeadDim / kCtas;  // of V and O per CTA
 constexpr int kThreads = 384;                  // a producer and two consumer warpgroups
 
 // K and V pass through one ring, in units of a TMA box each: kBlockN keys x kChunk columns.
