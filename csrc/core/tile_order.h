@@ -38,7 +38,16 @@ struct TileOrder {
     }
     return {m_block, head % heads_q, head / heads_q};
   }
+
+  // Longest first, a group of heads has a wave of as many row tiles as there are `slots` for, then the next wave: which
+  // one a row tile is in.
+  constexpr int wave(int m_block, int slots) const { return (m_blocks - 1 - m_block) * group / slots; }
 };
+static_assert([] {
+  TileOrder const order{.m_blocks = 8, .heads_q = 4, .heads_per_kv = 1, .num_heads = 4, .group = 2, .last_group = 1,
+                        .longest_first = true};
+  return order.wave(7, 6) == 0 && order.wave(5, 6) == 0 && order.wave(4, 6) == 1 && order.wave(0, 6) == 2;
+}());
 
 // Query heads per group so that K and V of a group take at most `bytes` of L2; at least those of one KV head.
 constexpr int heads_in_l2(int64_t bytes, int len_k, int head_dim, int heads_per_kv, int num_heads) {

@@ -123,6 +123,7 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
         tile.batch = group + lane;
         tile.keys = {range.begin, range.end, count};
         tile.parts = 0;
+        tile.wave = order.wave(coord.m_block, tickets.number());
         tile.sequence = sequence;
       }
       smem.tile_pipeline.publish(at_step(draws));

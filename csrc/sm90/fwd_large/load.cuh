@@ -8,6 +8,7 @@
 namespace flash_cute::sm90::fwd_large {
 
 using fwd::KernelArgs;
+using large::KeyWalk;
 using large::load_box;
 using large::prefetch_box;
 using large::TileOrigin;
@@ -59,8 +60,8 @@ struct KeyLoader {
     phases ^= 1u << owner;
   }
 
-  CUTE_DEVICE void load(TileOrigin const& tile, int steps, int last_key_tile) {
-    int const announced_at = max(0, steps - fwd::kTilesAhead);
+  CUTE_DEVICE void load(TileOrigin const& tile, KeyWalk const& walk) {
+    int const steps = walk.steps, announced_at = max(0, steps - fwd::kTilesAhead);
     auto const announce = [&] { smem.next_tile.publish({0, tile.draws & 1}); };
     if (steps == 0) {
       announce();
@@ -71,10 +72,10 @@ struct KeyLoader {
       if (i == announced_at) announce();
       if (i + kStepsAhead < steps) {
         int const unit = tile.first_row / kBlockM % units_of_k(args.params);
-        prefetch_box(args.k, first_column() + unit * kUnitColumns, (last_key_tile - i - kStepsAhead) * kBlockN,
-                     tile.head_kv, tile.keys);
+        prefetch_box(args.k, first_column() + unit * kUnitColumns, walk.tile(i + kStepsAhead) * kBlockN, tile.head_kv,
+                     tile.keys);
       }
-      load_k(i & 1, (last_key_tile - i) * kBlockN, tile);
+      load_k(i & 1, walk.tile(i) * kBlockN, tile);
       if (i == 0) load_q(tile);
     }
   }
@@ -107,17 +108,17 @@ struct ValueLoader {
     }
   }
 
-  CUTE_DEVICE void load(TileOrigin const& tile, int steps, int last_key_tile) {
+  CUTE_DEVICE void load(TileOrigin const& tile, KeyWalk const& walk) {
 #pragma unroll 1
-    for (int i = 0; i < steps; ++i) {
-      if (i + kStepsAhead < steps) {
+    for (int i = 0; i < walk.steps; ++i) {
+      if (i + kStepsAhead < walk.steps) {
         int const number = tile.first_row / kBlockM;
         int const first_column = large::rank_in_pair() * kColumns + kHalf * Traits::kHalf;
         prefetch_box(args.v, first_column + number % kBoxes * kChunk,
-                     (last_key_tile - i - kStepsAhead) * kBlockN + number / kBoxes % (kBlockN / kUnitKeys) * kUnitKeys,
+                     walk.tile(i + kStepsAhead) * kBlockN + number / kBoxes % (kBlockN / kUnitKeys) * kUnitKeys,
                      tile.head_kv, tile.keys);
       }
-      load_v((last_key_tile - i) * kBlockN, tile);
+      load_v(walk.tile(i) * kBlockN, tile);
     }
   }
 };

@@ -1,4 +1,4 @@
-// The consumers' loop over key tiles, from the last to the first: S = Q K^T, mask, softmax, O += P V.
+// The consumers' loop over key tiles: S = Q K^T, mask, softmax, O += P V.
 //
 // The two warpgroups compute S and P of the key tiles by turns, and each adds P V to its own half of the columns of O,
 // with P from registers for the tiles that it computed, and from shared memory for the others. So one warpgroup's
@@ -20,6 +20,7 @@
 #include "../../core/mask.cuh"
 #include "../../core/registers.cuh"
 #include "../../core/softmax.cuh"
+#include "../large/key_walk.cuh"
 #include "../large/products.cuh"
 #include "../large/scores.cuh"
 #include "../store_tma.cuh"
@@ -176,7 +177,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
   };
 
   clear(tOrO);
-  int const begin = uniform(tile().keys.begin), steps = uniform(tile().keys.end) - begin;
+  auto const walk =
+      large::key_walk(params, uniform(tile().keys.begin), uniform(tile().keys.end), uniform(tile().wave));
+  int const steps = walk.steps;
   smem.q_pipeline.wait_full(q_state);  // TMA: Q has landed
   if (half >= steps) {
     __syncwarp();  // all lanes have waited for Q
@@ -201,7 +204,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     if (i + 2 >= steps) smem.q_pipeline.release(q_state);  // the last S: the next tile's Q may be loaded
     exchange.add_other_part(tSrS);
 
-    int const n = begin + steps - 1 - i, first_key = n * kBlockN;
+    int const n = walk.tile(i), first_key = n * kBlockN;
     typename Modifier::Shift shift;
     modify(scores, tScS_0, first_row - first_key, shift);
     if (!whole.contains(n)) {

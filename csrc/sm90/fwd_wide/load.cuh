@@ -8,6 +8,7 @@
 namespace flash_cute::sm90::fwd_wide {
 
 using fwd::KernelArgs;
+using large::KeyWalk;
 using large::load_box;
 using large::TileOrigin;
 
@@ -58,10 +59,10 @@ struct Loader {
     }
   }
 
-  CUTE_DEVICE void load(TileOrigin const& tile, int steps, int last_key_tile) {
-    int const rank = large::rank_in_pair(), announced_at = max(0, steps - fwd::kTilesAhead);
+  CUTE_DEVICE void load(TileOrigin const& tile, KeyWalk const& walk) {
+    int const steps = walk.steps, rank = large::rank_in_pair(), announced_at = max(0, steps - fwd::kTilesAhead);
     bool announced = false;
-    auto const first_key = [&](int i) { return (last_key_tile - i) * kBlockN; };
+    auto const first_key = [&](int i) { return walk.tile(i) * kBlockN; };
     auto const announce = [&] {
       if (!announced) smem.next_tile.publish({0, tile.draws & 1});
       announced = true;

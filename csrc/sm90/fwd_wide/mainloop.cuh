@@ -1,4 +1,4 @@
-// The consumers' loop over key tiles, from the last to the first: S = Q K^T, mask, softmax, O += P V.
+// The consumers' loop over key tiles: S = Q K^T, mask, softmax, O += P V.
 //
 // The two CTAs compute S and P of the key tiles by turns, each its warpgroups' 64 rows of it, and send each other P. Each
 // adds P V of every tile to its own half of the columns of O. A CTA's softmax runs under the product of the tile before,
@@ -19,6 +19,7 @@
 #include "../../core/mask.cuh"
 #include "../../core/registers.cuh"
 #include "../../core/softmax.cuh"
+#include "../large/key_walk.cuh"
 #include "../large/products.cuh"
 #include "../large/scores.cuh"
 #include "../warpgroup.cuh"
@@ -75,7 +76,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup, typ
   int const chunks = chunks_of_k(params), rank = uniform(large::rank_in_pair());
 
   clear(tOrO);
-  int const begin = uniform(tile().keys.begin), steps = uniform(tile().keys.end) - begin;
+  auto const walk =
+      large::key_walk(params, uniform(tile().keys.begin), uniform(tile().keys.end), uniform(tile().wave));
+  int const steps = walk.steps;
   smem.q_pipeline.wait_full(q_state);  // TMA: Q has landed
   if (rank >= steps) {
     __syncwarp();  // all lanes have waited for Q
@@ -167,7 +170,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup, typ
     release();  // the last unit of K: S(i) is done
     if (i + 2 >= steps) smem.q_pipeline.release(q_state);  // the last S: the next tile's Q may be loaded
 
-    int const n = begin + steps - 1 - i, first_key = n * kBlockN;
+    int const n = walk.tile(i), first_key = n * kBlockN;
     typename Modifier::Shift shift;
     modify(scores, tScS_0, first_row - first_key, shift);
     if (!whole.contains(n)) {

@@ -4,6 +4,7 @@
 #include "../fwd/args.cuh"
 #include "../fwd/sequence_scheduler.cuh"
 #include "../sequence_map.cuh"
+#include "key_walk.cuh"
 
 namespace flash_cute::sm90::large {
 
@@ -29,7 +30,7 @@ CUTE_DEVICE void prefetch_box(CUtensorMap const& map, int column, int row, int h
   SM90_TMA_LOAD_5D::PREFETCH::copy(&map, column, origin.row + row, head, origin.last, origin.back);
 }
 
-// A producer thread: loader.load(origin, steps, last key tile) for each tile that schedule_sequences publishes.
+// A producer thread: loader.load(origin, walk) for each tile that schedule_sequences publishes.
 template <class Traits, class Loader>
 CUTE_DEVICE void produce(KernelArgs const& args, typename Traits::SharedStorage& smem, Loader loader) {
   bool const packed = args.params.sequences.cu_q != nullptr;
@@ -48,7 +49,7 @@ CUTE_DEVICE void produce(KernelArgs const& args, typename Traits::SharedStorage&
                           .first_row = tile.m_block * Traits::kBlockM,
                           .rows = origin(sequence.first_row, sequence.len_q),
                           .keys = origin(sequence.first_key, sequence.len_k)};
-    loader.load(from, tile.keys.end - tile.keys.begin, tile.keys.end - 1);
+    loader.load(from, key_walk(args.params, tile.keys.begin, tile.keys.end, tile.wave));
     smem.tile_pipeline.arrive_empty(at_step(draws));  // the scheduler may overwrite the tile
   }
 }
