@@ -37,7 +37,6 @@ constexpr int kTilesAhead = 2;
 
 // A tile of a sequence that was read at run time.
 struct SequenceTile : TileCoord {
-  int wave;  // TileOrder::wave
   Sequence sequence;
 };
 

@@ -106,7 +106,7 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
     bool const exists = pass <= passes.last;
     bool const mine = exists ? own_begin <= ticket && ticket < own_end : lane == 0;
     smem.tile_pipeline.wait_empty(at_step(draws));  // the tile of two draws before is not read any more
-    SequenceTile& tile = smem.tile[draws & 1];
+    auto& tile = smem.tile[draws & 1];  // a SequenceTile, or large::RowTile
     int key_tiles = 0;
     if (mine) {
       tile.m_block = -1;
@@ -123,7 +123,8 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
         tile.batch = group + lane;
         tile.keys = {range.begin, range.end, count};
         tile.parts = 0;
-        tile.wave = order.wave(coord.m_block, tickets.number());
+        // Only where it is used: in the other kernels the warp has no registers left for it.
+        if constexpr (requires { tile.wave; }) tile.wave = order.wave(coord.m_block, tickets.number());
         tile.sequence = sequence;
       }
       smem.tile_pipeline.publish(at_step(draws));

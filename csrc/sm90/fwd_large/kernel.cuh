@@ -30,7 +30,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
     OnlineSoftmax<2> softmax(args.params.scale_log2);
     auto tOrO = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<Traits::kHalf>>{});  // (MMA, MMA_M, MMA_D)
     mainloop<Traits>(args.params, draws, warpgroup, smem, states, messages, exchange, softmax, tOrO);
-    fwd::SequenceTile const& tile = smem.tile[opaque(draws) & 1];
+    large::RowTile const& tile = smem.tile[opaque(draws) & 1];
     fwd::TileCoord const coord{
         .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
     Sequence const sequence = tile.sequence;

@@ -78,7 +78,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     return rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
   };
 
-  auto tile = [&]() -> fwd::SequenceTile const& { return smem.tile[opaque(draws) & 1]; };
+  auto tile = [&]() -> large::RowTile const& { return smem.tile[opaque(draws) & 1]; };
   PipelineState<1> const q_state{0, draws & 1};
   auto& k_pipeline = smem.k_pipeline[half];
   auto& v_pipeline = smem.v_pipeline[half];

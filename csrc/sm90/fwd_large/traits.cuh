@@ -8,7 +8,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "../../core/variant.h"
-#include "../fwd/scheduler.cuh"
+#include "../large/key_walk.cuh"
 #include "../large/pair.cuh"
 #include "../pipeline.cuh"
 #include "../wgmma_atoms.cuh"
@@ -62,7 +62,7 @@ struct Traits {
                              Step<_2, _1, _3>{}));
   using SmemLayoutP = decltype(tile_to_shape(AtomK{}, Shape<Int<kBlockM>, Int<kBlockN>>{}));
 
-  using Tile = fwd::SequenceTile;
+  using Tile = large::RowTile;
 
   struct alignas(1024) SharedStorage {
     Element q[kBlockM * kColumns];

@@ -7,7 +7,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "../../core/variant.h"
-#include "../fwd/scheduler.cuh"
+#include "../large/key_walk.cuh"
 #include "../large/pair.cuh"
 #include "../pipeline.cuh"
 #include "../wgmma_atoms.cuh"
@@ -52,7 +52,7 @@ struct Traits {
   using SmemLayoutVt =
       decltype(tile_to_shape(AtomV{}, Shape<Int<kChunk>, Int<kBlockN>, Int<kUnits>>{}, Step<_2, _1, _3>{}));
 
-  using Tile = fwd::SequenceTile;
+  using Tile = large::RowTile;
 
   static constexpr int kVectorsOfP = kRows * kBlockN / 128 / 8;  // a lane's, of 8 elements
 

@@ -11,9 +11,17 @@
 //              +------------> time
 #pragma once
 
+#include "../../core/sequence.cuh"
 #include "../../params.h"
+#include "../fwd/scheduler.cuh"
 
 namespace flash_cute::sm90::large {
+
+// A fwd::SequenceTile with its wave.
+struct RowTile : fwd::TileCoord {
+  int wave;  // TileOrder::wave
+  Sequence sequence;
+};
 
 struct KeyWalk {
   int steps;

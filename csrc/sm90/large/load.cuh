@@ -37,7 +37,7 @@ CUTE_DEVICE void produce(KernelArgs const& args, typename Traits::SharedStorage&
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     smem.tile_pipeline.wait_full(at_step(draws));  // the scheduler has written the tile
-    fwd::SequenceTile const& tile = smem.tile[draws & 1];
+    RowTile const& tile = smem.tile[draws & 1];
     if (tile.m_block < 0) break;
     Sequence const& sequence = tile.sequence;
     auto const origin = [&](int first, int length) {
