@@ -29,6 +29,9 @@ from .score import LEAST_SHARE, Score, compute_dtype, gradient_of_sinks, make_sc
 
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
+# baddbmm adds a product with a side of up to 8 to its destination row by row, so that the sum over one head errs as one
+# over all heads would. Of a larger one it adds the sums, 1.1 to 2 times as fast as bmm and add do.
+SMALL_SIDE = 16
 SAME_LSE = 2**-21  # relative: what the roundings of two computations of one LSE may differ by
 
 
@@ -180,8 +183,12 @@ def _bwd_in_tiles(
     def add_over_rows(total: Tensor, weights: Tensor, x: Tensor) -> None:
         """Adds weights^T x of grouped tensors to total (B * Hkv, keys, columns of x)."""
         heads = (y.unflatten(1, (group, -1)).unbind(1) for y in (weights, x))
+        small = min(total.shape[1:]) < SMALL_SIDE
         for weights_of_head, x_of_head in zip(*heads, strict=True):
-            total.baddbmm_(weights_of_head.mT, x_of_head)
+            if small:
+                total.add_(torch.bmm(weights_of_head.mT, x_of_head))
+            else:
+                total.baddbmm_(weights_of_head.mT, x_of_head)
 
     step = tile_rows(q, k, band)
     tiles = [slice(start, min(start + step, len_q)) for start in range(0, len_q, step)]
