@@ -31,9 +31,18 @@ CUTE_DEVICE void store_in_cta(uint32_t address, int value) {
   asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
+// Waits (MEMBAR.GPU) until what the thread has written is visible, and its loads are complete.
 CUTE_DEVICE void arrive_in_cta(uint32_t barrier) {
   jitter();
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// For a barrier whose waiters overwrite what has been read. Waits for nothing: WGMMAs that read it must have been waited
+// for, and what was loaded must have been used, since a load may take longer than the other CTA's answer. (Among TMA
+// loads the MEMBAR.GPU of arrive_in_cta takes thousands of clocks.)
+CUTE_DEVICE void release_in_cta(uint32_t barrier) {
+  jitter();
+  asm volatile("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // Waits for the end of a barrier's phase, at which threads of other CTAs arrive.

@@ -58,11 +58,12 @@ struct ScoreExchange {
     __syncwarp();  // all lanes have read: P may be written
   }
 
-  // The warp has read P of the other warpgroup: its buffer may receive.
+  // WGMMA has read P of the other warpgroup: its buffer may receive. The part of S that was there before has been added,
+  // since P was computed from the sum.
   CUTE_DEVICE void release_buffer_of_other() const {
     if (fresh_thread_index() % 32 == 0) {
       uint64_t const* const empty = smem.scores_pipeline[1 - warpgroup].empty;
-      arrive_in_cta(address_in_cta(empty, large::rank_in_pair() ^ 1));
+      release_in_cta(address_in_cta(empty, large::rank_in_pair() ^ 1));
     }
   }
 };

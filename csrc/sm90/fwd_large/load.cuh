@@ -10,12 +10,7 @@ namespace flash_cute::sm90::fwd_large {
 using fwd::KernelArgs;
 using large::KeyWalk;
 using large::load_box;
-using large::prefetch_box;
 using large::TileOrigin;
-
-// Without a mask the CTAs read the same keys at the same time, so that each load would wait for memory as long as the
-// first. Each row tile of a head prefetches some of the boxes to L2, this many steps before it loads them.
-constexpr int kStepsAhead = 2;
 
 // Of K, which the warpgroups read by turns, from the same units. A warpgroup has barriers of its own, and waits for
 // the phases of its own tiles only; a unit is loaded when the warpgroup that has read it last has released it.
@@ -70,11 +65,6 @@ struct KeyLoader {
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       if (i == announced_at) announce();
-      if (i + kStepsAhead < steps) {
-        int const unit = tile.first_row / kBlockM % units_of_k(args.params);
-        prefetch_box(args.k, first_column() + unit * kUnitColumns, walk.tile(i + kStepsAhead) * kBlockN, tile.head_kv,
-                     tile.keys);
-      }
       load_k(i & 1, walk.tile(i) * kBlockN, tile);
       if (i == 0) load_q(tile);
     }
@@ -85,7 +75,6 @@ template <class Traits, int kHalf>
 struct ValueLoader {
   using Element = typename Traits::Element;
   static constexpr int kChunk = Traits::kChunk;
-  static constexpr int kBoxes = Traits::kHalf / kChunk;  // of a unit
 
   KernelArgs const& args;
   typename Traits::SharedStorage& smem;
@@ -110,16 +99,7 @@ struct ValueLoader {
 
   CUTE_DEVICE void load(TileOrigin const& tile, KeyWalk const& walk) {
 #pragma unroll 1
-    for (int i = 0; i < walk.steps; ++i) {
-      if (i + kStepsAhead < walk.steps) {
-        int const number = tile.first_row / kBlockM;
-        int const first_column = large::rank_in_pair() * kColumns + kHalf * Traits::kHalf;
-        prefetch_box(args.v, first_column + number % kBoxes * kChunk,
-                     walk.tile(i + kStepsAhead) * kBlockN + number / kBoxes % (kBlockN / kUnitKeys) * kUnitKeys,
-                     tile.head_kv, tile.keys);
-      }
-      load_v(walk.tile(i) * kBlockN, tile);
-    }
+    for (int i = 0; i < walk.steps; ++i) load_v(walk.tile(i) * kBlockN, tile);
   }
 };
 

@@ -122,31 +122,33 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
       states.v.advance();
     });
   };
-  // O += P V of the other warpgroup's tile. Returns the state of the first of the units of V, which are all held
-  // afterwards, since the warpgroup has to wait for the other CTA's part of S, so that it begins as early as it can.
+  // O += P V of the other warpgroup's tile. Its first units are released as soon as they have been read, so that V of
+  // the own tile is on its way while the other CTA's part of S is waited for; the last ones are held.
+  constexpr int kReleasedEarly = 2;
+  static_assert(Traits::kUnitsOfV == kUnitsOfVRing, "unit u of every tile of V has stage u");
   auto issue_shared_product = [&]() __attribute__((always_inline)) {
     RowPairs rows;
     if (messages.receive(rows)) {
       wait_all();  // decided for the warpgroup: all its warps must execute each wait for a WGMMA
       follow_maxima(softmax, rows, acc);
     }
-    auto const held = states.v;
     issue_product(
         [&](auto unit, auto const& tOrV_unit) __attribute__((always_inline)) {
           auto tOrO_part = large::part_of_columns<unit % Traits::kPartsOfV>(tOrO);
           large::issue_unit<unit / Traits::kPartsOfV * kStepsPerUnit>(mma_shared_pv, tOrP_other, tOrV_unit, tOrO_part);
         },
         [&](auto unit) __attribute__((always_inline)) {
+          if constexpr (unit <= kReleasedEarly) warpgroup_wait<1>();  // the group before
           if constexpr (unit == 0) {
-            warpgroup_wait<1>();  // the own product before
             release_pending();
+          } else if constexpr (unit <= kReleasedEarly) {
+            v_pipeline.release({unit - 1, 0});
           }
         });
-    return held;
   };
-  auto release_shared_product = [&](PipelineState<kUnitsOfVRing> held) {
+  auto release_shared_product = [&] {
     CUTE_UNROLL
-    for (int i = 0; i < Traits::kUnitsOfV; ++i, held.advance()) v_pipeline.release(held);
+    for (int unit = kReleasedEarly; unit < Traits::kUnitsOfV; ++unit) v_pipeline.release({unit, 0});
     messages.release();
     exchange.release_buffer_of_other();
   };
@@ -197,9 +199,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     warpgroup_fence_operand(tSrS);
     k_pipeline.release({units - 1, 0});  // S(i) is done
     exchange.send(tSrS);
-    PipelineState<kUnitsOfVRing> held{};
     // The other CTA's part of S arrives under the softmax of the other warpgroup.
-    if (i > 0) held = issue_shared_product();
+    if (i > 0) issue_shared_product();
     warpgroup_fence_operand(tSrS);
     if (i + 2 >= steps) smem.q_pipeline.release(q_state);  // the last S: the next tile's Q may be loaded
     exchange.add_other_part(tSrS);
@@ -212,7 +213,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
       apply_mask(scores, coordinates(), tScS_0, sequence, first_row - first_key, sequence.len_k - first_key);
     }
     auto const release_other = [&] {
-      if (i > 0) release_shared_product(held);
+      if (i > 0) release_shared_product();
     };
     bool const grown = softmax.update_max(scores, acc, wait_all, release_other, shift);
     softmax.numerators(scores, shift);
@@ -227,10 +228,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     wait_all();
     release_pending();
   } else {
-    auto const held = issue_shared_product();
+    issue_shared_product();
     softmax.template finish<Element>();
     wait_all();
-    release_shared_product(held);
+    release_shared_product();
   }
   // Each warpgroup has the sums over its own tiles.
   constexpr bool kGrown = false;  // no maximum is left that could have

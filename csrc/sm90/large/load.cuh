@@ -26,10 +26,6 @@ CUTE_DEVICE void load_box(CUtensorMap const& map, uint64_t* full, TMA::CacheHint
                          origin.back);
 }
 
-CUTE_DEVICE void prefetch_box(CUtensorMap const& map, int column, int row, int head, SequenceOrigin const& origin) {
-  SM90_TMA_LOAD_5D::PREFETCH::copy(&map, column, origin.row + row, head, origin.last, origin.back);
-}
-
 // A producer thread: loader.load(origin, walk) for each tile that schedule_sequences publishes.
 template <class Traits, class Loader>
 CUTE_DEVICE void produce(KernelArgs const& args, typename Traits::SharedStorage& smem, Loader loader) {
