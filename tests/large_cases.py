@@ -34,5 +34,7 @@ CASES = [
     Case(512, 333, 413, False, HALF, 2, 4, 2, slopes="batch"),
     Case(512, 333, 413, True, HALF, 2, 4, 2, sinks=HALF),
     Case(1024, 133, 413, True, BF16, 2, 8, 1, window=(100, 20), softcap=3.0, sinks=torch.float32, slopes="head"),
+    Case(576, 133, 1413, True, HALF, 2, 8, 1, 512, window=(900, 20), softcap=3.0, sinks=HALF, slopes="batch"),
+    Case(600, 65, 713, True, BF16, 1, 2, 1, 520),
     Case(328, 133, 413, False, BF16, 2, 6, 2, 600, window=(300, 20), softcap=3.0, sinks=BF16, slopes="batch"),
 ]

@@ -17,8 +17,9 @@
 
 namespace flash_cute::sm90::fwd_large {
 
-template <class Traits>
+template <class Traits, int kParts>
 CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
+  constexpr int kHalf = kParts * kUnitColumnsOfV;  // columns of O
   typename Traits::MmaPV mma;
   RingStates states;
   Messages<Traits> messages{smem, warpgroup};
@@ -28,14 +29,14 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
     smem.tile_pipeline.wait_full(at_step(draws));  // the scheduler has written the tile
     if (uniform(smem.tile[draws & 1].m_block) < 0) break;
     OnlineSoftmax<2> softmax(args.params.scale_log2);
-    auto tOrO = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<Traits::kHalf>>{});  // (MMA, MMA_M, MMA_D)
-    mainloop<Traits>(args.params, draws, warpgroup, smem, states, messages, exchange, softmax, tOrO);
+    auto tOrO = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kHalf>>{});  // (MMA, MMA_M, MMA_D)
+    mainloop<Traits, kParts>(args.params, draws, warpgroup, smem, states, messages, exchange, softmax, tOrO);
     large::RowTile const& tile = smem.tile[opaque(draws) & 1];
     fwd::TileCoord const coord{
         .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
     Sequence const sequence = tile.sequence;
-    int const first_column = large::rank_in_pair() * kColumns + warpgroup * Traits::kHalf;
-    large::store_columns<typename Traits::Element, kBlockM, Traits::kHalf>(
+    int const first_column = (kWarpgroups * large::rank_in_pair() + warpgroup) * kHalf;
+    large::store_columns<typename Traits::Element, kBlockM, kHalf>(
         args.params, sequence, coord, coord.m_block * kBlockM, first_column, softmax, mma, tOrO);
     smem.tile_pipeline.release(at_step(draws));  // the scheduler may overwrite the tile
   }
@@ -74,7 +75,11 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_large_kernel(__grid_c
     if (threadIdx.x == 96) large::produce<Traits>(args, smem, ValueLoader<Traits, 1>{args, smem});
   } else {
     raise_max_registers<Traits::kConsumerRegs>();
-    consumer<Traits>(args, smem, warpgroup - 1);
+    if (parts_of_v(args.params) == 1) {
+      consumer<Traits, 1>(args, smem, warpgroup - 1);
+    } else {
+      consumer<Traits, 2>(args, smem, warpgroup - 1);
+    }
   }
   __syncwarp();
   cluster_sync();  // a CTA's shared memory must not be gone before the other one's last arrival

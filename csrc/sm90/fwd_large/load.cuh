@@ -82,16 +82,17 @@ struct ValueLoader {
 
   CUTE_DEVICE void load_v(int key, TileOrigin const& tile) {
     auto& pipeline = smem.v_pipeline[kHalf];
-    int const half_begin = large::rank_in_pair() * kColumns + kHalf * Traits::kHalf;
+    int const parts = parts_of_v(args.params);
+    int const first_part = (kWarpgroups * large::rank_in_pair() + kHalf) * parts;
 #pragma unroll 1
-    for (int unit = 0; unit < Traits::kUnitsOfV; ++unit) {
+    for (int unit = 0; unit < parts * (kBlockN / kUnitKeys); ++unit) {
       pipeline.wait_empty(state);  // the warpgroup has read the unit that was there
       uint64_t* const full = pipeline.expect(state, kUnitElements * sizeof(Element));
       CUTE_UNROLL
       for (int column = 0; column < kUnitColumnsOfV; column += kChunk) {
-        int const first_column = half_begin + unit % Traits::kPartsOfV * kUnitColumnsOfV;
+        int const first_column = (first_part + unit % parts) * kUnitColumnsOfV;
         load_box(args.v, full, TMA::CacheHintSm90::EVICT_LAST, smem.v[kHalf][state.stage] + column * kUnitKeys,
-                 first_column + column, key + unit / Traits::kPartsOfV * kUnitKeys, tile.head_kv, tile.keys);
+                 first_column + column, key + unit / parts * kUnitKeys, tile.head_kv, tile.keys);
       }
       state.advance();
     }

@@ -37,12 +37,12 @@ struct RingStates {
   PipelineState<kUnitsOfVRing> v{};
 };
 
-// Computes tile number `draws` for one half of the columns. Leaves the unnormalized O in tOrO and the row statistics in
-// softmax, and releases Q.
+// Computes tile number `draws` for one half of the columns, which has kParts parts, see parts_of_v. Leaves the
+// unnormalized O in tOrO and the row statistics in softmax, and releases Q.
 //
 // A long function: its parts, the lambdas, work on the same dozen of tensors and pipeline states, which functions would
 // all take as arguments. The loop over key tiles is at the end.
-template <class Traits, class Accumulator>
+template <class Traits, int kParts, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename Traits::SharedStorage& smem,
                           RingStates& states, Messages<Traits>& messages,
                           ScoreExchange<Traits>& exchange, OnlineSoftmax<2>& softmax,
@@ -50,6 +50,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
   using Element = typename Traits::Element;
   using Modifier = large::ScoreModifier<Traits::kVariant, kBlockM, kBlockN>;
   constexpr int kStepsPerUnit = kUnitKeys / 16;
+  constexpr int kUnitsOfV = kParts * kBlockN / kUnitKeys;  // per tile
+  static_assert(kUnitsOfVRing % kUnitsOfV == 0, "the stages of a tile follow each other");
 
   auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});        // (64, D of unit, unit)
   auto sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});     // (BLK_N, D of unit, unit)
@@ -111,7 +113,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
   };
   // For each unit of a tile of V, issues a group by issue(unit, V of the unit), and calls then(unit).
   auto issue_product = [&](auto const& issue, auto const& then) __attribute__((always_inline)) {
-    large::static_for<Traits::kUnitsOfV>([&](auto unit) __attribute__((always_inline)) {
+    large::static_for<kUnitsOfV>([&](auto unit) __attribute__((always_inline)) {
       v_pipeline.wait_full(states.v);  // TMA: the unit of V has landed
       warpgroup_fence_operand(tOrO);
       warpgroup_arrive();
@@ -124,31 +126,33 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
   };
   // O += P V of the other warpgroup's tile. Its first units are released as soon as they have been read, so that V of
   // the own tile is on its way while the other CTA's part of S is waited for; the last ones are held.
-  constexpr int kReleasedEarly = 2;
-  static_assert(Traits::kUnitsOfV == kUnitsOfVRing, "unit u of every tile of V has stage u");
+  constexpr int kReleasedEarly = kUnitsOfV / 2;
+  int first_held = 0;  // its stage
   auto issue_shared_product = [&]() __attribute__((always_inline)) {
     RowPairs rows;
     if (messages.receive(rows)) {
       wait_all();  // decided for the warpgroup: all its warps must execute each wait for a WGMMA
       follow_maxima(softmax, rows, acc);
     }
+    int const first = states.v.stage;
     issue_product(
         [&](auto unit, auto const& tOrV_unit) __attribute__((always_inline)) {
-          auto tOrO_part = large::part_of_columns<unit % Traits::kPartsOfV>(tOrO);
-          large::issue_unit<unit / Traits::kPartsOfV * kStepsPerUnit>(mma_shared_pv, tOrP_other, tOrV_unit, tOrO_part);
+          auto tOrO_part = large::part_of_columns<unit % kParts>(tOrO);
+          large::issue_unit<unit / kParts * kStepsPerUnit>(mma_shared_pv, tOrP_other, tOrV_unit, tOrO_part);
         },
         [&](auto unit) __attribute__((always_inline)) {
           if constexpr (unit <= kReleasedEarly) warpgroup_wait<1>();  // the group before
           if constexpr (unit == 0) {
             release_pending();
           } else if constexpr (unit <= kReleasedEarly) {
-            v_pipeline.release({unit - 1, 0});
+            v_pipeline.release({first + unit - 1, 0});
           }
         });
+    first_held = first + kReleasedEarly;
   };
   auto release_shared_product = [&] {
     CUTE_UNROLL
-    for (int unit = kReleasedEarly; unit < Traits::kUnitsOfV; ++unit) v_pipeline.release({unit, 0});
+    for (int i = 0; i < kUnitsOfV - kReleasedEarly; ++i) v_pipeline.release({first_held + i, 0});
     messages.release();
     exchange.release_buffer_of_other();
   };
@@ -157,8 +161,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     warpgroup_fence_operand(tOrP);
     issue_product(
         [&](auto unit, auto const& tOrV_unit) __attribute__((always_inline)) {
-          auto tOrO_part = large::part_of_columns<unit % Traits::kPartsOfV>(tOrO);
-          large::issue_unit<unit / Traits::kPartsOfV * kStepsPerUnit>(mma_pv, tOrP, tOrV_unit, tOrO_part);
+          auto tOrO_part = large::part_of_columns<unit % kParts>(tOrO);
+          large::issue_unit<unit / kParts * kStepsPerUnit>(mma_pv, tOrP, tOrV_unit, tOrO_part);
         },
         [&](auto unit) __attribute__((always_inline)) {
           if constexpr (unit > 0) {

@@ -17,7 +17,8 @@ constexpr int kUnitColumns = kUnitElements / kBlockN;
 constexpr int kUnitKeys = 32;  // boxes of 4 KB
 constexpr int kUnitColumnsOfV = kUnitElements / kUnitKeys;
 
-constexpr int kThreads = 384;  // a producer and two consumer warpgroups
+constexpr int kWarpgroups = 2;  // of consumers
+constexpr int kThreads = 128 * (1 + kWarpgroups);
 
 // They pass through three rings: of K, one tile, and of each half of V.
 constexpr int kUnitsOfK = kColumns / kUnitColumns;

@@ -31,11 +31,8 @@ struct Traits {
   static constexpr int kSmemBytes = fwd_large::kSmemBytes;
   static constexpr int kCtas = fwd_large::kCtas;
   static_assert(kHeadDim <= kCtas * kColumns);
-  static constexpr int kHalf = kColumns / 2;  // columns of O per warpgroup: the largest N of a WGMMA
-  static constexpr int kWarpgroups = 2;
+  static constexpr int kWarpgroups = fwd_large::kWarpgroups;
   static constexpr int kThreads = fwd_large::kThreads;
-  static constexpr int kPartsOfV = kHalf / kUnitColumnsOfV;                   // a half's columns
-  static constexpr int kUnitsOfV = kPartsOfV * kBlockN / kUnitKeys;  // per half
 
   // Registers per thread, by setmaxnreg, see fwd/traits.cuh. The scheduler needs more than 24.
   static constexpr int kProducerRegs = 40;
@@ -88,6 +85,11 @@ struct Traits {
 CUTE_DEVICE int units_of_k(FwdParams const& params) {
   constexpr int kUnitOfAll = kUnitColumns * kCtas;
   return (params.head_dim + kUnitOfAll - 1) / kUnitOfAll;
+}
+
+// A warpgroup has one part of the columns of V and O, kUnitColumnsOfV, where v's head dim is at most 512, else two.
+CUTE_DEVICE int parts_of_v(FwdParams const& params) {
+  return params.head_dim_v <= kCtas * kWarpgroups * kUnitColumnsOfV ? 1 : 2;
 }
 
 }  // namespace flash_cute::sm90::fwd_large
