@@ -37,6 +37,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
     int const first_row = coord.m_block * kBlockM + warpgroup * kRows;
     large::store_columns<typename Traits::Element, kRows, kColumns>(
         args.params, sequence, coord, first_row, large::rank_in_pair() * kColumns, softmax, mma, tOrO);
+    if (tile.keys.begin < tile.keys.end) messages.release_sums();
     smem.tile_pipeline.release(at_step(draws));  // the scheduler may overwrite the tile
   }
 }

@@ -54,10 +54,13 @@ struct Messages {
     Buffer(smem.sums[warpgroup][warp], pipeline).store(0, packed(sum, error));
   }
   CUTE_DEVICE void receive_sums(float (&sum)[2], float (&error)[2]) {
-    auto& pipeline = smem.sums_pipeline[warpgroup][warp];
-    unpack(*wait<1>(smem.sums[warpgroup][warp], pipeline, tiles++ & 1), sum, error);
-    __syncwarp();  // all lanes have read
-    if (fresh_lane_index() == 0) arrive_in_cta(address_in_cta(pipeline.empty, large::rank_in_pair() ^ 1));
+    unpack(*wait<1>(smem.sums[warpgroup][warp], smem.sums_pipeline[warpgroup][warp], tiles++ & 1), sum, error);
+  }
+  // When O has been stored, which uses the sums: see release_in_cta.
+  CUTE_DEVICE void release_sums() const {
+    __syncwarp();  // all lanes have used them
+    uint64_t const* const empty = smem.sums_pipeline[warpgroup][warp].empty;
+    if (fresh_lane_index() == 0) release_in_cta(address_in_cta(empty, large::rank_in_pair() ^ 1));
   }
 
  private:
