@@ -16,6 +16,10 @@ namespace inspect::sm90_fwd_large {
 using namespace flash_cute;
 using namespace flash_cute::sm90::fwd_large;
 
+// With a head dim of v above 512, see parts_of_v.
+constexpr int kParts = 2;
+constexpr int kHalf = kParts * kUnitColumnsOfV;
+
 // Never run: see describe.h.
 template <class Traits>
 auto entries() {
@@ -30,7 +34,7 @@ auto entries() {
   auto const cK = make_identity_layout(Shape<Int<kBlockN>, Int<kUnitColumns>>{});
   auto const cVt = make_identity_layout(Shape<Int<kUnitColumnsOfV>, Int<kUnitKeys>>{});
   auto const cS = make_identity_layout(Shape<Int<kBlockM>, Int<kBlockN>>{});
-  auto const cO = make_identity_layout(Shape<Int<kBlockM>, Int<Traits::kHalf>>{});
+  auto const cO = make_identity_layout(Shape<Int<kBlockM>, Int<kHalf>>{});
 
   typename Traits::MmaQK mma_qk;
   typename Traits::MmaPV mma_pv;
@@ -41,7 +45,7 @@ auto entries() {
   auto tOrP_other = mma_shared_pv.get_slice(0).partition_fragment_A(sP);          // (MMA, MMA_M, MMA_N)
   auto tSrS = partition_fragment_C(mma_qk, Shape<Int<kBlockM>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
   auto rP = make_tensor_like<Element>(tSrS);                                      // (MMA, MMA_M, MMA_N)
-  auto tOrO = partition_fragment_C(mma_pv, Shape<Int<kBlockM>, Int<Traits::kHalf>>{});  // (MMA, MMA_M, MMA_D)
+  auto tOrO = partition_fragment_C(mma_pv, Shape<Int<kBlockM>, Int<kHalf>>{});  // (MMA, MMA_M, MMA_D)
   auto const copy_p = make_tiled_copy_C(Store{}, mma_qk);
 
   return tuple_cat(
@@ -111,9 +115,9 @@ void add(Registry& registry) {
                                {"unit_columns_of_v", kUnitColumnsOfV},
                                {"unit_keys", kUnitKeys},
                                {"units_of_k", kUnitsOfK},
-                               {"units_of_v", Traits::kUnitsOfV},
+                               {"units_of_v", kParts * kBlockN / kUnitKeys},
                                {"units_of_v_ring", kUnitsOfVRing},
-                               {"columns_of_o", Traits::kHalf}},
+                               {"columns_of_o", kHalf}},
                       .shape = shape_of(kernel_shape()),
                       .facts = sm90_large::facts<Traits>(),
                       .describe = &describe<Traits>,
