@@ -113,21 +113,23 @@ inline Band make_band(FwdArgs const& args, Causal causal) {
 }
 
 // The rules of the CUDA kernels beyond the common ones of check_fwd: 32-bit arithmetic on rows and keys must not
-// overflow, nor scale * log2(e) in float32.
+// overflow, nor what the kernels make of scale, cap and slopes in float32: their ratios, and squares of ratios' parts. A
+// cap above 10^7 would leave no digits of the exponents.
 inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
-  constexpr double kLog2E = 1.4426950408889634;
+  constexpr double kLeast = 1e-18, kMost = 1e18, kLargestCap = 1e7;
   FLASH_CUTE_CHECK(problem.len_q <= kMaxLength, "q: expected at most 10^9 rows on CUDA, got ", problem.len_q);
   FLASH_CUTE_CHECK(problem.len_k <= kMaxLength, "k: expected at most 10^9 rows on CUDA, got ", problem.len_k);
-  FLASH_CUTE_CHECK(std::isnormal(static_cast<float>(problem.scale)) &&
-                       std::isfinite(static_cast<float>(problem.scale * kLog2E)),
-                   "scale: expected a number that float32 holds, also times log2(e), got ", problem.scale);
+  FLASH_CUTE_CHECK(problem.scale >= kLeast && problem.scale <= kMost,
+                   "scale: expected a number from 1e-18 to 1e18 on CUDA, got ", problem.scale);
   FLASH_CUTE_CHECK(problem.head_dim <= kLargestHeadDim, "q: expected a head dim of at most ", kLargestHeadDim,
                    " on CUDA, got ", problem.head_dim);
   FLASH_CUTE_CHECK(problem.head_dim_v <= kLargestHeadDim, "v: expected a head dim of at most ", kLargestHeadDim,
                    " on CUDA, got ", problem.head_dim_v);
-  FLASH_CUTE_CHECK(problem.softcap == 0 || (std::isnormal(static_cast<float>(problem.softcap)) &&
-                                            std::isfinite(static_cast<float>(problem.softcap * kLog2E))),
-                   "softcap: expected a number that float32 holds, also times log2(e), got ", problem.softcap);
+  FLASH_CUTE_CHECK(problem.softcap == 0 || (problem.softcap >= kLeast && problem.softcap <= kLargestCap),
+                   "softcap: expected None or a number from 1e-18 to 1e7 on CUDA, got ", problem.softcap);
+  double const ratio = problem.softcap > 0 ? problem.scale / problem.softcap : 1;
+  FLASH_CUTE_CHECK(ratio >= kLeast && ratio <= kMost, "softcap: expected from 1e-18 to 1e18 times the scale ",
+                   problem.scale, " on CUDA, got ", problem.softcap);
   FLASH_CUTE_CHECK(problem.backend != Backend::kCpu,
                    "backend: expected 'auto', 'sm80' or 'sm90' for CUDA tensors, got '", args.backend, "'");
 }

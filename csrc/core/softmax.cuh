@@ -13,6 +13,11 @@
 // to every key. With the exact maximum the largest numerator is 1, which rounding leaves unchanged. With a lagging
 // maximum, the rounding error of each thread's largest numerator is added to the divisor (`error`); the LSE does not
 // use it.
+//
+// An exponent is one FFMA, score * scale_log2 - offset, which leaves the rounding of the offset in it: a factor that
+// all numerators of a row share, so that it cancels, but that overflows where the offset passes 2^31. Rows whose offset
+// passes kFused are therefore voted for at every tile, and rescale() subtracts the rounded product instead: the largest
+// exponent is then exactly 0.
 #pragma once
 
 #include <cfloat>
@@ -55,12 +60,13 @@ template <int kRows, bool kLazy_ = kRows == 2>
 struct OnlineSoftmax {
   static constexpr bool kLazy = kLazy_;
   static constexpr float kLag = 8.f;
+  static constexpr float kFused = 0x1p25f;  // the offset's rounding is then at most 1
 
   float scale_log2;
   float offset[kRows];   // the maximum in use times scale_log2; at first lower than that of any finite score
   float sum[kRows];      // of the numerators; over this thread's columns only until finish()
   float own_max[kRows];  // kLazy: of the raw scores so far, over this thread's columns only; else of the tile's row
-  float limit[kRows];    // kLazy: the row takes a new maximum when a raw score exceeds this
+  float limit[kRows];    // kLazy: the row takes a new maximum when a raw score exceeds this; -FLT_MAX past kFused
   float error[kRows];    // after finish(): the rounding errors of the largest numerators
 
   CUTE_DEVICE explicit OnlineSoftmax(float scale_log2_) : scale_log2(scale_log2_) {
@@ -88,8 +94,8 @@ struct OnlineSoftmax {
   // Returns the vote.
   template <bool kLateWait = false, class Scores, class Accumulator, class WaitProduct = Nothing,
             class Release = Nothing, class Shifts = NoShift>
-  CUTE_DEVICE bool update_max(Scores const& scores,  // (rows, columns)
-                              Accumulator& acc,      // (rows, head dim)
+  CUTE_DEVICE bool update_max(Scores& scores,    // (rows, columns)
+                              Accumulator& acc,  // (rows, head dim)
                               WaitProduct wait_product = {}, Release release = {}, Shifts const& shift = {}) {
     static_assert(decltype(size<0>(scores))::value == kRows);
     constexpr bool kShifted = !std::is_same_v<Shifts, NoShift>;
@@ -109,7 +115,7 @@ struct OnlineSoftmax {
       } else {
         own_max[i] = kLazy ? fmaxf(even, odd) : quad_reduce(fmaxf(even, odd), larger);
       }
-      grown |= kLazy ? own_max[i] > limit[i] : own_max[i] * scale_log2 > offset[i];
+      grown |= kLazy ? own_max[i] > limit[i] : own_max[i] * scale_log2 > offset[i] || passes_fused(i);
     }
     auto const wait = [&] {
       wait_product();
@@ -118,7 +124,10 @@ struct OnlineSoftmax {
     if constexpr (!kLateWait) wait();
     bool const vote = __any_sync(0xffffffff, grown);
     if constexpr (kLateWait) wait();
-    if (vote) rescale(acc);
+    if (vote) {
+      rescale(acc);
+      subtract_offsets(scores, shift);
+    }
     return vote;
   }
 
@@ -135,7 +144,7 @@ struct OnlineSoftmax {
     if (__any_sync(0xffffffff, grown)) rescale(acc);
   }
 
-  // Raw scores to numerators.
+  // Scores as update_max leaves them to numerators.
   template <class Scores, class Shifts = NoShift>
   CUTE_DEVICE void numerators(Scores& scores,  // (rows, columns)
                               Shifts const& shift = {}) {
@@ -143,6 +152,7 @@ struct OnlineSoftmax {
     for (int i = 0; i < kRows; ++i) {
       float subtracted = offset[i];
       if constexpr (!std::is_same_v<Shifts, NoShift>) subtracted -= shift[i] * scale_log2;
+      if (passes_fused(i)) subtracted = 0.f;
       CUTE_UNROLL
       for (int j = 0; j < size<1>(scores); ++j) {
         scores(i, j) = exp2_approx(scores(i, j) * scale_log2 - subtracted);
@@ -200,8 +210,9 @@ struct OnlineSoftmax {
       if constexpr (kLazy) {
         float const row_max = quad_reduce(own_max[i], larger);
         bool const past = row_max > limit[i];
-        new_offset = past ? row_max * scale_log2 : offset[i];
-        limit[i] = past ? row_max + kLag * reciprocal(scale_log2) : limit[i];
+        new_offset = past ? fmaxf(row_max * scale_log2, offset[i]) : offset[i];
+        float const lagging = fabsf(new_offset) > kFused ? -FLT_MAX : row_max + kLag * reciprocal(scale_log2);
+        limit[i] = past ? lagging : limit[i];
       }
       float const factor = exp2_approx(offset[i] - new_offset);
       offset[i] = new_offset;
@@ -213,8 +224,32 @@ struct OnlineSoftmax {
     }
   }
 
+  // Whether the row's exponents are computed without FFMA. So are those of a row that has no maximum yet.
+  CUTE_DEVICE bool passes_fused(int i) const { return fabsf(offset[i]) > kFused; }
+
+  // The exponent of a score past kFused: as the offset is, the product is rounded before the difference.
+  CUTE_DEVICE float unfused_exponent(int i, float score) const { return __fmul_rn(score, scale_log2) - offset[i]; }
+
+  // Leaves differences to the maximum, in units of the scores, of rows past kFused.
+  template <class Scores, class Shifts>
+  CUTE_DEVICE void subtract_offsets(Scores& scores, Shifts const& shift) {  // (rows, columns)
+    float const unit = reciprocal(scale_log2);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      if (!passes_fused(i)) continue;
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(scores); ++j) {
+        float score = scores(i, j);
+        if constexpr (!std::is_same_v<Shifts, NoShift>) score += shift[i];
+        scores(i, j) = unfused_exponent(i, score) * unit;
+      }
+    }
+  }
+
   // exp2(scale_log2 * (score - max)). Before a row has a maximum all its scores are -inf, which gives 0, not NaN.
-  CUTE_DEVICE float numerator(int i, float score) const { return exp2_approx(score * scale_log2 - offset[i]); }
+  CUTE_DEVICE float numerator(int i, float score) const {
+    return exp2_approx(passes_fused(i) ? unfused_exponent(i, score) : score * scale_log2 - offset[i]);
+  }
 };
 
 }  // namespace flash_cute

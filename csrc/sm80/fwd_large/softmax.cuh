@@ -50,13 +50,17 @@ class Softmax {
       for (int j = 0; j < size<1>(scores); ++j) own_max_[i] = fmaxf(own_max_[i], scores(i, j));
       grown |= own_max_[i] > smem.limit[score_row(i, thread)];
     }
-    if (__syncthreads_or(grown)) raise_maxima(smem, out, thread);
+    if (__syncthreads_or(grown)) {
+      raise_maxima(smem, out, thread);
+      subtract_offsets(smem, scores, thread);
+    }
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float const offset = smem.offset[score_row(i, thread)];
+      float const subtracted = passes_fused(offset) ? 0.f : offset;
       CUTE_UNROLL
       for (int j = 0; j < size<1>(scores); ++j) {
-        scores(i, j) = exp2_approx(scores(i, j) * params_.scale_log2 - offset);
+        scores(i, j) = exp2_approx(scores(i, j) * params_.scale_log2 - subtracted);
         sum_[i] += scores(i, j);
       }
     }
@@ -99,7 +103,9 @@ class Softmax {
     CUTE_UNROLL
     for (int i = 0; i < kRows; i += 2) {
       auto const numerator = [&](int row) {
-        return exp2_approx(own_max_[row] * params_.scale_log2 - smem.offset[score_row(row, thread)]);
+        float const offset = smem.offset[score_row(row, thread)];
+        return exp2_approx(passes_fused(offset) ? unfused_exponent(own_max_[row], offset)
+                                                : own_max_[row] * params_.scale_log2 - offset);
       };
       float2 const errors = rounding_errors<Element>(numerator(i), numerator(i + 1));
       float const error[] = {quad_reduce(errors.x, add), quad_reduce(errors.y, add)};
@@ -132,6 +138,23 @@ class Softmax {
   CUTE_DEVICE static int out_row(int i, int thread) { return 16 * (i / 2) + 8 * (i % 2) + thread % 32 / 4; }
 
  private:
+  // See OnlineSoftmax.
+  CUTE_DEVICE static bool passes_fused(float offset) { return fabsf(offset) > OnlineSoftmax<2>::kFused; }
+  CUTE_DEVICE float unfused_exponent(float score, float offset) const {
+    return __fmul_rn(score, params_.scale_log2) - offset;
+  }
+  template <class Scores>
+  CUTE_DEVICE void subtract_offsets(Storage const& smem, Scores& scores, int thread) const {  // (rows, keys)
+    float const unit = reciprocal(params_.scale_log2);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      float const offset = smem.offset[score_row(i, thread)];
+      if (!passes_fused(offset)) continue;
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(scores); ++j) scores(i, j) = unfused_exponent(scores(i, j), offset) * unit;
+    }
+  }
+
   template <class Out>
   CUTE_DEVICE void raise_maxima(Storage& smem, Out& out, int thread) {
     CUTE_UNROLL
@@ -146,10 +169,12 @@ class Softmax {
       for (int warp = 1; warp < Traits::kKeyWarps; ++warp) row_max = fmaxf(row_max, smem.row_max[warp][thread]);
       bool const past = row_max > smem.limit[thread];
       float const old_offset = smem.offset[thread];
-      float const new_offset = past ? row_max * params_.scale_log2 : old_offset;
+      float const new_offset = past ? fmaxf(row_max * params_.scale_log2, old_offset) : old_offset;
       smem.factor[thread] = exp2_approx(old_offset - new_offset);
       smem.offset[thread] = new_offset;
-      if (past) smem.limit[thread] = row_max + kLag * reciprocal(params_.scale_log2);
+      float const lagging =
+          passes_fused(new_offset) ? -FLT_MAX : row_max + kLag * reciprocal(params_.scale_log2);
+      if (past) smem.limit[thread] = lagging;
     }
     __syncthreads();  // the new state is there; it is written again after the next tile's barriers
     rescale(smem, out, thread);
