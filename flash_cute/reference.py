@@ -307,7 +307,7 @@ def varlen_attention(
         options: further arguments of `attention`, by keyword.
 
     Returns:
-        `(out, lse)`: `(Tq, Hq, Dv)` and `(Hq, Tq)`, both float64. Where sequences overlap, the last one's.
+        `(out, lse)`: `(Tq, Hq, Dv)` and `(Hq, Tq)`, both float64.
 
     Example:
         >>> q, k, v = (torch.randn(10, 2, 8) for _ in range(3))
@@ -374,12 +374,10 @@ def varlen_gradients(
 
 
 def _ranges(cu_seqlens: Tensor, seqused: Tensor | None, total: int) -> list[slice]:
-    """What is in use of each sequence, the offsets clamped as `flash_cute.varlen_attention` says."""
-    offsets = cu_seqlens.tolist()
+    """What is in use of each sequence, whatever the offsets hold, as `flash_cute.varlen_attention` says."""
+    offsets = itertools.accumulate((min(max(offset, 0), total) for offset in cu_seqlens.tolist()), max)
     found = []
     for b, (start, end) in enumerate(itertools.pairwise(offsets)):
-        start = min(max(start, 0), total)
-        end = min(max(end, start), total)
         if seqused is not None:
             end = min(end, start + max(0, int(seqused[b])))
         found.append(slice(start, end))

@@ -62,10 +62,9 @@ def varlen_attention(
         `seqused_q`), has out 0, lse -inf and gradients 0; so have unused keys dk and dv 0.
 
         Offsets that are not ascending, negative or past the end are no error, since that would need the GPU to be
-        waited for. They are clamped, so that nothing outside of the tensors is read or written: sequence b begins at
-        `start = clamp(cu_seqlens[b], 0, T)`, ends at `clamp(cu_seqlens[b + 1], start, T)`, and `seqused[b]` counts from
-        0 to the difference. A row or key that is in several sequences then has the result of one of them; which one is
-        not specified, and where many sequences share rows, some rows of out may not be written.
+        waited for. They are clamped to [0, T] and count as ascending: an offset that is smaller than one before it
+        counts as that one. So nothing outside of the tensors is read or written, no two sequences share a row, and
+        `seqused[b]` counts from 0 to the length that is left.
 
     Raises:
         ValueError, NotImplementedError: as `attention`; also for offsets or used lengths of a wrong shape, dtype or

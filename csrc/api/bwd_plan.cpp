@@ -74,6 +74,11 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
                         std::to_string(decision.plan.workspace.bytes >> 20) +
                         " MB, only the part for the tiles that exist is touched.");
   }
+  if (BwdPlan const& plan = decision.plan; plan.parts > 1) {
+    sentences.push_back("The sequences are short: they are processed " + std::to_string(plan.sequences_per_part) +
+                        " at a time, in " + std::to_string(plan.parts) +
+                        " launches, so that the workspace is not larger than it need be.");
+  }
   add_tuning_reason(sentences, decision);
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
   if (decision.plan.workspace.bytes == 0) {

@@ -14,6 +14,7 @@ inline Sequences make_sequences(FwdArgs const& args, Problem const& problem, Var
   Sequences sequences{.window_left = limit(args.window_left),
                       .window_right = problem.causal == Causal::kNone ? limit(args.window_right) : 0,
                       .bottom_right = problem.causal != Causal::kTopLeft};
+  sequences.shift = sequences.bottom_right ? problem.len_k - problem.len_q : 0;
   if (lengths == nullptr) return sequences;
   auto const data = [](TensorInfo const& tensor) { return static_cast<int const*>(data_pointer(tensor.handle)); };
   sequences.cu_q = data(lengths->cu_seqlens_q);

@@ -4,10 +4,11 @@
 // strides and copies of dense calls serve it. Sequence b has the rows from start_b to end_b, and uses the first of
 // them:
 //
-//   start_b = clamp(cu_seqlens[b], 0, rows)   end_b = clamp(cu_seqlens[b + 1], start_b, rows)
+//   start_b = the largest of clamp(cu_seqlens[a], 0, rows) for a <= b   end_b = start_(b + 1)
 //   length_b = clamp(seqused[b], 0, end_b - start_b), or end_b - start_b
 //
-// Whatever the device holds there, nothing outside of the tensors is read or written. The host never reads it.
+// Whatever the device holds there, sequences do not overlap, and nothing outside of the tensors is read or written. The
+// host never reads it.
 #pragma once
 
 #include "bwd.h"
