@@ -56,10 +56,11 @@ NVCC_FLAGS = [
     *("-U__CUDA_NO_HALF2_OPERATORS__", "-U__CUDA_NO_BFLOAT16_CONVERSIONS__"),
 ]
 # libtorch by name, so that it is NEEDED; of CUDA nothing is: the runtime is linked statically, and the
-# one function of torch_cuda that is called is a weak symbol. -z defs: a kernel that the dispatcher names and no
+# one function of torch_cuda that is called is a weak symbol. libstdc++ before it: torch exports parts of its own, which
+# would be taken for what the library needs. -z defs: a kernel that the dispatcher names and no
 # file holds is an error here, and not when the library is loaded.
 LINK_FLAGS = [
-    *("-Wl,-z,defs", "-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"),
+    *("-Wl,-z,defs", "-Wl,--exclude-libs,ALL", "-lstdc++", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"),
     *("-ltorch_cpu", "-lc10"),
 ]
 
