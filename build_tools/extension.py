@@ -9,18 +9,21 @@ different here, and why:
   care, so CUDA_HOME is set here, and the .cu files join the sources when that check is done.
 * nvcc may come from PyPI: it, CUTLASS and torch are then in a folder of pip's that lives as long as the build. So the
   commands name links in build/links/, and a second build compiles only what changed.
-* The library must load under a torch of any CUDA release: nothing of CUDA is linked but the static runtime.
+* The library must load under a torch of any CUDA release: nothing of CUDA is linked but the static runtime. And on
+  systems older than the one that builds it: manylinux.py.
 * The compiler's account of every kernel is kept: flash_cute/compile_report.json.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from setuptools import Extension
@@ -31,6 +34,7 @@ from .compiler import LINKS, ONLY
 from .config import ROOT, read_config
 from .errors import BuildError
 from .instances import instances, kernel_files, write_instances
+from .manylinux import make_stubs
 from .report import make_report
 from .schedules import FILES as SCHEDULES_FILES
 from .schedules import build_schedules
@@ -38,6 +42,7 @@ from .toolchain import CudaToolkit, find_cutlass, find_cxx, find_ninja, find_too
 
 INST = ROOT / "build/inst"
 OBJ = ROOT / "build/obj"
+STUBS = ROOT / "build/stubs"
 
 # The oldest torch claimed: with a later target the library fails there as soon as it passes a dtype.
 TORCH_TARGET = "0x020a000000000000"
@@ -51,11 +56,12 @@ NVCC_FLAGS = [
     *("-U__CUDA_NO_HALF2_OPERATORS__", "-U__CUDA_NO_BFLOAT16_CONVERSIONS__"),
 ]
 # libtorch by name, so that it is NEEDED; of CUDA nothing is: the runtime is linked statically, and the
-# one function of torch_cuda that is called is a weak symbol. -z defs: a kernel that the dispatcher names and no
+# one function of torch_cuda that is called is a weak symbol. libstdc++ before it: torch exports parts of its own, which
+# would be taken for what the library needs. -z defs: a kernel that the dispatcher names and no
 # file holds is an error here, and not when the library is loaded.
 LINK_FLAGS = [
-    *("-Wl,-z,defs", "-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"),
-    *("-ltorch_cpu", "-lc10", "-lrt", "-lpthread", "-ldl"),
+    *("-Wl,-z,defs", "-Wl,--exclude-libs,ALL", "-lstdc++", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"),
+    *("-ltorch_cpu", "-lc10"),
 ]
 
 
@@ -83,6 +89,11 @@ def _through_link(folder: str) -> str:
 
 class BuildLibrary(BuildExtension):
     """Builds what `library_extension` describes, for the choices that the environment makes."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        with contextlib.suppress(BuildError):  # BuildExtension looks on PATH at once; if there is none, install_tools says so
+            os.environ["PATH"] += f"{os.pathsep}{Path(find_ninja()).parent}"
+        super().__init__(*arguments, **options)
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -133,7 +144,7 @@ class BuildLibrary(BuildExtension):
             objects + ([str(self.toolkit.cudart)] if self.toolkit else []),
             str(target),
             library_dirs=ext.library_dirs,
-            extra_postargs=ext.extra_link_args,
+            extra_postargs=[*ext.extra_link_args, *make_stubs(STUBS, self.cxx)],
             target_lang="c++",
         )
         logs = [Path(f"{path}.json") for path in objects]
