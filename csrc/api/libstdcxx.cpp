@@ -17,14 +17,14 @@ namespace {
 std::ios_base::Init const streams;
 }  // namespace
 
-extern "C" {
+extern "C" {  // weak: a static libstdc++ defines them too
 
 // std::__throw_bad_array_new_length, which allocators call from g++ 11 on.
-[[noreturn, gnu::visibility("hidden")]] void _ZSt28__throw_bad_array_new_lengthv() {
+[[noreturn, gnu::weak, gnu::visibility("hidden")]] void _ZSt28__throw_bad_array_new_lengthv() {
   throw std::bad_array_new_length();
 }
 
 // std::ios_base_library_init: from g++ 13 on, each file that includes <iostream> refers to it, and nothing calls it.
-[[gnu::visibility("hidden")]] void _ZSt21ios_base_library_initv() {}
+[[gnu::weak, gnu::visibility("hidden")]] void _ZSt21ios_base_library_initv() {}
 
 }  // extern "C"

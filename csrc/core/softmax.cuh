@@ -48,6 +48,13 @@ CUTE_DEVICE float reciprocal(float x) {
   return y;
 }
 
+// The same where it is needed: the compiler would move the other one out of loops, and keep the result in a register.
+CUTE_DEVICE float reciprocal_here(float x) {
+  float y;
+  asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Reduces over the four threads that share a row.
 template <class Op>
 CUTE_DEVICE float quad_reduce(float x, Op op) {
@@ -233,10 +240,10 @@ struct OnlineSoftmax {
   // Leaves differences to the maximum, in units of the scores, of rows past kFused.
   template <class Scores, class Shifts>
   CUTE_DEVICE void subtract_offsets(Scores& scores, Shifts const& shift) {  // (rows, columns)
-    float const unit = reciprocal(scale_log2);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       if (!passes_fused(i)) continue;
+      float const unit = reciprocal_here(scale_log2);
       CUTE_UNROLL
       for (int j = 0; j < size<1>(scores); ++j) {
         float score = scores(i, j);

@@ -145,11 +145,11 @@ class Softmax {
   }
   template <class Scores>
   CUTE_DEVICE void subtract_offsets(Storage const& smem, Scores& scores, int thread) const {  // (rows, keys)
-    float const unit = reciprocal(params_.scale_log2);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float const offset = smem.offset[score_row(i, thread)];
       if (!passes_fused(offset)) continue;
+      float const unit = reciprocal_here(params_.scale_log2);
       CUTE_UNROLL
       for (int j = 0; j < size<1>(scores); ++j) scores(i, j) = unfused_exponent(scores(i, j), offset) * unit;
     }

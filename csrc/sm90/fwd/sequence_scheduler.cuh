@@ -75,11 +75,13 @@ struct CtaTickets {
 };
 
 // The floors of the next 32 sequences, of which this lane has `index`, from those of the 32 before. By the whole warp.
-CUTE_DEVICE Floors next_floors(FwdParams const& params, int index, Floors const& before) {
+// They are in shared memory, a place per lane, since the warp has no registers left for them.
+CUTE_DEVICE void advance_floors(FwdParams const& params, int index, Floors volatile& own) {
   auto const next = [](int begin, int floor_before) {
     return inclusive_warp_max(max(begin, __shfl_sync(kAllLanes, floor_before, 31)));
   };
-  return {.rows = next(row_begin(params, index), before.rows), .keys = next(key_begin(params, index), before.keys)};
+  own.rows = next(row_begin(params, index), own.rows);
+  own.keys = next(key_begin(params, index), own.keys);
 }
 
 template <class Traits, class Tickets = CtaTickets>
@@ -92,7 +94,10 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
   int pass = 0, group = -32;  // the 32 sequences from `group` on
   int group_end = 0;          // tile numbers below it belong to them or to sequences before
   int own_begin = 0, own_end = 0;  // the tile numbers of this lane's sequence
-  Floors floors{0, 0};             // of this lane's sequence
+  Floors volatile& floors = smem.floors[lane];  // of this lane's sequence
+  auto const clear_floors = [&] { floors.rows = floors.keys = 0; };
+  auto const read = [&](int index) { return read_sequence(params, index, {floors.rows, floors.keys}); };
+  clear_floors();
   int count = 0;  // key tiles of the tiles published so far
   int ticket = tickets.first();
 #pragma unroll 1
@@ -101,13 +106,13 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
       group += 32;
       if (group >= sequences) {
         group = 0;
-        floors = {0, 0};
+        clear_floors();
         if (++pass > passes.last) break;
       }
-      floors = next_floors(params, group + lane, floors);
+      advance_floors(params, group + lane, floors);
       int tiles = 0;
       if (group + lane < sequences) {
-        Sequence const sequence = read_sequence(params, group + lane, floors);
+        Sequence const sequence = read(group + lane);
         if (passes.contains(pass, sequence.len_k)) tiles = ceil_div(sequence.rows, kBlockM) * params.heads_q;
       }
       own_end = group_end + inclusive_warp_sum(tiles);
@@ -122,7 +127,7 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
     if (mine) {
       tile.m_block = -1;
       if (exists) {
-        Sequence const sequence = read_sequence(params, group + lane, floors);
+        Sequence const sequence = read(group + lane);
         TileOrder const order = sequence_order(params, sequence, ceil_div(sequence.rows, kBlockM));
         RowTileCoord const coord = order.coord(ticket - own_begin);
         TileRange range = key_range<kBlockM, Traits::kBlockN>(sequence, coord.m_block);
