@@ -1,6 +1,7 @@
 // The parameters of a kernel: plain data, valid on host and device. No torch, no CuTe.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "core/softcap.h"
@@ -71,6 +72,11 @@ struct Sinks {
   bool is_float32;  // else of the inputs' type
 };
 
+// The least power of two that is not below x, a normal float.
+constexpr float power_of_two_from(float x) {
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(x) + 0x007fffffu) & 0x7f800000u);
+}
+
 // Element strides of one (batch, head, row, column) tensor; the column stride is 1.
 struct Strides {
   int64_t batch;
@@ -105,6 +111,7 @@ struct FwdParams {
   int head_dim;  // of q and k: a multiple of 8, at most the kernel's kHeadDim
   Band band;
   float scale_log2;  // scale * log2(e), with a softcap cap * log2(e); finite and > 0
+  float power_scale;  // the power of two from scale_log2 on, see OnlineSoftmax
 
   TileOrder order;
   TileSplit split;   // of row tiles, by keys

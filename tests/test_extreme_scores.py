@@ -103,7 +103,7 @@ def test_all_equal(
         {"scale": 1e-18},
         {"scale": 1e18},
         {"scale": 1e-9, "softcap": 1e-18},
-        {"scale": 1e-11, "softcap": 1e7},
+        {"scale": 1e-10, "softcap": 1e7},
         {"scale": 1.0, "softcap": 1e-18},
         {"scale": 1e18, "softcap": 1.0},
         {"softcap": 1e7},
@@ -173,7 +173,7 @@ def test_other_rows_stay_right(
     same = (~touched).to(device)
     # Rows of the last tile may be touched by a key inside of the lengths; none before it.
     if which != "q":
-        same[256:] = False
+        same[192:] = False  # a row tile has up to 192 rows
     if device == "cpu" and which == "v":  # whose tiles are those of PyTorch's own kernel
         same[:] = False
     torch.testing.assert_close(out[:, :, same].double(), true_out[:, :, same], rtol=2e-2, atol=2e-2)

@@ -85,6 +85,7 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, VarlenArgs const* l
                    .head_dim = decision.padded_head_dim,
                    .band = problem.band,
                    .scale_log2 = make_scale_log2(problem),
+                   .power_scale = power_of_two_from(make_scale_log2(problem)),
                    .order = plan.order,
                    .split = plan.split,
                    .draws_tiles = plan.draws_tiles,

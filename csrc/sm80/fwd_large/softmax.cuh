@@ -50,17 +50,13 @@ class Softmax {
       for (int j = 0; j < size<1>(scores); ++j) own_max_[i] = fmaxf(own_max_[i], scores(i, j));
       grown |= own_max_[i] > smem.limit[score_row(i, thread)];
     }
-    if (__syncthreads_or(grown)) {
-      raise_maxima(smem, out, thread);
-      subtract_offsets(smem, scores, thread);
-    }
+    if (__syncthreads_or(grown)) raise_maxima(smem, out, thread);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      float const offset = smem.offset[score_row(i, thread)];
-      float const subtracted = passes_fused(offset) ? 0.f : offset;
+      float const offset = smem.offset[score_row(i, thread)], scale = row_scale(offset);
       CUTE_UNROLL
       for (int j = 0; j < size<1>(scores); ++j) {
-        scores(i, j) = exp2_approx(scores(i, j) * params_.scale_log2 - subtracted);
+        scores(i, j) = exp2_approx(scores(i, j) * scale - offset);
         sum_[i] += scores(i, j);
       }
     }
@@ -104,8 +100,7 @@ class Softmax {
     for (int i = 0; i < kRows; i += 2) {
       auto const numerator = [&](int row) {
         float const offset = smem.offset[score_row(row, thread)];
-        return exp2_approx(passes_fused(offset) ? unfused_exponent(own_max_[row], offset)
-                                                : own_max_[row] * params_.scale_log2 - offset);
+        return exp2_approx(own_max_[row] * row_scale(offset) - offset);
       };
       float2 const errors = rounding_errors<Element>(numerator(i), numerator(i + 1));
       float const error[] = {quad_reduce(errors.x, add), quad_reduce(errors.y, add)};
@@ -139,20 +134,9 @@ class Softmax {
 
  private:
   // See OnlineSoftmax.
-  CUTE_DEVICE static bool passes_fused(float offset) { return fabsf(offset) > OnlineSoftmax<2>::kFused; }
-  CUTE_DEVICE float unfused_exponent(float score, float offset) const {
-    return __fmul_rn(score, params_.scale_log2) - offset;
-  }
-  template <class Scores>
-  CUTE_DEVICE void subtract_offsets(Storage const& smem, Scores& scores, int thread) const {  // (rows, keys)
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      float const offset = smem.offset[score_row(i, thread)];
-      if (!passes_fused(offset)) continue;
-      float const unit = reciprocal_here(params_.scale_log2);
-      CUTE_UNROLL
-      for (int j = 0; j < size<1>(scores); ++j) scores(i, j) = unfused_exponent(scores(i, j), offset) * unit;
-    }
+  static constexpr float kFused = OnlineSoftmax<2>::kFused;
+  CUTE_DEVICE float row_scale(float row_offset) const {
+    return fabsf(row_offset) > kFused ? params_.power_scale : params_.scale_log2;
   }
 
   template <class Out>
@@ -169,12 +153,14 @@ class Softmax {
       for (int warp = 1; warp < Traits::kKeyWarps; ++warp) row_max = fmaxf(row_max, smem.row_max[warp][thread]);
       bool const past = row_max > smem.limit[thread];
       float const old_offset = smem.offset[thread];
-      float const new_offset = past ? fmaxf(row_max * params_.scale_log2, old_offset) : old_offset;
+      float const product = row_max * params_.scale_log2;
+      float const new_offset = past ? row_max * row_scale(product) : old_offset;
       smem.factor[thread] = exp2_approx(old_offset - new_offset);
       smem.offset[thread] = new_offset;
-      float const lagging =
-          passes_fused(new_offset) ? -FLT_MAX : row_max + kLag * reciprocal(params_.scale_log2);
-      if (past) smem.limit[thread] = lagging;
+      if (past) {
+        float const lag = fabsf(product) > kFused ? 0.f : kLag * reciprocal(params_.scale_log2);
+        smem.limit[thread] = row_max + lag;
+      }
     }
     __syncthreads();  // the new state is there; it is written again after the next tile's barriers
     rescale(smem, out, thread);
@@ -209,7 +195,8 @@ class Softmax {
   CUTE_DEVICE void normalize_row(Storage& smem, float* lse, int tile_row, float sum, float error) {
     fwd::SequenceTile const& tile = smem.tile;
     constexpr float kLn2 = 0.693147180559945f;
-    float const offset = smem.offset[tile_row];
+    float const in_use = smem.offset[tile_row];
+    float const offset = fabsf(in_use) > kFused ? in_use / params_.power_scale * params_.scale_log2 : in_use;
     float const sink_log2 = head_sink_log2<typename Traits::Element>(params_.sinks, tile.coord.head);
     int const row = tile.coord.m_block * Traits::kBlockM + tile_row;
     bool const blind = !row_sees_a_key(tile.sequence, row);

@@ -35,6 +35,13 @@ struct TileCoord {
 // as two of them to draw its ticket, to read the lengths of its sequence and to find its coordinates.
 constexpr int kTilesAhead = 2;
 
+// What a lane of the scheduler of sequences knows of its sequence, in shared memory, since the warp has few registers.
+struct SchedulerLane {
+  Floors floors;
+  int begin;  // its tiles' numbers
+  int end;
+};
+
 // A tile of a sequence that was read at run time.
 struct SequenceTile : TileCoord {
   Sequence sequence;

@@ -75,7 +75,6 @@ struct CtaTickets {
 };
 
 // The floors of the next 32 sequences, of which this lane has `index`, from those of the 32 before. By the whole warp.
-// They are in shared memory, a place per lane, since the warp has no registers left for them.
 CUTE_DEVICE void advance_floors(FwdParams const& params, int index, Floors volatile& own) {
   auto const next = [](int begin, int floor_before) {
     return inclusive_warp_max(max(begin, __shfl_sync(kAllLanes, floor_before, 31)));
@@ -90,13 +89,14 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
   constexpr int kBlockM = Traits::kBlockM;
   int const lane = threadIdx.x % 32;
   LengthPasses const passes(params, lane);
-  int const sequences = sequence_count(params);
   int pass = 0, group = -32;  // the 32 sequences from `group` on
   int group_end = 0;          // tile numbers below it belong to them or to sequences before
-  int own_begin = 0, own_end = 0;  // the tile numbers of this lane's sequence
-  Floors volatile& floors = smem.floors[lane];  // of this lane's sequence
-  auto const clear_floors = [&] { floors.rows = floors.keys = 0; };
-  auto const read = [&](int index) { return read_sequence(params, index, {floors.rows, floors.keys}); };
+  SchedulerLane volatile& own = smem.lanes[lane];  // of this lane's sequence
+  auto const clear_floors = [&] {
+    own.floors.rows = 0;
+    own.floors.keys = 0;
+  };
+  auto const read = [&](int index) { return read_sequence(params, index, {own.floors.rows, own.floors.keys}); };
   clear_floors();
   int count = 0;  // key tiles of the tiles published so far
   int ticket = tickets.first();
@@ -104,23 +104,24 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
   for (int draws = 0;; ++draws) {
     while (ticket >= group_end && pass <= passes.last) {
       group += 32;
-      if (group >= sequences) {
+      if (group >= sequence_count(params)) {
         group = 0;
         clear_floors();
         if (++pass > passes.last) break;
       }
-      advance_floors(params, group + lane, floors);
+      advance_floors(params, group + lane, own.floors);
       int tiles = 0;
-      if (group + lane < sequences) {
+      if (group + lane < sequence_count(params)) {
         Sequence const sequence = read(group + lane);
         if (passes.contains(pass, sequence.len_k)) tiles = ceil_div(sequence.rows, kBlockM) * params.heads_q;
       }
-      own_end = group_end + inclusive_warp_sum(tiles);
-      own_begin = own_end - tiles;
-      group_end = __shfl_sync(kAllLanes, own_end, 31);
+      int const end = group_end + inclusive_warp_sum(tiles);
+      own.begin = end - tiles;
+      own.end = end;
+      group_end = __shfl_sync(kAllLanes, end, 31);
     }
     bool const exists = pass <= passes.last;
-    bool const mine = exists ? own_begin <= ticket && ticket < own_end : lane == 0;
+    bool const mine = exists ? own.begin <= ticket && ticket < own.end : lane == 0;
     smem.tile_pipeline.wait_empty(at_step(draws));  // the tile of two draws before is not read any more
     auto& tile = smem.tile[draws & 1];  // a SequenceTile, or large::RowTile
     int key_tiles = 0;
@@ -129,7 +130,7 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
       if (exists) {
         Sequence const sequence = read(group + lane);
         TileOrder const order = sequence_order(params, sequence, ceil_div(sequence.rows, kBlockM));
-        RowTileCoord const coord = order.coord(ticket - own_begin);
+        RowTileCoord const coord = order.coord(ticket - own.begin);
         TileRange range = key_range<kBlockM, Traits::kBlockN>(sequence, coord.m_block);
         if (coord.m_block * kBlockM >= sequence.len_q) range.end = range.begin;  // rows that are not used
         key_tiles = range.end - range.begin;

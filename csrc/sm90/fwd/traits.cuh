@@ -113,7 +113,7 @@ struct Traits {
     Pipeline<kSmem.q_stages> q_pipeline[kWarpgroups];
     Tile tile[2];
     Pipeline<2> tile_pipeline;
-    Floors floors[32];  // a place per lane of the scheduler of sequences
+    SchedulerLane lanes[32];  // of the scheduler of sequences
     int range;  // this CTA's range of the split tiles; negative: none
     Pipeline<1> next_tile;  // full: the producer will soon have loaded its tile. Where sequences are read at run time
   };
