@@ -90,7 +90,7 @@ class BuildLibrary(BuildExtension):
     """Builds what `library_extension` describes, for the choices that the environment makes."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        with contextlib.suppress(BuildError):  # BuildExtension looks on PATH at once; if there is none, install_tools says so
+        with contextlib.suppress(BuildError):  # later: BuildExtension looks for ninja on PATH at once
             os.environ["PATH"] += f"{os.pathsep}{Path(find_ninja()).parent}"
         super().__init__(*arguments, **options)
 
