@@ -34,7 +34,7 @@ from .compiler import LINKS, ONLY
 from .config import ROOT, read_config
 from .errors import BuildError
 from .instances import instances, kernel_files, write_instances
-from .manylinux import make_stubs
+from .manylinux import libstdcxx, make_stubs
 from .report import make_report
 from .schedules import FILES as SCHEDULES_FILES
 from .schedules import build_schedules
@@ -56,11 +56,10 @@ NVCC_FLAGS = [
     *("-U__CUDA_NO_HALF2_OPERATORS__", "-U__CUDA_NO_BFLOAT16_CONVERSIONS__"),
 ]
 # libtorch by name, so that it is NEEDED; of CUDA nothing is: the runtime is linked statically, and the
-# one function of torch_cuda that is called is a weak symbol. libstdc++ before it: torch exports parts of its own, which
-# would be taken for what the library needs. -z defs: a kernel that the dispatcher names and no
+# one function of torch_cuda that is called is a weak symbol. -z defs: a kernel that the dispatcher names and no
 # file holds is an error here, and not when the library is loaded.
 LINK_FLAGS = [
-    *("-Wl,-z,defs", "-Wl,--exclude-libs,ALL", "-lstdc++", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"),
+    *("-Wl,-z,defs", "-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"),
     *("-ltorch_cpu", "-lc10"),
 ]
 
@@ -91,7 +90,7 @@ class BuildLibrary(BuildExtension):
     """Builds what `library_extension` describes, for the choices that the environment makes."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        with contextlib.suppress(BuildError):  # BuildExtension looks on PATH at once; if there is none, install_tools says so
+        with contextlib.suppress(BuildError):  # later: BuildExtension looks for ninja on PATH at once
             os.environ["PATH"] += f"{os.pathsep}{Path(find_ninja()).parent}"
         super().__init__(*arguments, **options)
 
@@ -140,8 +139,9 @@ class BuildLibrary(BuildExtension):
         except RuntimeError as error:
             raise BuildError("compiling failed; the compiler's message is above.") from error
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        libraries = [libstdcxx(), *([str(self.toolkit.cudart)] if self.toolkit else [])]
         self.compiler.link_shared_object(
-            objects + ([str(self.toolkit.cudart)] if self.toolkit else []),
+            objects + libraries,
             str(target),
             library_dirs=ext.library_dirs,
             extra_postargs=[*ext.extra_link_args, *make_stubs(STUBS, self.cxx)],

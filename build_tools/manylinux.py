@@ -5,12 +5,15 @@ and librt into libc, which gave their symbols new versions: linked against any l
 thread needs 2.34, whatever it calls. The CUDA runtime starts some. So the linker is shown stubs of the three old
 libraries, with the versions that the symbols had before and still have in every glibc: `make_stubs`.
 
+What is new in a release of libstdc++ is in csrc/api/libstdcxx.cpp, and `libstdcxx` names the libstdc++ to link.
+
 `platform_tag` reads back what the library needs after all. A system that gives less is refused the wheel by pip.
 """
 
 from __future__ import annotations
 
 import platform
+import re
 import struct
 import subprocess
 from collections.abc import Iterable
@@ -72,6 +75,16 @@ def make_stubs(folder: Path, cxx: str) -> list[str]:
             raise BuildError(f"the stub of {name} could not be linked: {done.stderr.strip()}")
         made.append(str(stub))
     return made
+
+
+def libstdcxx() -> str:
+    """The linker's argument for the libstdc++ that torch runs with in this process, which stands before torch's.
+
+    Before torch's, since torch exports parts of its own, which would be taken for what the library needs. And by its
+    path: a compiler that finds no shared one takes the static one without a word, and with it this system's glibc.
+    """
+    loaded = re.search(r"/\S*/libstdc\+\+\.so\.6\S*$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    return loaded[0] if loaded else "-lstdc++"
 
 
 def platform_tag(built_on: str, libraries: Iterable[Path]) -> str:

@@ -1,7 +1,7 @@
 """What the build made, the compiled library and the compiler's report on it: the folder that holds them, and loading.
 
-The folder is usually this package's own. In a clone after `pip install .` it is that of the installed package, since from the
-clone's root Python imports the clone's flash_cute/, beside which nothing was built.
+The folder is usually this package's own. In a clone after `pip install .` it is that of the installed package, since
+from the clone's root Python imports the clone's flash_cute/, beside which nothing was built.
 """
 
 import platform
@@ -46,7 +46,7 @@ def load(path: Path) -> None:
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        said = str(error)
+        said = str(error.__cause__ or error)  # torch 2.11 raises an error of its own from the loader's
         hint = _meaning(said.replace(str(path), ""))  # the path may say "torch" too
         raise ImportError(f"flash_cute's compiled library does not load{hint}. The loader said: {said}") from error
 
@@ -55,8 +55,9 @@ def _meaning(said: str) -> str:
     if newer := re.search(r"version `(GLIBC|GLIBCXX|CXXABI)_([\d.]+)' not found", said):
         library, version = newer.groups()
         needed = f"glibc {version}" if library == "GLIBC" else f"a libstdc++ with {library}_{version}"
+        here = " ".join(platform.libc_ver())
         return (
-            f": it was built for newer systems, with {needed} or later, and this one has {' '.join(platform.libc_ver())}; "
+            f": it was built for newer systems, with {needed} or later, and this one has {here}; "
             "build it on this system (`pip install .` in the source checkout) or on an older one"
         )
     if re.search(r"lib(torch|c10)|undefined symbol: (_ZN\w*(at|c10|torch)|aoti_|torch_)", said):
