@@ -120,7 +120,7 @@ BAD: dict[str, tuple[Call, str]] = {
     ),
     "max_q": ({"max_seqlen_q": -1}, "max_seqlen_q: expected None or a number of at least 0, got -1"),
     "max_k": ({"max_seqlen_k": -7}, "max_seqlen_k: expected None or a number of at least 0, got -7"),
-    "causal": ({"causal": "foo"}, "causal: expected 'none', 'top_left' or 'bottom_right', got 'foo'"),
+    "causal": ({"causal": "foo"}, "causal: expected False or 'none', True or 'bottom_right', or 'top_left', got 'foo'"),
     "scale": ({"scale": -1.0}, "scale: expected a finite number above 0, got -1"),
     "window": ({"window_left": -3}, "window_left: expected None (no limit) or a number of at least 0, got -3"),
     "softcap": ({"softcap": 0.0}, "softcap: expected None or a finite number above 0, got 0"),

@@ -19,8 +19,10 @@ void check_contiguous(TensorInfo const& tensor) {
 
 void check_offsets(TensorInfo const& q, TensorInfo const& offsets) {
   check_lengths_tensor(q, offsets);
-  FLASH_CUTE_CHECK(offsets.rank == 1 && offsets.sizes[0] >= 1 && offsets.sizes[0] <= INT_MAX, offsets.name,
+  FLASH_CUTE_CHECK(offsets.rank == 1 && offsets.sizes[0] >= 1, offsets.name,
                    ": expected the shape (sequences + 1,), got ", shape_text(offsets));
+  FLASH_CUTE_CHECK(offsets.sizes[0] - 1 <= kMaxLength, offsets.name, ": expected at most 10^9 sequences, got ",
+                   offsets.sizes[0] - 1);
   check_contiguous(offsets);
 }
 
@@ -128,9 +130,9 @@ std::string varlen_fwd_plan_json(VarlenFwdArgs const& args, int64_t capability) 
   return with_lengths(fwd_plan_object(args.call, check_planned_varlen(args, capability)), args.lengths);
 }
 
-std::string varlen_bwd_plan_json(VarlenFwdArgs const& args, bool deterministic, int64_t capability) {
+std::string varlen_bwd_plan_json(VarlenFwdArgs const& args, bool deterministic, bool has_dlse, int64_t capability) {
   PlannedCall const planned = check_planned_varlen(args, capability);
-  return with_lengths(bwd_plan_object(args.call, deterministic, planned), args.lengths);
+  return with_lengths(bwd_plan_object(args.call, deterministic, has_dlse, planned), args.lengths);
 }
 
 }  // namespace flash_cute

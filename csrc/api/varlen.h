@@ -56,6 +56,6 @@ BwdResult varlen_bwd_cuda(VarlenBwdArgs const& args);
 
 // The plans as JSON. `capability` 0: that of the tensors' own device.
 std::string varlen_fwd_plan_json(VarlenFwdArgs const& args, int64_t capability);
-std::string varlen_bwd_plan_json(VarlenFwdArgs const& args, bool deterministic, int64_t capability);
+std::string varlen_bwd_plan_json(VarlenFwdArgs const& args, bool deterministic, bool has_dlse, int64_t capability);
 
 }  // namespace flash_cute
