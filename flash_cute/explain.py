@@ -115,8 +115,8 @@ def explain(
             times major plus minor: 80 (A100), 86, 89, 90 (H100), 120.
         backward: explain the backward's kernel instead of the forward's, for a dout laid out like out.
         deterministic: as in `attention`; it matters for the backward alone.
-        dlse: whether a gradient flows into the LSE, as where a loss uses what `return_lse=True` gave; it matters for the
-            backward alone. With sinks it takes a larger workspace.
+        dlse: whether a gradient flows into the LSE, as where a loss uses what `return_lse=True` gave; it matters for
+            the backward alone. With sinks it takes a larger workspace.
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k: as in `varlen_attention`, for q, k
             and v as there.
 

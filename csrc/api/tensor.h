@@ -185,14 +185,18 @@ inline std::array<int64_t, 4> empty_like_strides(TensorInfo const& tensor) {
 }
 
 // The strides of a forward's out: those of empty_like(q), or, where v has a head dim of its own, packed with the dims
-// in that order in memory (the outer one first; of equal strides the first dim is the outer one). The fake and the CPU
+// in that order in memory (the outer one first; of equal strides the first dim is the outer one). The stride of a dim of
+// size 1 has no meaning: such a head dim is the innermost one, any other such dim an outer one. The fake and the CPU
 // path have the same rule in Python.
 inline std::array<int64_t, 4> out_strides(TensorInfo const& q, int64_t head_dim_v) {
   std::array<int64_t, 4> const like = empty_like_strides(q);
   if (head_dim_v == q.sizes[3]) return like;
   OwnDims sorted = own_dims(q);
+  auto const place = [&](int dim) {
+    return q.sizes[dim] == 1 ? std::pair(dim != 3, int64_t{0}) : std::pair(false, like[dim]);
+  };
   std::stable_sort(sorted.dims.begin(), sorted.dims.begin() + sorted.count,
-                   [&](int a, int b) { return like[a] > like[b]; });
+                   [&](int a, int b) { return place(a) > place(b); });
   return packed_strides(sorted, {q.sizes[0], q.sizes[1], q.sizes[2], head_dim_v});
 }
 

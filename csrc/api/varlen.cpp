@@ -90,24 +90,6 @@ std::string with_lengths(JsonObject json, VarlenArgs const& lengths) {
 
 }  // namespace
 
-TensorInfo PackedView::info(TensorInfo tensor, int64_t rank) {
-  if (tensor.rank != rank) return tensor;
-  int64_t const* sizes = tensor.sizes;
-  int64_t const* strides = tensor.strides;
-  if (rank == 3) {
-    sizes_ = {1, sizes[1], sizes[0], sizes[2]};
-    strides_ = {sizes[1] * strides[1], strides[1], strides[0], strides[2]};  // as PyTorch's unsqueeze has the first
-  } else {
-    sizes_ = {1, sizes[0], sizes[1], 0};
-    strides_ = {sizes[0] * strides[0], strides[0], strides[1], 0};
-  }
-  tensor.sizes = sizes_.data();
-  tensor.strides = strides_.data();
-  tensor.rank = rank + 1;
-  tensor.packed = true;
-  return tensor;
-}
-
 Problem check_varlen_fwd(VarlenFwdArgs const& args, bool on_cuda) {
   check_lengths(args.call, args.lengths);
   return with_hints(check_fwd(args.call, on_cuda), args.lengths);

@@ -12,6 +12,7 @@
 
 #include "bwd.h"
 #include "fwd.h"
+#include "packed_view.h"
 
 namespace flash_cute {
 
@@ -32,18 +33,6 @@ struct VarlenFwdArgs {
 struct VarlenBwdArgs {
   BwdArgs bwd;  // dout, out, lse and dlse packed too
   VarlenArgs lengths;
-};
-
-// The sizes and strides of a packed tensor as a batch of one; `info` points into it.
-class PackedView {
- public:
-  // `tensor`: (rows, heads, head_dim), or (heads, rows) if `rank` is 2. One of another rank is left as it is, and not
-  // `packed`: no shape of a packed tensor then equals its own.
-  TensorInfo info(TensorInfo tensor, int64_t rank);
-
- private:
-  std::array<int64_t, 4> sizes_;
-  std::array<int64_t, 4> strides_;
 };
 
 // They check the lengths' tensors, never what these hold.
