@@ -116,8 +116,9 @@ def raise_refusal(
         if number is not None and not _is_number(number):
             raise ValueError(f"flash_cute: {name}: expected None or a number, got {_shown(number)}") from None
     if window is not None and not all(side is None or _fits(side) for side in window_sides(window)):
+        shown = ", ".join(_shown(side) for side in window)
         raise ValueError(
-            f"flash_cute: window: expected None (no limit) or numbers below 2^63, got {_shown(tuple(window))}"
+            f"flash_cute: window: expected None (no limit) or numbers below 2^63, got ({shown})"
         ) from None
     if backend is not None and not isinstance(backend, str):
         raise ValueError(f"flash_cute: backend: expected None or a backend's name, got {_shown(backend)}") from None
@@ -160,4 +161,4 @@ def _type_name(value: Any) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > 1024:
         return f"a number of {value.bit_length()} bits"
-    return repr(value) if isinstance(value, str | int | float | complex | tuple | None) else _type_name(value)
+    return repr(value) if isinstance(value, str | int | float | complex | None) else _type_name(value)

@@ -140,11 +140,11 @@ def explain(
             asked = backend_with(asked, accumulate)
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
+        deterministic, dlse = check_deterministic(deterministic), _check_dlse(dlse)
         gpu = check_capability(capability)
         if backward:
             operator = _ops.varlen_bwd_plan if packed else _ops.bwd_plan
-            mode = check_deterministic(deterministic)
-            plan = json.loads(operator(*tensors, *call, asked, mode, gpu, _check_dlse(dlse)))
+            plan = json.loads(operator(*tensors, *call, asked, deterministic, gpu, dlse))
         else:
             operator = _ops.varlen_fwd_plan if packed else _ops.fwd_plan
             plan = json.loads(operator(*tensors, *call, asked, gpu))

@@ -223,6 +223,13 @@ def test_types(name: str, given: Any) -> None:
         _python({name: given})
 
 
+@pytest.mark.parametrize("name", ["max_seqlen_q", "max_seqlen_k"])
+@pytest.mark.parametrize("given", [2**63, -(2**70)])
+def test_hints_beyond_64_bits(name: str, given: int) -> None:
+    with pytest.raises(ValueError, match=rf"^flash_cute: {name}: expected None or a number of rows, got {given}$"):
+        _python({name: given})
+
+
 def test_sparse_offsets() -> None:
     with pytest.raises(ValueError, match=r"^flash_cute: cu_seqlens_q: expected a strided tensor, got a sparse"):
         _python({"cu_seqlens_q": GOOD.to_sparse()})
