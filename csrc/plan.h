@@ -96,12 +96,6 @@ struct BwdPlan {
   BwdWorkspace workspace;
 };
 
-// Whether the kernel is one of those that split the head dim, see kMaxUnsplitHeadDim.
-template <class PlanType>
-constexpr bool is_large(PlanType const& plan) {
-  return std::max(plan.head_dim, plan.head_dim_v) > kMaxUnsplitHeadDim;
-}
-
 // The kernels: one explicit instantiation per (architecture, kernel, head dim), each in its own generated file
 // (build/inst/<arch>_<kernel>_d<D>.cu) with both dtypes and every tile of the table.
 namespace sm80::fwd {

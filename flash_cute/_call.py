@@ -54,6 +54,8 @@ def attend(
             is_grad_enabled()
             and (q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad))
         ):
+            if deterministic is not None and deterministic is not True and deterministic is not False:
+                deterministic = check_deterministic(deterministic)
             if deterministic is not None and jit_is_tracing():  # the graph may be given what requires grad
                 mask, score = (causal, left, right), (softcap, sinks, alibi_slopes, scale)
                 both = calls.fwd(q, k, v, *lengths, *mask, *score, backend, deterministic)
@@ -83,7 +85,8 @@ def attend(
         return both if return_lse else both[0]
     except Exception as error:
         given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
-        raise_refusal(error, given | dict(zip(calls.length_names, lengths, strict=True)), scale, softcap, backend)
+        given |= dict(zip(calls.length_names, lengths, strict=True))
+        raise_refusal(error, given, scale, window, softcap, backend)
         raise
 
 
@@ -119,10 +122,11 @@ def differentiate(
             operator = calls.bwd if is_compiling() else calls.differentiable_bwd
         score = (softcap, sinks, alibi_slopes, scale)
         gradients: tuple[Tensor, ...]
-        gradients = operator(*tensors, *lengths, causal, left, right, *score, deterministic, backend or "auto")
+        asked = "auto" if backend is None else backend
+        gradients = operator(*tensors, *lengths, causal, left, right, *score, deterministic, asked)
         return gradients if sinks is not None else gradients[:3]
     except Exception as error:
         names = ("dout", "q", "k", "v", "out", "lse", "dlse", "sinks", "alibi_slopes", *calls.length_names)
         given = dict(zip(names, (*tensors, sinks, alibi_slopes, *lengths), strict=True))
-        raise_refusal(error, given, scale, softcap, backend)
+        raise_refusal(error, given, scale, window, softcap, backend)
         raise

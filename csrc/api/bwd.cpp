@@ -185,7 +185,7 @@ BwdResult run(BwdArgs const& args, Problem const& problem, VarlenArgs const* len
 // An output like a packed tensor.
 Tensor empty_like_packed(TensorInfo const& like) {
   std::array<int64_t, 3> const sizes{like.sizes[2], like.sizes[1], like.sizes[3]};
-  return empty_strided(sizes, packed_output_strides(like, like.sizes[3]), like.dtype, like);
+  return empty_strided(sizes, packed_out_strides(like, like.sizes[3]), like.dtype, like);
 }
 
 }  // namespace

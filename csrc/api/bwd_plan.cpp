@@ -110,21 +110,23 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
 
 }  // namespace
 
-JsonObject bwd_plan_object(FwdArgs const& call, bool deterministic, PlannedCall const& planned) {
+JsonObject bwd_plan_object(FwdArgs const& call, bool deterministic, bool has_dlse, PlannedCall const& planned) {
   auto const& [problem, gpu] = planned;
   if (!gpu) {
     JsonObject json = call_json("cpu", call, problem);
     json.boolean("deterministic", true)
+        .boolean("dlse", has_dlse)
         .raw("copies", copies_json(tensors({}), problem))
         .raw("reasons", json_list(cpu_reasons(problem)));
     return json;
   }
-  BwdDecision const decision = plan_bwd(call, nullptr, nullptr, deterministic, /*has_dlse=*/false, problem, *gpu);
+  BwdDecision const decision = plan_bwd(call, nullptr, nullptr, deterministic, has_dlse, problem, *gpu);
   JsonObject json = call_json(backend_name(decision.backend), call, problem);
   add_kernel(json, kernel_name(decision), decision, decision.plan.key_tiles);
   json.number("kernel_head_dim_v", int64_t{decision.plan.head_dim_v})
       .string("variant", variant_name(decision.plan.variant))
       .boolean("deterministic", deterministic)
+      .boolean("dlse", has_dlse)
       .number("split_tiles", int64_t{decision.plan.split.tiles})
       .number("split_ctas", int64_t{decision.plan.split.ranges})
       .number("workspace_bytes", decision.plan.workspace.bytes);
@@ -134,8 +136,8 @@ JsonObject bwd_plan_object(FwdArgs const& call, bool deterministic, PlannedCall 
   return json;
 }
 
-std::string bwd_plan_json(FwdArgs const& call, bool deterministic, int64_t capability) {
-  return bwd_plan_object(call, deterministic, check_planned(call, capability)).text();
+std::string bwd_plan_json(FwdArgs const& call, bool deterministic, bool has_dlse, int64_t capability) {
+  return bwd_plan_object(call, deterministic, has_dlse, check_planned(call, capability)).text();
 }
 
 }  // namespace flash_cute

@@ -54,16 +54,24 @@ inline void check_shapes(FwdArgs const& args) {
                    "q: expected a number of heads that is a multiple of k's ", k.sizes[1], ", got ", q.sizes[1]);
 }
 
-inline double check_scale(std::optional<double> scale, int head_dim) {
-  if (!scale) return 1.0 / std::sqrt(static_cast<double>(head_dim));
+// Scores are computed in float32, those of float64 tensors apart: a factor must not overflow or underflow there.
+inline void check_float32(TensorInfo const& q, char const* name, double factor) {
+  FLASH_CUTE_CHECK(q.dtype == aoti_torch_dtype_float64() || std::isnormal(static_cast<float>(factor)), name,
+                   ": expected a number that float32 holds, got ", factor);
+}
+
+inline double check_scale(TensorInfo const& q, std::optional<double> scale) {
+  if (!scale) return 1.0 / std::sqrt(static_cast<double>(q.sizes[3]));
   FLASH_CUTE_CHECK(std::isfinite(*scale) && *scale > 0, "scale: expected a finite number above 0, got ", *scale);
+  check_float32(q, "scale", *scale);
   return *scale;
 }
 
-inline double check_softcap(std::optional<double> softcap) {
+inline double check_softcap(TensorInfo const& q, std::optional<double> softcap) {
   if (!softcap) return 0;
   FLASH_CUTE_CHECK(std::isfinite(*softcap) && *softcap > 0, "softcap: expected None or a finite number above 0, got ",
                    *softcap);
+  check_float32(q, "softcap", *softcap);
   return *softcap;
 }
 
@@ -166,8 +174,8 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
                   .len_k = static_cast<int>(args.k.sizes[2]),
                   .head_dim = static_cast<int>(args.q.sizes[3]),
                   .head_dim_v = static_cast<int>(args.v.sizes[3]),
-                  .scale = check_scale(args.scale, static_cast<int>(args.q.sizes[3])),
-                  .softcap = check_softcap(args.softcap),
+                  .scale = check_scale(args.q, args.scale),
+                  .softcap = check_softcap(args.q, args.softcap),
                   .has_sinks = args.sinks.has_value(),
                   .has_alibi = args.alibi_slopes.has_value(),
                   .alibi_per_batch = args.alibi_slopes && args.alibi_slopes->rank == 2,

@@ -45,10 +45,13 @@ void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gp
     plan.shape = plan.accumulate == Accumulate::kFloat32
                      ? sm80::fwd::kernel_shape(plan.head_dim, plan.entry, plan.variant)
                      : sm80::fwd::float16_kernel_shape(plan.head_dim, plan.entry);
+  }
+  int64_t const tiles = most_row_tiles(problem, plan.shape, packed);
+  if (tiles == 0) return;  // perhaps there is no head, which no order of tiles has
+  if (!sm90) {
     plan.order = sm80::fwd::tile_order(plan.shape, /*masked=*/true, problem.batch, problem.heads_q, problem.heads_kv,
                                        problem.len_q, problem.len_k, decision.padded_head_dim);
   }
-  int64_t const tiles = most_row_tiles(problem, plan.shape, packed);
   plan.draws_tiles = sm90 && tiles > gpu.num_sms && fwd_draws(problem, plan.shape, packed, gpu);
   plan.ctas = sm90 ? std::min<int64_t>(tiles, gpu.num_sms) : tiles;
   if (plan.draws_tiles) {

@@ -48,7 +48,7 @@ struct Decision {
 
 using FwdDecision = Decision<FwdInstance, FwdPlan>;
 
-// Whether the kernel is that of fwd_wide or fwd_large, or those of bwd_large.
+// Whether the kernel is that of fwd_wide or fwd_large. (The head dim alone does not tell: sm90's fwd has more of them.)
 inline bool is_large(FwdDecision const& decision) {
   bool const sm90 = decision.backend == Backend::kSm90;
   return std::max(decision.plan.head_dim, decision.plan.head_dim_v) >
@@ -71,7 +71,10 @@ struct BwdDecision : Decision<BwdInstance, BwdPlan> {
   Copy dv = Copy::kNone;
 };
 
-inline bool is_large(BwdDecision const& decision) { return is_large(decision.plan); }
+// Whether the kernels are those of bwd_large.
+inline bool is_large(BwdDecision const& decision) {
+  return std::max(decision.plan.head_dim, decision.plan.head_dim_v) > kMaxUnsplitHeadDim;
+}
 
 // The kernels move rows of the head dim as 16-byte vectors: 8 elements.
 inline Copy read_copy(TensorInfo const& tensor) {

@@ -13,6 +13,7 @@
 
 #include "bwd.h"
 #include "fwd.h"
+#include "packed_view.h"
 
 namespace flash_cute {
 
@@ -35,18 +36,6 @@ struct VarlenBwdArgs {
   VarlenArgs lengths;
 };
 
-// The sizes and strides of a packed tensor as a batch of one; `info` points into it.
-class PackedView {
- public:
-  // `tensor`: (rows, heads, head_dim), or (heads, rows) if `rank` is 2. One of another rank is left as it is, and not
-  // `packed`: no shape of a packed tensor then equals its own.
-  TensorInfo info(TensorInfo tensor, int64_t rank);
-
- private:
-  std::array<int64_t, 4> sizes_;
-  std::array<int64_t, 4> strides_;
-};
-
 // They check the lengths' tensors, never what these hold.
 Problem check_varlen_fwd(VarlenFwdArgs const& args, bool on_cuda);
 Problem check_varlen_bwd(VarlenBwdArgs const& args, bool on_cuda);
@@ -57,6 +46,6 @@ BwdResult varlen_bwd_cuda(VarlenBwdArgs const& args);
 
 // The plans as JSON. `capability` 0: that of the tensors' own device.
 std::string varlen_fwd_plan_json(VarlenFwdArgs const& args, int64_t capability);
-std::string varlen_bwd_plan_json(VarlenFwdArgs const& args, bool deterministic, int64_t capability);
+std::string varlen_bwd_plan_json(VarlenFwdArgs const& args, bool deterministic, bool has_dlse, int64_t capability);
 
 }  // namespace flash_cute

@@ -86,7 +86,7 @@ def tune(
         given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
         if packed:
             given |= dict(zip(VARLEN.length_names, lengths, strict=True))
-        raise_refusal(error, given, scale, softcap, None)
+        raise_refusal(error, given, scale, window, softcap, None)
         raise
     measured = []
     for of_backward in (False, True) if backward else (False,):
