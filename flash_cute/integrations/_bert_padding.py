@@ -40,7 +40,7 @@ def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -
         >>> index_put_first_axis(torch.tensor([[3.0], [1.0]]), torch.tensor([2, 0]), 3).tolist()
         [[1.0], [0.0], [3.0]]
     """
-    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices, values)
+    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices.long(), values)
 
 
 def unpad_input(

@@ -30,8 +30,8 @@ def install(replace: bool = False) -> None:
     In place are `flash_attn`, its modules `flash_attn_interface`, `bert_padding`, `layers.rotary` and
     `ops.triton.rotary`, the compiled module `flash_attn_2_cuda`, and FlashAttention-3's `flash_attn_interface`. What
     else is asked of them raises ImportError or AttributeError, which say that flash_cute stands here.
-    `importlib.metadata` has flash_attn in version 2.8.3, which is also `flash_attn.__version__`; flash_cute's version is
-    `flash_attn.__flash_cute__`.
+    `importlib.metadata` has flash_attn in version 2.8.3, which is also `flash_attn.__version__`; the version of
+    flash_cute is `flash_attn.__flash_cute__`.
 
     Of this process alone, and of imports from now on: a module that has imported the real functions keeps them, and one
     that has looked for flash-attn before has found none. So it is called before what wants flash-attn is imported.
@@ -127,13 +127,13 @@ def _make(name: str, public: dict[str, Any], others: dict[str, Any] | None = Non
     return module
 
 
-_UNDO = "flash_cute.integrations.flash_attn.uninstall() undoes it."
+_UNDO = "flash_cute.integrations.flash_attn.uninstall() takes it away again."
 
 
 def _sentence(name: str) -> str:
     return (
-        f"flash_cute: {name}: expected a name that flash_cute has, since its install() stands in the place of "
-        f"flash-attn {VERSION} in this process, got another. {_UNDO}"
+        f"flash_cute: {name}: flash_cute, which has no such name, stands in the place of flash-attn {VERSION} in this "
+        f"process. {_UNDO}"
     )
 
 

@@ -43,7 +43,7 @@ def dense(
         v,
         causal,
         scale=softmax_scale,
-        window=None if window_size == (-1, -1) else window(window_size),
+        window=window(window_size),
         softcap=softcap or None,
         alibi_slopes=alibi_slopes,
         return_lse=return_lse,
@@ -113,7 +113,7 @@ def packed(
         seqused_q=seqused_q,
         seqused_k=seqused_k,
         scale=softmax_scale,
-        window=None if window_size == (-1, -1) else window(window_size),
+        window=window(window_size),
         softcap=softcap or None,
         alibi_slopes=alibi_slopes,
         return_lse=return_lse,
@@ -165,7 +165,7 @@ def _dense_alone(
     """
     if (causal is not False and causal is not True) or not (alibi_slopes is None or _takes_slopes(alibi_slopes)):
         return None
-    left, right = (None, None) if window_size == (-1, -1) else window(window_size) or (None, None)
+    left, right = window(window_size) or (None, None)
     try:
         both: tuple[Tensor, Tensor] = _ops.rows_fwd(
             q, k, v, num_heads_q, causal, left, right, softcap or None, None, alibi_slopes, softmax_scale
@@ -191,7 +191,7 @@ def _packed_alone(
     """The same of packed tensors."""
     if (causal is not False and causal is not True) or not (alibi_slopes is None or _takes_slopes(alibi_slopes)):
         return None
-    left, right = (None, None) if window_size == (-1, -1) else window(window_size) or (None, None)
+    left, right = window(window_size) or (None, None)
     cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
     try:
         both: tuple[Tensor, Tensor] = _ops.rows_varlen_fwd(
@@ -229,6 +229,8 @@ def window(window_size: Any) -> Window | None:
 
     Its sides may be whatever stands for an int: also what a tensor `(2,)` of ints unpacks to.
     """
+    if type(window_size) is tuple and window_size == (-1, -1):
+        return None
     try:
         left, right = window_size
         if not (isinstance(left, int | torch.SymInt) and isinstance(right, int | torch.SymInt)):
