@@ -25,8 +25,9 @@ SIGNATURES = {
         f"q, k, v, dropout_p, softmax_scale, causal, {WINDOW}, softcap, alibi_slopes, return_softmax"
     ),
     "_flash_attn_varlen_forward": (
-        f"q, k, v, {LENGTHS}, dropout_p, softmax_scale, causal, window_size_left=-1, window_size_right=-1, softcap=0.0, "
-        "alibi_slopes=None, return_softmax=False, block_table=None, leftpad_k=None, seqused_k=None, zero_tensors=False"
+        f"q, k, v, {LENGTHS}, dropout_p, softmax_scale, causal, window_size_left=-1, window_size_right=-1, "
+        "softcap=0.0, alibi_slopes=None, return_softmax=False, block_table=None, leftpad_k=None, seqused_k=None, "
+        "zero_tensors=False"
     ),
     "_flash_attn_backward": (
         f"{TENSORS}, dropout_p, softmax_scale, causal, {WINDOW}, softcap, alibi_slopes, deterministic, rng_state=None"
@@ -49,9 +50,7 @@ def _dtype(device: str) -> torch.dtype:
     return torch.float16 if device == "cuda" else torch.float32
 
 
-def _score(
-    name: str, heads: int, device: str, rng: torch.Generator
-) -> tuple[dict[str, Any], bool, dict[str, Any]]:
+def _score(name: str, heads: int, device: str, rng: torch.Generator) -> tuple[dict[str, Any], bool, dict[str, Any]]:
     """Their arguments by name, causal, and flash_cute's options."""
     causal, left, right, softcap, has_alibi = SCORES[name]
     slopes = torch.rand(heads, generator=rng).to(device) if has_alibi else None
@@ -178,9 +177,7 @@ REFUSED: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Any], str]] = 
 
 
 @pytest.mark.parametrize(("function", "call", "changes", "message"), REFUSED)
-def test_refused(
-    function: Callable[..., Any], call: dict[str, Any], changes: dict[str, Any], message: str
-) -> None:
+def test_refused(function: Callable[..., Any], call: dict[str, Any], changes: dict[str, Any], message: str) -> None:
     function(**call)
     with pytest.raises(ValueError, match=f"^flash_cute: {message}"):
         function(**{**call, **changes})
@@ -218,7 +215,7 @@ def test_what_stands_for_an_int(module: Any, with_gradients: bool, rng: torch.Ge
     for longest in (20, torch.tensor(20), None):
         given = module.flash_attn_varlen_func(*rows, bounds, bounds, longest, longest, window_size=(3, 5))
         assert same_bits((given,), (expected[0],))
-    with pytest.raises(ValueError, match="^flash_cute: max_seqlen_q: expected None or a number of rows, got 'x'"):
+    with pytest.raises(ValueError, match=r"^flash_cute: max_seqlen_q: expected None or a number of rows, got 'x'"):
         module.flash_attn_varlen_func(*rows, bounds, bounds, "x", 20)
 
 

@@ -109,11 +109,15 @@ def bwd(
 ) -> list[Tensor]:
     """`[dq, dk, dv, softmax_d]` of `(B, N, H, D)` tensors: see the module."""
     _refuse_dropout(p_dropout, False)
-    tensors = {"dout": dout, "q": q, "k": k, "v": v, "out": out}
-    _check_dims(tensors, 4, "(B, N, H, D)")
+    _check_dims({"dout": dout, "q": q, "k": k, "v": v, "out": out}, 4, "(B, N, H, D)")
     _check_buffers((dq, dk, dv), (q, k, v))
+    dout, q, k, v, out = (x.transpose(1, 2) for x in (dout, q, k, v, out))
     gradients = attention_bwd(
-        *(x.transpose(1, 2) for x in tensors.values()),
+        dout,
+        q,
+        k,
+        v,
+        out,
         softmax_lse,
         is_causal,
         scale=softmax_scale,
@@ -123,7 +127,7 @@ def bwd(
         deterministic=deterministic or None,
     )
     results = _into((dq, dk, dv), tuple(x.transpose(1, 2) for x in gradients))
-    sums = _row_sums(dout, out).transpose(1, 2)  # (B, Hq, N)
+    sums = _row_sums(dout, out)  # (B, Hq, N)
     return [*results, torch.nn.functional.pad(sums, (0, -sums.shape[2] % _ROWS))]
 
 
@@ -155,11 +159,14 @@ def varlen_bwd(
 ) -> list[Tensor]:
     """`[dq, dk, dv, softmax_d]` of packed sequences: see the module. Rows and keys of no sequence have gradients 0."""
     _refuse_dropout(p_dropout, False)
-    tensors = {"dout": dout, "q": q, "k": k, "v": v, "out": out}
-    _check_dims(tensors, 3, "(T, H, D)")
+    _check_dims({"dout": dout, "q": q, "k": k, "v": v, "out": out}, 3, "(T, H, D)")
     _check_buffers((dq, dk, dv), (q, k, v))
     gradients = attention_varlen_bwd(
-        *tensors.values(),
+        dout,
+        q,
+        k,
+        v,
+        out,
         softmax_lse,
         cu_seqlens_q,
         cu_seqlens_k,

@@ -75,7 +75,10 @@ def apply_rotary(
             f"{first} to {first + longest - 1}"
         )
     cos, sin = _of_rows(x, cos, sin, seqlen_offsets, cu_seqlens)
-    rotated = _rotate(x[..., : 2 * cos.shape[-1]], cos, -sin if conjugate else sin, interleaved)
+    rows = x[..., : 2 * cos.shape[-1]]
+    if inplace and (cos.requires_grad or sin.requires_grad):
+        rows = rows.clone()  # their gradients are computed from what x was
+    rotated = _rotate(rows, cos, -sin if conjugate else sin, interleaved)
     if inplace:
         x[..., : rotated.shape[-1]].copy_(rotated)
         return x

@@ -70,7 +70,8 @@ def attention(
         raise ValueError(f"flash_cute: dropout_p: expected 0, since flash_cute does not have it, got {dropout_p}")
     if _parallel_config is not None:
         raise ValueError(
-            "flash_cute: _parallel_config: expected None, since diffusers' own backends serve context parallelism, got one"
+            "flash_cute: _parallel_config: expected None, since diffusers' own backends serve context parallelism, got "
+            "one"
         )
     for name in unknown:
         raise ValueError(f"flash_cute: {name}: expected no such argument, since flash_cute does not know it")
