@@ -180,8 +180,30 @@ def test_rotary_gradients(rng: torch.Generator) -> None:
         )
     qkv = torch.randn(1, 4, 3, 2, 8, generator=rng, dtype=torch.float64).requires_grad_()
     table = [x.detach() for x in (cos, sin)]
+    # A leaf is written to as well, and its gradient is by what it was.
+    leaf = qkv.detach().clone().requires_grad_()
+    out, flow = _rotary.apply_rotary_emb_qkv_(leaf, *table), torch.randn_like(qkv)
+    assert out.data_ptr() == leaf.data_ptr() and same_bits(
+        (out, leaf), (_rotary.apply_rotary_emb_qkv_(qkv * 1, *table),) * 2
+    )
+    gradients = torch.autograd.grad(out, leaf, flow)
+    assert same_bits(gradients, torch.autograd.grad(_rotary.apply_rotary_emb_qkv_(qkv * 1, *table), qkv, flow))
     torch.autograd.gradcheck(lambda x: _rotary.apply_rotary_emb_qkv_(x * 1, *table), qkv)
     torch.autograd.gradcheck(lambda x: _rotary.apply_rotary_emb_kv_(x * 1, *table), qkv[:, :, 1:])
+
+
+def test_rotary_compiled(rng: torch.Generator) -> None:
+    """In place, in one graph with what computes qkv, and its gradients."""
+    x = torch.randn(1, 4, 3, 2, 8, generator=rng).requires_grad_()
+    cos, sin = (x.float() for x in _table(6, 4, rng))
+
+    def turn(x: torch.Tensor) -> torch.Tensor:
+        return _rotary.apply_rotary_emb_qkv_(x * 2, cos, sin, seqlen_offsets=1)
+
+    out, expected = torch.compile(turn, fullgraph=True, backend="aot_eager")(x), turn(x)
+    torch.testing.assert_close(out, expected)
+    given, right = (torch.autograd.grad(y.square().sum(), x) for y in (out, expected))
+    torch.testing.assert_close(given, right)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 __all__ = [
     "RotaryEmbedding",
@@ -75,6 +76,8 @@ def apply_rotary(
             f"{first} to {first + longest - 1}"
         )
     cos, sin = _of_rows(x, cos, sin, seqlen_offsets, cu_seqlens)
+    if inplace:
+        x = _writable(x)
     rows = x[..., : 2 * cos.shape[-1]]
     if inplace and (cos.requires_grad or sin.requires_grad):
         rows = rows.clone()  # their gradients are computed from what x was
@@ -142,15 +145,17 @@ def apply_rotary_emb_qkv_(
         ValueError: as `apply_rotary`; also for another shape of qkv.
     """
     if qkv.dim() == 5 and qkv.shape[2] == 3:
-        q, k = qkv[:, :, 0], qkv[:, :, 1]
+        parts: tuple[Any, Any] = (0, 1)
     elif qkv.dim() == 4 and num_heads_q and 0 < num_heads_q < qkv.shape[2] and not (qkv.shape[2] - num_heads_q) % 2:
         heads = (qkv.shape[2] - num_heads_q) // 2
-        q, k = qkv[:, :, :num_heads_q], qkv[:, :, num_heads_q : num_heads_q + heads]
+        parts = (slice(num_heads_q), slice(num_heads_q, num_heads_q + heads))
     else:
         raise ValueError(
             "flash_cute: qkv: expected (B, N, 3, H, D), or (B, N, Hq + 2 * Hkv, D) beside num_heads_q, got "
             f"{tuple(qkv.shape)} and {num_heads_q}"
         )
+    qkv = _writable(qkv)
+    q, k = (qkv[:, :, part] for part in parts)
     apply_rotary_emb(q, cos, sin, interleaved, True, seqlen_offsets)
     cos_k, sin_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
     apply_rotary_emb(k, cos_k, sin_k, interleaved, True, seqlen_offsets)
@@ -163,6 +168,7 @@ def apply_rotary_emb_kv_(
     """Rotates k of kv `(B, N, 2, H, D)` in place; returns kv."""
     if kv.dim() != 5 or kv.shape[2] != 2:
         raise ValueError(f"flash_cute: kv: expected (B, N, 2, H, D), got {tuple(kv.shape)}")
+    kv = _writable(kv)
     apply_rotary_emb(kv[:, :, 0], cos, sin, interleaved, True, seqlen_offsets)
     return kv
 
@@ -269,6 +275,32 @@ class RotaryEmbedding(torch.nn.Module):
         power = self.scale.to(device, torch.float32) ** ((positions - seqlen // 2) / self.scale_base)[:, None]
         self._cos_cached, self._sin_cached = (cos * power).to(dtype), (sin * power).to(dtype)
         self._cos_k_cached, self._sin_k_cached = (cos / power).to(dtype), (sin / power).to(dtype)
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory as another tensor, and its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+def _writable(x: Tensor) -> Tensor:
+    """x, or, of a leaf that requires grad, an alias: PyTorch lets nobody write to the leaf itself, flash-attn does.
+
+    Not in a graph of torch.compile, where PyTorch's error stands.
+    """
+    if is_dynamo_compiling():
+        return x
+    base = x if x._base is None else x._base
+    if torch.is_grad_enabled() and base.is_leaf and base.requires_grad:
+        alias: Tensor = _Alias.apply(x)
+        return alias
+    return x
 
 
 def _of_rows(
