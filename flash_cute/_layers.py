@@ -13,6 +13,7 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
+from ._refusals import is_refusal
 from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_is_tracing
 
 Forward = Callable[..., tuple[Tensor, Tensor]]  # the kernel of `flash_cute::_fwd` for a device, or its fake
@@ -34,6 +35,18 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and not dispatch_modes()
         and not jit_is_tracing()
     )
+
+
+def is_unserved(error: Exception) -> bool:
+    """Whether a layers' operator did not take the arguments that it was given, and so has launched nothing.
+
+    A check has refused them, PyTorch cannot make the operator's arguments of them, or the operator has no kernel for
+    such tensors. The general path then serves the call or words the error. Whatever else an operator raises (no memory,
+    an error of the device) is the call's own, and is not to be tried again.
+    """
+    if isinstance(error, ValueError | TypeError | NotImplementedError) or is_refusal(error):
+        return True
+    return type(error) is RuntimeError and str(error).startswith("flash_cute::")
 
 
 def make_sdpa(forward: Forward) -> Callable[..., Tensor]:
