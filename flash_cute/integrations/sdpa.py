@@ -24,10 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import _ops
+from .. import _left, _ops
 from .._layers import is_plain
 from .._torch import functorch_is_active, jit_is_tracing, without_modes
-from . import _aten
+from . import _aten, _fast_path
 from ._flash_options import packed
 from ._sdpa_call import attempt, graph_can_serve, prepare, serve
 from ._sdpa_kernel import ENTRY, make_kernel
@@ -66,7 +66,9 @@ def sdpa(
         `(..., Hq, L, Ev)` in query's dtype. Differentiable, as `flash_cute.attention`.
 
     Raises:
-        What `scaled_dot_product_attention` raises. `report()` counts what was passed on to it (not in compiled graphs).
+        ValueError, which is a RuntimeError too: for shapes that no implementation can serve, such as a value with more
+            rows than key. Else what `scaled_dot_product_attention` raises. `report()` counts what was passed on to it
+            (not in compiled graphs).
 
     Example:
         >>> query = torch.randn(2, 8, 128, 64)
@@ -84,7 +86,7 @@ def sdpa(
             return serve(prepared, is_causal, scale)
         return F.scaled_dot_product_attention(*call, scale=scale, enable_gqa=enable_gqa)
     refusal: Exception | None = None
-    if plain and attn_mask is None and dropout_p == 0 and query.dim() == 4:
+    if plain and attn_mask is None and dropout_p == 0 and query.dim() == 4 and (scale is None or type(scale) is float):
         try:
             alone: Tensor = _ops.sdpa(query, key, value, is_causal, scale, enable_gqa)
         except Exception as error:
@@ -161,21 +163,25 @@ class _Active:
         self._library: torch.library.Library | None = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():  # PyTorch warns of an overridden kernel, which is what is wanted here
             warnings.simplefilter("ignore")
-            kernel = make_kernel(settings.strict, self.keep_flash_first)
             for device in settings.devices:
+                find_left = _left.devices if device == "cuda" else frozenset
+                kernel = make_kernel(settings.strict, self.keep_flash_first, find_left)
                 for key in (device.upper(), f"Autograd{device.upper()}"):
                     self._library.impl(ENTRY, kernel, key)
+                for name, key, counter in _fast_path.counters(device, settings.strict):
+                    self._library.impl(name, counter, key, with_keyset=True)
             if "cuda" in settings.devices:
                 for name, override in _aten.overrides(settings.strict):
                     self._library.impl(name, override, "CUDA", with_keyset=True)
-        if "cuda" in settings.devices:
+        if "cuda" in settings.devices and not (torch.cuda.is_initialized() and _left.devices()):
             self._order = _prefer_flash()
         if torch.cuda.is_initialized():
             self.keep_flash_first()
 
     def keep_flash_first(self) -> None:
         """On some GPUs PyTorch puts cuDNN first when it chooses a backend for the first time in a process, over any
-        order that was set before: let it choose once, and set ours after that."""
+        order that was set before: let it choose once, and set ours after that. Where a GPU is left to PyTorch, so is
+        the order, which is one for all GPUs."""
         global _chosen_once
         if _chosen_once or self._order is None or functorch_is_active() or jit_is_tracing():
             return
@@ -185,7 +191,12 @@ class _Active:
             x = torch.empty(1, 1, 1, 8, dtype=torch.float16, device="cuda")
             torch._fused_sdp_choice(x, x, x)
         _chosen_once = True
-        if torch._C._get_sdp_priority_order()[0] != _FLASH:
+        is_first = torch._C._get_sdp_priority_order()[0] == _FLASH
+        if _left.devices():
+            if is_first:
+                torch._C._set_sdp_priority_order(self._order)
+            self._order = None
+        elif not is_first:
             self._order = _prefer_flash()
 
     def remove(self) -> None:
@@ -238,6 +249,12 @@ def enable(*, strict: bool = False, devices: Sequence[str] = ("cuda",)) -> Enabl
       flash backend is put first in its order of priority. A graph keeps the backend that was chosen when it was
       compiled: enable first, then compile.
 
+    Left to PyTorch are calls on GPUs of compute capability 10.0 and 10.3 (B200, B300), where its kernels are 3 to 4
+    times as fast; a process that sees one keeps PyTorch's order of priority. `sdpa` itself serves there too.
+    `torch.nn.MultiheadAttention` and `TransformerEncoderLayer` have a fast path in inference that does not call
+    `scaled_dot_product_attention`: always on the CPU, on CUDA with a mask. `report()` counts it as passed on;
+    `torch.backends.mha.set_fastpath_enabled(False)` turns it off.
+
     `sdpa_kernel` without SDPBackend.FLASH_ATTENTION, and `torch.backends.cuda.enable_flash_sdp(False)`, turn it off.
 
     Args:
@@ -248,7 +265,8 @@ def enable(*, strict: bool = False, devices: Sequence[str] = ("cuda",)) -> Enabl
         a context manager, which need not be used: at its exit what was in force before is again.
 
     Raises:
-        ValueError: for another device type. In strict mode the calls raise it, with the reason.
+        ValueError: for another device type. The calls raise it for shapes that no implementation can serve, and in
+            strict mode for what would be passed on, with the reason.
 
     Example:
         >>> q = torch.randn(1, 2, 16, 64)
