@@ -7,9 +7,17 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from . import _ops
-from ._refusals import backend_with, check_deterministic, mask_name, raise_refusal, refuse_gradient_of, window_sides
+from ._refusals import (
+    backend_with,
+    check_deterministic,
+    check_flag,
+    mask_name,
+    raise_refusal,
+    refuse_gradient_of,
+    window_sides,
+)
 from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_is_tracing
-from .autograd import Calls, refuse_slope_gradient, refuse_tangents
+from .autograd import Calls, refuse_number_gradient, refuse_slope_gradient, refuse_tangents
 
 
 def attend(
@@ -37,9 +45,15 @@ def attend(
             causal = "bottom_right"
         elif not isinstance(causal, str):
             causal = mask_name(causal)
+        if return_lse is not False and return_lse is not True:
+            return_lse = check_flag("return_lse", return_lse)
         left = right = None
         if window is not None:
             left, right = window_sides(window)
+        if scale is not None and type(scale) is not float:
+            refuse_number_gradient("scale", scale)
+        if softcap is not None and type(softcap) is not float:
+            refuse_number_gradient("softcap", softcap)
         if backend is None:
             backend = "auto"
         if accumulate is not None:
@@ -106,6 +120,8 @@ def differentiate(
         left = right = None
         if window is not None:
             left, right = window_sides(window)
+        refuse_number_gradient("scale", scale)
+        refuse_number_gradient("softcap", softcap)
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         elif deterministic is not True and deterministic is not False:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _left, _ops
+from .. import _check_lengths, _left, _ops
 from .._refusals import is_refusal
 from ._tally import tally, this_thread
 
@@ -89,10 +89,16 @@ def flash_forward(
     _refuse(dropout_p, return_debug_mask)
     if block_table is not None:
         raise ValueError("flash_cute: block_table: expected None, got a tensor")
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        for name, x in (("alibi_slopes", alibi_slopes), ("seqused_k", seqused_k)):
+            if x is not None:
+                raise ValueError(f"flash_cute: {name}: expected None with gradients, since aten's backward lacks it")
     mask = (_mask(is_causal), _side(window_size_left), _side(window_size_right))
     score = (None, None, alibi_slopes, scale)
     if cum_seq_q is not None:
         lengths = (cum_seq_q, cum_seq_k, None, seqused_k, max_q, max_k)
+        if _check_lengths.ENABLED:
+            _check_lengths.check_lengths(query, key, lengths)
         out, lse = _ops.varlen_fwd_without_autograd(query, key, value, *lengths, *mask, *score, "auto")
         return out, lse, *_unused(query)
     if seqused_k is not None:
@@ -179,6 +185,8 @@ def make_override(
             return original(keys, *args, **options)
         try:
             results = serve(*args, **options)
+        except _check_lengths.LengthError:  # PyTorch's kernel would not look either
+            raise
         except (ValueError, RuntimeError) as error:
             if not is_refusal(error):
                 raise

@@ -43,6 +43,8 @@ def prepare(
     """
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         return "query, key, value: expected tensors, got another type"
+    if type(is_causal) is not bool or type(enable_gqa) is not bool:
+        return "is_causal, enable_gqa: expected bools, got another type"
     if query.is_nested or key.is_nested or value.is_nested:
         return "query, key, value: expected strided tensors, got a nested one"
     shape_q, shape_k, shape_v = query.shape, key.shape, value.shape
@@ -85,7 +87,7 @@ def refuse_malformed(
     Which of PyTorch's kernels would get it decides whether PyTorch looks: its flash kernel for the CPU reads past the
     end of a key that is shorter than value, and ends the process where value has no rows.
     """
-    if not 0 <= dropout_p <= 1:
+    if isinstance(dropout_p, int | float) and not 0 <= dropout_p <= 1:
         raise MalformedCall(f"flash_cute: dropout_p: expected a probability, got {dropout_p}")
     shapes = query.shape, key.shape, value.shape
     for name, shape in zip(("query", "key", "value"), shapes, strict=True):

@@ -8,6 +8,7 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
 
 from .. import _left, _ops
+from .._layers import is_unserved
 from .._torch import HAS_DUAL_LEVEL, dispatch_modes, flash_sdp_is_enabled, functorch_is_active, jit_is_tracing
 from ._sdpa_call import attempt, has_sizes, refuse_malformed
 from ._tally import tally, this_thread
@@ -71,6 +72,8 @@ def make_kernel(
             try:
                 alone = _ops.sdpa(query, key, value, is_causal, scale, enable_gqa)
             except Exception as error:
+                if not is_unserved(error):
+                    raise
                 refusal = error.with_traceback(None)
             else:
                 _count_entry()
