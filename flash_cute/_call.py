@@ -63,7 +63,7 @@ def attend(
         if alibi_slopes is not None:
             refuse_slope_gradient(alibi_slopes)
         if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
-            refuse_tangents(q, k, v, sinks, alibi_slopes)
+            refuse_tangents(q, k, v, sinks, alibi_slopes, scale, softcap)
         if not (
             is_grad_enabled()
             and (q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad))
@@ -129,7 +129,7 @@ def differentiate(
         if alibi_slopes is not None:
             refuse_slope_gradient(alibi_slopes)
         if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
-            refuse_tangents(*tensors, sinks, alibi_slopes)
+            refuse_tangents(*tensors, sinks, alibi_slopes, scale, softcap)
         operator = calls.bwd_without_autograd
         if is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, sinks)):
             operator = calls.bwd if is_compiling() else calls.differentiable_bwd

@@ -176,9 +176,9 @@ def refuse_number_gradient(name: str, number: object) -> None:
         raise ValueError(f"flash_cute: {name}: expected a number that does not require grad, got a tensor that does")
 
 
-def refuse_tangents(*tensors: Tensor | None) -> None:
+def refuse_tangents(*given: object) -> None:
     """Raise where a tensor carries a forward-mode tangent, which would be lost without a word."""
-    if any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+    if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in given):
         raise NotImplementedError("flash_cute has no forward-mode derivative: it takes no dual tensors.")
 
 
