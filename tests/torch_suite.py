@@ -1,10 +1,10 @@
 """PyTorch's own attention tests with `enable()`: which of them fail that pass without it.
 
     python tests/torch_suite.py ~/pytorch/test                      # on the GPU if there is one, else on the CPU
-    python tests/torch_suite.py ~/pytorch/test --every 20 --files test_transformers.py
+    python tests/torch_suite.py ~/pytorch/test --most 20 --files test_transformers.py -k nested
 
 The folder is `test/` of a checkout of PyTorch at the version that is installed; another's tests may fail for reasons of
-their own, in both runs. The tests need pytest, expecttest and hypothesis. Each file runs twice, without and with
+their own, in both runs. The tests need pytest and expecttest. Each file runs twice, without and with
 `flash_cute.integrations.sdpa.enable()`. Printed are what flash_cute served, and the tests whose outcome changed: first
 those that ask for an error, where flash_cute's words are others or it serves the call; then the rest, which must be
 none. Exits with 1 where there are any, or where a process died.
@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import collections
+import importlib.util
 import inspect
+import math
 import os
 import subprocess
 import sys
@@ -38,7 +40,7 @@ OF_REFUSALS = ("not raised", "DID NOT RAISE", 'does not match "flash_cute: ', "M
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """This module is the plugin of its own two runs."""
-    parser.addoption("--every", type=int, default=1)
+    parser.addoption("--most", type=int, default=sys.maxsize)
     parser.addoption("--enable-on", default="")
 
 
@@ -50,16 +52,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of each test function every n-th case; PyTorch makes a method of each, round the same function."""
-    seen: collections.Counter[object] = collections.Counter()
-    kept = []
+    """At most so many cases of each test function, evenly; PyTorch makes a method of each, round the same function."""
+    cases: dict[object, list[pytest.Item]] = {}
     for item in items:
         function = inspect.unwrap(getattr(item, "function", pytest.fail)).__qualname__
-        if seen[function] % config.option.every == 0:
-            kept.append(item)
-        seen[function] += 1
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-    items[:] = kept
+        cases.setdefault(function, []).append(item)
+    kept = {item for found in cases.values() for item in found[:: math.ceil(len(found) / config.option.most)]}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -73,14 +73,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 REPORT = "served by flash_cute in all: "
 
 
-def run(file: str, folder: Path, every: int, enable_on: str, more: list[str]) -> tuple[dict[str, tuple[str, str]], str]:
+def run(file: str, folder: Path, most: int, enable_on: str, more: list[str]) -> tuple[dict[str, tuple[str, str]], str]:
     """({test: (outcome, message)}, what pytest printed); a process that died has the outcome of no test."""
     with tempfile.TemporaryDirectory() as temporary:
         results = Path(temporary) / "results.xml"
         command = [sys.executable, "-m", "pytest", file, "-q", "-p", "torch_suite", "-p", "no:cacheprovider"]
-        command += [f"--junitxml={results}", f"--every={every}", f"--enable-on={enable_on}", *more]
-        tests = str(Path(__file__).resolve().parent)
-        paths = [tests, str(Path(tests).parent), str(folder), os.environ.get("PYTHONPATH", "")]
+        command += [f"--junitxml={results}", f"--most={most}", f"--enable-on={enable_on}", *more]
+        # This plugin, the flash_cute that this process would import, and what the tests import beside them.
+        package = Path(importlib.util.find_spec("flash_cute").origin).resolve().parents[1]
+        paths = [str(Path(__file__).resolve().parent), str(package), str(folder), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         outcomes: dict[str, tuple[str, str]] = {}
@@ -108,7 +109,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="test/ of a checkout of PyTorch")
     parser.add_argument("--files", nargs="+", default=FILES, help="in that folder (all that concern attention)")
-    parser.add_argument("--every", type=int, default=1, help="run every n-th case of each test function (1)")
+    parser.add_argument("--most", type=int, default=sys.maxsize, help="cases of each test function (all)")
+    parser.add_argument("--logs", type=Path, help="folder for what pytest printed")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="what enable() is for (cuda if there is one)")
     args, more = parser.parse_known_args()
     if args.device is None:
@@ -120,12 +122,15 @@ def main() -> int:
         if not (args.folder / file).exists():
             print(f"{file}: not in {args.folder}", flush=True)
             continue
-        before, printed = run(file, args.folder, args.every, "", more)
-        after, printed_after = run(file, args.folder, args.every, args.device, more)
+        before, printed = run(file, args.folder, args.most, "", more)
+        after, printed_after = run(file, args.folder, args.most, args.device, more)
+        for name, text in (("without", printed), ("with", printed_after)) if args.logs else ():
+            args.logs.mkdir(parents=True, exist_ok=True)
+            (args.logs / f"{Path(file).stem}-{name}.log").write_text(text)
         of_refusals, others = changed(before, after)
         served = printed_after.partition(REPORT)[2]
         counts = [collections.Counter(outcome for outcome, _ in run.values()) for run in (before, after)]
-        print(f"{file}: without {dict(counts[0])}, with {dict(counts[1])}")
+        print(f"{file}: without {dict(counts[0])}, with {dict(counts[1])}", flush=True)
         if not before and not after and "no tests ran" in printed_after:
             continue  # as those for a GPU where there is none
         if not before or not after or not served:
