@@ -58,7 +58,7 @@ def make_kernel(
             return composite(*call, scale=scale, enable_gqa=enable_gqa)
         if left is None:
             left = find_left()
-        is_left = bool(left) and query.device.index in left
+        is_left = query.device.index in left if left else False
         enabled, refusal = not is_left and flash_sdp_is_enabled(), None
         if (  # an eager forward and nothing else; the dispatcher has served autocast before it calls this
             enabled
