@@ -300,7 +300,7 @@ def test_shapes_of_the_command() -> None:
         with pytest.raises(command.argparse.ArgumentTypeError):
             command.parse_shape(bad)
     for both in ("H=8,D=64,N=64,lengths=3:5", "B=2,H=8,D=64,lengths=3:5", "H=8,N=64,D=64,causal,top_left"):
-        with pytest.raises(command.argparse.ArgumentTypeError, match="expected .* or .*, got both"):
+        with pytest.raises(command.argparse.ArgumentTypeError, match=r"expected .* or .*, got both"):
             command.parse_shape(both)
 
 
