@@ -7,9 +7,17 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from . import _ops
-from ._refusals import backend_with, check_deterministic, mask_name, raise_refusal, refuse_gradient_of, window_sides
+from ._refusals import (
+    backend_with,
+    check_deterministic,
+    check_flag,
+    mask_name,
+    raise_refusal,
+    refuse_gradient_of,
+    window_sides,
+)
 from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_is_tracing
-from .autograd import Calls, refuse_slope_gradient, refuse_tangents
+from .autograd import Calls, refuse_number_gradient, refuse_slope_gradient, refuse_tangents
 
 
 def attend(
@@ -37,9 +45,15 @@ def attend(
             causal = "bottom_right"
         elif not isinstance(causal, str):
             causal = mask_name(causal)
+        if return_lse is not False and return_lse is not True:
+            return_lse = check_flag("return_lse", return_lse)
         left = right = None
         if window is not None:
             left, right = window_sides(window)
+        if scale is not None and type(scale) is not float:
+            refuse_number_gradient("scale", scale)
+        if softcap is not None and type(softcap) is not float:
+            refuse_number_gradient("softcap", softcap)
         if backend is None:
             backend = "auto"
         if accumulate is not None:
@@ -49,7 +63,7 @@ def attend(
         if alibi_slopes is not None:
             refuse_slope_gradient(alibi_slopes)
         if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
-            refuse_tangents(q, k, v, sinks, alibi_slopes)
+            refuse_tangents(q, k, v, sinks, alibi_slopes, scale, softcap)
         if not (
             is_grad_enabled()
             and (q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad))
@@ -109,6 +123,8 @@ def differentiate(
         left = right = None
         if window is not None:
             left, right = window_sides(window)
+        refuse_number_gradient("scale", scale)
+        refuse_number_gradient("softcap", softcap)
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         elif deterministic is not True and deterministic is not False:
@@ -116,7 +132,7 @@ def differentiate(
         if alibi_slopes is not None:
             refuse_slope_gradient(alibi_slopes)
         if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
-            refuse_tangents(*tensors, sinks, alibi_slopes)
+            refuse_tangents(*tensors, sinks, alibi_slopes, scale, softcap)
         operator = calls.bwd_without_autograd
         if is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, sinks)):
             operator = calls.bwd if is_compiling() else calls.differentiable_bwd

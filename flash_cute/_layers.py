@@ -13,6 +13,7 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
+from ._check_lengths import ENABLED as CHECKS_LENGTHS
 from ._refusals import is_refusal
 from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_is_tracing
 
@@ -24,6 +25,7 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a call with these tensors is an eager forward and nothing else."""
     return (
         not is_dynamo_compiling()  # the first, for what follows is not to be traced
+        and not CHECKS_LENGTHS  # which the general path does
         and type(q) is Tensor
         and type(k) is Tensor
         and type(v) is Tensor

@@ -52,6 +52,13 @@ def check_deterministic(deterministic: Any) -> bool:
     raise ValueError(f"flash_cute: deterministic: expected None, False or True, got {_shown(deterministic)}")
 
 
+def check_flag(name: str, flag: Any) -> bool:
+    """What Python would take for true or false is not one: a word, a tensor, None."""
+    if isinstance(flag, bool) or _is_numpy_bool(flag):
+        return bool(flag)
+    raise ValueError(f"flash_cute: {name}: expected False or True, got {_shown(flag)}")
+
+
 def check_capability(capability: Any) -> int:
     """0 where a plan is for the tensors' own device."""
     if capability is None:

@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import Tensor, are_deterministic_algorithms_enabled
 
-from . import _ops, cpu, cpu_bwd, cpu_varlen, report
+from . import _left, _ops, cpu, cpu_bwd, cpu_varlen, report
 from ._refusals import (
     Window,
     backend_with,
     check_capability,
     check_deterministic,
+    check_flag,
     mask_name,
     raise_refusal,
     window_sides,
@@ -142,7 +143,7 @@ def explain(
             deterministic = are_deterministic_algorithms_enabled()
         deterministic, dlse = check_deterministic(deterministic), _check_dlse(dlse)
         gpu = check_capability(capability)
-        if backward:
+        if check_flag("backward", backward):
             operator = _ops.varlen_bwd_plan if packed else _ops.bwd_plan
             plan = json.loads(operator(*tensors, *call, asked, deterministic, gpu, dlse))
         else:
@@ -165,6 +166,8 @@ def explain(
         plan["reasons"] += module.reasons(q, k, v, band, score, sinks)
     else:
         plan["compiled"] = _compiled(plan)
+        if divmod(plan["capability"], 10) in _left.CAPABILITIES:
+            plan["reasons"].append(_left.EXPLANATION)
     return Explanation(plan)
 
 

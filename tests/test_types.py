@@ -144,6 +144,24 @@ def test_option_of_a_wrong_type(function: str, option: str, value: Any, expected
         _calls(call, **{option: value})[function]()
 
 
+@pytest.mark.parametrize(
+    "value, shown", [("no", "'no'"), (1, "1"), (None, "None"), (torch.tensor(True), "torch.Tensor")]
+)
+def test_what_is_no_flag(value: Any, shown: str) -> None:
+    """What Python would take for true or false."""
+    q, k, v = (_call("cpu")[x] for x in "qkv")
+    packed = [x[0].transpose(0, 1) for x in (q, k, v)]
+    offsets = [torch.tensor([0, x.shape[0]], dtype=torch.int32) for x in packed[:2]]
+    for requires_grad in (False, True):
+        q.requires_grad_(requires_grad)
+        with pytest.raises(ValueError, match=rf"^flash_cute: return_lse: expected False or True, got {shown}$"):
+            flash_cute.attention(q, k, v, return_lse=value)
+        with pytest.raises(ValueError, match=rf"^flash_cute: return_lse: expected False or True, got {shown}$"):
+            flash_cute.varlen_attention(*packed, *offsets, return_lse=value)
+    with pytest.raises(ValueError, match=rf"^flash_cute: backward: expected False or True, got {shown}$"):
+        flash_cute.explain(q, k, v, backward=value)
+
+
 @pytest.mark.parametrize("layout", ["jagged", "strided", "sparse"])
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.filterwarnings("ignore:.*nested tensors")

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING
 
 _MODULES = ("diffusers", "flash_attn", "flash_attn_interface", "sdpa", "transformers")
 
-if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+if TYPE_CHECKING:
+    from . import flash_attn as flash_attn
+    from . import flash_attn_interface as flash_attn_interface
+    from . import sdpa as sdpa
+    from . import transformers as transformers
+else:  # type checkers would take any name for an attribute
 
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
