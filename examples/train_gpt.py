@@ -163,7 +163,7 @@ def read_text() -> bytes:
     library = Path(sysconfig.get_paths()["stdlib"])
     without = {"site-packages", "dist-packages", "test", "tests"}
     sources = [path for path in library.rglob("*.py") if without.isdisjoint(path.relative_to(library).parts)]
-    paths = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(sources)]
+    paths = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(sources)]
     return b"\n".join(path.read_bytes() for path in paths)
 
 
