@@ -244,12 +244,14 @@ def sentence(forward: Path, backward: Path, page: Path) -> str:
     found = []
     for table in tables:
         ratios = [ratio for *_, ratio in table.best_ratios(table.ours[0])]
-        found.append(f"{statistics.geometric_mean(ratios):.2f} times as fast (least {min(ratios):.3f})")
-    peers = " and ".join(figures.provider_title(name) for name in tables[0].rivals(tables[0].ours[0]))
+        found.append((f"{statistics.geometric_mean(ratios):.2f} times as fast", f"{min(ratios):.3f}"))
+    *others, last = (figures.provider_title(name) for name in tables[0].rivals(tables[0].ours[0]))
+    peers = f"{', '.join(others)} and {last}" if others else last
     facts = figures.read(forward).facts
+    (mean, least), (mean_backward, least_backward) = found
     text = (
-        f"On an {facts['gpu']} the forward is {found[0]} as the faster of {peers}, in the geometric mean of "
-        f"{len(tables[0].shapes)} shapes, and the backward {found[1]}."
+        f"On an {facts['gpu']} the forward is {mean} as the best of {peers} (geometric mean of "
+        f"{len(tables[0].shapes)} shapes, least {least}), and the backward is {mean_backward} (least {least_backward})."
     )
     return f"![TFLOP/s of the forward, by length]({up}{image})\n\n{text}\n"
 
