@@ -5,6 +5,7 @@
 
 A table stands between `<!-- bench:NAME -->` and `<!-- end bench -->`, and comes from bench/results/NAME.csv or, where
 NAME begins with no GPU, from that of the newest GPU that has it (`figures.GPUS`); no figure is typed by hand.
+`<!-- bench:sentence:FORWARD,BACKWARD -->` is a plot of the forward, and one sentence of both.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if not __package__:
 from bench import choice_table, errors, figures, steps  # noqa: E402
 from bench.figures import Figure, Results, Table  # noqa: E402
 
-MARKED = re.compile(r"(<!-- bench:([\w.-]+) -->\n).*?(<!-- end bench -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- bench:(sentence:)?([\w.,-]+) -->\n).*?(<!-- end bench -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", ROOT / "bench" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", ROOT / "bench" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def figure_text(figure: Figure | None, clock: str) -> str:
@@ -235,11 +236,35 @@ def section(path: Path, page: Path) -> str:
     return "\n".join([*lines, *notes]) + "\n"
 
 
+def sentence(forward: Path, backward: Path, page: Path) -> str:
+    """The forward's plot, and how both directions stand beside the fastest peer of each shape."""
+    up = "../" * (len(page.relative_to(ROOT).parts) - 1)
+    image = forward.with_suffix(".png").relative_to(ROOT).as_posix()
+    tables = [figures.read(path).tables[0] for path in (forward, backward)]
+    found = []
+    for table in tables:
+        ratios = [ratio for *_, ratio in table.best_ratios(table.ours[0])]
+        found.append((f"{statistics.geometric_mean(ratios):.2f} times as fast", f"{min(ratios):.3f}"))
+    *others, last = (figures.provider_title(name) for name in tables[0].rivals(tables[0].ours[0]))
+    peers = f"{', '.join(others)} and {last}" if others else last
+    facts = figures.read(forward).facts
+    (mean, least), (mean_backward, least_backward) = found
+    text = (
+        f"On an {facts['gpu']} the forward is {mean} as the best of {peers} (geometric mean of "
+        f"{len(tables[0].shapes)} shapes, least {least}), and the backward is {mean_backward} (least {least_backward})."
+    )
+    return f"![TFLOP/s of the forward, by length]({up}{image})\n\n{text}\n"
+
+
 def filled(text: str, page: Path) -> str:
     def fill(match: re.Match[str]) -> str:
-        path = figures.csv_of(match[2])
-        body = section(path, page) if path.exists() else f"Not measured yet (no {path.name}).\n"
-        return f"{match[1]}{body}{match[3]}"
+        paths = [figures.csv_of(name) for name in match[3].split(",")]
+        missing = [path.name for path in paths if not path.exists()]
+        if missing:
+            body = f"Not measured yet (no {', '.join(missing)}).\n"
+        else:
+            body = sentence(*paths, page) if match[2] else section(paths[0], page)
+        return f"{match[1]}{body}{match[4]}"
 
     return MARKED.sub(fill, text)
 

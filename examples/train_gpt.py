@@ -1,6 +1,6 @@
 """Train a small GPT with flash_cute's attention, and show that it learns what PyTorch's own attention learns.
 
-    pip install 'flash_cute[examples]'
+    pip install '.[examples]'
     python examples/train_gpt.py --out results                      # both head dims, three runs each, on the GPU
     python examples/train_gpt.py --out results --head-dim 128 --attention flash_cute     # one run, nothing compared
     python examples/train_gpt.py --out results --small --device cpu --steps 60           # a smoke test in seconds
@@ -163,7 +163,7 @@ def read_text() -> bytes:
     library = Path(sysconfig.get_paths()["stdlib"])
     without = {"site-packages", "dist-packages", "test", "tests"}
     sources = [path for path in library.rglob("*.py") if without.isdisjoint(path.relative_to(library).parts)]
-    paths = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(sources)]
+    paths = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(sources)]
     return b"\n".join(path.read_bytes() for path in paths)
 
 

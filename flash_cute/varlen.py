@@ -112,9 +112,8 @@ def varlen_attention(
         Offsets that are not ascending, negative or past the end are no error, since that would need the GPU to be
         waited for. They are clamped to [0, T] and count as ascending: an offset that is smaller than one before it
         counts as that one. So nothing outside of the tensors is read or written, no two sequences share a row, and
-        `seqused[b]` counts from 0 to the length that is left. With the
-        environment's `FLASH_CUTE_CHECK=1` offsets that are not in order raise: each call then waits for the GPU, to read
-        them.
+        `seqused[b]` counts from 0 to the length that is left. With the environment's `FLASH_CUTE_CHECK=1` offsets that
+        are not in order raise: each call then waits for the GPU, to read them.
 
     Raises:
         ValueError, NotImplementedError: as `attention`; also for offsets or used lengths of a wrong shape, dtype or

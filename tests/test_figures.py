@@ -121,6 +121,17 @@ def test_each_row_names_the_best_peer(bench: SimpleNamespace, paper: Path) -> No
     assert "in 2 of 4 shapes; least 0.980 (D 256 causal N 4096, FlashAttention-3)" in sentence
 
 
+def test_sentence_of_both_directions(bench: SimpleNamespace, paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest peer of each shape: 500 over 450 and 980 over 1000, so 1.04 in the mean and 0.98 at least."""
+    monkeypatch.setattr(bench.readme, "ROOT", paper.parent)
+    monkeypatch.setattr(bench.figures, "RESULTS", paper.parent)
+    text = "<!-- bench:sentence:paper,paper -->\nold\n<!-- end bench -->"
+    filled = bench.readme.filled(text, paper.parent / "docs/page.md")
+    assert "](../h200-paper.png)" in filled and "old" not in filled
+    said = "is 1.04 times as fast as the best of cuDNN, FlashAttention-3 and FlashAttention-2 "
+    assert f"{said}(geometric mean of 4 shapes, least 0.980)" in filled
+
+
 def test_peers_that_were_not_in_the_run_are_named_where_they_would_be_ahead(bench: SimpleNamespace) -> None:
     """FlashAttention-3 on the H100: 698 where cuDNN had 543, and cuDNN and flash_cute have 609 and 787 in this run."""
     (table,) = bench.figures.read(WITHOUT_FA3).tables

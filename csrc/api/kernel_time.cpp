@@ -10,7 +10,7 @@
 //
 // The constants come from least-squares fits to the logarithm of the times of every tile on random shapes (runs of
 // bench/choices.py on an H200): those of dense calls from 364 forwards and 360 backwards, those that packed calls add
-// from 200 forwards and 120 backwards of up to 128 short sequences. docs/tuning.md has how they were found.
+// from 200 forwards and 120 backwards of up to 128 short sequences. docs/trials/tuning.md has how they were found.
 #include "kernel_time.h"
 
 #include <algorithm>

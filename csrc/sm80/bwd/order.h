@@ -1,5 +1,5 @@
 // The order in which the CTAs of the sm80 backward take key tiles, a function of the shapes and the number of SMs.
-// Plain constants and data. docs/sm80_backward.md has the measurements.
+// Plain constants and data. docs/trials/sm80_backward.md has the measurements.
 #pragma once
 
 #include <algorithm>

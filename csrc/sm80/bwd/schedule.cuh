@@ -1,5 +1,5 @@
 // Compile-time choices of the mainloop that trade registers for latency, most of them chosen by experiment: with these
-// settings no kernel spills on sm_80, sm_90 or sm_120. docs/sm80_backward.md has the measurements.
+// settings no kernel spills on sm_80, sm_90 or sm_120. docs/trials/sm80_backward.md has the measurements.
 #pragma once
 
 #include <type_traits>

@@ -25,7 +25,7 @@ struct TileConfig {
   constexpr bool p_in_regs() const { return score_warps == warps && key_warps == warps; }
 };
 
-// docs/sm80_backward.md has the measurements behind each row.
+// docs/trials/sm80_backward.md has the measurements behind each row.
 constexpr TileConfig tile_config(int head_dim, int chip) {
   if (head_dim <= 64) {
     return {.block_m = 64, .block_n = 128, .warps = 4, .score_warps = 4, .key_warps = 4, .row_warps = 2,

@@ -20,7 +20,7 @@ struct TileConfig {
 };
 
 // The aim is 8 warps per SM with up to 255 registers per thread; ctas_per_sm is 1 where the tile's shared memory leaves
-// room for only one CTA of four warps. docs/sm80_forward.md has the measurements behind each row.
+// room for only one CTA of four warps. docs/trials/sm80_forward.md has the measurements behind each row.
 constexpr TileConfig tile_config(int head_dim, int chip) {
   if (head_dim <= 32) {
     return {.block_m = 128, .block_n = 64, .warps = 4, .stages = 2, .q_in_regs = true, .ctas_per_sm = 2};

@@ -1,5 +1,5 @@
 // The tile table of the sm90 forward. Plain constants: the kernel traits, the plan and the build's resource test all
-// read them here. docs/sm90_forward.md has the measurements behind it.
+// read them here. docs/trials/sm90_forward.md has the measurements behind it.
 #pragma once
 
 #include <algorithm>
