@@ -72,25 +72,22 @@ def packed(offsets: bool, cache: bool = False) -> Callable[..., Answers]:
         if "use_cache" in feed.signature:
             given["use_cache"] = cache
         row = torch.ones(1, ids.shape[1], dtype=torch.bool)
+        told = given
+        if offsets:
+            ends = torch.tensor([0, *torch.tensor(PACKED).cumsum(0).tolist()], dtype=torch.int32)
+            longest = {"max_length_q": max(PACKED), "max_length_k": max(PACKED)}
+            told = {**given, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends, **longest}
+        as_given = _forward(model, Inputs(told, row))
         if not is_eager:
-            if offsets:
-                ends = torch.tensor([0, *torch.tensor(PACKED).cumsum(0).tolist()], dtype=torch.int32)
-                given |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": max(PACKED)}
-                given["max_length_k"] = max(PACKED)
-            return [_forward(model, Inputs(given, row))]
+            return [as_given]
         alone = []
         for part, of_part in zip(ids.split(PACKED, 1), positions.split(PACKED, 1), strict=True):
             one = {**given, "input_ids": part, "position_ids": of_part}
             alone.append(_forward(model, Inputs(one, torch.ones(part.shape, dtype=torch.bool))))
-        answers = [{name: torch.cat([x[name] for x in alone]) for name in alone[0]}]
-        answers.append(_forward(model, Inputs(given, row)))
-        blocks = torch.block_diag(*(torch.ones(n, n) for n in PACKED)).tril()[None, None]
-        try:
-            minimum = torch.finfo(torch.float32).min
-            masked = {**given, "attention_mask": torch.where(blocks > 0, 0.0, minimum)}
-            answers.append(_forward(model, Inputs(masked, row)))
-        except Exception:  # no 4-D masks: the other answers stand
-            pass
+        answers = [{name: torch.cat([x[name] for x in alone]) for name in alone[0]}, as_given]
+        # Eager sees several sequences only without a cache; convolutions and states run on through them even then.
+        if cache:
+            answers.append(_forward(model, Inputs({**given, "use_cache": False}, row)))
         return answers
 
     return mode
