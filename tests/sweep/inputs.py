@@ -105,6 +105,7 @@ class Feed:
     def __init__(self, name: str, model: Any) -> None:
         self.config = model.config
         self.signature = inspect.signature(model.forward).parameters
+        self.images: Any = None  # what images.py finds
         self.by_rows = False  # a spectrogram's frames are rows
         self.recipe = ARGUMENTS.get(name) or ARGUMENTS.get(name.split(":")[0])
         self.names = self._choose(model)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import transformers
 
 from .compare import Values, values_of
+from .images import Images
 from .inputs import Feed, Inputs, ones, rng, tokens
 from .outcome import NotApplicable
 
@@ -56,8 +59,38 @@ def gradients(pad: str) -> Callable[..., Answers]:
     return mode
 
 
+def images(pad: str) -> Callable[..., Answers]:
+    def mode(model: Any, feed: Feed, is_eager: bool) -> Answers:
+        if feed.images is None:
+            feed.images = Images(model, feed.signature)
+        return [_forward(model, feed.images.make(pad))]
+
+    return mode
+
+
 def _packed_inputs() -> tuple[torch.Tensor, torch.Tensor]:
     return tokens(1, sum(PACKED)), torch.cat([torch.arange(n) for n in PACKED])[None]
+
+
+@contextlib.contextmanager
+def _masked_by_blocks() -> Iterator[None]:
+    """Eager's attention keeps the sequences of `PACKED` apart, whatever a model tells it; states and convolutions that
+    run on through them do not."""
+    names = transformers.AttentionMaskInterface._global_mapping
+    whole = names["eager"]
+    apart = torch.block_diag(*(torch.ones(n, n) for n in PACKED)).bool()
+
+    def by_blocks(*args: Any, **options: Any) -> Any:
+        made = whole(*args, **options)
+        if made is None or made.shape[-2:] != apart.shape:
+            return made
+        return made.masked_fill(~apart.to(made.device), torch.finfo(made.dtype).min)
+
+    names["eager"] = by_blocks
+    try:
+        yield
+    finally:
+        names["eager"] = whole
 
 
 def packed(offsets: bool, cache: bool = False) -> Callable[..., Answers]:
@@ -85,9 +118,8 @@ def packed(offsets: bool, cache: bool = False) -> Callable[..., Answers]:
             one = {**given, "input_ids": part, "position_ids": of_part}
             alone.append(_forward(model, Inputs(one, torch.ones(part.shape, dtype=torch.bool))))
         answers = [{name: torch.cat([x[name] for x in alone]) for name in alone[0]}, as_given]
-        # Eager sees several sequences only without a cache; convolutions and states run on through them even then.
-        if cache:
-            answers.append(_forward(model, Inputs({**given, "use_cache": False}, row)))
+        with _masked_by_blocks():
+            answers.append(_forward(model, Inputs(told, row)))
         return answers
 
     return mode
@@ -173,6 +205,8 @@ MODES: dict[str, Callable[..., Answers]] = {
     "packed": packed(False),
     "packed, cache": packed(False, cache=True),
     "offsets": packed(True),
+    "image": images("none"),
+    "image left": images("left"),
     "gradients": gradients("none"),
     "gradients left": gradients("left"),
     "dynamic": generate("left"),

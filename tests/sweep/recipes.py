@@ -41,6 +41,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "esm": {"vocab_size": sizes.VOCABULARY, "pad_token_id": 0, "mask_token_id": 90},
     "esmc": _MHA,
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
+    "gemma3": {"mm_tokens_per_image": 4},
     "gemma3n_text": {
         "num_hidden_layers": 4,
         "num_kv_shared_layers": 2,

@@ -154,26 +154,21 @@ def _outcome(mode: str, eager: Any, ours: Any, feed: Feed) -> Outcome:
     except Exception as error:
         sentence = _sentence(error, mode)
         return Outcome(REFUSED_AT_CALL, text=sentence) if sentence else Outcome(UNCLEAR, text=_said(error)[:2000])
-    return _compared(mode, ours.config, answer, expected)
+    return _compared(mode, answer, expected)
 
 
-def _compared(mode: str, config: Any, answer: Values, expected: modes.Answers) -> Outcome:
+def _compared(mode: str, answer: Values, expected: modes.Answers) -> Outcome:
     found = [difference(answer, x) for x in expected]
-    if Counter.with_offsets and not _is_hybrid(config):
-        found = found[:1]  # the attention was told of the sequences, and must not compute as if not
+    kinds = ["alone", "as eager", "attention alone"]
+    if Counter.with_offsets:  # the attention was told of the sequences, and must not compute as if not
+        del found[1:2], kinds[1:2]
     error, where = min(found)
-    which = ("alone", "as eager", "as eager without cache")[found.index((error, where))] if len(expected) > 1 else ""
+    which = kinds[found.index((error, where))] if len(expected) > 1 else ""
     if not error <= (TOLERANCE_OF_GRADIENTS if mode.startswith("gradients") else TOLERANCE):
         return Outcome(WRONG, error, where)
     if not Counter.calls and mode not in modes.COMPILED:
         return Outcome(NOT_REACHED, error)
     return Outcome(RIGHT, error, which)
-
-
-def _is_hybrid(config: Any) -> bool:
-    """Whether there are layers other than attention, in which a sequence hears of those before it in its row."""
-    kinds = getattr(config.get_text_config(), "layer_types", None) or []
-    return any("attention" not in kind or kind == "linear_attention" for kind in kinds)
 
 
 def _compile_sdpa(run_mode: Any, eager: Any, feed: Feed) -> None:
