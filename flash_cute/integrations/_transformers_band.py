@@ -67,9 +67,14 @@ def code_of(left: int | None, right: int | None) -> int:
         return _BANDS.index(band) + 1
 
 
-def options_of(code: int) -> Options | None:
-    """The arguments that a code stands for; None if it is none."""
-    return _OPTIONS[code - 1] if 0 < code <= len(_OPTIONS) else None
+def is_code(code: int) -> bool:
+    """Whether it is that of a band."""
+    return 0 < code <= len(_OPTIONS)
+
+
+def options_of(code: int) -> Options:
+    """The arguments that a code stands for."""
+    return _OPTIONS[code - 1]
 
 
 def pattern_of(function: MaskFunction, end: int) -> Pattern | None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ._transformers_band import Options, options_of
+from ._transformers_band import Options, code_of, is_code, options_of
 
 # cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q and max_seqlen_k of `varlen_attention`.
 Lengths: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None, int | None, int | None]
@@ -33,6 +33,9 @@ class Known(NamedTuple):
     lengths: Lengths | None = None
     order: Order | None = None
     options: Options | None = None
+    # Of the last row alone, of batch items where it is padding behind the tokens, which is what it sees; else it is 0,
+    # as other rows of padding are. From it `generate` goes on where prompts are padded on the right.
+    last_row: Lengths | None = None
 
 
 def band_alone(sizes: tuple[int, int, int], code: int, device: torch.device | str) -> Tensor:
@@ -76,11 +79,12 @@ def padded(
     count = tokens.sum(1)
     has_holes = (count != (end - begin).clamp(min=0)).any()
     if waits:
-        shortest, holes_found = torch.stack((count.amin(), has_holes)).tolist()
+        ends_early = ((end < seen) & (end > 0)).any()
+        shortest, holes_found, may_be_last = torch.stack((count.amin(), has_holes, ends_early)).tolist()
         if shortest == sizes[2] and isinstance(seen, int) and seen == sizes[2]:
             return None
         if not holes_found:
-            return _in_blocks(begin, end, sizes, seen, first_row, code)
+            return _in_blocks(begin, end, sizes, seen, first_row, code, bool(may_be_last))
         if has_window:
             raise ValueError(_HOLES)
     elif has_window:
@@ -102,8 +106,11 @@ def _in_blocks(
     seen: int | Tensor,
     first_row: int | Tensor | None,
     code: int,
+    ends_early: bool = True,
 ) -> Tensor:
     """`(2B, Nk, code, 4)`, of batch items whose tokens are the keys from `begin` to `end`, (B,).
+
+    ends_early: whether some may end before the last row.
 
     The batch is read as 2B - 1 sequences in one tensor of B * Nk rows: in turn the tokens of a batch item, and the gap
     up to those of the next one, of which nothing is used. So padding costs no copy, and neither side of it matters.
@@ -132,8 +139,8 @@ def _in_blocks(
     # In memory each of the four is contiguous, as `varlen_attention` wants them.
     stacked = torch.stack(rows).int()
     result = stacked.t()[:, None, None].expand(-1, kv_length, code, _PADDED)
-    lengths = _of_padding(stacked.unbind(0), q_length, kv_length)
-    return _with_known(result, Known(lengths, None, options_of(code)), sizes)
+    known = _of_padding(stacked.unbind(0), sizes, options_of(code))
+    return _with_known(result, known if ends_early else known._replace(last_row=None), sizes)
 
 
 def _in_order(
@@ -167,21 +174,39 @@ def _ordered(data: Tensor, sizes: tuple[int, int, int], options: Options | None)
     batch_size, q_length, kv_length = sizes
     item = torch.arange(batch_size + 1, dtype=torch.int32, device=data.device)
     used_k, keys = data[:, 0].contiguous(), (data[:, 1 : kv_length + 1] + item[:-1, None] * kv_length).flatten()
-    used_q, order = None, Order(None, keys, None)
+    used_q, order, last_row = None, Order(None, keys, None), None
     if data.shape[1] > kv_length + 1:
         used_q, *queries = data[:, kv_length + 1 :].split((1, q_length, q_length), 1)
         used_q = used_q.flatten().contiguous()
         there, back = ((x + item[:-1, None] * q_length).flatten() for x in queries)
         order = Order(there, keys, back)
-    return Known((item * q_length, item * kv_length, used_q, used_k, q_length, kv_length), order, options)
+        is_padding = (queries[1][:, -1] >= used_q).int()
+        last_row = (item, item * kv_length, is_padding, used_k, 1, kv_length)
+    return Known((item * q_length, item * kv_length, used_q, used_k, q_length, kv_length), order, options, last_row)
 
 
 def _of_packing(offsets: Tensor) -> Lengths:
     return offsets, offsets, None, None, None, None
 
 
-def _of_padding(rows: Sequence[Tensor], q_length: int, kv_length: int) -> Lengths:
-    return rows[0], rows[1], rows[2][:-1], rows[3][:-1], q_length, kv_length
+def _of_padding(rows: Sequence[Tensor], sizes: tuple[int, int, int], options: Options) -> Known:
+    batch_size, q_length, kv_length = sizes
+    lengths = rows[0], rows[1], rows[2][:-1], rows[3][:-1], q_length, kv_length
+    if q_length == 1 or not options.is_causal:
+        return Known(lengths, None, options)
+    item = torch.arange(batch_size, dtype=torch.int32, device=rows[0].device)
+    begin, end, end_of_rows = rows[1][::2], rows[1][1::2], rows[0][1::2] - item * q_length
+    if options.sliding_window is not None:
+        begin = torch.maximum(begin, end + (q_length - end_of_rows - options.sliding_window)).minimum(end)
+    is_padding = ((end_of_rows < q_length) & (end > begin)).int()
+    zero = torch.zeros_like(item)
+    last_row = (
+        torch.stack((item, item + is_padding), 1).flatten(),
+        torch.stack((begin, end), 1).flatten(),
+        torch.stack((is_padding, zero), 1).flatten()[:-1],
+        torch.stack((end - begin, zero), 1).flatten()[:-1],
+    )
+    return Known(lengths, None, options, (*last_row, 1, kv_length))
 
 
 def _with_known(result: Tensor, known: Known, sizes: tuple[int, int, int]) -> Tensor:
@@ -215,17 +240,21 @@ def read(attention_mask: Tensor, batch_size: int, q_length: int, kv_length: int)
     if columns == _ORDER:
         return _ordered(attention_mask[:, :, 0, 0], sizes, options)
     rows = [x.contiguous() for x in attention_mask[:, 0, 0].unbind(1)]
-    lengths = _of_packing(rows[0]) if columns == _PACKED else _of_padding(rows, q_length, kv_length)
-    return Known(lengths, None, options)
+    return Known(_of_packing(rows[0]), None, options) if columns == _PACKED else _of_padding(rows, sizes, options)
+
+
+def narrowed(attention_mask: Tensor, left: int | None) -> Tensor:
+    """What the mask function returned, with causality, and a window if any, that a layer has beside its mask."""
+    if attention_mask.shape[-1] == _ORDER and left is not None:
+        raise ValueError(_HOLES)
+    return attention_mask[:, :, :1].expand(-1, -1, code_of(left, 0), -1)
 
 
 def _check(attention_mask: Tensor, sizes: tuple[int, int, int]) -> Options:
     batch_size, q_length, kv_length = sizes
     shape = tuple(attention_mask.shape)
-    options = None
-    if attention_mask.dtype == torch.int32 and len(shape) == 4 and shape[3] in (_BAND, _PACKED, _ORDER, _PADDED):
-        options = options_of(int(shape[2]))
-    if options is None:
+    is_ours = attention_mask.dtype == torch.int32 and len(shape) == 4 and is_code(int(shape[2]))
+    if not is_ours or shape[3] not in (_BAND, _PACKED, _ORDER, _PADDED):
         raise ValueError(
             "flash_cute: attention_mask: expected None or a padding mask (batch, positions), got "
             f"{attention_mask.dtype} {shape}; custom masks need attn_implementation='sdpa' or 'eager'"
@@ -241,7 +270,7 @@ def _check(attention_mask: Tensor, sizes: tuple[int, int, int]) -> Options:
             f"flash_cute: attention_mask: expected one made for {batch_size} batch items of {kv_length} keys, "
             f"got {shape}"
         )
-    return options
+    return options_of(int(shape[2]))
 
 
 def by_heads_lengths(lengths: Lengths, key: Tensor, value: Tensor) -> Lengths | None:

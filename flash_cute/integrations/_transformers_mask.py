@@ -123,8 +123,7 @@ def _make(
             attention_mask = torch.ones((batch_size, kv_length), dtype=torch.bool, device=device)
         else:
             attention_mask = attention_mask[:, kv_offset : kv_offset + kv_length]
-        # Of cross-attention the mask is the keys', and all queries count.
-        own = right == 0 or (q_length == kv_length and attends_only_to_itself(config))
+        own = _are_own(band, sizes, config)
         result = padded(attention_mask, sizes, seen, seen - q_length if own else None, code, waits, has_window)
         if result is not None:
             return result
@@ -188,6 +187,22 @@ _IN_A_GRAPH = (
 )
 
 
+def _are_own(band: Band, sizes: Sizes, config: Any) -> bool:
+    """Whether padding among the keys is padding among the queries. Of cross-attention it is not, and all rows count."""
+    if sizes[1] == 1:  # whatever it is, it sees all tokens up to it
+        return False
+    if band[1] == 0 or (sizes[1] == sizes[2] and attends_only_to_itself(config)):
+        return True
+    if band == WHOLE:
+        return False
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+        raise ValueError(
+            "flash_cute: attention_mask: expected no padding beside a window that is not causal in a model with "
+            "cross-attention, got some"
+        )
+    return True  # rows have positions among the keys
+
+
 def _without_idle_limits(band: Band, sizes: Sizes, q_offset: int | Tensor, kv_offset: int) -> Band:
     """A band without limits that are too far away for these sizes to matter."""
     _, q_length, kv_length = sizes
@@ -209,7 +224,9 @@ def _without_idle_limits(band: Band, sizes: Sizes, q_offset: int | Tensor, kv_of
 def _is_doubtful(config: Any, kv_length: int) -> bool:
     """Whether layers might do otherwise than their mask says, so that None would not do for it."""
     window = getattr(config, "sliding_window", None)
-    return type(config) in without_sdpa or (isinstance(window, int) and kv_length >= window)
+    if isinstance(window, int) and kv_length >= window:
+        return True
+    return type(config) in without_sdpa or getattr(config, "use_bidirectional_attention", None) is not None
 
 
 def is_in_a_graph(device: torch.device | str) -> bool:

@@ -17,9 +17,6 @@ The rest (window, softcap, sinks, scale, causal) is passed to the attention func
 served raises a ValueError; docs/integrations.md has the table.
 """
 
-import functools
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,12 +30,11 @@ from .._layers import is_plain
 from .._refusals import is_refusal
 from ._transformers_band import CAUSAL, WHOLE, Band, code_of
 from ._transformers_lengths import Known, Lengths, Order, by_heads_lengths, kept_by_heads, padded, read
+from ._transformers_load import NAME, teach
 from ._transformers_mask import is_in_a_graph, mask
 from ._transformers_models import attends_only_to_itself
 
 __all__ = ["attention", "mask", "register"]
-
-NAME = "flash_cute"
 
 # What models pass to an attention function that changes its result and has no counterpart here.
 _UNSERVED = {
@@ -67,46 +63,9 @@ def register() -> None:
     """
     import transformers
 
-    version = transformers.__version__
-    # Where its mask functions take lengths: older ones take the positions of the queries.
-    masking = getattr(transformers, "masking_utils", None)
-    if masking is None or "q_length" not in inspect.signature(masking.sdpa_mask).parameters:
-        raise ImportError(f"flash_cute: transformers: expected version 5.4 or newer, got {version}")
-    model_class = transformers.PreTrainedModel
-    check = getattr(model_class, "_check_and_adjust_attn_implementation", None)
-    if check is None:
-        raise ImportError(
-            f"flash_cute: transformers: version {version} chooses an attention implementation in a way that this "
-            "version of flash_cute does not know"
-        )
+    teach(transformers)
     transformers.AttentionInterface.register(NAME, attention)
     transformers.AttentionMaskInterface.register(NAME, mask)
-    if not hasattr(check, "accepts_flash_cute"):
-        model_class._check_and_adjust_attn_implementation = _accept_name(check)
-
-
-def _accept_name(check: Callable[..., str]) -> Callable[..., str]:
-    """PreTrainedModel's choice of an implementation, which takes our name as it is.
-
-    By "flash" in a name Transformers knows implementations that are given padding as a 2-D mask and packed sequences as
-    offsets, as we want. It then also tries to load flash-attn or a kernel of that name from the hub, and replaces the
-    name where a model lists the flash-attention implementations that it works with (gpt-oss: those that have sinks).
-    """
-
-    @functools.wraps(check)
-    def accepting(self: Any, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
-        if attn_implementation != NAME:
-            return check(self, attn_implementation, *args, **kwargs)
-        if not (self._supports_flash_attn or getattr(self, "_supports_attention_backend", False)):
-            # Such a model would compute its own attention whatever the name.
-            raise ValueError(
-                f"flash_cute: attn_implementation: expected a model that uses Transformers' attention interface, got "
-                f"{type(self).__name__}"
-            )
-        return NAME
-
-    accepting.accepts_flash_cute = True  # type: ignore[attr-defined]
-    return accepting
 
 
 def attention(
@@ -232,7 +191,9 @@ def attention(
                 raise
             # It is called again below, where errors are worded.
         else:
-            return out, None
+            if known is None or known.last_row is None:
+                return out, None
+            return _with_last_row(out, query, key, value, known, softcap, s_aux, scaling), None
     if by_heads is not None and lengths is None:  # the general path counts the rows of all heads together
         assert attention_mask is not None
         lengths = _of_mask(module, query, key, is_causal, sliding_window, attention_mask).lengths
@@ -242,7 +203,10 @@ def attention(
     options["window"] = window
     # False is a model's default, and must not override torch.use_deterministic_algorithms.
     options["deterministic"] = deterministic or None
-    return _general(query, key, value, is_causal, lengths, None if known is None else known.order, options), None
+    out = _general(query, key, value, is_causal, lengths, None if known is None else known.order, options)
+    if known is not None and known.last_row is not None and not torch.is_grad_enabled():
+        out = _with_last_row(out, query, key, value, known, softcap, s_aux, scaling)
+    return out, None
 
 
 def _says_what_is_not_taken(error: Exception) -> bool:
@@ -254,10 +218,27 @@ def _says_what_is_not_taken(error: Exception) -> bool:
 
 def _of_dropout(module: torch.nn.Module, dropout: float) -> str:
     """The error about dropout, with the fields of the model's configuration that it comes of."""
-    config = getattr(module, "config", None)
-    fields = [f"config.{name}" for name, value in getattr(config, "__dict__", {}).items() if "drop" in name and value == dropout]
-    where = " or ".join(fields) or "the model's attention dropout"
+    config = getattr(getattr(module, "config", None), "__dict__", {})
+    fields = [f"config.{name}" for name, value in config.items() if "drop" in name and value == dropout]
+    where = " or ".join([x for x in fields if "att" in x] or fields) or "the model's attention dropout"
     return f"flash_cute: dropout: expected 0 in training (set {where} to 0), got {dropout}"
+
+
+def _with_last_row(
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    known: Known,
+    softcap: float | None,
+    sinks: Tensor | None,
+    scale: float | None,
+) -> Tensor:
+    """`out` with the last row of batch items whose last row is padding, which in `out` is 0."""
+    order = None if known.order is None else Order(None, known.order.keys, None)
+    options = {"scale": scale, "softcap": softcap, "sinks": sinks}
+    last = _general(query[:, :, -1:], key, value, False, known.last_row, order, options)
+    return torch.cat((out[:, :-1], out[:, -1:] + last), 1)
 
 
 def _general(
