@@ -94,6 +94,10 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
                         " fill no whole wave: their rows are split over " + std::to_string(split.ranges) +
                         " multiprocessors.");
   }
+  if (decision.plan.scales_dout) {
+    sentences.push_back("Since a gradient of the LSE is divided by the keys' share of the weights, each row of dout is "
+                        "scaled by a power of two, in the workspace.");
+  }
   if (is_large(decision)) sentences.push_back(column_parts_text(decision));
   if (decision.plan.shape.dq_in_registers) {
     sentences.push_back(std::string("Deterministic in either mode: dq has a kernel of its own, ") +
