@@ -1,10 +1,10 @@
 """Every architecture of the installed Transformers, by flash_cute against eager, from the folder tests/:
 
-    python -m sweep                              all models in all modes; what results.json knows is not run again
-    python -m sweep --model llama --model bart:seq2seq --mode plain,left --again
-    python -m sweep --failed                     only what was wrong, unclear, not reached or not built
-    python -m sweep --fixed                      the part that CI runs
-    python -m sweep --table models.md            writes the table of what results.json knows
+python -m sweep                              all models in all modes; what results.json knows is not run again
+python -m sweep --model llama --model bart:seq2seq --mode plain,left --again
+python -m sweep --failed                     only what was wrong, unclear, not reached or not built
+python -m sweep --fixed                      the part that CI runs
+python -m sweep --table models.md            writes the table of what results.json knows
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> int:
 
     def left(name: str) -> list[str]:
         known = results.get(name, {})
-        if options.again or "load" in known and options.failed and known["load"]["result"] in BAD:
+        if options.again or ("load" in known and options.failed and known["load"]["result"] in BAD):
             return wanted
         if "load" in known:
             return []
@@ -86,8 +86,15 @@ def main() -> int:
             known = {}
         results[model.name] = {**{k: x for k, x in known.items() if not k.startswith("after ")}, **found}
         options.results.write_text(json.dumps(results, indent=1, sort_keys=True))
-        bad = [f"{m}: {x['result']} {x['error'] or ''} {x['text'][:160]!r}" for m, x in found.items() if x["result"] in BAD]
-        print(f"{count}/{len(work)} {time.monotonic() - begin:.0f} s {model.name} {len(found)}", *bad, sep="\n    ", flush=True)
+        bad = [
+            f"{m}: {x['result']} {x['error'] or ''} {x['text'][:160]!r}" for m, x in found.items() if x["result"] in BAD
+        ]
+        print(
+            f"{count}/{len(work)} {time.monotonic() - begin:.0f} s {model.name} {len(found)}",
+            *bad,
+            sep="\n    ",
+            flush=True,
+        )
 
     runner.register()
     pool.run_all(work, done, device=options.device, jobs=options.jobs, seconds=options.seconds)
