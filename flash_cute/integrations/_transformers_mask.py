@@ -1,6 +1,5 @@
 """Transformers' mask function for flash_cute: what the layers have to know of bands, padding and packed sequences."""
 
-import sys
 from typing import Any, TypeAlias
 
 import torch
@@ -24,7 +23,7 @@ from ._transformers_models import attends_only_to_itself
 # B, Nq, Nk.
 Sizes: TypeAlias = tuple[int, int, int]
 # mask_function, use_vmap, local_size, allow_is_causal_skip, allow_is_bidirectional_skip
-Stated: TypeAlias = tuple[MaskFunction, bool, int | None, bool, bool]
+Stated: TypeAlias = tuple[MaskFunction | None, bool, int | None, bool, bool]
 
 # Classes of configurations of models that Transformers' sdpa does not serve, so that nothing says that their layers and
 # their masks agree on what is causal.
@@ -58,7 +57,8 @@ def mask(
     Args:
         batch_size, q_length, kv_length: B, Nq, Nk.
         q_offset: positions before the first query; a tensor where a StaticCache counts them.
-        mask_function: which key a row sees, as a function of indices of batch, head, row and key. None: causal.
+        mask_function: which key a row sees, as a function of indices of batch, head, row and key. None: causal,
+            with a window of `local_size` if that is given.
         attention_mask: padding, `(B, positions)` bool, False where there is no token. `None`: no padding.
         local_size: the size of a window; looked at where `mask_function` cannot be.
         allow_is_causal_skip, allow_is_bidirectional_skip: whether None may say that `mask_function` is causality, or
@@ -88,8 +88,6 @@ def mask(
         raise ValueError(
             f"flash_cute: attention_mask: expected a padding mask (batch, positions), got {tuple(attention_mask.shape)}"
         )
-    if mask_function is None:
-        mask_function = sys.modules["transformers.masking_utils"].causal_mask_function
     sizes = (batch_size, q_length, kv_length)
     stated = (mask_function, use_vmap, local_size, allow_is_causal_skip, allow_is_bidirectional_skip)
     make = _outside_of_graphs if is_dynamo_compiling() and not _is_whole_graph() else _make
@@ -145,6 +143,8 @@ def _pattern(
     """What a mask function says; an error if it is no band."""
     batch_size, q_length, kv_length = sizes
     function, use_vmap, local_size, *may_be_none = stated
+    if function is None:
+        return Pattern(CAUSAL if local_size is None else (local_size - 1, 0))
     if not is_dynamo_compiling():
         found = pattern_of(function, kv_offset + kv_length)
     else:

@@ -5,9 +5,22 @@ Found by comparing each with "eager" in float32: unpadded and padded, longer tha
 
 from typing import Any
 
-# Models whose class says `_supports_flash_attn = False`, by the name of the class that says so: those that are right,
-# since what it is said for is served here, or refused by the call that needs it.
-TESTED: dict[str, str] = {}
+# Architectures, by their folder in Transformers, whose classes say `_supports_flash_attn = False` and which are right
+# all the same: why they say so, and what becomes of that here. What is not here is refused where it is loaded: its layers
+# add to masks (Doge, DeepSeek-V4), choose keys (DeepSeek-V3.2, GLM-MoE-DSA, HY-V4, AXK2) or expect a mask (SigLIP2).
+TESTED = {
+    "beit": "a bias of positions, which some configurations have, is refused in the call",
+    "gemma3": "tokens of an image see each other: the mask function refuses such a mask",
+    "gemma4_unified": "tokens of an image see each other: the mask function refuses such a mask",
+    "got_ocr2": "a bias of positions in the image's layers, which do not use the interface",
+    "llama4": "chunks: Transformers refuses sequences that are longer than one",
+    "mllama": "a mask of its own for images is refused in the call",
+    "molmo2": "tokens of an image see each other: the mask function refuses such a mask",
+    "paligemma": "tokens of an image see each other: the mask function refuses such a mask",
+    "pp_chart2table": "as got_ocr2",
+    "shieldgemma2": "as gemma3",
+    "step3p7": "a bias of positions in the image's layers, which do not use the interface",
+}
 
 # Encoders, by `config.model_type`, whose bidirectional layers attend to what they are in: padding among the keys is
 # padding among the queries too, and rows of padding need not be computed. Elsewhere the queries beside a padding mask

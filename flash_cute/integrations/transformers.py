@@ -196,7 +196,8 @@ def attention(
             return _with_last_row(out, query, key, value, known, softcap, s_aux, scaling), None
     if by_heads is not None and lengths is None:  # the general path counts the rows of all heads together
         assert attention_mask is not None
-        lengths = _of_mask(module, query, key, is_causal, sliding_window, attention_mask).lengths
+        known = _of_mask(module, query, key, is_causal, sliding_window, attention_mask)
+        lengths = known.lengths
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
     if window is None and sliding_window is not None:
         window = (sliding_window - 1, 0 if is_causal else sliding_window - 1)
