@@ -41,7 +41,7 @@ def main() -> int:
 
     transformers.logging.set_verbosity_error()
     from . import modes, pool, runner, table
-    from .fixed import FIXED
+    from .fixed import FIXED, SLOW
     from .models import models
     from .outcome import BAD
 
@@ -69,9 +69,9 @@ def main() -> int:
         if options.model and not {model.model_type, model.name} & set(options.model):
             continue
         if options.fixed:
-            if model.name in FIXED and not options.model:
-                of_model = [m for m in FIXED[model.name] or wanted if m in wanted]
-                work.append((model, of_model))
+            if model.name in FIXED:
+                part = FIXED[model.name]
+                work.append((model, [m for m in wanted if m not in SLOW or m in part.slow]))
             continue
         if modes_left := left(model.name):
             work.append((model, modes_left))
@@ -102,7 +102,7 @@ def main() -> int:
     counts = table.counts({n: x for n, x in results.items() if n in names or not work})
     print(*(f"{n} {result}" for result, n in counts.items()), sep=", ")
     if options.table:
-        options.table.write_text(table.markdown(results))
+        options.table.write_text(table.markdown(results, f"Transformers {transformers.__version__}"))
     return 1 if any(x["result"] in BAD for n in names for x in results[n].values()) else 0
 
 

@@ -11,7 +11,7 @@ from .inputs import BATCH, Inputs
 
 # Relative; on a GPU q, k and v are rounded to float16 for flash_cute alone.
 TOLERANCE = {"cpu": 1e-4, "cuda": 1e-2}
-TOLERANCE_OF_GRADIENTS = {"cpu": 1e-3, "cuda": 5e-2}
+TOLERANCE_OF_GRADIENTS = {"cpu": 5e-3, "cuda": 5e-2}
 LEFT_OUT = ("past_key_values", "attentions", "router_logits")  # caches: what they hold is seen in later tokens
 Values = dict[str, Tensor]
 
@@ -33,7 +33,8 @@ def values_of(output: Any, inputs: Inputs) -> Values:
         mask = inputs.kept if source else inputs.kept_targets
         if mask is not None and x.shape[:2] == mask.shape:
             result[name] = x[mask.to(x.device)]
-    return result or found
+    # What has another shape may be made of padding, but for that of the items that have none: all but the first.
+    return result or {name: x[len(x) // BATCH :] for name, x in found.items() if len(x) % BATCH == 0}
 
 
 def _begin(name: str, x: Tensor, part: float) -> Values:

@@ -81,8 +81,8 @@ def _masked_by_blocks() -> Iterator[None]:
     apart = torch.block_diag(*(torch.ones(n, n) for n in PACKED)).bool()
 
     def by_blocks(*args: Any, **options: Any) -> Any:
-        made = whole(*args, **options)
-        if made is None or made.shape[-2:] != apart.shape:
+        made = whole(*args, **{**options, "allow_is_bidirectional_skip": False})
+        if made.shape[-2:] != apart.shape:
             return made
         return made.masked_fill(~apart.to(made.device), torch.finfo(made.dtype).min)
 
