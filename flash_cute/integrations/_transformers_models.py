@@ -6,7 +6,7 @@ Found by comparing each with "eager" in float32: unpadded and padded, longer tha
 from typing import Any
 
 # Architectures, by their folder in Transformers, whose classes say `_supports_flash_attn = False` and which are right
-# all the same: why they say so, and what becomes of that here. What is not here is refused where it is loaded: its layers
+# all the same: why they say so, and what becomes of that here. What is not here is refused where it is loaded: layers
 # add to masks (Doge, DeepSeek-V4), choose keys (DeepSeek-V3.2, GLM-MoE-DSA, HY-V4, AXK2) or expect a mask (SigLIP2).
 TESTED = {
     "beit": "a bias of positions, which some configurations have, is refused in the call",

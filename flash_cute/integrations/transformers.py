@@ -45,6 +45,7 @@ _UNSERVED = {
     "indices": "sparse attention is not served",
     "block_indices": "sparse attention is not served",
     "head_mask": "weights cannot be multiplied by a mask of heads",
+    "sinks": "sinks are s_aux, per head",
 }
 
 
@@ -154,6 +155,8 @@ def attention(
             elif lengths is None and position_ids is not None:  # no padding after all
                 lengths = _packed(module, query, key, position_ids)
     elif cu_seq_lens_q is not None:
+        if sliding_window is None:
+            _refuse_unsaid_window(module, max_length_k)
         lengths = _given(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
     elif position_ids is not None:
         lengths = _packed(module, query, key, position_ids)
@@ -301,6 +304,20 @@ def _of_mask(
         mask = padded(attention_mask, sizes, seen, first_row, code, waits, has_window)
         known[call] = Known() if mask is None else read(mask, *sizes)._replace(options=None)
     return known[call]
+
+
+def _refuse_unsaid_window(module: torch.nn.Module, longest: Any) -> None:
+    """Raise where a layer has a window that only its mask would say, and there is none (continuous batching)."""
+    config = getattr(module, "config", None)
+    window = getattr(config, "sliding_window", None)
+    if not isinstance(window, int) or (isinstance(longest, int) and longest <= window):
+        return
+    types, layer = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    if types is None or layer is None or types[layer] == "sliding_attention":
+        raise ValueError(
+            f"flash_cute: sliding_window: expected {window}, config.sliding_window, of {type(module).__name__} where "
+            "sequences are packed without a mask (generate_batch), got None"
+        )
 
 
 def _given(offsets_q: Tensor, offsets_k: Tensor | None, longest_q: Any, longest_k: Any) -> Lengths:
