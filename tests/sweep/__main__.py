@@ -1,10 +1,10 @@
 """Every architecture of the installed Transformers, by flash_cute against eager, from the folder tests/:
 
-    python -m sweep                              all models in all modes; what results.json knows is not run again
-    python -m sweep --model llama --model bart:seq2seq --mode plain,left --again
-    python -m sweep --failed                     only what was wrong, unclear, not reached or not built
-    python -m sweep --fixed                      the part that CI runs
-    python -m sweep --table models.md            writes the table of what results.json knows
+python -m sweep                              all models in all modes; what results.json knows is not run again
+python -m sweep --model llama --model bart:seq2seq --mode plain,left --again
+python -m sweep --failed                     only what was wrong, unclear, not reached or not built
+python -m sweep --fixed                      the part that CI runs
+python -m sweep --table models.md            writes the table of what results.json knows
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
 
     transformers.logging.set_verbosity_error()
     from . import modes, pool, runner, table
-    from .fixed import FIXED
+    from .fixed import FIXED, SLOW
     from .models import models
     from .outcome import BAD
 
@@ -56,7 +56,7 @@ def main() -> int:
 
     def left(name: str) -> list[str]:
         known = results.get(name, {})
-        if options.again or "load" in known and options.failed and known["load"]["result"] in BAD:
+        if options.again or ("load" in known and options.failed and known["load"]["result"] in BAD):
             return wanted
         if "load" in known:
             return []
@@ -69,9 +69,9 @@ def main() -> int:
         if options.model and not {model.model_type, model.name} & set(options.model):
             continue
         if options.fixed:
-            if model.name in FIXED and not options.model:
-                of_model = [m for m in FIXED[model.name] or wanted if m in wanted]
-                work.append((model, of_model))
+            if model.name in FIXED:
+                part = FIXED[model.name]
+                work.append((model, [m for m in wanted if m not in SLOW or m in part.slow]))
             continue
         if modes_left := left(model.name):
             work.append((model, modes_left))
@@ -86,8 +86,15 @@ def main() -> int:
             known = {}
         results[model.name] = {**{k: x for k, x in known.items() if not k.startswith("after ")}, **found}
         options.results.write_text(json.dumps(results, indent=1, sort_keys=True))
-        bad = [f"{m}: {x['result']} {x['error'] or ''} {x['text'][:160]!r}" for m, x in found.items() if x["result"] in BAD]
-        print(f"{count}/{len(work)} {time.monotonic() - begin:.0f} s {model.name} {len(found)}", *bad, sep="\n    ", flush=True)
+        bad = [
+            f"{m}: {x['result']} {x['error'] or ''} {x['text'][:160]!r}" for m, x in found.items() if x["result"] in BAD
+        ]
+        print(
+            f"{count}/{len(work)} {time.monotonic() - begin:.0f} s {model.name} {len(found)}",
+            *bad,
+            sep="\n    ",
+            flush=True,
+        )
 
     runner.register()
     pool.run_all(work, done, device=options.device, jobs=options.jobs, seconds=options.seconds)
@@ -95,7 +102,7 @@ def main() -> int:
     counts = table.counts({n: x for n, x in results.items() if n in names or not work})
     print(*(f"{n} {result}" for result, n in counts.items()), sep=", ")
     if options.table:
-        options.table.write_text(table.markdown(results))
+        options.table.write_text(table.markdown(results, f"Transformers {transformers.__version__}"))
     return 1 if any(x["result"] in BAD for n in names for x in results[n].values()) else 0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .inputs import BATCH, Inputs, _field, _image, _patches, ones, tokens
+from .inputs import BATCH, Inputs, _field, _image, _patches, on_device_of, ones, tokens
 from .outcome import NotApplicable
 
 FIRST = 6  # column of the first token of an image: behind left padding
@@ -31,7 +31,8 @@ class Images:
             raise NotApplicable("the model takes no images within text")
         self.count = 1
         failures = []
-        for self.form, self.extra in self._forms():
+        for form, extra in self._forms():
+            self.form, self.extra = form, extra
             try:
                 self._fit(model)
             except Exception as error:
@@ -63,7 +64,7 @@ class Images:
         for _ in range(3):
             try:
                 with torch.no_grad():
-                    model(**self.make().arguments)
+                    model(**on_device_of(model, self.make().arguments))
                 return
             except (ValueError, RuntimeError) as error:
                 found = MISMATCH.search(str(error))

@@ -29,8 +29,20 @@ class Inputs:
     part: float = 1.0
 
 
+class Seed:
+    """Added to the seeds of all inputs."""
+
+    value = 0
+
+
 def rng(seed: int = 3) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+    return torch.Generator().manual_seed(seed + 100 * Seed.value)
+
+
+def on_device_of(model: Any, arguments: Any) -> Any:
+    """Arguments with all tensors where the model's parameters are."""
+    device = next(model.parameters()).device
+    return torch.utils._pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, arguments)
 
 
 def tokens(batch: int, length: int, seed: int = 3) -> Tensor:
@@ -38,7 +50,7 @@ def tokens(batch: int, length: int, seed: int = 3) -> Tensor:
 
 
 def ones(kind: str, length: int, batch: int = BATCH) -> Tensor:
-    """(B, N) int64: 1 where there is a token. One batch item has padding, the last none; two have where there are three."""
+    """(B, N) int64: 1 where there is a token. The first batch item has padding, the others none."""
     result = torch.ones(batch, length, dtype=torch.long)
     if kind != "none":
         where = PADDING[kind]
@@ -118,7 +130,12 @@ class Feed:
         text = [n for n in known if n in MAIN]
         candidates = [text + required, text + required + [n for n in known if n in MODALITIES][:1]]
         candidates += [[n for n in known if n in MODALITIES][:1] + required, [n for n in known if n != "inputs_embeds"]]
-        candidates += [["inputs_embeds"], ["hidden_states"], ["hidden_states", "grid_thw"], ["pixel_values", "grid_thw"]]
+        candidates += [
+            ["inputs_embeds"],
+            ["hidden_states"],
+            ["hidden_states", "grid_thw"],
+            ["pixel_values", "grid_thw"],
+        ]
         failures = []
         candidates = [[by_rows, *names] for names in candidates for by_rows in (False, True)]
         for by_rows, *names in dict.fromkeys(tuple(dict.fromkeys(c)) for c in candidates if len(c) > 1):
@@ -127,7 +144,7 @@ class Feed:
             self.names, self.by_rows = list(names), by_rows
             try:
                 with torch.no_grad():
-                    model(**self.make().arguments)
+                    model(**on_device_of(model, self.make().arguments))
             except Exception as error:
                 failures.append(f"{', '.join(names)}: {type(error).__name__}: {error}")
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,12 +40,13 @@ class Model:
     def model_class(self) -> Any:
         if self.kind == "part":
             return _class_of_part(self.model_type)
-        return getattr(transformers, self.class_name)
+        return getattr(transformers, self.class_name, None)
 
 
 def models() -> Iterator[Model]:
     """Each architecture once for each of the kinds that it has."""
-    others = [n.removesuffix("_MAPPING_NAMES") for n in dir(modeling_auto) if n.endswith("_MAPPING_NAMES") and n != "CONFIG_MAPPING_NAMES"]
+    names = [n.removesuffix("_MAPPING_NAMES") for n in dir(modeling_auto) if n.endswith("_MAPPING_NAMES")]
+    others = [n for n in names if n != "CONFIG"]
     parts: list[str] = []
     for model_type in CONFIG_MAPPING_NAMES:
         seen: set[str] = set()
@@ -76,7 +78,7 @@ def _class_of_part(model_type: str) -> Any:
     for name, x in vars(module).items():
         if not isinstance(x, type) or x.__module__ != module_name or name.endswith("PreTrainedModel"):
             continue
-        of_class = x.__dict__.get("config_class") or x.__dict__.get("__annotations__", {}).get("config")
+        of_class = vars(x).get("config_class") or inspect.get_annotations(x).get("config")
         if issubclass(x, transformers.PreTrainedModel) and of_class in (config_class, config_class.__name__):
             found = x
     return found

@@ -11,7 +11,7 @@ import transformers
 
 from .compare import Values, values_of
 from .images import Images
-from .inputs import Feed, Inputs, ones, rng, tokens
+from .inputs import Feed, Inputs, on_device_of, ones, rng, tokens
 from .outcome import NotApplicable
 
 Answers = list[Values]
@@ -19,10 +19,10 @@ PACKED = (8, 1, 6)
 NEW_TOKENS = 6
 
 
-def _forward(model: Any, inputs: Inputs, **more: Any) -> Values:
+def _forward(model: Any, inputs: Inputs) -> Values:
     torch.manual_seed(2)
     with torch.no_grad():
-        return values_of(model(**inputs.arguments, **more), inputs)
+        return values_of(model(**on_device_of(model, inputs.arguments)), inputs)
 
 
 def plain(model: Any, feed: Feed, is_eager: bool) -> Answers:
@@ -43,7 +43,7 @@ def gradients(pad: str) -> Callable[..., Answers]:
         inputs = feed.make(pad)
         torch.manual_seed(2)
         model.zero_grad()
-        values = values_of(model(**inputs.arguments), inputs)
+        values = values_of(model(**on_device_of(model, inputs.arguments)), inputs)
         # Random weights: a sum of squares of what a norm has made is a constant.
         weights = rng(11)
         loss = torch.zeros(())
@@ -81,8 +81,8 @@ def _masked_by_blocks() -> Iterator[None]:
     apart = torch.block_diag(*(torch.ones(n, n) for n in PACKED)).bool()
 
     def by_blocks(*args: Any, **options: Any) -> Any:
-        made = whole(*args, **options)
-        if made is None or made.shape[-2:] != apart.shape:
+        made = whole(*args, **{**options, "allow_is_bidirectional_skip": False})
+        if made.shape[-2:] != apart.shape:
             return made
         return made.masked_fill(~apart.to(made.device), torch.finfo(made.dtype).min)
 
@@ -135,17 +135,21 @@ def generate(pad: str, **options: Any) -> Callable[..., Answers]:
             given["attention_mask"] = ones(pad, given["input_ids"].shape[1])
         torch.manual_seed(2)
         answer = model.generate(
-            **given,
+            **on_device_of(model, given),
             max_new_tokens=NEW_TOKENS,
             min_new_tokens=NEW_TOKENS,
             do_sample=False,
             return_dict_in_generate=True,
             output_logits=True,
+            output_scores="num_beams" in options,
             **options,
         )
-        steps = torch.stack(answer.logits, 1)
-        steps = steps.masked_fill(~steps.isfinite(), 0.0)
-        return [{"logits": steps, "tokens": answer.sequences.double()}]
+        found = {"tokens": answer.sequences[:, -NEW_TOKENS:].double()}
+        if "num_beams" in options:
+            found["scores"] = answer.sequences_scores
+        else:
+            found |= {f"logits.{i}": x.masked_fill(~x.isfinite(), 0.0) for i, x in enumerate(answer.logits)}
+        return [found]
 
     return mode
 
@@ -189,7 +193,7 @@ def compiled(pad: str) -> Callable[..., Answers]:
         graph = torch.compile(model, fullgraph=True, backend="aot_eager")
         torch.manual_seed(2)
         with torch.no_grad():
-            return [values_of(graph(**inputs.arguments), inputs)]
+            return [values_of(graph(**on_device_of(model, inputs.arguments)), inputs)]
 
     return mode
 

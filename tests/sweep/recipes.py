@@ -70,6 +70,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
     "qwen2_vl_text": _rope(4, 2, 2),
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 48},
+    "sam3_lite_text_text_model": {"num_hidden_layers": 3},
     "timm_backbone": {"backbone": "resnet18"},
     "zamba": {"num_hidden_layers": 4, "layer_types": ["linear_attention", "linear_attention", "hybrid", "hybrid"]},
     "zamba2": {"num_hidden_layers": 3, "layer_types": ["linear_attention", "hybrid", "hybrid"]},

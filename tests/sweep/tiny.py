@@ -72,7 +72,8 @@ def _size(name: str, default: Any, kind: str, window: int) -> Any:
         return sizes.VOCABULARY
     size = sizes.SIZES.get(name)
     if size is None or isinstance(default, (list, tuple, dict)):
-        return [size] * len(default) if name in ("image_size", "patch_size") and isinstance(default, (list, tuple)) else None
+        is_size = name in ("image_size", "patch_size") and isinstance(default, (list, tuple))
+        return [size] * len(default) if is_size else None
     if default is None and name in ("num_key_value_heads", "intermediate_size", "n_inner", "head_dim"):
         return size
     if default is None and not ("int" in kind and name in ("num_kv_heads", "decoder_hidden_size")):
