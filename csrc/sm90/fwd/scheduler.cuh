@@ -35,10 +35,9 @@ struct TileCoord {
 // as two of them to draw its ticket, to read the lengths of its sequence and to find its coordinates.
 constexpr int kTilesAhead = 2;
 
-// What a lane of the scheduler of sequences knows of its sequence, in shared memory, since the warp has few registers.
-struct SchedulerLane {
-  Floors floors;
-  int begin;  // its tiles' numbers
+// The numbers of a sequence's tiles.
+struct TileNumbers {
+  int begin;
   int end;
 };
 

@@ -91,12 +91,21 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
   LengthPasses const passes(params, lane);
   int pass = 0, group = -32;  // the 32 sequences from `group` on
   int group_end = 0;          // tile numbers below it belong to them or to sequences before
-  SchedulerLane volatile& own = smem.lanes[lane];  // of this lane's sequence
-  auto const clear_floors = [&] {
-    own.floors.rows = 0;
-    own.floors.keys = 0;
+  // Of this lane's sequence.
+  Floors volatile& floors = smem.floors[lane];
+  TileNumbers in_registers{};
+  auto const own = [&]() -> auto& {
+    if constexpr (requires { smem.own_tiles; }) {
+      return const_cast<TileNumbers volatile&>(smem.own_tiles[lane]);
+    } else {
+      return in_registers;
+    }
   };
-  auto const read = [&](int index) { return read_sequence(params, index, {own.floors.rows, own.floors.keys}); };
+  auto const clear_floors = [&] {
+    floors.rows = 0;
+    floors.keys = 0;
+  };
+  auto const read = [&](int index) { return read_sequence(params, index, {floors.rows, floors.keys}); };
   clear_floors();
   int count = 0;  // key tiles of the tiles published so far
   int ticket = tickets.first();
@@ -109,19 +118,19 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
         clear_floors();
         if (++pass > passes.last) break;
       }
-      advance_floors(params, group + lane, own.floors);
+      advance_floors(params, group + lane, floors);
       int tiles = 0;
       if (group + lane < sequence_count(params)) {
         Sequence const sequence = read(group + lane);
         if (passes.contains(pass, sequence.len_k)) tiles = ceil_div(sequence.rows, kBlockM) * params.heads_q;
       }
       int const end = group_end + inclusive_warp_sum(tiles);
-      own.begin = end - tiles;
-      own.end = end;
+      own().begin = end - tiles;
+      own().end = end;
       group_end = __shfl_sync(kAllLanes, end, 31);
     }
     bool const exists = pass <= passes.last;
-    bool const mine = exists ? own.begin <= ticket && ticket < own.end : lane == 0;
+    bool const mine = exists ? own().begin <= ticket && ticket < own().end : lane == 0;
     smem.tile_pipeline.wait_empty(at_step(draws));  // the tile of two draws before is not read any more
     auto& tile = smem.tile[draws & 1];  // a SequenceTile, or large::RowTile
     int key_tiles = 0;
@@ -130,7 +139,7 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
       if (exists) {
         Sequence const sequence = read(group + lane);
         TileOrder const order = sequence_order(params, sequence, ceil_div(sequence.rows, kBlockM));
-        RowTileCoord const coord = order.coord(ticket - own.begin);
+        RowTileCoord const coord = order.coord(ticket - own().begin);
         TileRange range = key_range<kBlockM, Traits::kBlockN>(sequence, coord.m_block);
         if (coord.m_block * kBlockM >= sequence.len_q) range.end = range.begin;  // rows that are not used
         key_tiles = range.end - range.begin;
