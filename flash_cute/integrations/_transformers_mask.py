@@ -168,6 +168,11 @@ def _pattern(
     )
 
 
+def assert_not_packed(positions: Tensor) -> None:
+    """Positions, (1, N), do not begin again, or the graph fails when it runs."""
+    torch._assert_async((positions == positions[:, :1]).sum() == 1, _IN_A_GRAPH)
+
+
 def _assert_causal(
     function: MaskFunction, batch_size: int, q_length: int, q_offset: int | Tensor, device: torch.device | str
 ) -> None:
@@ -230,8 +235,10 @@ def _is_doubtful(config: Any, kv_length: int) -> bool:
 
 
 def is_in_a_graph(device: torch.device | str) -> bool:
-    """Whether values cannot be read, since what runs is being recorded."""
-    if torch.compiler.is_compiling():  # also in torch.export
+    """Whether values cannot be read, since what runs is being recorded, and Dynamo may not break its graph for them."""
+    if is_dynamo_compiling():
+        return _is_whole_graph()
+    if torch.compiler.is_compiling():  # torch.export
         return True
     return torch.device(device).type == "cuda" and torch.cuda.is_current_stream_capturing()
 
