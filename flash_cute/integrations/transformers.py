@@ -214,7 +214,8 @@ def attention(
     # False is a model's default, and must not override torch.use_deterministic_algorithms.
     options["deterministic"] = deterministic or None
     out = _general(query, key, value, is_causal, lengths, None if known is None else known.order, options)
-    if known is not None and known.last_row is not None and not torch.is_grad_enabled():
+    needs_gradients = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    if known is not None and known.last_row is not None and not needs_gradients:
         out = _with_last_row(out, query, key, value, known, softcap, s_aux, scaling)
     return out, None
 
@@ -310,8 +311,8 @@ def _of_mask(
             )
         first_row = seen - sizes[1] if own else None
         waits = not is_in_a_graph(attention_mask.device)
-        code = code_of(*(CAUSAL if is_causal else WHOLE))
-        mask = padded(attention_mask, sizes, seen, first_row, code, waits, has_window)
+        band = WHOLE if not is_causal else (sliding_window - 1, 0) if sliding_window and has_window else CAUSAL
+        mask = padded(attention_mask, sizes, seen, first_row, code_of(*band), waits, has_window)
         known[call] = Known() if mask is None else read(mask, *sizes)._replace(options=None)
     return known[call]
 
