@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ._transformers_band import Options, code_of, is_code, options_of
 
@@ -219,19 +220,28 @@ def _with_known(result: Tensor, known: Known, sizes: tuple[int, int, int]) -> Te
         if sizes[1] == 1 and known.order is None and known.lengths is not None and known.options is not None:
             used_q = known.lengths[2]
             if used_q is not None and known.options.is_simple:  # what `kept_by_heads` is asked of
-                result._flash_cute_one_row = (used_q, known.options)  # type: ignore[attr-defined]
+                score = known.options.is_causal, known.options.sliding_window
+                result._flash_cute_one_row = (used_q, *score)  # type: ignore[attr-defined]
     return result
+
+
+def kept(attention_mask: Tensor, batch_size: int, q_length: int, kv_length: int) -> Known | None:
+    """What `_with_known` has left with a mask of these sizes, if it has."""
+    known: Any = None if is_dynamo_compiling() else getattr(attention_mask, "_flash_cute_mask", None)
+    if known is None:
+        return None
+    batch_size_then, q_length_then, kv_length_then, found = known
+    if kv_length_then == kv_length and q_length_then == q_length and batch_size_then == batch_size:
+        result: Known = found
+        return result
+    return None
 
 
 def read(attention_mask: Tensor, batch_size: int, q_length: int, kv_length: int) -> Known:
     """What is in a tensor that the mask function returned."""
-    if not torch.compiler.is_dynamo_compiling():
-        kept: Any = getattr(attention_mask, "_flash_cute_mask", None)
-        if kept is not None:
-            batch_size_then, q_length_then, kv_length_then, known = kept
-            if kv_length_then == kv_length and q_length_then == q_length and batch_size_then == batch_size:
-                found: Known = known
-                return found
+    known = kept(attention_mask, batch_size, q_length, kv_length)
+    if known is not None:
+        return known
     sizes = (batch_size, q_length, kv_length)
     options = _check(attention_mask, sizes)
     columns = attention_mask.shape[3]

@@ -8,6 +8,7 @@ these places learns the name.
 import functools
 import inspect
 from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -31,8 +32,8 @@ def teach(transformers: ModuleType) -> None:
     version = transformers.__version__
     if masking is None or "q_length" not in inspect.signature(masking.sdpa_mask).parameters:
         raise ImportError(f"flash_cute: transformers: expected version 5.4 or newer, got {version}")
-    flash = transformers.modeling_flash_attention_utils
-    capturing = transformers.utils.output_capturing
+    flash = import_module("transformers.modeling_flash_attention_utils")
+    capturing = import_module("transformers.utils.output_capturing")
     for owner, name, change in (
         (transformers.PreTrainedModel, "_check_and_adjust_attn_implementation", _accepts),
         (transformers.PreTrainedModel, "get_correct_attn_implementation", _accepts_of_parts),

@@ -9,12 +9,16 @@
 Transformers calls two functions by that name: a mask function, once per forward and kind of layer, and the attention
 function, in each layer. The mask function decides what the layers have to do and passes it on in place of a mask:
 
-* None: every row sees all keys that causality and window leave it. The layers call `flash_cute.attention`.
+* None: every row sees all keys, or those up to its own if the layer says that it is causal. The layers call
+  `flash_cute.attention`.
+* A band alone, where there is a window, or where it is not sure that layers know what their mask says.
 * Sequences, a small int32 tensor of offsets: a padded batch, a batch that a StaticCache has room for, or sequences
-  packed into one row. The layers call `flash_cute.varlen_attention`, on views of what they have, without unpadding.
+  packed into one row. The layers call `flash_cute.varlen_attention`, on views of what they have, without unpadding; of
+  tokens that have padding between them on copies.
 
-The rest (window, softcap, sinks, scale, causal) is passed to the attention function by the model. What cannot be
-served raises a ValueError; docs/integrations.md has the table.
+Such a tensor says what is causal and which window there is, whatever the layer says: that is what "eager" computes.
+The rest (softcap, sinks, scale) is passed to the attention function by the model. What cannot be served raises a
+ValueError, where the model is loaded or in the call; docs/integrations.md has the table.
 """
 
 from typing import Any
@@ -29,7 +33,7 @@ from .. import _ops
 from .._layers import is_plain
 from .._refusals import is_refusal
 from ._transformers_band import CAUSAL, WHOLE, Band, code_of
-from ._transformers_lengths import Known, Lengths, Order, by_heads_lengths, kept_by_heads, padded, read
+from ._transformers_lengths import Known, Lengths, Order, by_heads_lengths, kept, kept_by_heads, padded, read
 from ._transformers_load import NAME, teach
 from ._transformers_mask import is_in_a_graph, mask
 from ._transformers_models import attends_only_to_itself
@@ -99,7 +103,8 @@ def attention(
             last Nq columns are the queries'. Keys behind its last column are not seen.
         dropout: 0.
         scaling, softcap: as `scale` and `softcap` of `flash_cute.attention`.
-        sliding_window: how many keys a row sees, its own included; not causal: that many on each side.
+        sliding_window: how many keys a row sees, its own included; not causal: that many on each side. What `mask`
+            returned has a window of its own, or none, and counts instead; so it is with `is_causal`.
         s_aux: sinks, `(Hq,)`.
         position_ids: `(1, Nq)`; where they begin again, so does a packed sequence.
         cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: offsets and longest of sequences packed into the rows
@@ -108,7 +113,8 @@ def attention(
         kwargs: what else a model passes on; what would change the result is refused.
 
     Returns:
-        `(B, Nq, Hq, Dv)`, and None for the weights. Rows of padding are 0.
+        `(B, Nq, Hq, Dv)`, and None for the weights. Rows of padding are 0, but for the last row where no gradients are
+        needed (`generate` goes on from it) and for those that may be queries of cross-attention.
 
     Raises:
         ValueError: the call cannot be served: a custom 4-D mask, dropout, weights, a bias, a paged cache, sparse keys;
@@ -138,8 +144,8 @@ def attention(
         if plain and s_aux is None and cu_seq_lens_q is None:
             one_row = getattr(attention_mask, "_flash_cute_one_row", None)
             if one_row is not None:
-                by_heads = kept_by_heads(one_row[0], key, value)
-                is_causal, sliding_window, _, _ = one_row[1]
+                used_q, is_causal, sliding_window = one_row
+                by_heads = kept_by_heads(used_q, key, value)
         if by_heads is None:
             known = _of_mask(module, query, key, is_causal, sliding_window, attention_mask)
             lengths = known.lengths
@@ -283,7 +289,11 @@ def _of_mask(
     attention_mask: Tensor,
 ) -> Known:
     """What a mask says that the mask function returned, or a padding mask that a model gives its layers itself."""
-    sizes = (query.shape[0], query.shape[2], key.shape[2])
+    batch_size, _, q_length, _ = query.shape
+    sizes = (batch_size, q_length, key.shape[2])
+    found = kept(attention_mask, *sizes)
+    if found is not None:
+        return found
     if attention_mask.dim() != 2:
         return read(attention_mask, *sizes)
     # Of a model's own mask. What is among the queries too is as the mask function has it.
