@@ -96,7 +96,8 @@ def run(model: Model, wanted: Iterable[str] | None = None, device: str = "cpu") 
         if difference(answer, again)[0] > TOLERANCE["cpu"] / 10:
             raise NotApplicable("eager gives another answer each time")
     except NotApplicable as reason:
-        yield "load", Outcome(NOT_BUILT, text=str(reason))
+        result = NOT_APPLICABLE if model.kind == "part" else NOT_BUILT
+        yield "load", Outcome(result, text=str(reason))
         return
     for mode in wanted:
         if mode != WIDE:
