@@ -30,6 +30,10 @@ def adapt(kind: type) -> None:
             layer = getattr(sys.modules[module], layers, None)
             if layer is not None and not hasattr(layer.forward, "knows_flash_cute"):
                 change(layer)
+                # Before 5.24 the layers are looked up by the implementation's own name.
+                for name, table in vars(sys.modules[module]).items():
+                    if name.endswith("_ATTENTION_CLASSES"):
+                        table[NAME] = layer
 
 
 def _replace(layer: Any, name: str, ours: Callable[..., Any]) -> None:
@@ -51,10 +55,10 @@ def _adapt_bark(layer: Any) -> None:
         if self.is_causal and attention_mask is not None:
             attention_mask = _with_causality(attention_mask, query, key, None)
         dropout = self.dropout if self.training else 0.0
-        return attention(self, query, key, value, attention_mask, dropout, is_causal=self.is_causal)
+        out, weights = attention(self, query, key, value, attention_mask, dropout, is_causal=self.is_causal)
+        return out.transpose(1, 2), weights
 
-    _replace(layer, "_attn", attend)
-    _replace(layer, "forward", layer.__base__.forward)  # eager's, but for `_attn`
+    _make_eagers_but_for(layer, attend)
 
 
 def _adapt_gpt_neo(layer: Any) -> None:
@@ -70,8 +74,14 @@ def _adapt_gpt_neo(layer: Any) -> None:
         out, weights = attention(self, query, key, value, attention_mask, **options)
         return out.transpose(1, 2), weights
 
+    _make_eagers_but_for(layer, attend)
+
+
+def _make_eagers_but_for(layer: Any, attend: Callable[..., Any]) -> None:
+    """Make all methods of a class of layers for flash-attn those of eager's, and `_attn` ours, in models of ours."""
     _replace(layer, "_attn", attend)
-    _replace(layer, "forward", layer.__base__.forward)
+    for name in ("_split_heads", "_merge_heads", "forward"):
+        _replace(layer, name, getattr(layer.__base__, name))
 
 
 def _with_causality(attention_mask: Tensor, query: Tensor, key: Tensor, left: int | None) -> Tensor:

@@ -60,10 +60,11 @@ def _accepts(check: Callable[..., str]) -> Callable[..., str]:
     """
 
     def accepting(self: Any, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
-        if attn_implementation not in (NAME, f"paged|{NAME}"):  # the latter: continuous batching before 5.19
+        # The prefix is that of continuous batching in older versions, whose cache the attention function refuses.
+        if attn_implementation not in (NAME, f"paged|{NAME}"):
             return check(self, attn_implementation, *args, **kwargs)
         _check(self)
-        return attn_implementation
+        return NAME
 
     return accepting
 

@@ -18,7 +18,7 @@ from ._transformers_band import (
     traced_pattern,
 )
 from ._transformers_lengths import band_alone, packed, padded
-from ._transformers_models import attends_only_to_itself
+from ._transformers_models import attends_only_to_itself, may_contradict
 
 # B, Nq, Nk.
 Sizes: TypeAlias = tuple[int, int, int]
@@ -168,6 +168,11 @@ def _pattern(
     )
 
 
+def assert_not_packed(positions: Tensor) -> None:
+    """Positions, (1, N), do not begin again, or the graph fails when it runs."""
+    torch._assert_async((positions == positions[:, :1]).sum() == 1, _IN_A_GRAPH)
+
+
 def _assert_causal(
     function: MaskFunction, batch_size: int, q_length: int, q_offset: int | Tensor, device: torch.device | str
 ) -> None:
@@ -224,14 +229,15 @@ def _without_idle_limits(band: Band, sizes: Sizes, q_offset: int | Tensor, kv_of
 def _is_doubtful(config: Any, kv_length: int) -> bool:
     """Whether layers might do otherwise than their mask says, so that None would not do for it."""
     window = getattr(config, "sliding_window", None)
-    if isinstance(window, int) and kv_length >= window:
-        return True
-    return type(config) in without_sdpa or getattr(config, "use_bidirectional_attention", None) is not None
+    has_window = isinstance(window, int) and kv_length >= window
+    return has_window or type(config) in without_sdpa or may_contradict(config)
 
 
 def is_in_a_graph(device: torch.device | str) -> bool:
-    """Whether values cannot be read, since what runs is being recorded."""
-    if torch.compiler.is_compiling():  # also in torch.export
+    """Whether values cannot be read, since what runs is being recorded, and Dynamo may not break its graph for them."""
+    if is_dynamo_compiling():
+        return _is_whole_graph()
+    if torch.compiler.is_compiling():  # torch.export
         return True
     return torch.device(device).type == "cuda" and torch.cuda.is_current_stream_capturing()
 

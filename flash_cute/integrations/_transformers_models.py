@@ -22,6 +22,10 @@ TESTED = {
     "step3p7": "a bias of positions in the image's layers, which do not use the interface",
 }
 
+# By `config.model_type`, models whose layers say something else of causality than their masks, so that None will not do
+# for a mask. Transformers' "sdpa" goes by the layers where there is no padding, and is wrong.
+CONTRADICTORY = frozenset({"phi4_multimodal_vision"})
+
 # Encoders, by `config.model_type`, whose bidirectional layers attend to what they are in: padding among the keys is
 # padding among the queries too, and rows of padding need not be computed. Elsewhere the queries beside a padding mask
 # may be another sequence, of the same length by chance.
@@ -51,6 +55,14 @@ SELF_ATTENTION_ONLY = frozenset(
         "xmod",
     }
 )
+
+
+def may_contradict(config: Any) -> bool:
+    """Whether layers of a model with this configuration may say something else of causality than their masks."""
+    return (
+        getattr(config, "model_type", None) in CONTRADICTORY
+        or getattr(config, "use_bidirectional_attention", None) is not None  # PaliGemma
+    )
 
 
 def attends_only_to_itself(config: Any) -> bool:

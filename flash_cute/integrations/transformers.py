@@ -35,7 +35,7 @@ from .._refusals import is_refusal
 from ._transformers_band import CAUSAL, WHOLE, Band, code_of
 from ._transformers_lengths import Known, Lengths, Order, by_heads_lengths, kept, kept_by_heads, padded, read
 from ._transformers_load import NAME, teach
-from ._transformers_mask import is_in_a_graph, mask
+from ._transformers_mask import assert_not_packed, is_in_a_graph, mask
 from ._transformers_models import attends_only_to_itself
 
 __all__ = ["attention", "mask", "register"]
@@ -356,6 +356,9 @@ def _packed(module: torch.nn.Module, query: Tensor, key: Tensor, positions: Tens
         return None
     if length not in known:
         if positions.dim() != 2 or positions.shape[1] != length:
+            return None
+        if is_in_a_graph(positions.device):
+            assert_not_packed(positions)
             return None
         offsets = _read_positions(positions)
         if offsets is None:
