@@ -30,7 +30,7 @@ FIXED: dict[str, Part] = {
     "lfm3:causal": _WINDOW,  # convolutions between the layers
     "granitemoehybrid:causal": Part(),
     "falcon:causal": Part(),  # a flash-attention class of its own
-    "gpt_neo:causal": Part(),
+    "gpt_neo:causal": Part(refused=("inner", "static")),
     "bert:causal": Part(),
     "bert:masked": Part(("compile",)),
     "modernbert:masked": _WINDOW,  # windows on both sides
@@ -44,7 +44,7 @@ FIXED: dict[str, Part] = {
     "vit:base": Part(),
     "qwen2_vl:multimodal": _WINDOW,  # images in one row, by offsets
     "idefics3:multimodal": Part(),
-    "gemma3:causal": _AT_LOAD,  # images within text see each other
+    "gemma3:causal": Part(refused=("inner", "image", "image left")),  # images within text see each other
     "t5:seq2seq": _AT_LOAD,  # a bias of positions
     "deepseek_v4:causal": _AT_LOAD,  # keys of its own beside those of the mask
     "doge:causal": _AT_LOAD,

@@ -13,9 +13,10 @@ from torch import Tensor
 from . import sizes
 from .outcome import NotApplicable
 from .recipes import ARGUMENTS
+from .sizes import MELS
 
 BATCH, LENGTH, TARGETS = 2, 14, 9  # tokens of an encoder, or of a model with one stack; of a decoder beside an encoder
-FRAMES, SAMPLES = 48, 2000  # of audio: columns of a spectrogram, samples
+FRAMES, SAMPLES = 48, 1920  # of audio: columns of a spectrogram, samples
 PADDING = {"left": slice(0, 4), "right": slice(-4, None), "inner": slice(5, 8)}
 
 
@@ -92,23 +93,61 @@ def _features(config: Any) -> Tensor:
     return torch.randn(BATCH, mels, FRAMES, generator=rng(6))
 
 
+def _values(config: Any) -> Tensor:
+    return torch.randn(BATCH, SAMPLES, generator=rng(7))
+
+
+def _grid(config: Any) -> Tensor:
+    """Images of 4 by 4 patches in one row, as the vision parts of Qwen's models take them."""
+    return torch.tensor([[1, 4, 4]] * BATCH)
+
+
+def _series(config: Any) -> Tensor:
+    length, channels = _field(config, "context_length", 32), _field(config, "num_input_channels", 1)
+    return torch.randn(BATCH, length, channels, generator=rng(13))
+
+
 BUILDERS: dict[str, Callable[[Any], Any]] = {
     "input_ids": lambda config: tokens(BATCH, LENGTH),
     "decoder_input_ids": lambda config: tokens(BATCH, TARGETS, 4),
+    "qformer_input_ids": lambda config: tokens(BATCH, 5, 8),
     "pixel_values": _image,
     "pixel_values_videos": _image,
     "input_features": _features,
-    "input_values": lambda config: torch.randn(BATCH, SAMPLES, generator=rng(7)),
+    "input_features_mask": lambda config: torch.ones(BATCH, FRAMES, dtype=torch.long),
+    "input_values": _values,
+    "past_values": _series,
     "bbox": lambda config: torch.tensor([1, 2, 5, 6]).expand(BATCH, LENGTH, 4).clone(),
     "visual_feats": lambda config: torch.randn(BATCH, 5, config.visual_feat_dim, generator=rng(8)),
     "visual_pos": lambda config: torch.rand(BATCH, 5, config.visual_pos_dim, generator=rng(9)),
     "inputs_embeds": lambda config: torch.randn(BATCH, LENGTH, config.hidden_size, generator=rng(10)),
     "hidden_states": lambda config: torch.randn(BATCH, LENGTH, config.hidden_size, generator=rng(10)),
-    # Images of 4 by 4 patches in one row, as the vision parts of Qwen's models take them.
-    "grid_thw": lambda config: torch.tensor([[1, 4, 4]] * BATCH),
+    "grid_thw": _grid,
+    "image_grid_thw": _grid,
+    "merge_sizes": lambda config: torch.ones(BATCH, dtype=torch.long),
+    "target_sizes": lambda config: torch.tensor([[4, 4]] * BATCH),
 }
+# Other shapes that models have for what is built: channels, frames as rows, several images, patches.
+FORMS: dict[str, tuple[Callable[[Tensor, Any], Tensor], ...]] = {
+    "input_features": (lambda x, config: x.transpose(1, 2).contiguous(),),
+    "input_values": (
+        lambda x, config: x[:, None],
+        lambda x, config: x[:, : _field(config, "max_length", 64) * MELS].reshape(BATCH, -1, MELS),
+    ),
+    "pixel_values": (
+        lambda x, config: x[:, None].expand(-1, _field(config, "num_frames", 2), *x.shape[1:]).contiguous(),
+    ),
+    "past_values": (lambda x, config: x[..., 0],),
+}
+FORMS["pixel_values_videos"] = FORMS["pixel_values"]
+PATCHES: tuple[Callable[[Tensor, Any], Tensor], ...] = (
+    lambda x, config: torch.cat((x, x.flip(0)), 1),  # two frames
+    lambda x, config: x.unflatten(1, (3, sizes.PATCH, -1)),
+    lambda x, config: x.unflatten(1, (3, sizes.PATCH, -1))[None],
+)
 MAIN = ("input_ids", "decoder_input_ids")
-MODALITIES = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
+MODALITIES = ("pixel_values", "pixel_values_videos", "input_features", "input_values", "past_values")
+GRIDS = ("grid_thw", "image_grid_thw")
 
 
 class Feed:
@@ -118,7 +157,7 @@ class Feed:
         self.config = model.config
         self.signature = inspect.signature(model.forward).parameters
         self.images: Any = None  # what images.py finds
-        self.by_rows = False  # a spectrogram's frames are rows
+        self.form: Callable[[Tensor, Any], Tensor] | None = None  # one of FORMS or PATCHES
         self.recipe = ARGUMENTS.get(name) or ARGUMENTS.get(name.split(":")[0])
         self.names = self._choose(model)
 
@@ -128,27 +167,24 @@ class Feed:
         known = [n for n in self.signature if n in BUILDERS]
         required = [n for n in known if self.signature[n].default is inspect.Parameter.empty]
         text = [n for n in known if n in MAIN]
-        candidates = [text + required, text + required + [n for n in known if n in MODALITIES][:1]]
-        candidates += [[n for n in known if n in MODALITIES][:1] + required, [n for n in known if n != "inputs_embeds"]]
-        candidates += [
-            ["inputs_embeds"],
-            ["hidden_states"],
-            ["hidden_states", "grid_thw"],
-            ["pixel_values", "grid_thw"],
-        ]
+        modality = [n for n in known if n in MODALITIES][:1]
+        candidates = [text + required, text + required + modality, modality + required]
+        candidates += [[n for n in known if n != "inputs_embeds"], ["inputs_embeds"], ["hidden_states"]]
+        candidates += [[*modality, *(n for n in known if n in GRIDS), *required], ["hidden_states", "grid_thw"]]
         failures = []
-        candidates = [[by_rows, *names] for names in candidates for by_rows in (False, True)]
-        for by_rows, *names in dict.fromkeys(tuple(dict.fromkeys(c)) for c in candidates if len(c) > 1):
-            if any(n not in known for n in names) or (by_rows and "input_features" not in names):
+        for names in dict.fromkeys(tuple(dict.fromkeys(c)) for c in candidates if c):
+            if any(n not in known for n in names):
                 continue
-            self.names, self.by_rows = list(names), by_rows
-            try:
-                with torch.no_grad():
-                    model(**on_device_of(model, self.make().arguments))
-            except Exception as error:
-                failures.append(f"{', '.join(names)}: {type(error).__name__}: {error}")
-            else:
-                return self.names
+            self.names = list(names)
+            forms = PATCHES if set(GRIDS) & set(names) else next((FORMS[n] for n in names if n in FORMS), ())
+            for self.form in (None, *forms):
+                try:
+                    with torch.no_grad():
+                        model(**on_device_of(model, self.make().arguments))
+                except Exception as error:
+                    failures.append(f"{', '.join(names)}: {type(error).__name__}: {error}")
+                else:
+                    return self.names
         raise NotApplicable("no inputs found: " + " | ".join(x[:200] for x in failures))
 
     def make(self, pad: str = "none", *, equal: bool = False) -> Inputs:
@@ -157,10 +193,11 @@ class Feed:
             result = self.recipe(self.config)
         else:
             result = {name: BUILDERS[name](self.config) for name in self.names}
-            if "grid_thw" in result:
-                result[self.names[0]] = _patches(self.config)
-            if self.by_rows:
-                result["input_features"] = result["input_features"].transpose(1, 2).contiguous()
+            main = next((n for n in self.names if n in FORMS or n == "hidden_states"), None)
+            if main is not None and set(GRIDS) & set(self.names):
+                result[main] = _patches(self.config)
+            if main is not None and self.form is not None:
+                result[main] = self.form(result[main], self.config)
         made = Inputs(result)
         if "decoder_input_ids" in result and equal:
             result["decoder_input_ids"] = tokens(BATCH, result["input_ids"].shape[1], 4)

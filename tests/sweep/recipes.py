@@ -9,6 +9,7 @@ import torch
 
 from . import sizes
 
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _MHA = {"num_key_value_heads": sizes.HEADS}  # where all heads must have keys of their own
 
 
@@ -21,7 +22,15 @@ def _rope(*sections: int, name: str = "mrope_section", **more: Any) -> dict[str,
 CONFIGS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "chameleon": {"vocabulary_map": {"<image>": 90}},
-    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"]},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {kind: _ROPE for kind in ("sliding_attention", "full_attention")},
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "deepseek_v2": {"num_experts_per_tok": 2, "num_key_value_heads": sizes.HEADS},
     "deepseek_ocr2_text": {"num_key_value_heads": sizes.HEADS},
     "depth_pro": {"patch_size": 32, "intermediate_hook_ids": [1, 0]},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48},
@@ -58,6 +67,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "granite4_vision": {"image_grid_pinpoints": [[32, 32]], "downsample_rate": "1/2", "deepstack_layer_map": [[0, 0]]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "hrm_text": {"prefix_lm": False},
+    "kosmos-2": {"latent_query_num": 4},
+    "lw_detr_vit": {"num_windows": 4, "window_block_indices": [0]},
+    "nemotron3_5_transcribe_asr_audio": _MHA,
+    "nemotron3_5_transcribe_audio": _MHA,
+    "nemotron3_5_transcribe_word_timestamp": _MHA,
+    "nemotron3_diarization": _MHA,
+    "nemotron3_diarization_audio": _MHA,
+    "nougat": {"encoder": {"model_type": "donut-swin"}},
+    "paddleocr_vl_text": _rope(4, 2, 2),
+    "qwen2_5_omni_talker": _rope(4, 2, 2),
+    "qwen2_5_omni_text": _rope(4, 2, 2),
+    "qwen2_5_vl_text": _rope(4, 2, 2),
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "rf_detr": {"backbone_config": {"model_type": "rf_detr_dinov2"}},
+    "sam2_hiera_det_model": {"hidden_size": 96},
+    "xmod": {"default_language": "en_XX"},
     "hunyuan_vl_text": _rope(2, 2, 2, 2, name="xdrope_section"),
     "idefics": {"alpha_initializer": "ones"},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 2},
@@ -76,8 +101,45 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "zamba2": {"num_hidden_layers": 3, "layer_types": ["linear_attention", "hybrid", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
 }
-ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {}
 
 
 def _random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(12))
+
+
+def _ids() -> torch.Tensor:
+    return torch.randint(3, sizes.TOKENS, (2, 14), generator=torch.Generator().manual_seed(12))
+
+
+def _idefics(config: Any) -> dict[str, Any]:
+    size = config.vision_config.image_size
+    return {
+        "input_ids": _ids(),
+        "pixel_values": _random(2, 1, 3, size, size),
+        "image_attention_mask": torch.ones(2, 14, 1, dtype=torch.long),
+    }
+
+
+def _kosmos2(config: Any) -> dict[str, Any]:
+    size = config.vision_config.image_size
+    is_image = torch.zeros(2, 14, dtype=torch.long)
+    is_image[:, 5:9] = 1
+    return {"input_ids": _ids(), "pixel_values": _random(2, 3, size, size), "image_embeds_position_mask": is_image}
+
+
+def _gemma4_vision(config: Any) -> dict[str, Any]:
+    places = torch.cartesian_prod(torch.arange(4), torch.arange(4)).expand(2, 16, 2).clone()
+    return {"pixel_values": _random(2, 16, 3 * config.patch_size**2), "pixel_position_ids": places}
+
+
+def _voxtral_realtime(config: Any) -> dict[str, Any]:
+    return {"input_ids": _ids(), "input_features": _random(2, sizes.MELS, 8 * 14)}
+
+
+# By model type, the arguments of a forward; for what inputs.py does not find.
+ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "gemma4_vision": _gemma4_vision,
+    "idefics": _idefics,
+    "kosmos-2": _kosmos2,
+    "voxtral_realtime": _voxtral_realtime,
+}

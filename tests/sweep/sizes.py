@@ -26,7 +26,8 @@ _NAMES: list[tuple[int, str]] = [
         vision_embedding_size hidden_size_per_layer_input encoder_dim decoder_dim
         lru_width dim_model pooler_hidden_size pooler_output_size
         mm_embed_dim vision_feature_size embedding_dim shared_embedding_dim attention_hidden_size codebook_dim
-        upsample_groups condition_dim vector_quantization_hidden_dimension adapter_input_size
+        upsample_groups condition_dim adapter_in_dim fpn_hidden_size vector_quantization_hidden_dimension
+        adapter_input_size
     """,
     ),
     (
@@ -107,6 +108,7 @@ _NAMES: list[tuple[int, str]] = [
     """,
     ),
     (24, "max_source_positions"),
+    (32, "base_channels"),
     (IMAGE, "image_size"),
     (PATCH, "patch_size"),
     (

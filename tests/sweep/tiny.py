@@ -44,6 +44,8 @@ def _tiny(config_class: Any, model_type: str, window: int, use: dict[str, Any]) 
         arguments[name] = _tiny(part_class, part_type, window, of_part)
     known = {field.name for field in dataclasses.fields(config_class)} | set(config_class.sub_configs_defaults)
     arguments |= {k: x for k, x in use.items() if k not in config_class.sub_configs_defaults or x is None}
+    if "kv_lora_rank" in known and "num_key_value_heads" not in use:
+        arguments["num_key_value_heads"] = sizes.HEADS  # latent attention has keys for every head
     if "layer_types" in known and "layer_types" not in use:
         arguments |= _layers(config_class, arguments)
     _shrink_rope(config_class, arguments)
