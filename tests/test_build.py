@@ -261,9 +261,9 @@ def test_report_reads_what_ptxas_says(tools: Callable) -> None:
 def test_report_sums_the_seconds(tools: Callable, tmp_path: Path) -> None:
     logs = [tmp_path / name for name in ("a.o.json", "b.o.json")]
     for log, seconds in zip(logs, (1.5, 0.25), strict=True):
-        log.write_text(json.dumps({"seconds": seconds, "output": PTXAS}))
+        log.write_text(json.dumps({"seconds": seconds, "gib": 0.5, "output": PTXAS}))
     made = tools("report").make_report("13.0.88", logs, lineinfo=True)
     assert made["seconds"] == pytest.approx(1.75, abs=0.1)
     assert made["lineinfo"] and made["nvcc"] == "13.0.88"
-    assert [entry["file"] for entry in made["files"]] == ["a.cu", "b.cu"]
+    assert [(entry["file"], entry["gib"]) for entry in made["files"]] == [("a.cu", 0.5), ("b.cu", 0.5)]
     assert len(made["kernels"]) == 2 and len(made["warnings"]) == 4
