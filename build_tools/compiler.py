@@ -73,7 +73,8 @@ def with_depfile(command: list[str], depfile: str) -> list[str]:
 def is_fresh(log: Path, key: list[str]) -> bool:
     try:
         last = json.loads(log.read_text())
-        return "gib" in last and last["key"] == key and all(digest(name) == value for name, value in last["files"].items())
+        same = last["key"] == key and "gib" in last
+        return same and all(digest(name) == value for name, value in last["files"].items())
     except (OSError, ValueError, KeyError):  # no log, a broken one, or a header that is gone
         return False
 
