@@ -194,6 +194,8 @@ def build_twice() -> tuple[str, str]:
         commands = [(tree / "build/obj/build.ninja").read_text()]
         commands += [line for line in output.splitlines() if "g++ -shared" in line]
         assert len(commands) == 2
+        wheels = [path.name for path in (tree.parent / "wheels").glob("flash_cute-*.whl")]
+        assert wheels and all("-cp310-abi3-manylinux_2_28_" in name for name in wheels), wheels
         return output, "\n".join(commands).replace(str(tree), "")
 
 
