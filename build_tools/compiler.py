@@ -4,8 +4,8 @@ Time stamps cannot tell that: each time pip builds, it installs the same torch a
 checkout every file is new. So a command is skipped if it, the compiler's version and the contents of all files that
 it read are those of the object that is there.
 
-OBJECT.json holds what was compared, the seconds of processor time and what the compiler said (`ptxas -v`), which
-report.py reads. Only what a person should see (warnings, errors) is passed on.
+OBJECT.json holds what was compared, the seconds of processor time, the memory and what the compiler said (`ptxas -v`),
+which report.py reads. Only what a person should see (warnings, errors) is passed on.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ def main() -> int:
             print(line)
     if done.returncode == 0:
         files = {name: digest(name) for name in files_read(Path(depfile).read_text())}
-        seconds = round(used.ru_utime + used.ru_stime, 1)
-        log.write_text(json.dumps({"seconds": seconds, "output": done.stdout, "key": key, "files": files}))
+        # What report.py makes of a kernel file: seconds of processor time, and the GiB that its largest process had.
+        cost = {"seconds": round(used.ru_utime + used.ru_stime, 1), "gib": round(used.ru_maxrss / 2**20, 2)}
+        log.write_text(json.dumps({**cost, "output": done.stdout, "key": key, "files": files}))
     return done.returncode
 
 
@@ -72,7 +73,8 @@ def with_depfile(command: list[str], depfile: str) -> list[str]:
 def is_fresh(log: Path, key: list[str]) -> bool:
     try:
         last = json.loads(log.read_text())
-        return last["key"] == key and all(digest(name) == value for name, value in last["files"].items())
+        same = last["key"] == key and "gib" in last
+        return same and all(digest(name) == value for name, value in last["files"].items())
     except (OSError, ValueError, KeyError):  # no log, a broken one, or a header that is gone
         return False
 

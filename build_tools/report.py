@@ -22,7 +22,7 @@ def make_report(nvcc_version: str, logs: list[Path], lineinfo: bool = False) -> 
     for path in logs:
         log = json.loads(path.read_text())
         file = path.name.removesuffix(".o.json") + ".cu"
-        report["files"].append({"file": file, "seconds": log["seconds"]})
+        report["files"].append({"file": file, "seconds": log["seconds"], "gib": log["gib"]})
         report["kernels"] += parse_kernels(file, log["output"])
         report["warnings"] += parse_warnings(file, log["output"])
     report["seconds"] = round(sum((entry["seconds"] for entry in report["files"]), 0.0), 1)

@@ -6,7 +6,7 @@
 >>> print(flash_cute.explain(q, k, v, causal=True))  # doctest: +SKIP
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 from typing import TYPE_CHECKING
 

@@ -17,7 +17,7 @@ def load() -> dict[str, Any]:
     Keys: `nvcc` (version), `seconds` (nvcc's processor time for all files: core-seconds), `lineinfo` (whether it was
     built with source lines for a profiler), `kernels` (one entry per kernel and architecture: `file`, `arch`, `kernel`
     (demangled name), `registers`, `spill_stores`, `spill_loads` (bytes), `stack`, `smem_static`),
-    `files` (`file`, `seconds`) and `warnings`.
+    `files` (`file`, `seconds`, `gib`: the memory of the compiler's largest process) and `warnings`.
     """
     if not PATH.exists():
         return {"nvcc": None, "seconds": 0.0, "lineinfo": False, "kernels": [], "files": [], "warnings": []}

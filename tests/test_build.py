@@ -217,12 +217,14 @@ def test_unchanged_instances_keep_their_time_stamps(tools: Callable, tmp_path: P
 
 
 def test_each_instance_is_in_one_file(tools: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one folder's kernels; the report finds the instances in the files' names."""
+    """Of one direction; the report finds the instances in the files' names."""
     module = tools("instances")
     built = module.instances(tools("config").read_config({}))
     files = module.kernel_files(built)
     assert Counter(instance for file in files for instance in file.instances) == Counter(built)
-    assert all(len({(i.arch, i.kernel) for i in file.instances}) == 1 for file in files)
+    assert all(len({(i.arch, i.direction) for i in file.instances}) == 1 for file in files)
+    seconds = [file.seconds for file in files]
+    assert seconds == sorted(seconds, reverse=True) and seconds[0] < 200
     named = [{"file": file.name} for file in files]
     monkeypatch.setattr(report, "load", lambda: {"files": named})
     assert report.built_instances() == {(i.arch, i.direction, i.head_dim, i.head_dim_v) for i in built}
@@ -259,9 +261,9 @@ def test_report_reads_what_ptxas_says(tools: Callable) -> None:
 def test_report_sums_the_seconds(tools: Callable, tmp_path: Path) -> None:
     logs = [tmp_path / name for name in ("a.o.json", "b.o.json")]
     for log, seconds in zip(logs, (1.5, 0.25), strict=True):
-        log.write_text(json.dumps({"seconds": seconds, "output": PTXAS}))
+        log.write_text(json.dumps({"seconds": seconds, "gib": 0.5, "output": PTXAS}))
     made = tools("report").make_report("13.0.88", logs, lineinfo=True)
     assert made["seconds"] == pytest.approx(1.75, abs=0.1)
     assert made["lineinfo"] and made["nvcc"] == "13.0.88"
-    assert [entry["file"] for entry in made["files"]] == ["a.cu", "b.cu"]
+    assert [(entry["file"], entry["gib"]) for entry in made["files"]] == [("a.cu", 0.5), ("b.cu", 0.5)]
     assert len(made["kernels"]) == 2 and len(made["warnings"]) == 4

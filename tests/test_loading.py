@@ -84,13 +84,13 @@ def test_torch_gives_nothing_but_its_c_interface() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "tag"),
     [
-        ("GLIBC_2.17", "GLIBC_2.27", "manylinux_2_28"),
-        ("GLIBC_2.17", "GLIBC_2.35", "manylinux_2_35"),
+        ("GLIBC_2.14", "GLIBC_2.27", "manylinux_2_28"),
+        ("GLIBC_2.14", "GLIBC_2.35", "manylinux_2_35"),
         ("GLIBCXX_3.4.21", "GLIBCXX_3.4.25", "manylinux_2_31"),
         ("GLIBCXX_3.4.21", "GLIBCXX_3.4.32", "manylinux_2_39"),
         ("GLIBCXX_3.4.21", "GLIBCXX_3.4.99", "linux"),
         ("CXXABI_1.3.9", "CXXABI_1.4.0", "linux"),
-        ("GLIBC_2.17", "GLIBC_PRIV", "linux"),
+        ("GLIBC_2.14", "GLIBC_PRIV", "linux"),
     ],
 )
 def test_tag_is_what_the_library_needs(
@@ -155,7 +155,7 @@ def refusal(path: Path) -> str:
 @pytest.mark.parametrize(
     ("old", "new", "needed"),
     [
-        ("GLIBC_2.17", "GLIBC_2.97", "glibc 2.97"),
+        ("GLIBC_2.14", "GLIBC_2.97", "glibc 2.97"),
         ("GLIBCXX_3.4.21", "GLIBCXX_3.4.99", "a libstdc++ with GLIBCXX_3.4.99"),
     ],
 )

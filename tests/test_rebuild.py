@@ -94,7 +94,7 @@ def test_each_folder_has_its_flags(checkout: Checkout) -> None:
 
 def test_log_has_what_the_report_needs(checkout: Checkout) -> None:
     log = json.loads((checkout.root / "a.o.json").read_text())
-    assert log["seconds"] >= 0 and "ptxas info" in log["output"]
+    assert log["seconds"] >= 0 and 0 < log["gib"] < 1 and "ptxas info" in log["output"]
     assert sorted(log["files"]) == ["build/links/torch/theirs.h", "ours.h", "sm80_a.cu"]
     assert str(checkout.root) not in json.dumps(log["key"])
 
@@ -194,6 +194,8 @@ def build_twice() -> tuple[str, str]:
         commands = [(tree / "build/obj/build.ninja").read_text()]
         commands += [line for line in output.splitlines() if "g++ -shared" in line]
         assert len(commands) == 2
+        wheels = [path.name for path in (tree.parent / "wheels").glob("flash_cute-*.whl")]
+        assert wheels and all("-cp310-abi3-manylinux_2_28_" in name for name in wheels), wheels
         return output, "\n".join(commands).replace(str(tree), "")
 
 

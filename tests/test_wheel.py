@@ -1,4 +1,5 @@
-"""One wheel for every torch: an operator of it is called under the oldest, the newest and a CPU-only torch.
+"""One wheel for every torch and Python: an operator of it is called under the oldest and the newest of both that are
+claimed (the Pythons of this machine), and under a CPU-only torch.
 
 Importing would prove nothing: a library built for a later torch loads, and fails where it passes a dtype.
 """
@@ -28,9 +29,9 @@ WHEEL_BYTES = 15_000_000
 INSTALLED_BYTES = 40_000_000
 
 CALL = """
-import torch, flash_cute
+import sys, torch, flash_cute
 from flash_cute import _ops, report
-print(torch.__version__, torch.version.cuda, flash_cute.__file__)
+print(sys.version.split()[0], torch.__version__, torch.version.cuda, flash_cute.__file__)
 torch.manual_seed(0)
 q, k, v = torch.randn(2, 4, 33, 48), torch.randn(2, 2, 65, 48), torch.randn(2, 2, 65, 48)
 for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
@@ -108,34 +109,36 @@ def test_wheel_has_what_the_schedules_are_compiled_from(wheel: Path) -> None:
     assert {f"flash_cute/csrc/{name}" for name in sources} <= names
 
 
-def _newest() -> str | None:
-    """The one that pip would install here: its index may list newer ones, which its constraints exclude."""
-    words = ("--dry-run", "--quiet", "--ignore-installed", "--no-deps", "--report", "-", "torch")
-    answer = background.run([sys.executable, "-m", "pip", "install", *words])
+def _newest(python: Path) -> str | None:
+    """The one that pip would install: its index may list newer ones, which its constraints exclude."""
+    words = ("install", "--dry-run", "--quiet", "--ignore-installed", "--no-deps", "--report", "-", "torch")
+    answer = venvs.pip(python, *words)
     return json.loads(answer.stdout)["install"][0]["metadata"]["version"] if answer.returncode == 0 else None
 
 
-def _is_here(which: str, version: str) -> bool:
-    """Whether the torch that runs these tests is the one wanted."""
-    return torch.version.cuda is None if which == "cpu" else torch.__version__.split("+")[0] == version
+def _is_here(which: str, version: str, python: Path) -> bool:
+    """Whether the torch and the Python that run these tests are those wanted."""
+    if which == "cpu":
+        return torch.version.cuda is None
+    return python == Path(sys.executable) and torch.__version__.split("+")[0] == version
 
 
 def call_under_torch(which: str) -> subprocess.CompletedProcess[str]:
     """CALL under a torch, in a venv that is gone afterwards: it takes gigabytes."""
-    version = _newest() if which == "newest" else {"oldest": OLDEST, "cpu": venvs.CPU_ONLY}[which]
+    here = venvs.pythons()
+    python = {"oldest": here[0], "newest": here[-1], "cpu": Path(sys.executable)}[which]
+    version = _newest(python) if which == "newest" else {"oldest": OLDEST, "cpu": venvs.CPU_ONLY}[which]
     if version is None:
         venvs.cannot("pip cannot say which torch is the newest")
     with tempfile.TemporaryDirectory(prefix="flash_cute_") as name:
         folder = Path(name)
         wheel = pack(folder)
-        if _is_here(which, version):
-            python = Path(sys.executable)
-        else:
-            python = venvs.make(folder / "venv", version)
+        if not _is_here(which, version, python):
+            python = venvs.make(folder / "venv", version, python)
             installed = venvs.pip(python, "install", "--no-deps", wheel)
             assert installed.returncode == 0, installed.stderr
-        safe = "-P" if sys.version_info >= (3, 11) else "-B"
-        return background.run([python, safe, "-c", CALL], PYTHONDONTWRITEBYTECODE="1")
+        # In a folder without another flash_cute.
+        return background.run([python, "-c", CALL], cwd=folder, PYTHONDONTWRITEBYTECODE="1")
 
 
 def begin(item: pytest.Function) -> None:

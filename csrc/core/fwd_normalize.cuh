@@ -22,9 +22,9 @@ CUTE_DEVICE float row_lse(Sequence const& sequence, Softmax const& softmax, int 
 }
 
 // After softmax.finish(). `lse` points to row 0 of the sequence's head; inverse_of(i) is the factor of row i.
-template <int kRows, bool kLazy, class Lengths, class Accumulator, class Coords, class Inverse>
+template <int kRows, bool kLazy, PowerScale kPowerScale, class Lengths, class Accumulator, class Coords, class Inverse>
 CUTE_DEVICE void normalize(Lengths const& sequence, float* lse, int first_row,
-                           OnlineSoftmax<kRows, kLazy> const& softmax,
+                           OnlineSoftmax<kRows, kLazy, kPowerScale> const& softmax,
                            Accumulator& acc,      // (rows, head dim)
                            Coords const& coords,  // (rows, head dim) -> (row, column)
                            Inverse const& inverse_of) {

@@ -55,15 +55,19 @@ CUTE_DEVICE float quad_reduce(float x, Op op) {
   return op(x, __shfl_xor_sync(0xffffffff, x, 1));
 }
 
+// Where the power of two is that the scores of a row past kFused are multiplied by: computed where it is needed, or
+// among the parameters. Which of them lets a kernel at the limit of its registers do without spills was tried.
+enum class PowerScale { kGiven, kComputed };
+
 // `kRows`: per thread. `kLazy_`: with a lagging maximum; four rows per thread leave too few registers for it.
-template <int kRows, bool kLazy_ = kRows == 2>
+template <int kRows, bool kLazy_ = kRows == 2, PowerScale kPowerScale = PowerScale::kGiven>
 struct OnlineSoftmax {
   static constexpr bool kLazy = kLazy_;
   static constexpr float kLag = 8.f;
   static constexpr float kFused = 0x1p26f;  // the offset's rounding is then at most 4
 
   float scale_log2;
-  float power_scale;     // the power of two from scale_log2 on
+  float power_scale;     // kGiven: the power of two from scale_log2 on
   float offset[kRows];   // the maximum in use times row_scale; at first lower than that of any finite score
   float sum[kRows];      // of the numerators; over this thread's columns only until finish()
   float own_max[kRows];  // kLazy: of the raw scores so far, over this thread's columns only; else of the tile's row
@@ -117,7 +121,13 @@ struct OnlineSoftmax {
       } else {
         own_max[i] = kLazy ? fmaxf(even, odd) : quad_reduce(fmaxf(even, odd), larger);
       }
-      grown |= kLazy ? own_max[i] > limit[i] : own_max[i] * row_scale(offset[i]) > offset[i];
+      if constexpr (kLazy) {
+        grown |= own_max[i] > limit[i];
+      } else if constexpr (kPowerScale == PowerScale::kComputed) {
+        grown |= own_max[i] * row_scale(offset[i]) > offset[i];
+      } else {
+        grown |= own_max[i] * scale_log2 > offset[i] || fabsf(offset[i]) > kFused;
+      }
     }
     auto const wait = [&] {
       wait_product();
@@ -200,13 +210,20 @@ struct OnlineSoftmax {
   // What the scores of a row with this offset, or with this maximum times scale_log2, are multiplied by. The power of two
   // is not below scale_log2, so that offsets grow with the maximum also where that passes kFused.
   CUTE_DEVICE float row_scale(float row_offset) const {
-    return fabsf(row_offset) > kFused ? power_scale : scale_log2;
+    return fabsf(row_offset) > kFused ? power() : scale_log2;
   }
 
  private:
+  CUTE_DEVICE float power() const {
+    if constexpr (kPowerScale == PowerScale::kGiven) return power_scale;
+    uint32_t bits;
+    asm("add.u32 %0, %1, 0x007fffff;" : "=r"(bits) : "r"(__float_as_uint(scale_log2)));
+    return __uint_as_float(bits & 0x7f800000u);
+  }
+
   // The maximum in use times scale_log2.
   CUTE_DEVICE float max_log2(int i) const {
-    return fabsf(offset[i]) > kFused ? offset[i] / power_scale * scale_log2 : offset[i];
+    return fabsf(offset[i]) > kFused ? offset[i] / power() * scale_log2 : offset[i];
   }
 
   CUTE_DEVICE static float larger(float a, float b) { return fmaxf(a, b); }

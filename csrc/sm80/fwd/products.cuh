@@ -15,7 +15,7 @@ struct Float32Products {
 
   template <int kRows>
   CUTE_DEVICE static auto make_softmax(float scale_log2, float power_scale) {
-    return OnlineSoftmax<kRows>(scale_log2, power_scale);
+    return OnlineSoftmax<kRows, kRows == 2, PowerScale::kComputed>(scale_log2, power_scale);
   }
 
   // S = Q K^T. fetch(k) loads what k step k needs.

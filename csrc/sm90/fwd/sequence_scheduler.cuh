@@ -83,6 +83,16 @@ CUTE_DEVICE void advance_floors(FwdParams const& params, int index, Floors volat
   own.keys = next(key_begin(params, index), own.keys);
 }
 
+// The numbers of a lane's tiles: in shared memory where there is room, for want of registers.
+template <class SharedStorage>
+CUTE_DEVICE auto& own_tiles(SharedStorage& smem, int lane, TileNumbers& in_registers) {
+  if constexpr (requires { smem.own_tiles; }) {
+    return const_cast<TileNumbers volatile&>(smem.own_tiles[lane]);
+  } else {
+    return in_registers;
+  }
+}
+
 template <class Traits, class Tickets = CtaTickets>
 CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::SharedStorage& smem,
                                     Tickets tickets = {}) {
@@ -94,13 +104,7 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
   // Of this lane's sequence.
   Floors volatile& floors = smem.floors[lane];
   TileNumbers in_registers{};
-  auto const own = [&]() -> auto& {
-    if constexpr (requires { smem.own_tiles; }) {
-      return const_cast<TileNumbers volatile&>(smem.own_tiles[lane]);
-    } else {
-      return in_registers;
-    }
-  };
+  auto& own = own_tiles(smem, lane, in_registers);
   auto const clear_floors = [&] {
     floors.rows = 0;
     floors.keys = 0;
@@ -125,12 +129,12 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
         if (passes.contains(pass, sequence.len_k)) tiles = ceil_div(sequence.rows, kBlockM) * params.heads_q;
       }
       int const end = group_end + inclusive_warp_sum(tiles);
-      own().begin = end - tiles;
-      own().end = end;
+      own.begin = end - tiles;
+      own.end = end;
       group_end = __shfl_sync(kAllLanes, end, 31);
     }
     bool const exists = pass <= passes.last;
-    bool const mine = exists ? own().begin <= ticket && ticket < own().end : lane == 0;
+    bool const mine = exists ? own.begin <= ticket && ticket < own.end : lane == 0;
     smem.tile_pipeline.wait_empty(at_step(draws));  // the tile of two draws before is not read any more
     auto& tile = smem.tile[draws & 1];  // a SequenceTile, or large::RowTile
     int key_tiles = 0;
@@ -139,7 +143,7 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
       if (exists) {
         Sequence const sequence = read(group + lane);
         TileOrder const order = sequence_order(params, sequence, ceil_div(sequence.rows, kBlockM));
-        RowTileCoord const coord = order.coord(ticket - own().begin);
+        RowTileCoord const coord = order.coord(ticket - own.begin);
         TileRange range = key_range<kBlockM, Traits::kBlockN>(sequence, coord.m_block);
         if (coord.m_block * kBlockM >= sequence.len_q) range.end = range.begin;  // rows that are not used
         key_tiles = range.end - range.begin;

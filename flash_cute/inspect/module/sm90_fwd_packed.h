@@ -60,6 +60,8 @@ struct Cta {
     SequenceTile tile[2];
     TilePipeline tile_pipeline;
     NextTile next_tile;
+    Floors floors[32];
+    TileNumbers own_tiles[32];
   };
   struct Traits {
     static constexpr int kBlockM = kRows;
@@ -73,7 +75,7 @@ struct Cta {
   };
 
   Cta(FwdParams const& params, int number, int ctas)
-      : params(params), smem{.tile = {}, .tile_pipeline = {*this}, .next_tile = {*this}}, ctas(ctas),
+      : params(params), smem{.tile = {}, .tile_pipeline = {*this}, .next_tile = {*this}, .floors = {}, .own_tiles = {}}, ctas(ctas),
         warp(1, number, ctas, [this] { schedule_sequences<Traits>(this->params, smem); }) {}
 
   void wait_until(int then) {
