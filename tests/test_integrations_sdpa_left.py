@@ -162,20 +162,21 @@ def test_a_gpu_that_is_left_to_pytorch(rng: torch.Generator) -> None:
 
 
 @pytest.mark.skipif(not HAS_ORDER, reason="this PyTorch has no order of backends")
-@pytest.mark.parametrize("chosen", [False, True])
-def test_its_order_of_backends_is_pytorchs(chosen: bool, gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From `enable()` on where CUDA was in use before, else from the first call on that chooses a backend."""
+@pytest.mark.parametrize("in_use", ["before", "between", "at the first call"])
+def test_its_order_of_backends_is_pytorchs(in_use: str, gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From `enable()` on where CUDA was in use before, else from the first call on that may choose a backend."""
     order = torch._C._get_sdp_priority_order()
     flash = int(SDPBackend.FLASH_ATTENTION)
     flash_last = [*(backend for backend in order if backend != flash), flash]
     new = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *sizes, device, **options: new(*sizes, **options))
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: chosen)
-    monkeypatch.setattr(sdpa, "_chosen_once", chosen)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use == "before")
+    monkeypatch.setattr(sdpa, "_chosen_once", False)
     torch._C._set_sdp_priority_order(flash_last)
     try:
         with sdpa.enable():
-            assert (torch._C._get_sdp_priority_order() == flash_last) == chosen
+            assert (torch._C._get_sdp_priority_order() == flash_last) == (in_use == "before")
+            monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use != "at the first call")
             sdpa._active.keep_flash_first()
             assert torch._C._get_sdp_priority_order() == flash_last
         assert torch._C._get_sdp_priority_order() == flash_last

@@ -10,7 +10,8 @@ or, for code that calls PyTorch's own, and is not to be changed,
     print(sdpa.report())   # how many calls flash_cute served, how many it passed on, and why
 
 A call that flash_cute cannot serve (an `attn_mask`, dropout, float32 on a GPU, ...) goes on to what PyTorch does, and
-is counted with its reason; with `enable(strict=True)` it raises instead. The method is that of `flash_cute.attention`:
+is counted with its reason; with `enable(strict=True)` it raises instead. What no implementation can serve (key and
+value of different lengths, ...) raises always. The method is that of `flash_cute.attention`:
 FlashAttention-2 (arXiv 2307.08691).
 """
 
@@ -151,21 +152,26 @@ class _Active:
         order that was set before: let it choose once, and set ours after that. Where a GPU is left to PyTorch, so is
         the order, which is one for all GPUs."""
         global _chosen_once
-        if _chosen_once or self._order is None or functorch_is_active() or jit_is_tracing():
+        if _chosen_once or self._order is None:
             return
-        if without_modes is None or not torch.cuda.is_available():
+        if torch.cuda.is_initialized() and _left.devices():
+            self._leave_order()
+            return
+        if functorch_is_active() or jit_is_tracing() or without_modes is None or not torch.cuda.is_available():
             return
         with without_modes():
             x = torch.empty(1, 1, 1, 8, dtype=torch.float16, device="cuda")
             torch._fused_sdp_choice(x, x, x)
         _chosen_once = True
-        is_first = torch._C._get_sdp_priority_order()[0] == _FLASH
         if _left.devices():
-            if is_first:
-                torch._C._set_sdp_priority_order(self._order)
-            self._order = None
-        elif not is_first:
+            self._leave_order()
+        elif torch._C._get_sdp_priority_order()[0] != _FLASH:
             self._order = _prefer_flash()
+
+    def _leave_order(self) -> None:
+        if torch._C._get_sdp_priority_order()[0] == _FLASH:  # else PyTorch has set its own since
+            torch._C._set_sdp_priority_order(self._order)
+        self._order = None
 
     def remove(self) -> None:
         """Idempotent."""
@@ -272,7 +278,9 @@ def report(reset: bool = False) -> Report:
     """How many calls of PyTorch's attention flash_cute served, how many it passed on to PyTorch, and why.
 
     Counted are forward calls of the process: of `sdpa`, and while `enable()` is in force of
-    `scaled_dot_product_attention` and of the aten flash operators below it. The replays of a CUDA graph are not seen.
+    `scaled_dot_product_attention`, of the aten flash operators below it, and of the fast path of
+    `torch.nn.MultiheadAttention`, as passed on. Not seen are the replays of a CUDA graph, and malformed calls, which
+    raise.
 
     Args:
         reset: begin to count from 0.
