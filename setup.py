@@ -16,12 +16,14 @@ import sys
 from pathlib import Path
 
 from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # a PEP 517 build does not put it there
 
 from build_tools.extension import BuildLibrary, library_extension  # noqa: E402
+from build_tools.manylinux import platform_tag  # noqa: E402
 from build_tools.schedules import HOST_FILES  # noqa: E402
 
 COMPILED_LATER = (*HOST_FILES, "api/kernel_time.cpp")  # by flash_cute.schedules and flash_cute.inspect
@@ -44,8 +46,17 @@ class BuildPy(build_py):
                 shutil.copy2(source, target)
 
 
+class BdistWheel(bdist_wheel):
+    """Names the systems on which what was built loads: `linux`, setuptools' own word, would be this one alone."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        python, abi, system = super().get_tag()
+        build_lib = Path(self.get_finalized_command("build").build_lib)
+        return python, abi, platform_tag(system, build_lib.rglob("*.so"))
+
+
 setup(
     ext_modules=[library_extension()],  # torch.utils.cpp_extension.CUDAExtension
-    cmdclass={"build_py": BuildPy, "build_ext": BuildLibrary},
+    cmdclass={"bdist_wheel": BdistWheel, "build_py": BuildPy, "build_ext": BuildLibrary},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

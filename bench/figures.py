@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import functools
 import re
@@ -216,6 +217,19 @@ class Results:
     facts: dict[str, str]
     tables: Sequence[Table]
     absent: dict[str, str]
+
+
+def csv_file(text: str) -> Path:
+    """A flag's argument: a CSV that one of this folder's scripts wrote, with rows; argparse prints what is wrong."""
+    path, columns = Path(text), {"median_us", "rms_out", "plan_us", "over_us", "attention_share"}
+    try:
+        with path.open(errors="replace") as file:
+            header, row = file.readline(), file.readline()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {(error.strerror or str(error)).lower()}") from None
+    if not columns.intersection(header.rstrip("\n").split(",")) or not row:
+        raise argparse.ArgumentTypeError(f"{text}: expected a CSV with rows that bench/run.py wrote, got another file")
+    return path
 
 
 def read(path: Path) -> Results:

@@ -185,7 +185,7 @@ def add_legend(canvas: MplFigure, named: dict[str, Any], foot: str) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench/plot.py", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("csv", type=Path, nargs="+", help="what bench/run.py wrote")
+    parser.add_argument("csv", type=figures.csv_file, nargs="+", help="what bench/run.py wrote")
     parser.add_argument("--out", type=Path, help="PNG to write (beside the CSV)")
     flags = parser.parse_args(arguments)
     for path in flags.csv:

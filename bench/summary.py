@@ -143,7 +143,7 @@ def print_steps(found: steps.Steps) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench/summary.py", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("csv", type=Path, nargs="+", help="what bench/run.py wrote")
+    parser.add_argument("csv", type=figures.csv_file, nargs="+", help="what bench/run.py wrote")
     for path in parser.parse_args(arguments).csv:
         if errors.is_accuracy(path):
             print_errors(errors.read(path))

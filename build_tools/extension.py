@@ -9,18 +9,21 @@ different here, and why:
   care, so CUDA_HOME is set here, and the .cu files join the sources when that check is done.
 * nvcc may come from PyPI: it, CUTLASS and torch are then in a folder of pip's that lives as long as the build. So the
   commands name links in build/links/, and a second build compiles only what changed.
-* The library must load under a torch of any CUDA release: nothing of CUDA is linked but the static runtime.
+* The library must load under a torch of any CUDA release: nothing of CUDA is linked but the static runtime. And on
+  systems older than the one that builds it: manylinux.py.
 * The compiler's account of every kernel is kept: flash_cute/compile_report.json.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from setuptools import Extension
@@ -31,6 +34,7 @@ from .compiler import LINKS, ONLY
 from .config import ROOT, read_config
 from .errors import BuildError
 from .instances import instances, kernel_files, write_instances
+from .manylinux import libstdcxx, make_stubs
 from .report import make_report
 from .schedules import FILES as SCHEDULES_FILES
 from .schedules import build_schedules
@@ -38,6 +42,7 @@ from .toolchain import CudaToolkit, find_cutlass, find_cxx, find_ninja, find_too
 
 INST = ROOT / "build/inst"
 OBJ = ROOT / "build/obj"
+STUBS = ROOT / "build/stubs"
 
 # The oldest torch claimed: with a later target the library fails there as soon as it passes a dtype.
 TORCH_TARGET = "0x020a000000000000"
@@ -55,7 +60,7 @@ NVCC_FLAGS = [
 # file holds is an error here, and not when the library is loaded.
 LINK_FLAGS = [
     *("-Wl,-z,defs", "-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"),
-    *("-ltorch_cpu", "-lc10", "-lrt", "-lpthread", "-ldl"),
+    *("-ltorch_cpu", "-lc10"),
 ]
 
 
@@ -83,6 +88,11 @@ def _through_link(folder: str) -> str:
 
 class BuildLibrary(BuildExtension):
     """Builds what `library_extension` describes, for the choices that the environment makes."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        with contextlib.suppress(BuildError):  # later: BuildExtension looks for ninja on PATH at once
+            os.environ["PATH"] += f"{os.pathsep}{Path(find_ninja()).parent}"
+        super().__init__(*arguments, **options)
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -129,11 +139,12 @@ class BuildLibrary(BuildExtension):
         except RuntimeError as error:
             raise BuildError("compiling failed; the compiler's message is above.") from error
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        libraries = [libstdcxx(), *([str(self.toolkit.cudart)] if self.toolkit else [])]
         self.compiler.link_shared_object(
-            objects + ([str(self.toolkit.cudart)] if self.toolkit else []),
+            objects + libraries,
             str(target),
             library_dirs=ext.library_dirs,
-            extra_postargs=ext.extra_link_args,
+            extra_postargs=[*ext.extra_link_args, *make_stubs(STUBS, self.cxx)],
             target_lang="c++",
         )
         logs = [Path(f"{path}.json") for path in objects]

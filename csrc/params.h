@@ -1,6 +1,7 @@
 // The parameters of a kernel: plain data, valid on host and device. No torch, no CuTe.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "core/softcap.h"
@@ -45,8 +46,12 @@ struct Sequences {
   int const* used_k;
   int window_left;    // keys that a row sees before its position; kNoLimit: all
   int window_right;   // behind it
-  int* tiles_before;  // sm80, packed: (batch + 3) row tiles of one head in the sequences before; null: few sequences
-  bool bottom_right;  // row i has the position i + len_k - len_q, else i
+  int* tiles_before;  // sm80, packed: (batch + 3) row tiles of one head in the sequences before, and the floors of
+                      // rows and of keys, (batch + 2) each, see core/sequence.cuh; null: few sequences
+  bool bottom_right;  // packed: row i has the position i + len_k - len_q of its sequence, else i
+  int shift;          // dense: row i has the position i + shift
+  bool has_before;    // packed: the call has sequences before these and behind these, which other launches serve, see
+  bool has_behind;    // BwdPlan::parts
 };
 
 // The terms of a modified score: cap * tanh(scale * q.k / cap) - slope * |position - column|. It is computed in units
@@ -66,6 +71,11 @@ struct Sinks {
   int64_t stride;
   bool is_float32;  // else of the inputs' type
 };
+
+// The least power of two that is not below x, a normal float.
+constexpr float power_of_two_from(float x) {
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(x) + 0x007fffffu) & 0x7f800000u);
+}
 
 // Element strides of one (batch, head, row, column) tensor; the column stride is 1.
 struct Strides {
@@ -101,6 +111,7 @@ struct FwdParams {
   int head_dim;  // of q and k: a multiple of 8, at most the kernel's kHeadDim
   Band band;
   float scale_log2;  // scale * log2(e), with a softcap cap * log2(e); finite and > 0
+  float power_scale;  // the power of two from scale_log2 on, see OnlineSoftmax
 
   TileOrder order;
   TileSplit split;   // of row tiles, by keys
@@ -121,7 +132,7 @@ struct SequenceTiles {
   int* row_sequence;  // of each row tile; the tiles of a sequence are side by side
   int* key_sequence;  // of each key tile, whose sequences are in the order of processing
   SequenceRecord* records;  // (sequences), see core/sequence_tiles.cuh
-  int* totals;              // (2): the row tiles and the key tiles that there are
+  int* totals;              // (4): the row tiles and the key tiles that there are, and the floors of the next sequence
 };
 constexpr int kSequenceRecordBytes = 48;
 
@@ -131,8 +142,8 @@ struct BwdParams {
   void const* v;     // (batch, heads_kv, len_k, head_dim_v)
   void const* out;   // (batch, heads_q,  len_q, head_dim_v), the forward's
   void const* dout;  // (batch, heads_q,  len_q, head_dim_v)
-  float const* lse;   // (batch, heads_q, len_q), contiguous, the forward's
-  float const* dlse;  // (batch, heads_q, len_q), contiguous; null: no gradient reaches the LSE
+  float const* lse;   // (batch, heads_q, lse_rows), contiguous, the forward's, from the first of the len_q rows on
+  float const* dlse;  // the same; null: no gradient reaches the LSE
   void* dq;  // (batch, heads_q,  len_q, head_dim)
   void* dk;  // (batch, heads_kv, len_k, head_dim)
   void* dv;  // (batch, heads_kv, len_k, head_dim_v)
@@ -145,8 +156,9 @@ struct BwdParams {
                     // sink (less what scales dO in scaled_dout); +inf for padding and for rows that see no key, so that
                     // their P is 0
   float* delta;     // the same shape: rowsum(dO * O) - dLSE; 0 for padding and for rows that see no key
-  float* sink_parts;  // with sinks, per row tile: the sum of its rows' gradients of the sink
-  void* scaled_dout;  // (batch, heads_q, len_q, head_dim_v), contiguous: dO times a power of two per row, see
+  float* sink_parts;  // with sinks, per row tile: the sum of its rows' gradients of the sink. Those of the parts of a
+                      // call follow one another
+  void* scaled_dout;  // (batch, heads_q, lse_rows, head_dim_v), contiguous: dO times a power of two per row, see
                       // core/bwd_preprocess.cuh; null where the kernels read dO itself
   int* semaphores;  // (batch, heads_q, row tiles): counts the ordered adds to dq_acc, and on sm90, reused later, the
                     // parts of split tiles in memory; see <arch>/bwd/dq.cuh; null without dq_acc
@@ -167,8 +179,10 @@ struct BwdParams {
   int batch;
   int heads_q;
   int heads_kv;  // divides heads_q
-  int len_q;     // > 0
+  int len_q;     // > 0; of a dense batch without the rows at both ends that see no key
   int len_k;     // > 0
+  int lse_rows;  // per head of lse, dlse and scaled_dout
+  int part;      // index of the part of the call, see BwdPlan::parts
   int head_dim;  // a multiple of 8, at most the kernel's kHeadDim
   Band band;
 

@@ -77,6 +77,10 @@ struct BwdPlan {
   KernelShape shape;
   bool deterministic;
   bool scales_dout;   // see BwdParams::scaled_dout
+  // Packed sequences are processed in parts, one launch after the other in the same workspace, where a row tile per
+  // short sequence would make it far larger than the tensors. What follows is of a part.
+  int parts;
+  int sequences_per_part;
   int m_blocks;       // where sequences are read at run time: of all of them, at most
   int n_blocks;
   int64_t row_tiles;  // of all heads
@@ -91,12 +95,6 @@ struct BwdPlan {
   TileSplit split;
   BwdWorkspace workspace;
 };
-
-// Whether the kernel is one of those that split the head dim, see kMaxUnsplitHeadDim.
-template <class PlanType>
-constexpr bool is_large(PlanType const& plan) {
-  return std::max(plan.head_dim, plan.head_dim_v) > kMaxUnsplitHeadDim;
-}
 
 // The kernels: one explicit instantiation per (architecture, kernel, head dim), each in its own generated file
 // (build/inst/<arch>_<kernel>_d<D>.cu) with both dtypes and every tile of the table.

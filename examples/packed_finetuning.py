@@ -13,6 +13,7 @@ Prints the loss before and after; exits with 1 if the check fails or the loss ha
 import argparse
 import random
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -82,23 +83,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
+def make_trainer(args: argparse.Namespace, model: Any, folder: str) -> Any:
+    """Transformers' Trainer on packed documents; it makes the folder."""
     from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
-    flash_cute.integrations.transformers.register()
-    model = load(args.model)
     gpu = args.device == "cuda"
-    model.to(args.device).eval()
-    with torch.autocast(args.device, torch.bfloat16, enabled=gpu):
-        error = packing_error(model, [document["input_ids"] for document in documents(8, seed=1)])
-    allowed = TOLERANCE[torch.bfloat16 if gpu else torch.float32]
-    print(f"packed and alone: 1 - cosine of logits at most {error:.1e} (allowed {allowed:.0e})")
-
-    trainer = Trainer(
+    return Trainer(
         model=model,
         args=TrainingArguments(
-            output_dir=str(args.out or "packed_finetuning"),
+            output_dir=folder,
             max_steps=args.steps,
             per_device_train_batch_size=args.batch_size,
             per_device_eval_batch_size=args.batch_size,
@@ -117,12 +110,27 @@ def main(argv: list[str] | None = None) -> int:
         eval_dataset=documents(4 * args.batch_size, seed=3),
         data_collator=DataCollatorWithFlattening(),
     )
-    before = trainer.evaluate()["eval_loss"]
-    trainer.train()
-    after = trainer.evaluate()["eval_loss"]
-    print(f"loss {before:.3f} before, {after:.3f} after {args.steps} steps of {args.batch_size} packed documents")
-    if args.out:
-        trainer.save_model(str(args.out))
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    flash_cute.integrations.transformers.register()
+    model = load(args.model)
+    gpu = args.device == "cuda"
+    model.to(args.device).eval()
+    with torch.autocast(args.device, torch.bfloat16, enabled=gpu):
+        error = packing_error(model, [document["input_ids"] for document in documents(8, seed=1)])
+    allowed = TOLERANCE[torch.bfloat16 if gpu else torch.float32]
+    print(f"packed and alone: 1 - cosine of logits at most {error:.1e} (allowed {allowed:.0e})")
+
+    with tempfile.TemporaryDirectory() as temporary:  # Trainer makes a folder, whether or not anything is saved
+        trainer = make_trainer(args, model, str(args.out or temporary))
+        before = trainer.evaluate()["eval_loss"]
+        trainer.train()
+        after = trainer.evaluate()["eval_loss"]
+        print(f"loss {before:.3f} before, {after:.3f} after {args.steps} steps of {args.batch_size} packed documents")
+        if args.out:
+            trainer.save_model(str(args.out))
     return 0 if error <= allowed and after < before else 1
 
 

@@ -36,7 +36,9 @@ __all__ = [
 
 _load_from_environment()
 
-if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+if TYPE_CHECKING:
+    from . import integrations as integrations
+else:  # type checkers would take any name for an attribute
 
     def __getattr__(name: str) -> object:
         """`flash_cute.integrations`, imported on first use."""

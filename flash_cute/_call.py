@@ -7,9 +7,17 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from . import _ops
-from ._refusals import backend_with, check_deterministic, mask_name, raise_refusal, refuse_gradient_of, window_sides
+from ._refusals import (
+    backend_with,
+    check_deterministic,
+    check_flag,
+    mask_name,
+    raise_refusal,
+    refuse_gradient_of,
+    window_sides,
+)
 from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_is_tracing
-from .autograd import Calls, refuse_slope_gradient, refuse_tangents
+from .autograd import Calls, refuse_number_gradient, refuse_slope_gradient, refuse_tangents
 
 
 def attend(
@@ -37,9 +45,15 @@ def attend(
             causal = "bottom_right"
         elif not isinstance(causal, str):
             causal = mask_name(causal)
+        if return_lse is not False and return_lse is not True:
+            return_lse = check_flag("return_lse", return_lse)
         left = right = None
         if window is not None:
             left, right = window_sides(window)
+        if scale is not None and type(scale) is not float:
+            refuse_number_gradient("scale", scale)
+        if softcap is not None and type(softcap) is not float:
+            refuse_number_gradient("softcap", softcap)
         if backend is None:
             backend = "auto"
         if accumulate is not None:
@@ -49,11 +63,13 @@ def attend(
         if alibi_slopes is not None:
             refuse_slope_gradient(alibi_slopes)
         if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
-            refuse_tangents(q, k, v, sinks, alibi_slopes)
+            refuse_tangents(q, k, v, sinks, alibi_slopes, scale, softcap)
         if not (
             is_grad_enabled()
             and (q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad))
         ):
+            if deterministic is not None and deterministic is not True and deterministic is not False:
+                deterministic = check_deterministic(deterministic)
             if deterministic is not None and jit_is_tracing():  # the graph may be given what requires grad
                 mask, score = (causal, left, right), (softcap, sinks, alibi_slopes, scale)
                 both = calls.fwd(q, k, v, *lengths, *mask, *score, backend, deterministic)
@@ -83,7 +99,8 @@ def attend(
         return both if return_lse else both[0]
     except Exception as error:
         given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
-        raise_refusal(error, given | dict(zip(calls.length_names, lengths, strict=True)), scale, softcap, backend)
+        given |= dict(zip(calls.length_names, lengths, strict=True))
+        raise_refusal(error, given, scale, window, softcap, backend)
         raise
 
 
@@ -106,6 +123,8 @@ def differentiate(
         left = right = None
         if window is not None:
             left, right = window_sides(window)
+        refuse_number_gradient("scale", scale)
+        refuse_number_gradient("softcap", softcap)
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         elif deterministic is not True and deterministic is not False:
@@ -113,16 +132,17 @@ def differentiate(
         if alibi_slopes is not None:
             refuse_slope_gradient(alibi_slopes)
         if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
-            refuse_tangents(*tensors, sinks, alibi_slopes)
+            refuse_tangents(*tensors, sinks, alibi_slopes, scale, softcap)
         operator = calls.bwd_without_autograd
         if is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, sinks)):
             operator = calls.bwd if is_compiling() else calls.differentiable_bwd
         score = (softcap, sinks, alibi_slopes, scale)
         gradients: tuple[Tensor, ...]
-        gradients = operator(*tensors, *lengths, causal, left, right, *score, deterministic, backend or "auto")
+        asked = "auto" if backend is None else backend
+        gradients = operator(*tensors, *lengths, causal, left, right, *score, deterministic, asked)
         return gradients if sinks is not None else gradients[:3]
     except Exception as error:
         names = ("dout", "q", "k", "v", "out", "lse", "dlse", "sinks", "alibi_slopes", *calls.length_names)
         given = dict(zip(names, (*tensors, sinks, alibi_slopes, *lengths), strict=True))
-        raise_refusal(error, given, scale, softcap, backend)
+        raise_refusal(error, given, scale, window, softcap, backend)
         raise

@@ -13,6 +13,8 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
+from ._check_lengths import ENABLED as CHECKS_LENGTHS
+from ._refusals import is_refusal
 from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_is_tracing
 
 Forward = Callable[..., tuple[Tensor, Tensor]]  # the kernel of `flash_cute::_fwd` for a device, or its fake
@@ -23,6 +25,7 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a call with these tensors is an eager forward and nothing else."""
     return (
         not is_dynamo_compiling()  # the first, for what follows is not to be traced
+        and not CHECKS_LENGTHS  # which the general path does
         and type(q) is Tensor
         and type(k) is Tensor
         and type(v) is Tensor
@@ -34,6 +37,18 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and not dispatch_modes()
         and not jit_is_tracing()
     )
+
+
+def is_unserved(error: Exception) -> bool:
+    """Whether a layers' operator did not take the arguments that it was given, and so has launched nothing.
+
+    A check has refused them, PyTorch cannot make the operator's arguments of them, or the operator has no kernel for
+    such tensors. The general path then serves the call or words the error. Whatever else an operator raises (no memory,
+    an error of the device) is the call's own, and is not to be tried again.
+    """
+    if isinstance(error, ValueError | TypeError | NotImplementedError) or is_refusal(error):
+        return True
+    return type(error) is RuntimeError and str(error).startswith("flash_cute::")
 
 
 def make_sdpa(forward: Forward) -> Callable[..., Tensor]:

@@ -1,5 +1,7 @@
 """How an output is laid out in memory: the operators' fakes and the CPU path agree with csrc/api/tensor.h."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -7,10 +9,24 @@ from torch import Tensor
 def empty_out(q: Tensor, head_dim_v: int) -> Tensor:
     """An uninitialised out, `(B, Hq, Nq, head_dim_v)` or packed `(Tq, Hq, head_dim_v)`, laid out like `empty_like(q)`.
 
-    With a head dim of its own it is packed, its dims in that order in memory: `out_strides` in csrc/api/tensor.h.
+    With a head dim of its own it is packed, its dims in that order in memory: `out_strides` in csrc/api/tensor.h. The
+    stride of a dim of size 1 has no meaning, and a fake tensor may have another: such a last dim is the innermost one,
+    any other such dim an outer one.
     """
     if head_dim_v == q.shape[-1]:
         return torch.empty_like(q)
     like = torch.empty_like(q, device="meta")
-    order = sorted(range(q.dim()), key=like.stride, reverse=True)
+    last = q.dim() - 1
+
+    def place(dim: int) -> tuple[bool, Any]:
+        if _is_one(q.shape[dim]):
+            return dim != last, 0
+        return False, like.stride(dim)
+
+    order = sorted(range(q.dim()), key=place, reverse=True)
     return torch.empty_permuted((*q.shape[:-1], head_dim_v), order, dtype=q.dtype, device=q.device)
+
+
+def _is_one(size: Any) -> bool:
+    """A symbolic size, which torch.compile takes to be another one, is not asked: that would be a guard."""
+    return isinstance(size, int) and size == 1

@@ -16,16 +16,6 @@ from ._torch import direct_call
 from ._when_imported import when_imported
 
 
-def _load_library() -> None:
-    try:
-        torch.ops.load_library(str(_built.folder() / _built.LIBRARY))
-    except OSError as error:
-        raise ImportError(
-            f"flash_cute's compiled library does not load under torch {torch.__version__}: flash_cute needs "
-            f"torch >= 2.10 on Linux. The loader said: {error}"
-        ) from error
-
-
 def refuse_vmap(*args: object) -> NoReturn:
     raise NotImplementedError(
         "flash_cute's attention and its backward do not work under vmap: they take batches already; put the mapped dim "
@@ -49,7 +39,7 @@ def autocast(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Ten
     return q, k, v, sinks
 
 
-_load_library()
+_built.load(_built.folder() / _built.LIBRARY)
 library: torch.library.Library = torch.library.Library("flash_cute", "FRAGMENT")
 for _name, _fake, _cpu in (
     ("fwd", _fakes.fwd, cpu.fwd),

@@ -26,7 +26,10 @@ def mask_name(causal: Any) -> str:
         return "bottom_right" if causal else "none"
     if isinstance(causal, str):
         return causal
-    raise ValueError(f"flash_cute: causal: expected False, True, 'bottom_right' or 'top_left', got {_shown(causal)}")
+    raise ValueError(
+        "flash_cute: causal: expected False or 'none', True or 'bottom_right', or 'top_left', "  # as csrc/api/parse.h
+        f"got {_shown(causal)}"
+    )
 
 
 def window_sides(window: Any) -> Window:
@@ -49,11 +52,18 @@ def check_deterministic(deterministic: Any) -> bool:
     raise ValueError(f"flash_cute: deterministic: expected None, False or True, got {_shown(deterministic)}")
 
 
+def check_flag(name: str, flag: Any) -> bool:
+    """What Python would take for true or false is not one: a word, a tensor, None."""
+    if isinstance(flag, bool) or _is_numpy_bool(flag):
+        return bool(flag)
+    raise ValueError(f"flash_cute: {name}: expected False or True, got {_shown(flag)}")
+
+
 def check_capability(capability: Any) -> int:
     """0 where a plan is for the tensors' own device."""
     if capability is None:
         return 0
-    if not _is_int(capability):
+    if not (_is_int(capability) and _fits(capability)):
         raise ValueError(
             "flash_cute: capability: expected None or a compute capability, ten times major plus minor, "
             f"got {_shown(capability)}"
@@ -88,7 +98,9 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, ValueError | RuntimeError) and _REFUSAL.match(str(error)) is not None
 
 
-def raise_refusal(error: Exception, given: Mapping[str, Any], scale: Any, softcap: Any, backend: Any) -> None:
+def raise_refusal(
+    error: Exception, given: Mapping[str, Any], scale: Any, window: Any, softcap: Any, backend: Any
+) -> None:
     """Raise our own sentence where `error` is a check's, or comes of an argument's type; else do nothing.
 
     `given`: the arguments that must be tensors, and the `max_seqlen`s.
@@ -98,16 +110,23 @@ def raise_refusal(error: Exception, given: Mapping[str, Any], scale: Any, softca
         raise ValueError(str(error)) from None
     for name, x in given.items():
         if name.startswith("max_seqlen"):
-            if x is not None and not _is_int(x):
+            if x is not None and not (_is_int(x) and _fits(x)):
                 raise ValueError(f"flash_cute: {name}: expected None or a number of rows, got {_shown(x)}") from None
             continue
         if not isinstance(x, Tensor) and not (x is None and name in _OPTIONAL):
             raise ValueError(f"flash_cute: {name}: expected a torch.Tensor, got {_type_name(x)}") from None
         if isinstance(x, Tensor) and (x.is_nested or x.layout != torch.strided):
             raise ValueError(f"flash_cute: {name}: expected a strided tensor, got a sparse or nested one") from None
+        if isinstance(x, Tensor) and x.is_quantized:
+            raise ValueError(f"flash_cute: {name}: expected a tensor without quantization, got {x.dtype}") from None
     for name, number in (("scale", scale), ("softcap", softcap)):
         if number is not None and not _is_number(number):
             raise ValueError(f"flash_cute: {name}: expected None or a number, got {_shown(number)}") from None
+    if window is not None and not all(side is None or _fits(side) for side in window_sides(window)):
+        shown = ", ".join(_shown(side) for side in window)
+        raise ValueError(
+            f"flash_cute: window: expected None (no limit) or numbers below 2^63, got ({shown})"
+        ) from None
     if backend is not None and not isinstance(backend, str):
         raise ValueError(f"flash_cute: backend: expected None or a backend's name, got {_shown(backend)}") from None
 
@@ -116,9 +135,16 @@ def _is_number(value: Any) -> bool:
     """What PyTorch takes for a float: also NumPy's numbers, and tensors with one element."""
     if isinstance(value, Tensor):
         return value.numel() == 1
+    if isinstance(value, int) and value.bit_length() > 1024:
+        return False  # no float is as large
     if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
         return True  # before hasattr, which Dynamo cannot trace for a symbolic number
     return hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
+
+
+def _fits(value: Any) -> bool:
+    """Whether PyTorch takes the number for an int."""
+    return isinstance(value, torch.SymInt) or -(2**63) <= int(value) < 2**63
 
 
 def _is_int(value: Any) -> bool:
@@ -140,4 +166,6 @@ def _type_name(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > 1024:
+        return f"a number of {value.bit_length()} bits"
     return repr(value) if isinstance(value, str | int | float | complex | None) else _type_name(value)

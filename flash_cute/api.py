@@ -1,6 +1,6 @@
 """The public functions."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -10,6 +10,41 @@ from ._call import attend, differentiate
 from ._refusals import Window
 from .autograd import DENSE
 from .report import built_architectures
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import Options
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool | str = False,
+    *,
+    return_lse: Literal[False] = False,
+    **options: "Unpack[Options]",
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool | str = False,
+    *,
+    return_lse: Literal[True],
+    **options: "Unpack[Options]",
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool | str = False, *, return_lse: bool, **options: "Unpack[Options]"
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def attention(

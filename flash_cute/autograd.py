@@ -170,9 +170,15 @@ def refuse_slope_gradient(alibi_slopes: Tensor) -> None:
         raise ValueError(NO_SLOPE_GRADIENT)
 
 
-def refuse_tangents(*tensors: Tensor | None) -> None:
+def refuse_number_gradient(name: str, number: object) -> None:
+    """Raise where a gradient of a number that is given as a tensor is asked for, of which there is none."""
+    if isinstance(number, Tensor) and torch.is_grad_enabled() and number.requires_grad:
+        raise ValueError(f"flash_cute: {name}: expected a number that does not require grad, got a tensor that does")
+
+
+def refuse_tangents(*given: object) -> None:
     """Raise where a tensor carries a forward-mode tangent, which would be lost without a word."""
-    if any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+    if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in given):
         raise NotImplementedError("flash_cute has no forward-mode derivative: it takes no dual tensors.")
 
 

@@ -1,8 +1,9 @@
 """The forward on the CPU: PyTorch's own flash attention does the arithmetic, its gaps are closed here.
 
 Those gaps, in torch 2.11 and 2.13: its causal mask is the top-left one, it reports LSE 0 for a row whose
-scores are all -inf, it reads a strided last dim wrongly, it dies of SIGFPE when there are no keys, and
-in 16 bits its LSE is off by 6e-5. So 16-bit inputs are computed in float32, with an LSE within 1e-5 (on an
+scores are all -inf, it reads a strided last dim wrongly, it writes one wrongly (its out is like q, and where dims of q
+overlap may have its last dim strided), it dies of SIGFPE when there are no keys, and in 16 bits its LSE is off by 6e-5.
+So 16-bit inputs are computed in float32, with an LSE within 1e-5 (on an
 AVX-512 CPU that is twice as fast in float16 and as fast in bfloat16; a third as fast where the CPU multiplies 16-bit
 numbers itself, by AMX or AVX512-FP16), and the bottom-right mask, which is a rectangle that every row sees and a square
 under the diagonal, is the two computed apart and merged. A v with a head dim of its own is padded with zeros to that of
@@ -49,7 +50,10 @@ def fwd(
 
 def copies(q: Tensor, k: Tensor, v: Tensor) -> dict[str, str | None]:
     """Why each argument is copied; what `explain` says."""
-    return {name: _why_copied(x) for name, x in (("q", q), ("k", k), ("v", v))}
+    whys = {name: _why_copied(x) for name, x in (("q", q), ("k", k), ("v", v))}
+    if whys["q"] is None and not _makes_rows_of_columns(q):
+        whys["q"] = "its rows, heads or batches overlap in memory"
+    return whys
 
 
 def reasons(q: Tensor, k: Tensor, v: Tensor, band: Band, score: Score, sinks: Tensor | None) -> list[str]:
@@ -99,6 +103,9 @@ def why_in_tiles(band: Band, score: Score, head_dim: int, head_dim_v: int) -> st
 # 1.4 times as long, with 64 and 128 1.2 times.
 MOST_PADDING = 4
 
+# The LSE of parts that are merged: by its rounding the parts' weights are off, at 2^9 in float32 by 3e-5.
+MOST_MERGED_LSE = 2.0**9
+
 
 def _why_copied(x: Tensor) -> str | None:
     if x.dtype in (torch.float16, torch.bfloat16):
@@ -142,6 +149,11 @@ def readable(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def _makes_rows_of_columns(q: Tensor) -> bool:
+    """Whether `empty_like(q)`, as PyTorch's kernel makes its out, surely has a contiguous last dim as q has."""
+    return all(stride > 1 or size == 1 for size, stride in zip(q.shape[:-1], q.stride(), strict=False))
+
+
 def all_within(x: Tensor, low: float, high: float) -> bool:
     """Whether `low < abs(x) < high` everywhere; x is not empty. Never where there is a NaN."""
     least, most = x.abs().aminmax()
@@ -174,14 +186,19 @@ def _attend_in_band(q: Tensor, k: Tensor, v: Tensor, band: Band, score: Score) -
         return _attend(q, k, v, True, score.scale)
     # The leading keys that every row sees, and the others.
     one, other = (slice(0, band.upper), slice(band.upper, None))
-    return _merge(
+    parts = (
         _attend(q, k[:, :, one], v[:, :, one], False, score.scale),
         _attend(q, k[:, :, other], v[:, :, other], True, score.scale),
     )
+    if all(all_within(lse, -1, MOST_MERGED_LSE) for _, lse in parts):
+        return _merge(*parts)
+    return _attend_in_tiles(q, k, v, band, score)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, top_left: bool, scale: float) -> tuple[Tensor, Tensor]:
     """Attention where every row sees at least one key: (out, lse), lse by its formula also for inf and NaN."""
+    if not _makes_rows_of_columns(q):
+        q = q.contiguous()
     out, lse = _flash(*fold_heads(*padded(q, k, v)), 0.0, top_left, scale=scale)
     out, lse = out.view(*q.shape[:3], -1)[..., : v.shape[3]], lse.view(q.shape[:3])
     if all_within(lse, 0, torch.inf):
@@ -211,9 +228,8 @@ def _attend_in_tiles(q: Tensor, k: Tensor, v: Tensor, band: Band, score: Score) 
         tile_q = q[:, :, here].unflatten(1, heads)  # (B, Hkv, group, rows, D)
         products = tile_q.flatten(2, 3) @ k[:, :, keys].mT
         scores = score.of_products(products.view(*tile_q.shape[:4], -1), tile, keys, band)
-        part_lse = scores.logsumexp(-1, keepdim=True)
-        lse[:, :, here] = part_lse.flatten(1, 2).squeeze(-1)
-        weights = scores.sub_(part_lse).exp_().flatten(2, 3)  # (B, Hkv, group * rows, keys)
+        lse[:, :, here] = scores.logsumexp(-1).flatten(1, 2)
+        weights = scores.softmax(-1).flatten(2, 3)  # (B, Hkv, group * rows, keys)
         out[:, :, here] = (weights @ v[:, :, keys]).view(*tile_q.shape[:4], -1).flatten(1, 2)
     return out, lse
 

@@ -191,7 +191,9 @@ def _bwd_in_tiles(
                 total.baddbmm_(weights_of_head.mT, x_of_head)
 
     step = tile_rows(q, k, band)
-    tiles = [slice(start, min(start + step, len_q)) for start in range(0, len_q, step)]
+    seeing = band.rows()  # what the other rows hold must not reach a product
+    dq[:, :, : seeing.start] = dq[:, :, seeing.stop :] = 0
+    tiles = [slice(start, min(start + step, seeing.stop)) for start in range(seeing.start, seeing.stop, step)]
     seen_by = [band.keys(rows) for rows in tiles]
     # Used by every tile: in new memory the first access of each page is a fault.
     widest = max(seen.stop - seen.start for seen in seen_by)

@@ -140,11 +140,12 @@ def bwd(
 def spans(cu_seqlens: Tensor, seqused: Tensor | None, total: int) -> Spans:
     """What is in use of each sequence, whatever the offsets hold: never before row 0 nor past row `total`.
 
-    start = clamp(cu[b], 0, total), end = clamp(cu[b + 1], start, total), length = clamp(seqused[b], 0, end - start).
+    Offsets count as ascending: one that is smaller than an offset before it counts as that one.
+    start = the largest clamp(cu[a], 0, total), a <= b; end = the start of b + 1; length = clamp(seqused[b], 0, end - start).
     """
-    bounds = cu_seqlens.long().clamp(0, total)
+    bounds = cu_seqlens.long().clamp(0, total).cummax(0)[0]
     start = bounds[:-1]
-    length = (bounds[1:] - start).clamp(min=0)
+    length = bounds[1:] - start
     if seqused is not None:
         length = torch.minimum(length, seqused.long().clamp(min=0))
     return Spans(start, length)
@@ -163,23 +164,13 @@ def _batches(
     live = ((of_q.length > 0) & (of_k.length > 0)).nonzero().squeeze(-1)
     if live.numel() == 0 or q.shape[1] == 0:
         return
-    if _overlap(of_q, live) or _overlap(of_k, live):  # of bad offsets; one by one, so that the last one's results stay
-        groups = live.split(1)
-    else:
-        pair, order = (of_q.length * (k.shape[0] + 1) + of_k.length)[live].sort(stable=True)
-        groups = live[order].split(pair.unique_consecutive(return_counts=True)[1].tolist())
-    for group in groups:
+    pair, order = (of_q.length * (k.shape[0] + 1) + of_k.length)[live].sort(stable=True)
+    for group in live[order].split(pair.unique_consecutive(return_counts=True)[1].tolist()):
         first = int(group[0])
         rows, keys = int(of_q.length[first]), int(of_k.length[first])
         most = max(1, GATHERED // max(rows * q[0].numel(), keys * k[0].numel()))
         for numbers in group.split(most):
             yield Batch(numbers, _where(of_q, numbers, rows), _where(of_k, numbers, keys))
-
-
-def _overlap(of: Spans, live: Tensor) -> bool:
-    """Whether a sequence may share a row with an earlier one."""
-    start, end = of.start[live], of.start[live] + of.length[live]
-    return bool((start[1:] < end.cummax(0)[0][:-1]).any())
 
 
 def _where(of: Spans, numbers: Tensor, length: int) -> slice | Tensor:

@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import Tensor, are_deterministic_algorithms_enabled
 
-from . import _ops, cpu, cpu_bwd, cpu_varlen, report
+from . import _left, _ops, cpu, cpu_bwd, cpu_varlen, report
 from ._refusals import (
     Window,
     backend_with,
     check_capability,
     check_deterministic,
+    check_flag,
     mask_name,
     raise_refusal,
     window_sides,
@@ -54,7 +55,10 @@ class Explanation:
     given).
 
     Of a backward: `block_n` is the keys that a CTA owns, `block_m` the query rows of a step, `copies` has "dout",
-    "dq", "dk" and "dv" too, and there is `deterministic`.
+    "dq", "dk" and "dv" too, and there are `deterministic` and `dlse`.
+
+    `workspace_bytes` is what a call allocates beside its results, padded by the allocator to 512 bytes; what `copies`
+    names is copied to memory of its own.
     """
 
     data: dict[str, Any]
@@ -90,6 +94,7 @@ def explain(
     capability: int | None = None,
     backward: bool = False,
     deterministic: bool | None = None,
+    dlse: bool = False,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     seqused_q: Tensor | None = None,
@@ -111,6 +116,8 @@ def explain(
             times major plus minor: 80 (A100), 86, 89, 90 (H100), 120.
         backward: explain the backward's kernel instead of the forward's, for a dout laid out like out.
         deterministic: as in `attention`; it matters for the backward alone.
+        dlse: whether a gradient flows into the LSE, as where a loss uses what `return_lse=True` gave; it matters for
+            the backward alone. With sinks it takes a larger workspace.
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k: as in `varlen_attention`, for q, k
             and v as there.
 
@@ -129,13 +136,16 @@ def explain(
         left, right = (None, None) if window is None else window_sides(window)
         *tensors, sinks = _ops.autocast(q, k, v, sinks)
         call = (*(lengths if packed else ()), causal, left, right, softcap, sinks, alibi_slopes, scale)
-        asked = backend or "auto" if accumulate is None else backend_with(backend or "auto", accumulate)
+        asked = "auto" if backend is None else backend
+        if accumulate is not None:
+            asked = backend_with(asked, accumulate)
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
+        deterministic, dlse = check_deterministic(deterministic), _check_dlse(dlse)
         gpu = check_capability(capability)
-        if backward:
+        if check_flag("backward", backward):
             operator = _ops.varlen_bwd_plan if packed else _ops.bwd_plan
-            plan = json.loads(operator(*tensors, *call, asked, check_deterministic(deterministic), gpu))
+            plan = json.loads(operator(*tensors, *call, asked, deterministic, gpu, dlse))
         else:
             operator = _ops.varlen_fwd_plan if packed else _ops.fwd_plan
             plan = json.loads(operator(*tensors, *call, asked, gpu))
@@ -143,7 +153,7 @@ def explain(
         given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
         if packed:
             given |= dict(zip(VARLEN.length_names, lengths, strict=True))
-        raise_refusal(error, given, scale, softcap, backend)
+        raise_refusal(error, given, scale, window, softcap, backend)
         raise
     if plan["backend"] == "cpu" and packed:
         plan["copies"] |= cpu_varlen.copies(q, k, v, backward)
@@ -156,7 +166,16 @@ def explain(
         plan["reasons"] += module.reasons(q, k, v, band, score, sinks)
     else:
         plan["compiled"] = _compiled(plan)
+        if divmod(plan["capability"], 10) in _left.CAPABILITIES:
+            plan["reasons"].append(_left.EXPLANATION)
     return Explanation(plan)
+
+
+def _check_dlse(dlse: Any) -> bool:
+    """A tensor, as `bwd` takes, is no answer: its strides would matter."""
+    if not isinstance(dlse, bool):
+        raise ValueError(f"flash_cute: dlse: expected False or True (whether there is one), got {type(dlse).__name__}")
+    return dlse
 
 
 def kernel_matches(plan: dict[str, Any], kernel_name: str) -> bool:

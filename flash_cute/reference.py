@@ -143,8 +143,9 @@ def compare(out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: An
     """How far `(out, lse)` of `flash_cute.fwd(q, k, v, ...)` are from the oracle.
 
     Further arguments as in `attention`. For finite inputs: where the oracle is NaN, any difference counts as an
-    infinite error.
+    infinite error. Raises ValueError for an out or lse of another shape.
     """
+    _check_shapes(("out", out, (*q.shape[:3], v.shape[3])), ("lse", lse, q.shape[:3]))
     exact_out, exact_lse = attention(q, k, v, *args, **options)
     allowed = _allowed(unfused(q, k, v, *args, **options), exact_out)
     blind = exact_lse == -torch.inf
@@ -179,8 +180,14 @@ def compare_gradients(
 ) -> GradientComparison:
     """How far `(dq, dk, dv)` of an attention's backward for dout are from the oracle; with sinks also dsinks.
 
-    Arguments as in `attention`; for finite inputs.
+    Arguments as in `attention`; for finite inputs. Raises ValueError for a tensor of another shape.
     """
+    names = ("dq", "dk", "dv") if sinks is None else ("dq", "dk", "dv", "dsinks")
+    like = (q, k, v) if sinks is None else (q, k, v, sinks)
+    if len(given) != len(names):
+        raise ValueError(f"flash_cute: given: expected {', '.join(names)}, got {len(given)} tensors")
+    of_dout = ("dout", dout, (*q.shape[:3], v.shape[3]))
+    _check_shapes(of_dout, *((name, x, y.shape) for name, x, y in zip(names, given, like, strict=True)))
     exact = gradients(dout, q, k, v, causal, scale, None, window, softcap, sinks, alibi_slopes)
     leaves = [x.detach().requires_grad_() for x in (q, k, v, sinks) if x is not None]
     with torch.enable_grad():
@@ -189,6 +196,13 @@ def compare_gradients(
     plain = torch.autograd.grad(plain_out, leaves, dout)
     errors = tuple(_largest(x.double() - y) for x, y in zip(given, exact, strict=True))
     return GradientComparison(errors, tuple(_allowed(x, y) for x, y in zip(plain, exact, strict=True)))
+
+
+def _check_shapes(*expected: tuple[str, Tensor, tuple[int, ...]]) -> None:
+    """Raise where a tensor has another shape: arithmetic would broadcast it."""
+    for name, x, shape in expected:
+        if tuple(x.shape) != tuple(shape):
+            raise ValueError(f"flash_cute: {name}: expected the shape {tuple(shape)}, got {tuple(x.shape)}")
 
 
 def _allowed(plain: Tensor, exact: Tensor) -> float:
@@ -217,7 +231,9 @@ def _make_call(
     q: Tensor, causal: bool | str, scale: float | None, window: Window | None, softcap: float | None
 ) -> _Call:
     if causal not in (False, True, "none", "bottom_right", "top_left"):
-        raise ValueError(f'causal: expected False, True, "bottom_right" or "top_left", got {causal!r}')
+        raise ValueError(
+            f"flash_cute: causal: expected False or 'none', True or 'bottom_right', or 'top_left', got {causal!r}"
+        )
     return _Call(causal, 1 / math.sqrt(q.shape[-1]) if scale is None else scale, window or (None, None), softcap)
 
 
@@ -307,7 +323,7 @@ def varlen_attention(
         options: further arguments of `attention`, by keyword.
 
     Returns:
-        `(out, lse)`: `(Tq, Hq, Dv)` and `(Hq, Tq)`, both float64. Where sequences overlap, the last one's.
+        `(out, lse)`: `(Tq, Hq, Dv)` and `(Hq, Tq)`, both float64.
 
     Example:
         >>> q, k, v = (torch.randn(10, 2, 8) for _ in range(3))
@@ -374,12 +390,10 @@ def varlen_gradients(
 
 
 def _ranges(cu_seqlens: Tensor, seqused: Tensor | None, total: int) -> list[slice]:
-    """What is in use of each sequence, the offsets clamped as `flash_cute.varlen_attention` says."""
-    offsets = cu_seqlens.tolist()
+    """What is in use of each sequence, whatever the offsets hold, as `flash_cute.varlen_attention` says."""
+    offsets = itertools.accumulate((min(max(offset, 0), total) for offset in cu_seqlens.tolist()), max)
     found = []
     for b, (start, end) in enumerate(itertools.pairwise(offsets)):
-        start = min(max(start, 0), total)
-        end = min(max(end, start), total)
         if seqused is not None:
             end = min(end, start + max(0, int(seqused[b])))
         found.append(slice(start, end))

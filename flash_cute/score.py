@@ -53,7 +53,7 @@ def make_score(
 ) -> Score:
     """The scores of checked arguments."""
     slopes = None
-    if alibi_slopes is not None and k.shape[1] > 0:
+    if alibi_slopes is not None and q.shape[1] > 0:
         per_head = alibi_slopes.to(compute_dtype(q)).view(-1, q.shape[1])
         slopes = per_head.unflatten(1, (k.shape[1], -1))[..., None, None]
     return Score(scale, softcap, slopes, 0 if causal == "top_left" else k.shape[2] - q.shape[2])

@@ -1,13 +1,61 @@
 """Attention of packed sequences: many sequences of different lengths in one tensor, without padding."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from . import _check_lengths
 from ._call import attend, differentiate
 from ._refusals import Window
 from .autograd import VARLEN
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import VarlenOptions
+
+
+@overload
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool | str = False,
+    *,
+    return_lse: Literal[False] = False,
+    **options: "Unpack[VarlenOptions]",
+) -> Tensor: ...
+
+
+@overload
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool | str = False,
+    *,
+    return_lse: Literal[True],
+    **options: "Unpack[VarlenOptions]",
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool | str = False,
+    *,
+    return_lse: bool,
+    **options: "Unpack[VarlenOptions]",
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def varlen_attention(
@@ -62,10 +110,10 @@ def varlen_attention(
         `seqused_q`), has out 0, lse -inf and gradients 0; so have unused keys dk and dv 0.
 
         Offsets that are not ascending, negative or past the end are no error, since that would need the GPU to be
-        waited for. They are clamped, so that nothing outside of the tensors is read or written: sequence b begins at
-        `start = clamp(cu_seqlens[b], 0, T)`, ends at `clamp(cu_seqlens[b + 1], start, T)`, and `seqused[b]` counts from
-        0 to the difference. A row or key that is in several sequences then has the result of one of them; which one is
-        not specified, and where many sequences share rows, some rows of out may not be written.
+        waited for. They are clamped to [0, T] and count as ascending: an offset that is smaller than one before it
+        counts as that one. So nothing outside of the tensors is read or written, no two sequences share a row, and
+        `seqused[b]` counts from 0 to the length that is left. With the environment's `FLASH_CUTE_CHECK=1` offsets that
+        are not in order raise: each call then waits for the GPU, to read them.
 
     Raises:
         ValueError, NotImplementedError: as `attention`; also for offsets or used lengths of a wrong shape, dtype or
@@ -87,6 +135,8 @@ def varlen_attention(
         options["return_lse"] = return_lse
         positional = (q, k, v, cu_seqlens_q, cu_seqlens_k, causal)
         return handle_torch_function(varlen_attention, (q, k, v), *positional, **options)
+    if _check_lengths.ENABLED:
+        _check_lengths.check_lengths(q, k, lengths)
     score = (causal, scale, window, softcap, sinks, alibi_slopes)
     return attend(VARLEN, q, k, v, lengths, *score, return_lse, deterministic, backend, accumulate)
 
@@ -133,6 +183,8 @@ def varlen_fwd(
         options = _options(lengths, window, softcap, sinks, alibi_slopes, scale, deterministic, backend)
         options["accumulate"] = accumulate
         return handle_torch_function(varlen_fwd, (q, k, v), q, k, v, cu_seqlens_q, cu_seqlens_k, causal, **options)
+    if _check_lengths.ENABLED:
+        _check_lengths.check_lengths(q, k, lengths)
     score = (causal, scale, window, softcap, sinks, alibi_slopes)
     return attend(VARLEN, q, k, v, lengths, *score, True, deterministic, backend, accumulate)
 
@@ -193,6 +245,8 @@ def varlen_bwd(
         options = _options(lengths, window, softcap, sinks, alibi_slopes, scale, deterministic, backend)
         positional = (*tensors[:6], cu_seqlens_q, cu_seqlens_k, causal)
         return handle_torch_function(varlen_bwd, tensors, *positional, dlse=dlse, **options)
+    if _check_lengths.ENABLED:
+        _check_lengths.check_lengths(q, k, lengths)
     score = (causal, scale, window, softcap, sinks, alibi_slopes)
     return differentiate(VARLEN, tensors, lengths, *score, deterministic, backend)
 

@@ -72,6 +72,57 @@ ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"local_attention": 2 * WINDOW, "cls_token_id": 1, "sep_token_id": 2, "layer_types": WINDOWS["layer_types"]},
     ),
 }
+SEQ2SEQ = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "dropout": 0.0,
+    "activation_dropout": 0.0,
+    "init_std": 0.2,
+    "decoder_start_token_id": 1,
+}
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+BARK = {"num_layers": 2, "num_heads": 4, "block_size": 32, "input_vocab_size": TOKENS, "output_vocab_size": TOKENS}
+# Whose masks and layers say different things.
+OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bart": ("BartForConditionalGeneration", "BartConfig", SEQ2SEQ),
+    "pegasus_x": ("PegasusXForConditionalGeneration", "PegasusXConfig", {**SEQ2SEQ, "block_size": 4}),
+    # The window is in the mask alone.
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM",
+        "Qwen2MoeConfig",
+        {**WINDOWS, **EXPERTS, "use_sliding_window": True, "shared_expert_intermediate_size": 16},
+    ),
+    "phimoe": ("PhimoeForCausalLM", "PhimoeConfig", {"sliding_window": WINDOW, "num_local_experts": 2}),
+    # The mask and the layers have windows that differ by one.
+    "mistral_both_ways": (
+        "MistralForCausalLM",
+        "MistralConfig",
+        {"sliding_window": WINDOW, "head_dim": 8, "is_causal": False},
+    ),
+    # The mask is made of functions of the model's own.
+    "embedding_gemma": (
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        {**WINDOWS, "head_dim": 16, "query_pre_attn_scalar": 8, "use_bidirectional_attention": True},
+    ),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"n_embd": 32, "n_head": 4, "n_layer": 2}),
+    "opt": ("OPTForCausalLM", "OPTConfig", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    # Layers of their own for flash-attn; the implementation is chosen as they are loaded.
+    "falcon": ("FalconForCausalLM", "FalconConfig", {"alibi": False, "num_kv_heads": 2}),
+    "falcon_alibi": ("FalconForCausalLM", "FalconConfig", {"alibi": True}),
+    "gpt_neo": (
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": WINDOW},
+    ),
+    "bark": ("BarkSemanticModel", "BarkSemanticConfig", BARK),
+    "bark_fine": ("BarkFineModel", "BarkFineConfig", {**BARK, "n_codes_total": 4, "n_codes_given": 1}),
+}
 
 
 def register_oracle() -> None:
@@ -112,14 +163,17 @@ def _oracle(
 @functools.cache
 def build(name: str) -> Any:
     """The model of a name, in float32 on the CPU; whoever changes more than its implementation takes a copy."""
-    if name == "whisper":
-        return _whisper()
-    model_class, config_class, options = (DECODERS | ENCODERS)[name]
+    return _whisper() if name == "whisper" else load(name, "eager")
+
+
+def load(name: str, implementation: str) -> Any:
+    """A model with an implementation from its beginning; by one name always the same weights."""
+    model_class, config_class, options = (DECODERS | ENCODERS | OTHERS)[name]
     config = getattr(transformers, config_class)(**COMMON | options)
     with torch.random.fork_rng():
         torch.manual_seed(len(name))
         # Experts one by one: the grouped product of all of them has no float64.
-        options = {"attn_implementation": "eager", "experts_implementation": "eager"}
+        options = {"attn_implementation": implementation, "experts_implementation": "eager"}
         model = getattr(transformers, model_class)._from_config(config, **options).eval()
         for parameter_name, parameter in model.named_parameters():
             if "sinks" in parameter_name:

@@ -263,6 +263,33 @@ def test_torch_func(inputs: Inputs) -> None:
         torch.func.jvp(_deterministic, inputs, inputs)
 
 
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+def test_a_number_has_no_gradient(name: str, inputs: Inputs) -> None:
+    """A tensor stands for its number, and is refused where a gradient of it would be lost without a word."""
+    q, k, v = inputs
+    number = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    out, lse = flash_cute.fwd(q, k, v, True, **{name: 0.7})
+    with torch.no_grad():
+        assert same_bits(flash_cute.fwd(q, k, v, True, **{name: number}), (out, lse))
+    assert same_bits(flash_cute.fwd(q, k, v, True, **{name: number.detach()}), (out, lse))
+    leaf = q.detach().clone().requires_grad_()
+    packed = [x[0].transpose(0, 1) for x in inputs]
+    offsets = [torch.tensor([0, x.shape[0]], dtype=torch.int32, device=x.device) for x in packed[:2]]
+    calls: list[Callable[[Any], Any]] = [
+        lambda value: flash_cute.attention(q, k, v, **{name: value}),
+        lambda value: flash_cute.attention(leaf, k, v, **{name: value}),
+        lambda value: flash_cute.bwd(out, q, k, v, out, lse, True, **{name: value}),
+        lambda value: flash_cute.varlen_attention(*packed, *offsets, **{name: value}),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=rf"^flash_cute: {name}: expected a number that does not require grad"):
+            call(number)
+        with pytest.raises(ValueError, match=rf"^flash_cute: {name}: expected a number that does not require grad"):
+            torch.func.grad(lambda value: call(value)[0].sum())(number.detach())  # noqa: B023
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+            call(forward_ad.make_dual(number.detach(), torch.ones_like(number)))
+
+
 def test_forward_mode_is_refused(inputs: Inputs) -> None:
     q, k, v = inputs
     with forward_ad.dual_level():

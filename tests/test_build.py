@@ -103,7 +103,7 @@ def test_library_links_nothing_of_cuda() -> None:
     """So that it loads under a torch of any CUDA release, and under one without CUDA."""
     answer = subprocess.run(["readelf", "-d", LIBRARY], capture_output=True, text=True, check=True).stdout
     needed = re.findall(r"\(NEEDED\).*\[(.+)\]", answer)
-    assert "libtorch.so" in needed
+    assert {"libtorch.so", "libstdc++.so.6"} <= set(needed)  # a static libstdc++ would not catch torch's exceptions
     assert not [name for name in needed if re.search(r"cuda|cudart|cublas|nv|python", name)], needed
     assert "RPATH" not in answer and "RUNPATH" not in answer
 
@@ -114,7 +114,7 @@ def test_wheel_is_abi3() -> None:
     wheel = dist.read_text("WHEEL")
     if wheel is None or '"editable": true' in (dist.read_text("direct_url.json") or ""):
         pytest.skip("flash_cute is installed in editable mode, so there is no wheel to test")
-    assert "Tag: cp310-abi3-linux" in wheel
+    assert "Tag: cp310-abi3-" in wheel
 
 
 # ----------------------------------------------------------------------- build_tools, which is not installed

@@ -103,7 +103,7 @@ class _Attention(torch.nn.Module):
 
 # Causal, scale, shape of k and v, and what is said.
 REFUSED: tuple[tuple[Any, float | None, tuple[int, ...], str], ...] = (
-    ("foo", None, (2, 2, 9, 16), "causal: expected 'none', 'top_left' or 'bottom_right', got 'foo'"),
+    ("foo", None, (2, 2, 9, 16), "causal: expected False or 'none', True or 'bottom_right', or 'top_left', got 'foo'"),
     (True, -1.0, (2, 2, 9, 16), "scale: expected a finite number above 0, got -1"),
     (True, None, (2, 2, 9, 8), "k: expected q's head dim 16, got 8"),
     (True, None, (2, 3, 9, 16), "q: expected a number of heads that is a multiple of k's 3, got 4"),

@@ -202,3 +202,26 @@ def test_published_tables_are_those_of_the_csvs() -> None:
     command = [sys.executable, "bench/readme.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", ["plot", "summary"])
+@pytest.mark.parametrize(
+    "text, sentence",
+    [
+        (None, "no such file or directory"),
+        ("a,b\n1,2\n", "expected a CSV with rows that bench/run.py wrote, got another file"),
+        ("B,median_us\n", "expected a CSV with rows that bench/run.py wrote, got another file"),
+    ],
+)
+def test_what_is_no_csv(
+    command: str, text: str | None, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sentence, not a traceback."""
+    if command == "plot":
+        pytest.importorskip("matplotlib")
+    path = tmp_path / "missing.csv"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SystemExit) as exit_:
+        bench_commands.run(command, str(path))
+    assert exit_.value.code == 2 and f"argument csv: {path}: {sentence}\n" in capsys.readouterr().err

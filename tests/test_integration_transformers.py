@@ -175,8 +175,16 @@ def test_padding_never_influences(rng: torch.Generator) -> None:
         ones = padding(kind).bool()
         dirty = [x.masked_fill(~ones[:, None, :, None], torch.nan) for x in (q, k, v)]
         for causal in (False, True):
-            out, _ = integration.attention(module, *dirty, ones, is_causal=causal)
+            # Rows of padding are 0; where they may be those of cross-attention, and so of tokens, they are computed.
+            module.config = transformers.BertConfig()
+            with torch.enable_grad():
+                out, _ = integration.attention(module, *dirty, ones, is_causal=causal)
             assert out.isfinite().all() and (out[~ones] == 0).all()
+            if not causal:
+                module.config = transformers.BartConfig()
+                crossing, _ = integration.attention(module, q, *dirty[1:], ones, is_causal=False)
+                assert (crossing[~ones] != 0).all()
+                torch.testing.assert_close(crossing[ones], out[ones])
             alone, _ = integration.attention(module, *(x[:1, :, ones[0]] for x in (q, k, v)), None, is_causal=causal)
             torch.testing.assert_close(out[0, ones[0]], alone[0])
 
@@ -191,7 +199,7 @@ def test_padding_never_influences(rng: torch.Generator) -> None:
         ({"cu_seq_lens_q": torch.tensor([0, 4])}, "cu_seq_lens_k: expected offsets"),
         ({"attention_mask": torch.ones(1, 1, 4, 4, dtype=torch.bool)}, "attention_mask: expected None or a padding"),
         ({"attention_mask": torch.ones(1, 5)}, "attention_mask: expected .1, at most 4., got .1, 5."),
-        ({"attention_mask": torch.tensor([[1, 0, 1, 1]])}, "got padding between tokens"),
+        ({"attention_mask": torch.tensor([[1, 0, 1, 1]]), "sliding_window": 2}, "got padding between tokens"),
         ({"attention_mask": torch.zeros(2, 9, 1, 4).int()}, "expected one made for 1 batch items of 4 keys"),
     ],
 )
@@ -216,9 +224,9 @@ def test_masks_of_a_model_or_user_raise(rng: torch.Generator) -> None:
     if "block_sequence_ids" not in parameters:
         return  # an older Transformers builds such masks from or_mask_function
     blocks = torch.full((1, LENGTH), -1)
-    assert make(*arguments, block_sequence_ids=blocks) is None
+    assert make(*arguments, block_sequence_ids=blocks).shape == (1, LENGTH, 1, 0)  # causal, and no more
     blocks[:, 3:6] = 0
-    with pytest.raises(ValueError, match="causal in part"):
+    with pytest.raises(ValueError, match="neither causal nor bidirectional throughout"):
         make(*arguments, block_sequence_ids=blocks)
 
 

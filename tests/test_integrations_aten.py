@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from numerics import assert_matches
 
-from flash_cute import reference
+from flash_cute import _left, reference
 from flash_cute.integrations import _aten, sdpa
 
 
@@ -88,7 +88,7 @@ def test_an_operator_that_refuses_calls_pytorchs(x: torch.Tensor) -> None:
         return "PyTorch's"
 
     name = "_scaled_dot_product_flash_attention"
-    kernel = _aten.make_override(name, _aten.sdpa_forward, watch, False)
+    kernel = _aten.make_override(name, _aten.sdpa_forward, watch, False, frozenset)
     assert kernel("keys", x, x, x)[0].shape == x.shape and original == []
     assert kernel("keys", x, x, x, 0.5, scale=0.3) == "PyTorch's"
     assert len(original[0][0]) == 5 and original[0][1] == {"scale": 0.3}
@@ -97,7 +97,7 @@ def test_an_operator_that_refuses_calls_pytorchs(x: torch.Tensor) -> None:
         "served": {f"aten::{name}": 1},
         "passed_on": {"dropout_p: expected 0, got another": 1},
     }
-    strict = _aten.make_override(name, _aten.sdpa_forward, watch, True)
+    strict = _aten.make_override(name, _aten.sdpa_forward, watch, True, frozenset)
     with pytest.raises(ValueError, match="flash_cute: dropout_p: expected 0"):
         strict("keys", x, x, x, 0.5)
     with pytest.raises(ValueError, match="flash_cute: k: expected"):
@@ -107,7 +107,40 @@ def test_an_operator_that_refuses_calls_pytorchs(x: torch.Tensor) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     with pytest.raises(RuntimeError, match="illegal memory access"):  # which no other kernel may hide
-        _aten.make_override(name, fail, watch, False)("keys", x)
+        _aten.make_override(name, fail, watch, False, frozenset)("keys", x)
+
+
+def test_operators_on_a_gpu_that_is_left_to_pytorch(x: torch.Tensor) -> None:
+    """Forward and backward go to PyTorch's kernels, and forwards are counted."""
+    name, made = "_scaled_dot_product_flash_attention", []
+    for which in (name, f"{name}_backward"):
+        for strict in (False, True):
+            made.append(_aten.make_override(which, pytest.fail, lambda *args: "PyTorch's", strict, _on_cpu))
+    forward, strict_forward, *backwards = made
+    assert [kernel("keys", x, x, x) for kernel in (forward, *backwards)] == ["PyTorch's"] * 3
+    with pytest.raises(ValueError, match=r"flash_cute: device: expected a GPU whose compute capability is not 10\.0"):
+        strict_forward("keys", x, x, x)
+    assert sdpa.report().data == {"enabled": False, "served": {}, "passed_on": {_left.REASON: 2}}
+
+
+def _on_cpu() -> frozenset[int | None]:
+    """The index of the tests' device, as that of a GPU that is left to PyTorch."""
+    return frozenset({None})
+
+
+@pytest.mark.parametrize("name", ["alibi_slopes", "seqused_k"])
+def test_what_atens_backward_lacks(name: str, rng: torch.Generator) -> None:
+    """It is not told of slopes and used lengths: a forward with them is served without gradients alone."""
+    q, k, v = (torch.randn(9, 2, 8, generator=rng) for _ in range(3))
+    offsets = torch.tensor([0, 4, 9], dtype=torch.int32)
+    value = {"alibi_slopes": torch.tensor([0.5, 0.25]), "seqused_k": torch.tensor([3, 5], dtype=torch.int32)}[name]
+    call = (offsets, offsets, 5, 5, 0.0, True, False)
+    out, lse, *_ = _aten.flash_forward(q, k, v, *call, **{name: value})
+    expected, expected_lse = reference.varlen_attention(q, k, v, offsets, offsets, True, **{name: value})
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match=f"flash_cute: {name}: expected None with gradients"):
+        _aten.flash_forward(q.requires_grad_(), k, v, *call, **{name: value})
 
 
 def test_an_override_in_the_dispatcher(x: torch.Tensor) -> None:
@@ -133,7 +166,7 @@ def test_an_override_in_the_dispatcher(x: torch.Tensor) -> None:
         F.scaled_dot_product_attention(leaf, leaf, leaf, is_causal=is_causal, scale=0.3) for is_causal in (False, True)
     ]
     library = torch.library.Library("aten", "IMPL")
-    library.impl(name, _aten.make_override(name, serve, original, False), "CPU", with_keyset=True)
+    library.impl(name, _aten.make_override(name, serve, original, False, frozenset), "CPU", with_keyset=True)
     given = [
         F.scaled_dot_product_attention(leaf, leaf, leaf, is_causal=is_causal, scale=0.3) for is_causal in (False, True)
     ]

@@ -11,7 +11,7 @@ from batches import BATCH, DIM, DIM_V, HEADS, LAYOUTS, OFFSETS, ROWS, USED, Laye
 
 import flash_cute
 from flash_cute import _ops
-from flash_cute.integrations import _transformers_mask, transformers
+from flash_cute.integrations import _transformers_lengths, transformers
 
 
 def assert_close(given: torch.Tensor, expected: torch.Tensor) -> None:
@@ -83,8 +83,9 @@ def test_keys_of_a_cache_are_not_copied(
         k, v = (random_tensor(device, rng, BATCH, heads_kv, ROWS, dim) for dim in (DIM, DIM_V))
         unused = ~_keys_in_use(device)[:, None, :, None]
         k, v = (x.masked_fill(unused, torch.nan) for x in (k, v))
-        mask = transformers.mask(BATCH, 1, ROWS, q_offset=16, attention_mask=_keys_in_use(device), device=device)
         for options in ({}, {"sliding_window": 5, "softcap": 3.0, "scaling": 0.3}):
+            stated = {"local_size": options.get("sliding_window"), "device": device}
+            mask = transformers.mask(BATCH, 1, ROWS, q_offset=16, attention_mask=_keys_in_use(device), **stated)
             outs = [transformers.attention(Layer(i), q, k, v, mask, **options)[0] for i in range(2)]
             rows_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v)]
             of_rows = transformers.attention(Layer(2), q, *rows_first, mask, **options)[0]
@@ -98,12 +99,13 @@ def test_keys_of_a_cache_are_not_copied(
                 assert_close(outs[0][item : item + 1], alone)
         sinks = random_tensor(device, rng, HEADS)  # of each query head
         transformers.attention(Layer(3), q, k, v, mask, s_aux=sinks)
-        one = transformers.mask(1, 1, ROWS, q_offset=16, attention_mask=_keys_in_use(device)[1:2], device=device)
+        one = transformers.mask(1, 1, ROWS, q_offset=16, attention_mask=_keys_in_use(device)[1:2], **stated)
         out = transformers.attention(Layer(0), q[1:2], k[1:2], v[1:2], one, **options)[0]  # `outs` are of these options
         assert_close(out, outs[0][1:2])
     several = heads_kv > 1  # batch items of one head, and one batch item, are packed rows as they are
     assert [args[0] for args in by_heads] == [several, several, False] * 2 + [False, False]
-    assert all(x is y for x, y in zip(by_heads[0][1:], by_heads[4][1:], strict=True))
+    for first in (0, 3):  # of each mask
+        assert all(x is y for x, y in zip(by_heads[first][1:], by_heads[first + 1][1:], strict=True))
     if several:  # as many keys per sequence as the hint says
         assert by_heads[0][1].numel() == BATCH * heads_kv + 1 and by_heads[0][5:] == (1, ROWS)
 
@@ -118,7 +120,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(owner, name, lambda *args: called.append(name) or function(*args))
 
     noted(transformers, "_of_mask")
-    noted(_transformers_mask, "_by_heads")
+    noted(_transformers_lengths, "_by_heads")
     for name in ("heads_varlen_fwd", "cache_varlen_fwd"):
         noted(_ops, name)
     return called

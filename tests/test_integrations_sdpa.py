@@ -5,6 +5,7 @@ Past 400 lines, and one file: its tests share the models, the counters and the w
 
 from __future__ import annotations
 
+import collections
 import doctest
 import inspect
 from collections.abc import Callable, Iterator
@@ -20,7 +21,8 @@ from packed import assert_packed_matches, pack
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from flash_cute.integrations import _aten, _tally, sdpa
+from flash_cute import _ops
+from flash_cute.integrations import _aten, _tally, _varlen_attn, sdpa
 
 PYTORCHS = F.scaled_dot_product_attention  # as a module has it that was imported before enable()
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
@@ -60,6 +62,7 @@ PASSED_ON: dict[str, tuple[tuple[tuple[int, ...], ...], dict[str, Any], str]] = 
     "dropout": (((2, 4, 9, 8),) * 3, {"dropout_p": 0.5}, "dropout_p"),
     "scale": (((2, 4, 9, 8),) * 3, {"scale": -0.3}, "scale"),
     "no keys": (((2, 4, 9, 8), (2, 4, 0, 8), (2, 4, 0, 8)), {}, "query, key, value"),
+    "gqa of other heads": (((2, 4, 9, 8), (2, 2, 13, 8), (2, 1, 13, 8)), {"enable_gqa": True}, "enable_gqa"),
 }
 
 
@@ -104,29 +107,10 @@ def test_passed_on(name: str, through: str, rng: torch.Generator) -> None:
         F.scaled_dot_product_attention(*tensors, **options)
 
 
-WRONG = {
-    "head dims": (((2, 4, 9, 8), (2, 4, 9, 7), (2, 4, 9, 8)), {}),
-    "heads": (((2, 4, 9, 8), (2, 3, 9, 8), (2, 3, 9, 8)), {}),
-    "gqa heads": (((2, 4, 9, 8), (2, 3, 9, 8), (2, 3, 9, 8)), {"enable_gqa": True}),
-    "batches": (((2, 4, 9, 8), (3, 4, 9, 8), (3, 4, 9, 8)), {}),
-    "dims": (((8,), (8,), (8,)), {}),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_errors_are_pytorchs(name: str, rng: torch.Generator) -> None:
-    shapes, options = WRONG[name]
-    tensors = _tensors(shapes, rng)
-    with pytest.raises(Exception) as expected:
-        F.scaled_dot_product_attention(*tensors, **options)
-    with pytest.raises(expected.type) as given:
-        sdpa.sdpa(*tensors, **options)
-    assert str(given.value) == str(expected.value)
-
-
 def test_examples() -> None:
-    results = doctest.testmod(sdpa, extraglobs={"torch": torch})
-    assert (results.attempted > 10, results.failed) == (True, 0)
+    for module, fewest in ((sdpa, 10), (_varlen_attn, 3)):
+        results = doctest.testmod(module, extraglobs={"torch": torch})
+        assert (results.attempted >= fewest, results.failed) == (True, 0)
 
 
 @pytest.fixture
@@ -203,6 +187,26 @@ def test_the_function_is_compiled(x: torch.Tensor) -> None:
     torch.testing.assert_close(masked, x)
 
 
+@pytest.mark.parametrize("given", [{"is_causal": "no"}, {"is_causal": 1}, {"enable_gqa": None}])
+def test_what_is_no_flag_is_pytorchs_to_refuse(given: dict[str, Any], x: torch.Tensor) -> None:
+    with pytest.raises(TypeError, match=f"argument '{next(iter(given))}'"):
+        sdpa.sdpa(x, x, x, **given)
+
+
+def test_an_error_of_the_device_is_the_calls_own(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is not made again, by another way."""
+
+    def fail(*args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(_ops, "sdpa", fail)
+    with sdpa.enable(devices="cpu"):
+        for function in (sdpa.sdpa, PYTORCHS):
+            with pytest.raises(torch.OutOfMemoryError):
+                function(x, x, x)
+    assert sdpa.report().data["passed_on"] == {}
+
+
 def test_what_attention_refuses_is_passed_on(x: torch.Tensor) -> None:
     """Reasons that are found in the call itself: a dtype, a transform of torch.func."""
     with pytest.raises(RuntimeError):
@@ -242,8 +246,13 @@ def test_what_was_before_is_restored(x: torch.Tensor) -> None:
     sdpa.disable()
     sdpa.disable()
     assert sdpa.report().data == {"enabled": False, "served": {}, "passed_on": {}}
-    with pytest.raises(ValueError, match="flash_cute: devices: expected some of 'cuda' and 'cpu'"):
-        sdpa.enable(devices=("cpu", "xpu"))
+    for devices in (("cpu", "xpu"), (), 3):
+        with pytest.raises(ValueError, match="flash_cute: devices: expected some of 'cuda' and 'cpu'"):
+            sdpa.enable(devices=devices)
+    with pytest.raises(ValueError, match="flash_cute: strict: expected False or True, got 'no'"):
+        sdpa.enable(strict="no")
+    with pytest.raises(ValueError, match="flash_cute: reset: expected False or True, got 1"):
+        sdpa.report(reset=1)
 
 
 @pytest.mark.skipif(not HAS_REGISTRY, reason="this torch has no registry of flash attention implementations")
@@ -307,6 +316,13 @@ def test_varlen_attn(window: tuple[int, int], device: str, rng: torch.Generator)
 
 class _Aux:
     lse = True
+
+
+@pytest.mark.parametrize("aux", [True, "lse", collections.namedtuple("Aux", "lse max_scores")(True, True)], ids=repr)
+def test_varlen_attn_returns_the_lse_alone(aux: Any) -> None:
+    x, offsets = torch.zeros(4, 2, 8), torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(ValueError, match="flash_cute: return_aux: expected None or a request for lse alone, got "):
+        sdpa.varlen_attn(x, x, x, offsets, offsets, 4, 4, return_aux=aux)
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.11"), reason="its arguments are those of torch 2.11")

@@ -121,7 +121,7 @@ def test_packed(device: str, lengths: tuple[tuple[int, int], ...], causal: bool,
 @CUDA
 @pytest.mark.parametrize("name", BAD_OFFSETS)
 def test_bad_offsets_are_clamped(device: str, name: str, rng: torch.Generator) -> None:
-    """The call ends, whatever the prefix sums of overlapping sequences are; NaN lies around the tensors."""
+    """The call ends, and every row is written; NaN lies around the tensors."""
     for rows, copies in ((20, 1), (2000, 1), (2000, 200)):
         offsets = torch.tensor(BAD_OFFSETS[name] * copies, dtype=torch.int64)
         scaled = (offsets * (rows // 20)).clamp(-(2**31), 2**31 - 1).to(device, torch.int32)
@@ -131,13 +131,7 @@ def test_bad_offsets_are_clamped(device: str, name: str, rng: torch.Generator) -
             inputs.append(surrounded[150:-150].copy_(torch.randn(rows, heads, 520, generator=rng)))
         packed = Packed(inputs[0], inputs[1], inputs[2], scaled, scaled)
         out, lse = make_forward("sm80")(packed, True)
-        times_used = torch.zeros(rows, dtype=torch.int64)
-        for row, _ in packed.sequences():
-            times_used[row] += 1
-        if copies == 1:  # else there are more tiles than a batch can have, of which some are left out
-            assert out.isfinite().all() and not lse.isnan().any()
-        if times_used.max() <= 1:
-            assert_packed_matches(out, lse, packed, True)
+        assert_packed_matches(out, lse, packed, True)
 
 
 @pytest.mark.parametrize("capability", [80, 86, 90, 120])

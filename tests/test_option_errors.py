@@ -94,3 +94,29 @@ def test_head_dim_of_v_above_1024_for_a_gpu() -> None:
     q, v = (torch.zeros(1, 1, 4, head_dim, dtype=torch.float16) for head_dim in (64, 1032))
     with pytest.raises(RAW_ERRORS, match=r"^flash_cute: v: expected a head dim of at most 1024 on CUDA, got 1032"):
         torch.ops.flash_cute.fwd_plan(q, q, v, *score(), "auto", 80)
+
+
+@pytest.mark.parametrize("option", ["scale", "softcap"])
+@pytest.mark.parametrize("value", [1e300, 3.5e38, 1e-39, 1e-300])
+def test_factor_that_float32_does_not_hold(option: str, value: float) -> None:
+    """The CPU computes in float32, too, but for float64 tensors."""
+    for call, function in ((_call("cpu"), _python), (_backward_call("cpu"), _python_backward)):
+        with pytest.raises(ValueError, match=rf"^flash_cute: {option}: expected a number that float32 holds, got "):
+            function({**call, option: value})
+    wide = {x: _call("cpu")[x].double() for x in "qkv"}
+    assert flash_cute.attention(**wide, **{option: value}).dtype == torch.float64
+
+
+def test_most_sequences() -> None:
+    """Some more would overflow 32 bits; seen by the fakes and by the operators."""
+    q = torch.empty(4, 2, 64, dtype=torch.half, device="meta")
+    for count, refused in ((10**9, False), (10**9 + 1, True), (2**31 - 3, True)):
+        offsets = torch.empty(count + 1, dtype=torch.int32, device="meta")
+        if not refused:
+            assert flash_cute.varlen_attention(q, q, q, offsets, offsets).shape == q.shape
+            continue
+        sentence = rf"^flash_cute: cu_seqlens_q: expected at most 10\^9 sequences, got {count}$"
+        with pytest.raises(ValueError, match=sentence):
+            flash_cute.varlen_attention(q, q, q, offsets, offsets)
+        with pytest.raises(ValueError, match=sentence):
+            flash_cute.explain(q, q, q, cu_seqlens_q=offsets, cu_seqlens_k=offsets, capability=80)

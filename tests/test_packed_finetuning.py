@@ -33,6 +33,13 @@ def test_learns(example, device, tmp_path, capsys):
     assert (tmp_path / "model.safetensors").exists()
 
 
+def test_nothing_is_left_behind(example, tmp_path, monkeypatch, capsys):
+    """Without --out no folder either."""
+    monkeypatch.chdir(tmp_path)
+    assert example.main(["--device", "cpu", "--steps", "2", "--batch-size", "4"]) == 0, capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_sequences_that_see_each_other_fail(example, monkeypatch, capsys):
     """The example's check is one: without positions that begin again, packed documents see each other."""
     import flash_cute.integrations.transformers as integration

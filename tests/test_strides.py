@@ -128,3 +128,22 @@ def test_in_place_needs_no_memory_but_outputs_and_workspace(
     assert workspace < 2**20  # k alone is more
     # Every allocation is rounded up to 512 bytes.
     assert grown <= out.untyped_storage().nbytes() + lse.untyped_storage().nbytes() + workspace + 4096
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "shape, strides",
+    [((3, 1, 17, 16), (48, 1, 0, 1)), ((2, 1, 5, 16), (40, 1, 1, 1)), ((1, 2, 17, 16), (0, 0, 1, 1))],
+    ids=str,
+)
+@pytest.mark.parametrize("device", ["cpu"])
+def test_rows_that_overlap(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, fwd: Forward, rng: torch.Generator
+) -> None:
+    """An out like such a q may have its columns apart, which PyTorch's kernel for the CPU would write elsewhere."""
+    q = torch.randn(200, dtype=dtype, generator=rng).as_strided(shape, strides)
+    k = torch.randn((shape[0], shape[1], 33, 16), dtype=dtype, generator=rng)
+    for causal in (False, True, "top_left"):
+        out, lse = fwd(q, k, k, causal)
+        assert_matches(out, lse, q, k, k, causal)
+        assert out.stride() == torch.empty_like(q).stride()

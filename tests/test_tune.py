@@ -299,6 +299,18 @@ def test_shapes_of_the_command() -> None:
     for bad in ("H=8,N=64", "H=8,N=x,D=64", "H=8,N=64,D=64,colour", "H=8,N=0,D=64", "H=8,N=64,D=64,window=1"):
         with pytest.raises(command.argparse.ArgumentTypeError):
             command.parse_shape(bad)
+    for both in ("H=8,D=64,N=64,lengths=3:5", "B=2,H=8,D=64,lengths=3:5", "H=8,N=64,D=64,causal,top_left"):
+        with pytest.raises(command.argparse.ArgumentTypeError, match=r"expected .* or .*, got both"):
+            command.parse_shape(both)
+
+
+def test_a_mode_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.parse(["--shapes", "H=8,N=64,D=64", "--deterministic"])
+    assert "--deterministic: expected --backward" in capsys.readouterr().err
+    q = torch.randn(1, 1, 8, 8)
+    with pytest.raises(ValueError, match="backward: expected False or True, got 'no'"):
+        flash_cute.tune(q, q, q, backward="no")
 
 
 def test_the_command_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from numerics import same_bits
@@ -13,6 +14,7 @@ from test_errors import RAW_ERRORS, Call, _backward_call, _call, _operator
 
 import flash_cute
 
+MASKS = "False or 'none', True or 'bottom_right', or 'top_left'"
 NO_WINDOW = "None or (left, right), each None (no limit) or a number of keys of at least 0"
 
 
@@ -20,19 +22,18 @@ def _calls(call: Call, causal: Any = False, **options: Any) -> dict[str, Callabl
     """Every public function on the same arguments."""
     q, k, v = (call[x] for x in "qkv")
     backward = _backward_call("cpu")
-    given = {key: value for key, value in options.items() if key != "deterministic"}
     return {
         "attention": lambda: flash_cute.attention(q, k, v, causal, **options),
         "fwd": lambda: flash_cute.fwd(q, k, v, causal, **options),
-        "explain": lambda: flash_cute.explain(q, k, v, causal, **given),
+        "explain": lambda: flash_cute.explain(q, k, v, causal, **options),
         "bwd": lambda: flash_cute.bwd(backward["dout"], q, k, v, backward["out"], backward["lse"], causal, **options),
     }
 
 
 @pytest.mark.parametrize("function", ["attention", "fwd", "explain", "bwd"])
-@pytest.mark.parametrize("causal", [None, 1, 0, 1.5, "", "Top_Left", [True], torch.tensor(True)], ids=repr)
+@pytest.mark.parametrize("causal", [None, 1, 0, 1.5, "", "left", "Top_Left", [True], torch.tensor(True)], ids=repr)
 def test_causal_that_is_no_mask(function: str, causal: Any) -> None:
-    with pytest.raises(ValueError, match=r"^flash_cute: causal: expected .*'bottom_right'.*, got "):
+    with pytest.raises(ValueError, match=rf"^flash_cute: causal: expected {re.escape(MASKS)}, got "):
         _calls(_call("cpu"), causal)[function]()
 
 
@@ -116,7 +117,20 @@ def test_numpy() -> None:
                 (torch.tensor([1, 2]), "torch.Tensor"),
             )
         ),
+        *(
+            ("window", given, f"None (no limit) or numbers below 2^63, got {shown}")
+            for given, shown in (
+                ((2**70, 0), f"({2**70}, 0)"),
+                ((None, 2**63), f"(None, {2**63})"),
+                ((10**400, 3), "(a number of 1329 bits, 3)"),
+            )
+        ),
+        ("scale", 10**400, "None or a number, got a number of 1329 bits"),
+        ("softcap", -(10**400), "None or a number, got a number of 1329 bits"),
         ("backend", 90, "None or a backend's name, got 90"),
+        ("backend", np.array("auto"), "None or a backend's name, got numpy.ndarray"),
+        ("backend", np.array(["auto", "cpu"]), "None or a backend's name, got numpy.ndarray"),
+        ("backend", "", "'auto', 'cpu', 'sm80' or 'sm90', got ''"),
         ("deterministic", "no", "None, False or True, got 'no'"),
         ("deterministic", 1, "None, False or True, got 1"),
     ],
@@ -124,12 +138,28 @@ def test_numpy() -> None:
 @pytest.mark.parametrize("function", ["attention", "fwd", "bwd", "explain"])
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_option_of_a_wrong_type(function: str, option: str, value: Any, expected: str, requires_grad: bool) -> None:
-    if option == "deterministic" and (function == "explain" or not (requires_grad or function == "bwd")):
-        pytest.skip("only a backward reads it")
     call = _call("cpu")
     call["q"].requires_grad_(requires_grad)
     with pytest.raises(ValueError, match=rf"^flash_cute: {option}: expected {re.escape(expected)}$"):
         _calls(call, **{option: value})[function]()
+
+
+@pytest.mark.parametrize(
+    "value, shown", [("no", "'no'"), (1, "1"), (None, "None"), (torch.tensor(True), "torch.Tensor")]
+)
+def test_what_is_no_flag(value: Any, shown: str) -> None:
+    """What Python would take for true or false."""
+    q, k, v = (_call("cpu")[x] for x in "qkv")
+    packed = [x[0].transpose(0, 1) for x in (q, k, v)]
+    offsets = [torch.tensor([0, x.shape[0]], dtype=torch.int32) for x in packed[:2]]
+    for requires_grad in (False, True):
+        q.requires_grad_(requires_grad)
+        with pytest.raises(ValueError, match=rf"^flash_cute: return_lse: expected False or True, got {shown}$"):
+            flash_cute.attention(q, k, v, return_lse=value)
+        with pytest.raises(ValueError, match=rf"^flash_cute: return_lse: expected False or True, got {shown}$"):
+            flash_cute.varlen_attention(*packed, *offsets, return_lse=value)
+    with pytest.raises(ValueError, match=rf"^flash_cute: backward: expected False or True, got {shown}$"):
+        flash_cute.explain(q, k, v, backward=value)
 
 
 @pytest.mark.parametrize("layout", ["jagged", "strided", "sparse"])
@@ -159,3 +189,27 @@ def test_explain_of_a_backward_reads_deterministic(value: Any, shown: str) -> No
     q, k, v = (_call("cpu")[x] for x in "qkv")
     with pytest.raises(ValueError, match=rf"^flash_cute: deterministic: expected None, False or True, got {shown}$"):
         flash_cute.explain(q, k, v, backward=True, deterministic=value)
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**70)])
+def test_capability_beyond_64_bits(value: int) -> None:
+    q, k, v = (_call("cpu")[x] for x in "qkv")
+    with pytest.raises(ValueError, match=rf"^flash_cute: capability: expected None or .*, got {value}$"):
+        flash_cute.explain(q, k, v, capability=value)
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v", "sinks"])
+def test_quantized(which: str) -> None:
+    call = {**_call("cpu"), "sinks": torch.zeros(4)}
+    call[which] = torch.quantize_per_tensor(call[which].float(), 0.1, 0, torch.quint8)
+    for function in _calls(call, sinks=call["sinks"]).values():
+        with pytest.raises(ValueError, match=rf"^flash_cute: {which}: expected .*got (torch\.quint8|another dtype)$"):
+            function()
+
+
+def test_quantized_gradient() -> None:
+    call = _backward_call("cpu")
+    call["dout"] = torch.quantize_per_tensor(call["dout"].float(), 0.1, 0, torch.qint8)
+    sentence = r"^flash_cute: dout: expected a tensor without quantization, got torch.qint8$"
+    with pytest.raises(ValueError, match=sentence):
+        flash_cute.bwd(*(call[x] for x in ("dout", "q", "k", "v", "out", "lse")))

@@ -201,8 +201,8 @@ def test_bad_offsets_are_clamped(
 
 @pytest.mark.parametrize("name", BAD_OFFSETS)
 def test_many_bad_offsets_are_clamped(device: str, name: str, fwd: VarlenForward, rng: torch.Generator) -> None:
-    """Of so many sequences that a kernel counts their tiles first; where they overlap, some rows may not be written."""
-    check_offsets(device, 100 * BAD_OFFSETS[name], True, "both", fwd, rng, writes_all=device == "cpu")
+    """Of so many sequences that a kernel counts their tiles first."""
+    check_offsets(device, 100 * BAD_OFFSETS[name], True, "both", fwd, rng)
 
 
 def check_offsets(
@@ -212,7 +212,6 @@ def check_offsets(
     side: str,
     fwd: VarlenForward,
     rng: torch.Generator,
-    writes_all: bool = True,
 ) -> None:
     even = tuple(20 * i // (len(bad) - 1) for i in range(len(bad)))
     q, k, v = (torch.randn(20, heads, 32, generator=rng) for heads in (4, 2, 2))
@@ -223,17 +222,7 @@ def check_offsets(
     )
     packed = Packed(inputs[0], inputs[1], inputs[2], of_q, of_k)
     out, lse = fwd(packed, causal)
-    times_used = torch.zeros(20, dtype=torch.int64)
-    for row, _ in packed.sequences():
-        times_used[row] += 1
-    if writes_all or times_used.max() <= 1:
-        assert out.isfinite().all() and not lse.isnan().any()
-    if times_used.max() <= 1:
-        assert_packed_matches(out, lse, packed, causal)
-    elif device == "cpu":  # the last sequence's
-        true_out, true_lse = flash_cute.reference.varlen_attention(*packed.call, causal)
-        torch.testing.assert_close(out.double(), true_out, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(lse.double(), true_lse, rtol=1e-5, atol=1e-5)
+    assert_packed_matches(out, lse, packed, causal)
 
 
 @pytest.mark.parametrize("hint", [(None, 7), (0, 0), (1, 10**6), (2**62, None)], ids=str)

@@ -169,7 +169,7 @@ def test_neighbours_do_not_matter(
 def test_bad_offsets_are_clamped(
     device: str, name: str, causal: Causal, side: str, bwd: VarlenBackward, rng: torch.Generator
 ) -> None:
-    """Nothing outside of the tensors is read or written; where no sequences overlap, the gradients are right."""
+    """Nothing outside of the tensors is read or written."""
     bad = BAD_OFFSETS[name]
     even = tuple(20 * i // (len(bad) - 1) for i in range(len(bad)))
     dtype = torch.float16 if device == "cuda" else torch.float32
@@ -183,12 +183,7 @@ def test_bad_offsets_are_clamped(
     packed = Packed(q, k, v, of_q, of_k)
     dout, dlse = flow(packed, rng)
     given = bwd(dout, packed, causal, dlse=dlse)
-    times = [torch.zeros(20, dtype=torch.int64) for _ in range(2)]
-    for row, key in packed.sequences():
-        times[0][row] += 1
-        times[1][key] += 1
-    if max(int(x.max()) for x in times) <= 1:
-        assert_packed_gradients(given, dout, packed, causal, dlse=dlse)
+    assert_packed_gradients(given, dout, packed, causal, dlse=dlse)
     unused = packed.unused()
     for gradient, where in zip(given, (unused[0], unused[1], unused[1]), strict=True):
         assert (gradient[where] == 0).all()

@@ -120,7 +120,7 @@ BAD: dict[str, tuple[Call, str]] = {
     ),
     "max_q": ({"max_seqlen_q": -1}, "max_seqlen_q: expected None or a number of at least 0, got -1"),
     "max_k": ({"max_seqlen_k": -7}, "max_seqlen_k: expected None or a number of at least 0, got -7"),
-    "causal": ({"causal": "foo"}, "causal: expected 'none', 'top_left' or 'bottom_right', got 'foo'"),
+    "causal": ({"causal": "foo"}, "causal: expected False or 'none', True or 'bottom_right', or 'top_left', got 'foo'"),
     "scale": ({"scale": -1.0}, "scale: expected a finite number above 0, got -1"),
     "window": ({"window_left": -3}, "window_left: expected None (no limit) or a number of at least 0, got -3"),
     "softcap": ({"softcap": 0.0}, "softcap: expected None or a finite number above 0, got 0"),
@@ -220,6 +220,13 @@ def test_types(name: str, given: Any) -> None:
     if name == "max_seqlen_k" and given == [0, 5, 12]:
         given = torch.zeros(3)
     with pytest.raises(ValueError, match=rf"^flash_cute: {name}: expected (None or a number of rows|a torch.Tensor)"):
+        _python({name: given})
+
+
+@pytest.mark.parametrize("name", ["max_seqlen_q", "max_seqlen_k"])
+@pytest.mark.parametrize("given", [2**63, -(2**70)])
+def test_hints_beyond_64_bits(name: str, given: int) -> None:
+    with pytest.raises(ValueError, match=rf"^flash_cute: {name}: expected None or a number of rows, got {given}$"):
         _python({name: given})
 
 

@@ -35,6 +35,32 @@ struct Gradients {
   TensorInfo dv;
 };
 
+// The sequences of a part of a packed call, from those of the part before or, of the first one, of the whole call.
+void set_part(BwdParams& params, BwdPlan const& plan, int batch, int index) {
+  int const step = index == 0 ? 0 : plan.sequences_per_part;
+  Sequences& sequences = params.sequences;
+  for (int const** lengths : {&sequences.cu_q, &sequences.cu_k, &sequences.used_q, &sequences.used_k}) {
+    if (*lengths != nullptr) *lengths += step;
+  }
+  if (params.score.slopes != nullptr) params.score.slopes += step * params.score.slopes_batch_stride;
+  if (params.sink_parts != nullptr && index > 0) params.sink_parts += plan.row_tiles;
+  params.part = index;
+  params.batch = std::min(plan.sequences_per_part, batch - index * plan.sequences_per_part);
+  sequences.has_before = index > 0;
+  sequences.has_behind = index < plan.parts - 1;
+}
+
+// Zeroes `number` rows of a dense tensor from `first` on.
+void zero_rows(TensorInfo const& tensor, int64_t first, int64_t number) {
+  if (number == 0) return;
+  Sizes const sizes{tensor.sizes[0], tensor.sizes[1], number, tensor.sizes[3]};
+  AtenTensorHandle rows = nullptr;
+  check_shim(aoti_torch__reinterpret_tensor(tensor.handle, 4, sizes.data(), tensor.strides, first * tensor.strides[2],
+                                            &rows),
+             "take a view of a tensor");
+  zero(Tensor(rows).get());
+}
+
 void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* lengths, BwdDecision const& decision,
                 Gradients const& gradients, Tensor const& dsinks) {
   int const head_dim = decision.padded_head_dim, head_dim_v = decision.padded_head_dim_v;
@@ -61,14 +87,21 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
   bool const keeps_tickets = offsets.sink_parts > offsets.drawn, has_queue = offsets.row_sequence > offsets.dq_queue;
   bool const reads = reads_sequences(plan.variant), has_sinks = problem.has_sinks;
   auto const list = [&](int64_t offset) { return reads ? static_cast<int*>(part(offset)) : nullptr; };
-  BwdParams const params{.q = q.data,
+  // Of q, out, dout and dq the rows that see a key.
+  int64_t const first_row = decision.rows.first;
+  auto const from_first_row = [&](void const* data, Strides const& strides) {
+    return static_cast<char*>(const_cast<void*>(data)) + 2 * first_row * strides.row;
+  };
+  Sequences sequences = make_sequences(args.call, problem, lengths);
+  sequences.shift += decision.rows.first;
+  BwdParams params{.q = from_first_row(q.data, q.strides),
                          .k = k.data,
                          .v = v.data,
-                         .out = out.data,
-                         .dout = dout.data,
-                         .lse = lse.data,
-                         .dlse = dlse ? dlse->data : nullptr,
-                         .dq = dq.data,
+                         .out = from_first_row(out.data, out.strides),
+                         .dout = from_first_row(dout.data, dout.strides),
+                         .lse = lse.data + first_row,
+                         .dlse = dlse ? dlse->data + first_row : nullptr,
+                         .dq = from_first_row(dq.data, dq.strides),
                          .dk = dk.data,
                          .dv = dv.data,
                          .dsinks = has_sinks ? mutable_data_pointer(dsinks.get()) : nullptr,
@@ -92,10 +125,11 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
                          .batch = problem.batch,
                          .heads_q = problem.heads_q,
                          .heads_kv = problem.heads_kv,
-                         .len_q = problem.len_q,
+                         .len_q = decision.rows.number,
                          .len_k = problem.len_k,
+                         .lse_rows = problem.len_q,
                          .head_dim = head_dim,
-                         .band = problem.band,
+                         .band = decision.band,
                          .scale = static_cast<float>(problem.scale),
                          .scale_log2 = make_scale_log2(problem),
                          .deterministic = args.deterministic,
@@ -107,16 +141,22 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
                          .split = plan.split,
                          .head_dim_v = head_dim_v,
                          .sinks = make_sinks(args.call),
-                         .sequences = make_sequences(args.call, problem, lengths),
+                         .sequences = sequences,
                          .tiles = {.row_sequence = list(offsets.row_sequence),
                                    .key_sequence = list(offsets.key_sequence),
                                    .records = reads ? static_cast<SequenceRecord*>(part(offsets.records)) : nullptr,
                                    .totals = list(offsets.totals)},
                          .score = make_score_terms(args.call, problem),
                          .pairs = plan.key_pairs + plan.row_pairs > 0 ? part(offsets.pairs) : nullptr};
-  check_cuda(decision.instance.launch(plan, params, current_stream(args.call.q.device_index)),
-             "launch the backward");
+  cudaStream_t const stream = current_stream(args.call.q.device_index);
+  for (int index = 0; index < plan.parts; ++index) {
+    if (plan.parts > 1) set_part(params, plan, problem.batch, index);
+    check_cuda(decision.instance.launch(plan, params, stream), "launch the backward");
+  }
   for (Result const* gradient : {&dq, &dk, &dv}) gradient->finish();
+  int64_t const end_row = first_row + decision.rows.number;
+  zero_rows(gradients.dq, 0, first_row);
+  zero_rows(gradients.dq, end_row, problem.len_q - end_row);
 }
 
 BwdDecision plan_call(BwdArgs const& args, Problem const& problem) {
@@ -145,7 +185,7 @@ BwdResult run(BwdArgs const& args, Problem const& problem, VarlenArgs const* len
 // An output like a packed tensor.
 Tensor empty_like_packed(TensorInfo const& like) {
   std::array<int64_t, 3> const sizes{like.sizes[2], like.sizes[1], like.sizes[3]};
-  return empty_strided(sizes, packed_output_strides(like, like.sizes[3]), like.dtype, like);
+  return empty_strided(sizes, packed_out_strides(like, like.sizes[3]), like.dtype, like);
 }
 
 }  // namespace

@@ -18,7 +18,8 @@ struct VarlenArgs;
 BwdResult bwd_cuda(BwdArgs const& args);
 BwdResult packed_bwd_cuda(BwdArgs const& args, Problem const& problem, VarlenArgs const& lengths);
 
-// The plan as JSON, for dout and out laid out like empty_like(q). `capability` 0: that of the tensors' own device.
-std::string bwd_plan_json(FwdArgs const& call, bool deterministic, int64_t capability);
+// The plan as JSON, for dout and out laid out like the forward's out. `has_dlse`: a gradient reaches the LSE.
+// `capability` 0: that of the tensors' own device.
+std::string bwd_plan_json(FwdArgs const& call, bool deterministic, bool has_dlse, int64_t capability);
 
 }  // namespace flash_cute

@@ -74,6 +74,11 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
                         std::to_string(decision.plan.workspace.bytes >> 20) +
                         " MB, only the part for the tiles that exist is touched.");
   }
+  if (BwdPlan const& plan = decision.plan; plan.parts > 1) {
+    sentences.push_back("The sequences are short: they are processed " + std::to_string(plan.sequences_per_part) +
+                        " at a time, in " + std::to_string(plan.parts) +
+                        " launches, so that the workspace is not larger than it need be.");
+  }
   add_tuning_reason(sentences, decision);
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
   if (decision.plan.workspace.bytes == 0) {
@@ -88,6 +93,10 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
     sentences.push_back("Of the key tiles " + std::to_string(split.tiles) +
                         " fill no whole wave: their rows are split over " + std::to_string(split.ranges) +
                         " multiprocessors.");
+  }
+  if (decision.plan.scales_dout) {
+    sentences.push_back("Since a gradient of the LSE is divided by the keys' share of the weights, each row of dout is "
+                        "scaled by a power of two, in the workspace.");
   }
   if (is_large(decision)) sentences.push_back(column_parts_text(decision));
   if (decision.plan.shape.dq_in_registers) {
@@ -105,21 +114,23 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
 
 }  // namespace
 
-JsonObject bwd_plan_object(FwdArgs const& call, bool deterministic, PlannedCall const& planned) {
+JsonObject bwd_plan_object(FwdArgs const& call, bool deterministic, bool has_dlse, PlannedCall const& planned) {
   auto const& [problem, gpu] = planned;
   if (!gpu) {
     JsonObject json = call_json("cpu", call, problem);
     json.boolean("deterministic", true)
+        .boolean("dlse", has_dlse)
         .raw("copies", copies_json(tensors({}), problem))
         .raw("reasons", json_list(cpu_reasons(problem)));
     return json;
   }
-  BwdDecision const decision = plan_bwd(call, nullptr, nullptr, deterministic, /*has_dlse=*/false, problem, *gpu);
+  BwdDecision const decision = plan_bwd(call, nullptr, nullptr, deterministic, has_dlse, problem, *gpu);
   JsonObject json = call_json(backend_name(decision.backend), call, problem);
   add_kernel(json, kernel_name(decision), decision, decision.plan.key_tiles);
   json.number("kernel_head_dim_v", int64_t{decision.plan.head_dim_v})
       .string("variant", variant_name(decision.plan.variant))
       .boolean("deterministic", deterministic)
+      .boolean("dlse", has_dlse)
       .number("split_tiles", int64_t{decision.plan.split.tiles})
       .number("split_ctas", int64_t{decision.plan.split.ranges})
       .number("workspace_bytes", decision.plan.workspace.bytes);
@@ -129,8 +140,8 @@ JsonObject bwd_plan_object(FwdArgs const& call, bool deterministic, PlannedCall 
   return json;
 }
 
-std::string bwd_plan_json(FwdArgs const& call, bool deterministic, int64_t capability) {
-  return bwd_plan_object(call, deterministic, check_planned(call, capability)).text();
+std::string bwd_plan_json(FwdArgs const& call, bool deterministic, bool has_dlse, int64_t capability) {
+  return bwd_plan_object(call, deterministic, has_dlse, check_planned(call, capability)).text();
 }
 
 }  // namespace flash_cute

@@ -54,16 +54,24 @@ inline void check_shapes(FwdArgs const& args) {
                    "q: expected a number of heads that is a multiple of k's ", k.sizes[1], ", got ", q.sizes[1]);
 }
 
-inline double check_scale(std::optional<double> scale, int head_dim) {
-  if (!scale) return 1.0 / std::sqrt(static_cast<double>(head_dim));
+// Scores are computed in float32, those of float64 tensors apart: a factor must not overflow or underflow there.
+inline void check_float32(TensorInfo const& q, char const* name, double factor) {
+  FLASH_CUTE_CHECK(q.dtype == aoti_torch_dtype_float64() || std::isnormal(static_cast<float>(factor)), name,
+                   ": expected a number that float32 holds, got ", factor);
+}
+
+inline double check_scale(TensorInfo const& q, std::optional<double> scale) {
+  if (!scale) return 1.0 / std::sqrt(static_cast<double>(q.sizes[3]));
   FLASH_CUTE_CHECK(std::isfinite(*scale) && *scale > 0, "scale: expected a finite number above 0, got ", *scale);
+  check_float32(q, "scale", *scale);
   return *scale;
 }
 
-inline double check_softcap(std::optional<double> softcap) {
+inline double check_softcap(TensorInfo const& q, std::optional<double> softcap) {
   if (!softcap) return 0;
   FLASH_CUTE_CHECK(std::isfinite(*softcap) && *softcap > 0, "softcap: expected None or a finite number above 0, got ",
                    *softcap);
+  check_float32(q, "softcap", *softcap);
   return *softcap;
 }
 
@@ -113,21 +121,23 @@ inline Band make_band(FwdArgs const& args, Causal causal) {
 }
 
 // The rules of the CUDA kernels beyond the common ones of check_fwd: 32-bit arithmetic on rows and keys must not
-// overflow, nor scale * log2(e) in float32.
+// overflow, nor what the kernels make of scale, cap and slopes in float32: their ratios, and squares of ratios' parts. A
+// cap above 10^7 would leave no digits of the exponents.
 inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
-  constexpr double kLog2E = 1.4426950408889634;
+  constexpr double kLeast = 1e-18, kMost = 1e18, kLargestCap = 1e7;
   FLASH_CUTE_CHECK(problem.len_q <= kMaxLength, "q: expected at most 10^9 rows on CUDA, got ", problem.len_q);
   FLASH_CUTE_CHECK(problem.len_k <= kMaxLength, "k: expected at most 10^9 rows on CUDA, got ", problem.len_k);
-  FLASH_CUTE_CHECK(std::isnormal(static_cast<float>(problem.scale)) &&
-                       std::isfinite(static_cast<float>(problem.scale * kLog2E)),
-                   "scale: expected a number that float32 holds, also times log2(e), got ", problem.scale);
+  FLASH_CUTE_CHECK(problem.scale >= kLeast && problem.scale <= kMost,
+                   "scale: expected a number from 1e-18 to 1e18 on CUDA, got ", problem.scale);
   FLASH_CUTE_CHECK(problem.head_dim <= kLargestHeadDim, "q: expected a head dim of at most ", kLargestHeadDim,
                    " on CUDA, got ", problem.head_dim);
   FLASH_CUTE_CHECK(problem.head_dim_v <= kLargestHeadDim, "v: expected a head dim of at most ", kLargestHeadDim,
                    " on CUDA, got ", problem.head_dim_v);
-  FLASH_CUTE_CHECK(problem.softcap == 0 || (std::isnormal(static_cast<float>(problem.softcap)) &&
-                                            std::isfinite(static_cast<float>(problem.softcap * kLog2E))),
-                   "softcap: expected a number that float32 holds, also times log2(e), got ", problem.softcap);
+  FLASH_CUTE_CHECK(problem.softcap == 0 || (problem.softcap >= kLeast && problem.softcap <= kLargestCap),
+                   "softcap: expected None or a number from 1e-18 to 1e7 on CUDA, got ", problem.softcap);
+  double const ratio = problem.softcap > 0 ? problem.scale / problem.softcap : 1;
+  FLASH_CUTE_CHECK(ratio >= kLeast && ratio <= kMost, "softcap: expected from 1e-18 to 1e18 times the scale ",
+                   problem.scale, " on CUDA, got ", problem.softcap);
   FLASH_CUTE_CHECK(problem.backend != Backend::kCpu,
                    "backend: expected 'auto', 'sm80' or 'sm90' for CUDA tensors, got '", args.backend, "'");
 }
@@ -164,8 +174,8 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
                   .len_k = static_cast<int>(args.k.sizes[2]),
                   .head_dim = static_cast<int>(args.q.sizes[3]),
                   .head_dim_v = static_cast<int>(args.v.sizes[3]),
-                  .scale = check_scale(args.scale, static_cast<int>(args.q.sizes[3])),
-                  .softcap = check_softcap(args.softcap),
+                  .scale = check_scale(args.q, args.scale),
+                  .softcap = check_softcap(args.q, args.softcap),
                   .has_sinks = args.sinks.has_value(),
                   .has_alibi = args.alibi_slopes.has_value(),
                   .alibi_per_batch = args.alibi_slopes && args.alibi_slopes->rank == 2,

@@ -76,21 +76,63 @@ bool some_device_is(std::string_view model) {
   return std::find(models.begin(), models.end(), model) != models.end();
 }
 
+// A launch's error is also kept for cudaGetLastError, where the next launch would find it: it is taken from there. (No
+// other library's errors are: this one has a CUDA runtime of its own.)
 void check_cuda(cudaError_t error, char const* action) {
   if (error == cudaSuccess) return;
+  cudaGetLastError();
   throw std::runtime_error(std::string("flash_cute: CUDA could not ") + action + ": " + cudaGetErrorName(error) +
                            " (" + cudaGetErrorString(error) + ")");
 }
 
+namespace {
+
+// A function of the driver, looked up through the runtime so that nothing links to libcuda.
+template <class Function>
+Function driver_function(char const* name) {
+  void* symbol = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  check_cuda(cudaGetDriverEntryPointByVersion(name, &symbol, 12000, cudaEnableDefault, &result), "find the driver");
+  check_cuda(result == cudaDriverEntryPointSuccess ? cudaSuccess : cudaErrorSymbolNotFound, "find the driver");
+  return reinterpret_cast<Function>(symbol);
+}
+
+// Null where this thread has none.
+CUcontext current_context() {
+  static auto const get = driver_function<decltype(&cuCtxGetCurrent)>("cuCtxGetCurrent");
+  CUcontext context = nullptr;
+  return get(&context) == CUDA_SUCCESS ? context : nullptr;
+}
+
+void set_current_context(CUcontext context) {
+  static auto const set = driver_function<decltype(&cuCtxSetCurrent)>("cuCtxSetCurrent");
+  set(context);
+}
+
+}  // namespace
+
+ContextBefore::ContextBefore() : before_(current_context()) {}
+
+ContextBefore::~ContextBefore() {
+  if (before_ != nullptr && current_context() != before_) set_current_context(before_);
+}
+
 // A thread has no context before its first call of the runtime that needs one, and tensor maps, which the driver
-// encodes, need it: a thread of autograd may have done nothing else before.
+// encodes, need it: a thread of autograd may have done nothing else before. And the runtime would launch in whatever
+// context is current, while PyTorch's memory and streams belong to the primary one.
 CurrentDevice::CurrentDevice(int device_index) : guard_(device_index) {
-  thread_local int with_context = -1;
+  constexpr int kKnown = 64;
+  static std::array<std::atomic<CUcontext>, kKnown> primary_contexts{};
+  bool const known = device_index >= 0 && device_index < kKnown;
+  CUcontext const context = current_context();
   int current = -1;
   check_cuda(cudaGetDevice(&current), "read the current device");
-  if (current == device_index && with_context == device_index) return;
+  if (known && current == device_index && context != nullptr &&
+      context == primary_contexts[device_index].load(std::memory_order_relaxed)) {
+    return;
+  }
   check_cuda(cudaSetDevice(device_index), "set the current device");
-  with_context = device_index;
+  if (known) primary_contexts[device_index].store(current_context(), std::memory_order_relaxed);
 }
 
 cudaStream_t current_stream(int device_index) {

@@ -15,19 +15,33 @@ bool some_device_is(std::string_view model);
 
 #ifndef FLASH_CUTE_NO_CUDA
 
+#include <cuda.h>
 #include <torch/csrc/stable/accelerator.h>
 
 namespace flash_cute {
 
 void check_cuda(cudaError_t error, char const* action);
 
-// Makes a device current both for PyTorch and for this library, which links its own CUDA runtime statically. PyTorch's
-// guard restores the device before: it can do so without creating a context there.
+// Makes this thread's context current again at its end, if there was one.
+class ContextBefore {
+ public:
+  ContextBefore();
+  ~ContextBefore();
+  ContextBefore(ContextBefore const&) = delete;
+
+ private:
+  CUcontext before_;
+};
+
+// Makes a device and its primary context current, both for PyTorch and for this library, which links its own CUDA
+// runtime statically. At its end PyTorch's guard restores the device before: it can do so without creating a context
+// there. Then a context that somebody made current with the driver is again.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int device_index);
 
  private:
+  ContextBefore context_;  // before the guard, so that it has the last word
   torch::stable::accelerator::DeviceGuard guard_;
 };
 

@@ -46,7 +46,7 @@ Allocated allocate(TensorInfo const& q, int64_t head_dim_v) {
 // (rows, heads, head_dim_v) and (heads, rows).
 Allocated allocate_packed(TensorInfo const& q, int64_t head_dim_v, PackedView& view) {
   std::array<int64_t, 2> const lse_sizes{q.sizes[1], q.sizes[2]};
-  Tensor out = empty_strided<3>({q.sizes[2], q.sizes[1], head_dim_v}, packed_output_strides(q, head_dim_v), q.dtype, q);
+  Tensor out = empty_strided<3>({q.sizes[2], q.sizes[1], head_dim_v}, packed_out_strides(q, head_dim_v), q.dtype, q);
   TensorInfo const info = view.info(tensor_info("out", out.get()), 3);
   return {{.out = std::move(out),
            .lse = empty_strided(lse_sizes, contiguous_strides(lse_sizes), aoti_torch_dtype_float32(), q)},
@@ -85,6 +85,7 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, VarlenArgs const* l
                    .head_dim = decision.padded_head_dim,
                    .band = problem.band,
                    .scale_log2 = make_scale_log2(problem),
+                   .power_scale = power_of_two_from(make_scale_log2(problem)),
                    .order = plan.order,
                    .split = plan.split,
                    .draws_tiles = plan.draws_tiles,

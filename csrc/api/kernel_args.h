@@ -14,6 +14,7 @@ inline Sequences make_sequences(FwdArgs const& args, Problem const& problem, Var
   Sequences sequences{.window_left = limit(args.window_left),
                       .window_right = problem.causal == Causal::kNone ? limit(args.window_right) : 0,
                       .bottom_right = problem.causal != Causal::kTopLeft};
+  sequences.shift = sequences.bottom_right ? problem.len_k - problem.len_q : 0;
   if (lengths == nullptr) return sequences;
   auto const data = [](TensorInfo const& tensor) { return static_cast<int const*>(data_pointer(tensor.handle)); };
   sequences.cu_q = data(lengths->cu_seqlens_q);
@@ -47,18 +48,6 @@ inline Sinks make_sinks(FwdArgs const& args) {
   return {.data = data_pointer(args.sinks->handle),
           .stride = args.sinks->strides[0],
           .is_float32 = args.sinks->dtype == aoti_torch_dtype_float32()};
-}
-
-// The strides of an output like a packed tensor (rows, heads, head_dim), whose info is its view as a batch of one:
-// those of dims rows, heads and `head_dim`. The order of equal strides depends on that of the tensor's own dims.
-inline std::array<int64_t, 3> packed_output_strides(TensorInfo const& like, int64_t head_dim) {
-  Sizes const sizes{1, like.sizes[2], like.sizes[1], like.sizes[3]};
-  Sizes const strides{like.strides[0], like.strides[2], like.strides[1], like.strides[3]};
-  TensorInfo own = like;
-  own.sizes = sizes.data();
-  own.strides = strides.data();
-  Sizes const output = out_strides(own, head_dim);
-  return {output[1], output[2], output[3]};
 }
 
 }  // namespace flash_cute

@@ -5,7 +5,8 @@
 //   fwd_plan   the plan of fwd as JSON; capability 0 is the tensors' own device, 90 plans as for an H100
 //   check_fwd  raises what fwd would raise, and returns the scale that it would use. `devices` names, in the schema's
 //              order, the devices that the given tensors stand for, as in "cuda:0 cuda:0 cpu"; empty: their own
-//   bwd, _bwd, bwd_plan, check_bwd   the same for the backward, which has no derivative itself
+//   bwd, _bwd, bwd_plan, check_bwd   the same for the backward, which has no derivative itself; `dlse` of bwd_plan:
+//              whether a gradient reaches the LSE
 //
 // The mask: row i has position p = i + len_k - len_q, or p = i if `causal` is "top_left", and sees the columns
 // p - window_left <= j <= p + window_right; None is no limit. A `causal` other than "none" sets window_right to 0.
@@ -118,7 +119,8 @@ void boxed_bwd_plan(StableIValue* stack, uint64_t, uint64_t) {
   StackReader reader(stack);
   FwdStack const owned(reader);
   bool const deterministic = reader.value<bool>();
-  stack[0] = stable::from(bwd_plan_json(owned.args(), deterministic, reader.value<int64_t>()));
+  int64_t const capability = reader.value<int64_t>();
+  stack[0] = stable::from(bwd_plan_json(owned.args(), deterministic, reader.value<bool>(), capability));
 }
 
 void boxed_check_bwd(StableIValue* stack, uint64_t, uint64_t) {
@@ -148,7 +150,7 @@ STABLE_TORCH_LIBRARY(flash_cute, m) {
   m.def("check_fwd(" FLASH_CUTE_FWD ", str devices=\"\") -> float");
   m.def("bwd(" FLASH_CUTE_BWD ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
   m.def("_bwd(" FLASH_CUTE_BWD ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
-  m.def("bwd_plan(" FLASH_CUTE_FWD ", bool deterministic, int capability) -> str");
+  m.def("bwd_plan(" FLASH_CUTE_FWD ", bool deterministic, int capability, bool dlse=False) -> str");
   m.def("check_bwd(" FLASH_CUTE_BWD ", str devices=\"\") -> float");
 }
 

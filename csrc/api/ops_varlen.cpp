@@ -123,7 +123,8 @@ void boxed_bwd_plan(StableIValue* stack, uint64_t, uint64_t) {
   StackReader reader(stack);
   VarlenFwdStack owned(reader);
   bool const deterministic = reader.value<bool>();
-  stack[0] = stable::from(varlen_bwd_plan_json(owned.args(), deterministic, reader.value<int64_t>()));
+  int64_t const capability = reader.value<int64_t>();
+  stack[0] = stable::from(varlen_bwd_plan_json(owned.args(), deterministic, reader.value<bool>(), capability));
 }
 
 void boxed_check_bwd(StableIValue* stack, uint64_t, uint64_t) {
@@ -158,7 +159,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flash_cute, m) {
   m.def("check_varlen_fwd(" FLASH_CUTE_VARLEN_FWD ", str devices=\"\") -> float");
   m.def("varlen_bwd(" FLASH_CUTE_VARLEN_BWD ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
   m.def("_varlen_bwd(" FLASH_CUTE_VARLEN_BWD ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
-  m.def("varlen_bwd_plan(" FLASH_CUTE_VARLEN_FWD ", bool deterministic, int capability) -> str");
+  m.def("varlen_bwd_plan(" FLASH_CUTE_VARLEN_FWD ", bool deterministic, int capability, bool dlse=False) -> str");
   m.def("check_varlen_bwd(" FLASH_CUTE_VARLEN_BWD ", str devices=\"\") -> float");
 }
 

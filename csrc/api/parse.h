@@ -15,7 +15,7 @@ inline Causal parse_causal(std::string_view causal) {
   if (causal == "none") return Causal::kNone;
   if (causal == "top_left") return Causal::kTopLeft;
   if (causal == "bottom_right") return Causal::kBottomRight;
-  fail("causal: expected 'none', 'top_left' or 'bottom_right', got '", causal, "'");
+  fail("causal: expected False or 'none', True or 'bottom_right', or 'top_left', got '", causal, "'");
 }
 
 inline Backend parse_backend(std::string_view backend) {

@@ -270,8 +270,8 @@ inline PlannedCall check_planned(FwdArgs const& args, int64_t capability) {
   return check_planned(args, capability, [&](bool on_cuda) { return check_fwd(args, on_cuda); });
 }
 
-// The plan of a checked call.
+// The plan of a checked call. `has_dlse`: a gradient reaches the LSE.
 JsonObject fwd_plan_object(FwdArgs const& args, PlannedCall const& call);
-JsonObject bwd_plan_object(FwdArgs const& args, bool deterministic, PlannedCall const& call);
+JsonObject bwd_plan_object(FwdArgs const& args, bool deterministic, bool has_dlse, PlannedCall const& call);
 
 }  // namespace flash_cute

@@ -45,16 +45,19 @@ void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gp
     plan.shape = plan.accumulate == Accumulate::kFloat32
                      ? sm80::fwd::kernel_shape(plan.head_dim, plan.entry, plan.variant)
                      : sm80::fwd::float16_kernel_shape(plan.head_dim, plan.entry);
+  }
+  int64_t const tiles = most_row_tiles(problem, plan.shape, packed);
+  if (tiles == 0) return;  // perhaps there is no head, which no order of tiles has
+  if (!sm90) {
     plan.order = sm80::fwd::tile_order(plan.shape, /*masked=*/true, problem.batch, problem.heads_q, problem.heads_kv,
                                        problem.len_q, problem.len_k, decision.padded_head_dim);
   }
-  int64_t const tiles = most_row_tiles(problem, plan.shape, packed);
   plan.draws_tiles = sm90 && tiles > gpu.num_sms && fwd_draws(problem, plan.shape, packed, gpu);
   plan.ctas = sm90 ? std::min<int64_t>(tiles, gpu.num_sms) : tiles;
   if (plan.draws_tiles) {
     plan.workspace = {.ticket = 0, .part_flags = 0, .parts = 0, .tiles_before = 0, .zeroed = 4, .bytes = 4};
   } else if (!sm90 && packed && problem.batch + 2 > sm80::fwd::kMostSearchedSequences) {
-    plan.workspace.bytes = 4 * (int64_t{problem.batch} + 3);  // the prefix sums, see Sequences::tiles_before
+    plan.workspace.bytes = prefix_bytes(problem);
   }
 }
 
@@ -90,10 +93,38 @@ void pad_to_one_head_dim(BwdDecision& decision) {
   decision.padded_head_dim = decision.padded_head_dim_v = head_dim;
 }
 
+// Leaves out the rows of a dense batch that see no key: they are at both ends.
+SeeingRows drop_blind_rows(Problem& problem) {
+  Band& band = problem.band;
+  int const first = band.has_upper() ? std::max(0, -band.upper) : 0;
+  int64_t const limit = band.has_lower() ? std::clamp<int64_t>(int64_t{problem.len_k} - band.lower, 0, problem.len_q)
+                                         : problem.len_q;
+  bool const some = problem.len_k > 0 && first < limit;
+  problem.len_q = some ? static_cast<int>(limit - first) : 0;
+  if (!some) return {};
+  if (band.has_lower()) band.lower += first;
+  if (band.has_upper()) band.upper += first;
+  return {.first = first, .number = problem.len_q};
+}
+
+// Whether a part of a call should be smaller: its workspace is larger than small ones are, and than the tensors call for.
+bool is_too_large(BwdPlan const& plan, Problem const& part) {
+  constexpr int64_t kSmall = int64_t{64} << 20;
+  constexpr int kFewSequences = 32;
+  int64_t const q_bytes = int64_t{2} * part.len_q * part.heads_q * plan.head_dim;
+  return part.batch > kFewSequences && plan.workspace.bytes > std::max(kSmall, 4 * q_bytes);
+}
+
 }  // namespace
 
-BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool packed, int padded_head_dim_v, int block_m,
-                           bool keeps_tickets, bool has_queue) {
+int64_t prefix_bytes(Problem const& problem) { return 4 * (3 * (int64_t{problem.batch} + 2) + 1); }
+
+int64_t scaled_rows(Problem const& asked, bool packed) {
+  return int64_t{packed ? 1 : asked.batch} * asked.heads_q * asked.len_q;
+}
+
+BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, int64_t all_rows, int padded_head_dim_v,
+                           int block_m, bool keeps_tickets, bool has_queue) {
   int64_t const rows = plan.row_tiles * block_m;
   bool const sums = !plan.shape.dq_in_registers;
   BwdWorkspace workspace{};
@@ -105,8 +136,7 @@ BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool pac
   int64_t const counters = std::max<int64_t>(1 + heads, 4);  // see DqQueue
   workspace.drawn = workspace.counters + (sums ? aligned(4 * counters) : 0);
   workspace.sink_parts = workspace.drawn + (keeps_tickets ? aligned(4 * plan.key_tiles) : 0);
-  workspace.scaled_dout = aligned(workspace.sink_parts + (problem.has_sinks ? 4 * plan.row_tiles : 0));
-  int64_t const all_rows = int64_t{packed ? 1 : problem.batch} * problem.heads_q * problem.len_q;
+  workspace.scaled_dout = aligned(workspace.sink_parts + (problem.has_sinks ? 4 * plan.row_tiles * plan.parts : 0));
   workspace.dq_queue = workspace.scaled_dout + (plan.scales_dout ? aligned(2 * all_rows * padded_head_dim_v) : 0);
   workspace.row_sequence = workspace.dq_queue + (has_queue ? aligned(2 * 4 * plan.row_tiles) : 0);
   workspace.bytes = workspace.row_sequence;
@@ -115,7 +145,7 @@ BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool pac
   workspace.records = workspace.key_sequence + aligned(4 * int64_t{plan.n_blocks});
   int64_t const most_sequences = int64_t{problem.batch} + 2;  // see sequence_count
   workspace.totals = workspace.records + aligned(kSequenceRecordBytes * most_sequences);
-  workspace.bytes = workspace.totals + aligned(4 * 2);
+  workspace.bytes = workspace.totals + aligned(4 * 4);
   return workspace;
 }
 
@@ -170,8 +200,11 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
                      bool has_dlse, Problem const& asked, Gpu gpu) {
   auto [problem, tuned] = tune_problem(kBwdKernels, call, asked, deterministic, gpu);
   bool const packed = call.sequences.has_value();
+  SeeingRows const rows = packed ? SeeingRows{.first = 0, .number = problem.len_q} : drop_blind_rows(problem);
   Predicted const predicted = choose_bwd(problem, packed, deterministic, gpu);
   auto decision = decide<BwdDecision>(kBwdKernels, call, problem, gpu);
+  decision.rows = rows;
+  decision.band = problem.band;
   decision.tuned = tuned;
   decision.predicted = predicted;
   check_accumulate_of_bwd(problem);
@@ -183,10 +216,12 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
   BwdPlan& plan = decision.plan;
   plan.head_dim_v = decision.instance.head_dim_v;
   plan.deterministic = deterministic;
+  plan.parts = 1;
+  plan.sequences_per_part = problem.batch;
   bool const has_sinks_and_dlse = problem.has_sinks && has_dlse;
   plan.scales_dout = has_sinks_and_dlse && plan.dtype == DType::kFloat16;
   if (is_large(decision)) {
-    plan_bwd_large(decision, call, problem, gpu);
+    plan_bwd_large(decision, call, problem, scaled_rows(asked, packed), gpu);
     return decision;
   }
   bool const sm90 = decision.backend == Backend::kSm90;
@@ -207,17 +242,31 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
                : wide ? sm90::bwd_wide::kernel_shape(plan.head_dim, plan.head_dim_v)
                       : sm90::bwd::kernel_shape(plan.head_dim, plan.head_dim_v, plan.variant);
   int const listed_rows = wide && reads && sm90 ? sm90::bwd_wide::kQueryTileRows : plan.shape.block_m;
-  plan.row_tiles = reads ? most_tiles(problem, problem.len_q, listed_rows, packed) * problem.heads_q
-                         : num_row_tiles(problem, plan.shape);
-  plan.key_tiles = reads ? most_tiles(problem, problem.len_k, plan.shape.block_n, packed) * problem.heads_kv
-                         : num_key_tiles(problem, plan.shape);
+  auto const lay_out = [&](Problem const& part) {
+    plan.row_tiles = reads ? most_tiles(part, part.len_q, listed_rows, packed) * part.heads_q
+                           : num_row_tiles(part, plan.shape);
+    plan.key_tiles = reads ? most_tiles(part, part.len_k, plan.shape.block_n, packed) * part.heads_kv
+                           : num_key_tiles(part, plan.shape);
+    if (plan.row_tiles == 0 || plan.key_tiles == 0) return;
+    plan.m_blocks = static_cast<int>(reads ? plan.row_tiles / part.heads_q
+                                           : num_tiles(part.len_q, plan.shape.block_m, 1));
+    plan.n_blocks = static_cast<int>(reads ? plan.key_tiles / part.heads_kv
+                                           : num_tiles(part.len_k, plan.shape.block_n, 1));
+    plan.workspace = bwd_workspace(plan, part, scaled_rows(asked, packed), decision.padded_head_dim_v, listed_rows,
+                                   /*keeps_tickets=*/!sm90 && !reads && deterministic,
+                                   /*has_queue=*/sm90 && !wide && reads);
+  };
+  Problem part = problem;
+  lay_out(part);
+  while (packed && is_too_large(plan, part)) {
+    plan.parts *= 2;
+    plan.sequences_per_part = part.batch = (problem.batch + plan.parts - 1) / plan.parts;
+    lay_out(part);
+  }
+  plan.parts = plan.parts == 1 ? 1 : (problem.batch + part.batch - 1) / part.batch;  // the last ones might have none
   check_num_tiles("q", plan.row_tiles, plan.shape.block_m, "rows", call.q);
   check_num_tiles("k", plan.key_tiles, plan.shape.block_n, "keys", call.k);
   if (plan.row_tiles == 0 || plan.key_tiles == 0) return decision;
-  plan.m_blocks = static_cast<int>(reads ? plan.row_tiles / problem.heads_q
-                                         : num_tiles(problem.len_q, plan.shape.block_m, 1));
-  plan.n_blocks = static_cast<int>(reads ? plan.key_tiles / problem.heads_kv
-                                         : num_tiles(problem.len_k, plan.shape.block_n, 1));
   if (reads) {
     plan.ctas = sm90 && !wide ? std::min<int64_t>(plan.key_tiles, gpu.num_sms) : plan.key_tiles;
     // The tasks of sm90/bwd convert the sums themselves, see dq_queue.cuh there.
@@ -237,9 +286,6 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
         sm80::bwd::launch_order(plan.head_dim, plan.shape, is_masked(problem), deterministic, rows, group,
                                 plan.n_blocks, problem.batch * problem.heads_kv, gpu.num_sms);
   }
-  plan.workspace = bwd_workspace(plan, problem, packed, decision.padded_head_dim_v, listed_rows,
-                                 /*keeps_tickets=*/!sm90 && !reads && deterministic,
-                                 /*has_queue=*/sm90 && !wide && reads);
   return decision;
 }
 

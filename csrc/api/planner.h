@@ -48,21 +48,33 @@ struct Decision {
 
 using FwdDecision = Decision<FwdInstance, FwdPlan>;
 
-// Whether the kernel is that of fwd_wide or fwd_large, or those of bwd_large.
+// Whether the kernel is that of fwd_wide or fwd_large. (The head dim alone does not tell: sm90's fwd has more of them.)
 inline bool is_large(FwdDecision const& decision) {
   bool const sm90 = decision.backend == Backend::kSm90;
   return std::max(decision.plan.head_dim, decision.plan.head_dim_v) >
          (sm90 ? sm90::fwd::kMaxHeadDim : kMaxUnsplitHeadDim);
 }
 
+// The rows of a dense batch that see a key: `number` from `first` on. What the others hold must not reach the gradients,
+// so that a backward leaves them out.
+struct SeeingRows {
+  int first = 0;
+  int number = 0;
+};
+
 struct BwdDecision : Decision<BwdInstance, BwdPlan> {
+  SeeingRows rows;  // of packed sequences: all of them
+  Band band = {};   // of these rows
   Copy dout = Copy::kNone;
   Copy dq = Copy::kNone;
   Copy dk = Copy::kNone;
   Copy dv = Copy::kNone;
 };
 
-inline bool is_large(BwdDecision const& decision) { return is_large(decision.plan); }
+// Whether the kernels are those of bwd_large.
+inline bool is_large(BwdDecision const& decision) {
+  return std::max(decision.plan.head_dim, decision.plan.head_dim_v) > kMaxUnsplitHeadDim;
+}
 
 // The kernels move rows of the head dim as 16-byte vectors: 8 elements.
 inline Copy read_copy(TensorInfo const& tensor) {
@@ -115,8 +127,8 @@ inline int64_t num_key_tiles(Problem const& problem, KernelShape const& shape) {
 }
 
 // The tiles per head of a batch whose sequences the kernel reads at run time, `length` rows or keys long. Of a packed
-// one the host knows the most that there can be: each sequence, or rows between sequences, may end in a tile that is
-// not full.
+// one the host knows the most that there can be: each sequence, or rows before and behind them, may end in a tile that
+// is not full.
 inline int64_t most_tiles(Problem const& problem, int length, int block, bool packed) {
   if (!packed) return num_tiles(length, block, problem.batch);
   return int64_t{length} / block + std::min<int64_t>(length, int64_t{problem.batch} + 2);
@@ -164,9 +176,15 @@ DecisionType decide(Kernels<InstanceType> const& kernels, FwdArgs const& args, P
 // The row tiles of a forward, of all heads; of packed sequences the most that there can be.
 int64_t most_row_tiles(Problem const& problem, KernelShape const& shape, bool packed);
 
-// `block_m`: the rows of one of `plan.row_tiles`.
-BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, bool packed, int padded_head_dim_v, int block_m,
-                           bool keeps_tickets, bool has_queue);
+// `block_m`: the rows of one of `plan.row_tiles`; `problem`: of a part of the call; `all_rows`: of scaled_dout.
+BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, int64_t all_rows, int padded_head_dim_v,
+                           int block_m, bool keeps_tickets, bool has_queue);
+
+// Of Sequences::tiles_before.
+int64_t prefix_bytes(Problem const& problem);
+
+// Rows of scaled_dout over all heads.
+int64_t scaled_rows(Problem const& asked, bool packed);
 
 FwdDecision plan_fwd(FwdArgs const& args, Problem const& asked, Gpu gpu);
 

@@ -67,8 +67,8 @@ void plan_fwd_large(FwdDecision& decision, FwdArgs const& args, Problem const& p
   int const head_dim = (decision.padded_head_dim + decision.padded_head_dim_v) / 2;  // mean of K's and V's
   plan.order = sm80::fwd::tile_order(plan.shape, /*masked=*/true, problem.batch, problem.heads_q, problem.heads_kv,
                                      problem.len_q, problem.len_k, head_dim);
-  int64_t const prefix_bytes = packed ? 4 * (int64_t{problem.batch} + 3) : 0;  // see Sequences::tiles_before
-  plan.workspace.bytes = prefix_bytes;
+  int64_t const bytes_before = packed ? prefix_bytes(problem) : 0;
+  plan.workspace.bytes = bytes_before;
   if (plan.column_parts == 2 && gpu.num_sms > 1) {  // a partner that did not run would be waited for in vain
     int64_t const pairs = std::min<int64_t>(tiles, gpu.num_sms / 2);
     plan.pairs_ctas = true;
@@ -80,13 +80,13 @@ void plan_fwd_large(FwdDecision& decision, FwdArgs const& args, Problem const& p
     workspace.zeroed = workspace.part_flags + pairs * sm80::large::kFlagBytesPerPair;
     workspace.parts = workspace.zeroed;
     workspace.tiles_before = workspace.parts + pairs * sm80::large::kMessageBytesPerPair<sm80::fwd_large::Message>;
-    workspace.bytes = workspace.tiles_before + prefix_bytes;
+    workspace.bytes = workspace.tiles_before + bytes_before;
   }
 }
 
 // The kernels of dK and dV and of dQ, which serve every call and are deterministic in either mode. On sm90 there are
 // two of each, for plain and for modified scores, and a tile may have a cluster of CTAs.
-void plan_bwd_large(BwdDecision& decision, FwdArgs const& call, Problem const& problem, Gpu gpu) {
+void plan_bwd_large(BwdDecision& decision, FwdArgs const& call, Problem const& problem, int64_t scaled_rows, Gpu gpu) {
   BwdPlan& plan = decision.plan;
   bool const packed = call.sequences.has_value(), sm90 = decision.backend == Backend::kSm90;
   int const head_dim = decision.padded_head_dim, head_dim_v = decision.padded_head_dim_v;
@@ -112,7 +112,7 @@ void plan_bwd_large(BwdDecision& decision, FwdArgs const& call, Problem const& p
   plan.n_blocks = static_cast<int>(plan.key_tiles / problem.heads_kv);
   plan.ctas = ctas_per_tile * plan.key_tiles;
   plan.dq_ctas = ctas_per_tile * plan.row_tiles;
-  plan.workspace = bwd_workspace(plan, problem, packed, head_dim_v, kTile, /*keeps_tickets=*/false,
+  plan.workspace = bwd_workspace(plan, problem, scaled_rows, head_dim_v, kTile, /*keeps_tickets=*/false,
                                  /*has_queue=*/false);
   if (!sm90) plan_bwd_pairs(plan, head_dim, head_dim_v, gpu);
 }

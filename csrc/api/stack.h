@@ -4,9 +4,11 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
+#include <charconv>
 #include <initializer_list>
 #include <optional>
-#include <string>
+#include <string_view>
+#include <system_error>
 
 #include "checks.h"
 
@@ -92,7 +94,12 @@ inline void set_devices(std::string_view names, std::initializer_list<TensorInfo
                           : type == "cpu"  ? aoti_torch_device_type_cpu()
                           : type == "meta" ? aoti_torch_device_type_meta()
                                            : -1;
-    tensor->device_index = colon < name.size() ? std::stoi(std::string(name.substr(colon + 1))) : -1;
+    tensor->device_index = -1;
+    if (colon == name.size()) continue;
+    // Not std::stoi: under the headers of glibc 2.38 and later it calls a symbol that older systems do not have.
+    char const* const last = name.data() + name.size();
+    auto const [end_of_number, error] = std::from_chars(name.data() + colon + 1, last, tensor->device_index);
+    FLASH_CUTE_CHECK(error == std::errc() && end_of_number == last, "devices: expected 'cuda:0', got '", name, "'");
   }
 }
 

@@ -4,9 +4,6 @@
 // call.
 #pragma once
 
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/c/shim.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -16,15 +13,9 @@
 #include <string_view>
 #include <utility>
 
-namespace flash_cute {
+#include "allocate.h"
 
-// The shim writes PyTorch's own message to stderr and returns only a code.
-inline void check_shim(AOTITorchError code, char const* action) {
-  if (code != 0) {
-    throw std::runtime_error(std::string("flash_cute: PyTorch could not ") + action +
-                             "; its own message stands on stderr");
-  }
-}
+namespace flash_cute {
 
 struct DeleteTensor {
   void operator()(AtenTensorHandle handle) const { aoti_torch_delete_tensor_object(handle); }
@@ -107,11 +98,7 @@ inline void* mutable_data_pointer(AtenTensorHandle tensor) {
 template <size_t kRank>
 Tensor empty_strided(std::array<int64_t, kRank> const& sizes, std::array<int64_t, kRank> const& strides,
                      int32_t dtype, TensorInfo const& like) {
-  AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch_empty_strided(kRank, sizes.data(), strides.data(), dtype, like.device_type,
-                                      like.device_index, &handle),
-             "allocate a tensor (out of memory?)");
-  return Tensor(handle);
+  return Tensor(allocate(kRank, sizes.data(), strides.data(), dtype, like.device_type, like.device_index));
 }
 
 template <size_t kRank>
@@ -143,21 +130,46 @@ inline bool is_dense(TensorInfo const& tensor) {
   return true;
 }
 
-// The strides that torch.empty_like gives a tensor of 4 dims: its own if it is dense, else packed in the order of its
-// strides. The fake in Python calls empty_like, so that the two must agree.
+// A tensor's own dims, in its order, as places in its sizes and strides: those of a packed tensor, seen as a batch of
+// one, are (rows, heads, head_dim).
+struct OwnDims {
+  std::array<int, 4> dims;
+  int count;
+};
+
+inline OwnDims own_dims(TensorInfo const& tensor) {
+  return tensor.packed ? OwnDims{{2, 1, 3}, 3} : OwnDims{{0, 1, 2, 3}, 4};
+}
+
+// The strides of a tensor with one block of memory. `dims`: from the outermost to the innermost.
+inline std::array<int64_t, 4> packed_strides(OwnDims const& dims, std::array<int64_t, 4> const& sizes) {
+  std::array<int64_t, 4> packed{};
+  int64_t stride = 1;
+  for (int i = dims.count - 1; i >= 0; --i) {
+    packed[dims.dims[i]] = stride;
+    stride *= sizes[dims.dims[i]] > 1 ? sizes[dims.dims[i]] : 1;
+  }
+  return packed;
+}
+
+// The strides that torch.empty_like gives a tensor of 4 dims, or a packed one: its own if it is dense, else packed in
+// the order of its strides. The fake in Python calls empty_like, so that the two must agree. Of a packed tensor the
+// first stride, that of the batch of one, has no meaning.
 inline std::array<int64_t, 4> empty_like_strides(TensorInfo const& tensor) {
   int64_t const* sizes = tensor.sizes;
   int64_t const* strides = tensor.strides;
   if (is_dense(tensor)) return {strides[0], strides[1], strides[2], strides[3]};
   // Insertion sort, innermost dim first, as PyTorch does it: a zero stride compares equal to every other, which is no
-  // strict weak ordering, so that the result depends on the order of the comparisons.
-  std::array<int, 4> order{3, 2, 1, 0};
+  // strict weak ordering, so that the result depends on the order of the comparisons, and so on the tensor's own dims.
+  OwnDims sorted = own_dims(tensor);
+  std::array<int, 4>& order = sorted.dims;
+  std::reverse(order.begin(), order.begin() + sorted.count);
   auto compare = [&](int a, int b) {  // > 0: a belongs outside b; < 0: inside; 0: either
     if (strides[a] == 0 || strides[b] == 0) return 0;
     if (strides[a] != strides[b]) return strides[a] > strides[b] ? 1 : -1;
     return sizes[a] > sizes[b] ? 1 : 0;
   };
-  for (int i = 1; i < 4; ++i) {
+  for (int i = 1; i < sorted.count; ++i) {
     int moving = i;
     for (int j = i - 1; j >= 0; --j) {
       int const comparison = compare(order[j], order[moving]);
@@ -168,31 +180,30 @@ inline std::array<int64_t, 4> empty_like_strides(TensorInfo const& tensor) {
       }
     }
   }
-  std::array<int64_t, 4> packed{};
-  int64_t stride = 1;
-  for (int dim : order) {
-    packed[dim] = stride;
-    stride *= sizes[dim] > 1 ? sizes[dim] : 1;
-  }
-  return packed;
+  std::reverse(order.begin(), order.begin() + sorted.count);
+  return packed_strides(sorted, {sizes[0], sizes[1], sizes[2], sizes[3]});
 }
 
 // The strides of a forward's out: those of empty_like(q), or, where v has a head dim of its own, packed with the dims
-// in that order in memory (the outer one first; of equal strides the first dim is the outer one). The fake and the CPU
+// in that order in memory (the outer one first; of equal strides the first dim is the outer one). The stride of a dim of
+// size 1 has no meaning: such a head dim is the innermost one, any other such dim an outer one. The fake and the CPU
 // path have the same rule in Python.
 inline std::array<int64_t, 4> out_strides(TensorInfo const& q, int64_t head_dim_v) {
   std::array<int64_t, 4> const like = empty_like_strides(q);
   if (head_dim_v == q.sizes[3]) return like;
-  std::array<int, 4> order{0, 1, 2, 3};
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return like[a] > like[b]; });
-  std::array<int64_t, 4> packed{};
-  int64_t stride = 1;
-  for (int i = 3; i >= 0; --i) {
-    int64_t const size = order[i] == 3 ? head_dim_v : q.sizes[order[i]];
-    packed[order[i]] = stride;
-    stride *= size > 1 ? size : 1;
-  }
-  return packed;
+  OwnDims sorted = own_dims(q);
+  auto const place = [&](int dim) {
+    return q.sizes[dim] == 1 ? std::pair(dim != 3, int64_t{0}) : std::pair(false, like[dim]);
+  };
+  std::stable_sort(sorted.dims.begin(), sorted.dims.begin() + sorted.count,
+                   [&](int a, int b) { return place(a) > place(b); });
+  return packed_strides(sorted, {q.sizes[0], q.sizes[1], q.sizes[2], head_dim_v});
+}
+
+// The same of a packed tensor, of the output's own dims (rows, heads, head_dim).
+inline std::array<int64_t, 3> packed_out_strides(TensorInfo const& q, int64_t head_dim_v) {
+  std::array<int64_t, 4> const strides = out_strides(q, head_dim_v);
+  return {strides[2], strides[1], strides[3]};
 }
 
 }  // namespace flash_cute

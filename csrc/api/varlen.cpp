@@ -19,8 +19,10 @@ void check_contiguous(TensorInfo const& tensor) {
 
 void check_offsets(TensorInfo const& q, TensorInfo const& offsets) {
   check_lengths_tensor(q, offsets);
-  FLASH_CUTE_CHECK(offsets.rank == 1 && offsets.sizes[0] >= 1 && offsets.sizes[0] <= INT_MAX, offsets.name,
+  FLASH_CUTE_CHECK(offsets.rank == 1 && offsets.sizes[0] >= 1, offsets.name,
                    ": expected the shape (sequences + 1,), got ", shape_text(offsets));
+  FLASH_CUTE_CHECK(offsets.sizes[0] - 1 <= kMaxLength, offsets.name, ": expected at most 10^9 sequences, got ",
+                   offsets.sizes[0] - 1);
   check_contiguous(offsets);
 }
 
@@ -88,24 +90,6 @@ std::string with_lengths(JsonObject json, VarlenArgs const& lengths) {
 
 }  // namespace
 
-TensorInfo PackedView::info(TensorInfo tensor, int64_t rank) {
-  if (tensor.rank != rank) return tensor;
-  int64_t const* sizes = tensor.sizes;
-  int64_t const* strides = tensor.strides;
-  if (rank == 3) {
-    sizes_ = {1, sizes[1], sizes[0], sizes[2]};
-    strides_ = {sizes[1] * strides[1], strides[1], strides[0], strides[2]};  // as PyTorch's unsqueeze has the first
-  } else {
-    sizes_ = {1, sizes[0], sizes[1], 0};
-    strides_ = {sizes[0] * strides[0], strides[0], strides[1], 0};
-  }
-  tensor.sizes = sizes_.data();
-  tensor.strides = strides_.data();
-  tensor.rank = rank + 1;
-  tensor.packed = true;
-  return tensor;
-}
-
 Problem check_varlen_fwd(VarlenFwdArgs const& args, bool on_cuda) {
   check_lengths(args.call, args.lengths);
   return with_hints(check_fwd(args.call, on_cuda), args.lengths);
@@ -128,9 +112,9 @@ std::string varlen_fwd_plan_json(VarlenFwdArgs const& args, int64_t capability) 
   return with_lengths(fwd_plan_object(args.call, check_planned_varlen(args, capability)), args.lengths);
 }
 
-std::string varlen_bwd_plan_json(VarlenFwdArgs const& args, bool deterministic, int64_t capability) {
+std::string varlen_bwd_plan_json(VarlenFwdArgs const& args, bool deterministic, bool has_dlse, int64_t capability) {
   PlannedCall const planned = check_planned_varlen(args, capability);
-  return with_lengths(bwd_plan_object(args.call, deterministic, planned), args.lengths);
+  return with_lengths(bwd_plan_object(args.call, deterministic, has_dlse, planned), args.lengths);
 }
 
 }  // namespace flash_cute

@@ -4,14 +4,16 @@
 // strides and copies of dense calls serve it. Sequence b has the rows from start_b to end_b, and uses the first of
 // them:
 //
-//   start_b = clamp(cu_seqlens[b], 0, rows)   end_b = clamp(cu_seqlens[b + 1], start_b, rows)
+//   start_b = the largest of clamp(cu_seqlens[a], 0, rows) for a <= b   end_b = start_(b + 1)
 //   length_b = clamp(seqused[b], 0, end_b - start_b), or end_b - start_b
 //
-// Whatever the device holds there, nothing outside of the tensors is read or written. The host never reads it.
+// Whatever the device holds there, sequences do not overlap, and nothing outside of the tensors is read or written. The
+// host never reads it.
 #pragma once
 
 #include "bwd.h"
 #include "fwd.h"
+#include "packed_view.h"
 
 namespace flash_cute {
 
@@ -34,18 +36,6 @@ struct VarlenBwdArgs {
   VarlenArgs lengths;
 };
 
-// The sizes and strides of a packed tensor as a batch of one; `info` points into it.
-class PackedView {
- public:
-  // `tensor`: (rows, heads, head_dim), or (heads, rows) if `rank` is 2. One of another rank is left as it is, and not
-  // `packed`: no shape of a packed tensor then equals its own.
-  TensorInfo info(TensorInfo tensor, int64_t rank);
-
- private:
-  std::array<int64_t, 4> sizes_;
-  std::array<int64_t, 4> strides_;
-};
-
 // They check the lengths' tensors, never what these hold.
 Problem check_varlen_fwd(VarlenFwdArgs const& args, bool on_cuda);
 Problem check_varlen_bwd(VarlenBwdArgs const& args, bool on_cuda);
@@ -56,6 +46,6 @@ BwdResult varlen_bwd_cuda(VarlenBwdArgs const& args);
 
 // The plans as JSON. `capability` 0: that of the tensors' own device.
 std::string varlen_fwd_plan_json(VarlenFwdArgs const& args, int64_t capability);
-std::string varlen_bwd_plan_json(VarlenFwdArgs const& args, bool deterministic, int64_t capability);
+std::string varlen_bwd_plan_json(VarlenFwdArgs const& args, bool deterministic, bool has_dlse, int64_t capability);
 
 }  // namespace flash_cute

@@ -66,6 +66,7 @@ struct RowTileRows {
   int64_t dout_offset;
   // Only where sequences are read at run time:
   int all;  // rows of the sequence in dq
+  int blind;  // rows before it that see no key
   int64_t dq_offset;
   bool has_key_tiles;
 };
@@ -84,6 +85,7 @@ CUTE_DEVICE RowTileRows find_rows(BwdParams const& params) {
             .out_offset = sequence_offset(params, params.out_strides, tile.index, first_row, tile.head),
             .dout_offset = sequence_offset(params, params.dout_strides, tile.index, first_row, tile.head),
             .all = record.sequence.rows,
+            .blind = record.blind_rows,
             .dq_offset = sequence_offset(params, params.dq_strides, tile.index, first_row, tile.head),
             .has_key_tiles = has_key_tiles(record)};
   } else {
@@ -92,7 +94,7 @@ CUTE_DEVICE RowTileRows find_rows(BwdParams const& params) {
     return {.head = static_cast<int>(head),
             .first = static_cast<int>(blockIdx.x % params.m_blocks) * kBlockM,
             .used = params.len_q,
-            .statistic = batch_head * params.len_q,
+            .statistic = batch_head * params.lse_rows,
             .out_offset = batch * params.out_strides.batch + head * params.out_strides.head,
             .dout_offset = batch * params.dout_strides.batch + head * params.dout_strides.head};
   }
@@ -158,19 +160,31 @@ CUTE_DEVICE void store_scaled_dout(BwdParams const& params, int64_t row, int col
   *reinterpret_cast<uint4*>(target) = scale < 0.f ? make_uint4(0, 0, 0, 0) : scaled<Element>(dout, scale);
 }
 
+// Zeroes the rows [begin, end) of dQ, counted from the sequence's first row.
+template <class Element>
+CUTE_DEVICE void zero_rows(BwdParams const& params, RowTileRows const& rows, int begin, int end) {
+  int const vectors = params.head_dim / kVector;
+  auto* const dq = static_cast<Element*>(params.dq) + rows.dq_offset;
+  for (int64_t i = threadIdx.x; i < int64_t{end - begin} * vectors; i += kThreads) {
+    int64_t const row = begin + i / vectors;
+    *reinterpret_cast<uint4*>(dq + row * params.dq_strides.row + i % vectors * kVector) = make_uint4(0, 0, 0, 0);
+  }
+}
+
+// The part of this CTA, one of those of the sequence and head, of the rows before the sequence that see no key.
+template <class Element, int kBlockM>
+CUTE_DEVICE void zero_blind_rows(BwdParams const& params, RowTileRows const& rows) {
+  int64_t const tiles = ceil_div(rows.all, kBlockM), tile = rows.first / kBlockM;
+  zero_rows<Element>(params, rows, static_cast<int>(rows.blind * tile / tiles) - rows.blind,
+                     static_cast<int>(rows.blind * (tile + 1) / tiles) - rows.blind);
+}
+
 // Prepares the sums of this CTA's row tile, where sequences are read at run time. If its sequence has no key tile, its
 // rows of dQ are 0.
 template <class Element, int kBlockM>
 CUTE_DEVICE void prepare_sums(BwdParams const& params, RowTileRows const& rows) {
   if (threadIdx.x == 0) params.semaphores[blockIdx.x] = 0;
-  if (rows.has_key_tiles) return;
-  int const vectors = params.head_dim / kVector;
-  auto* const dq = static_cast<Element*>(params.dq) + rows.dq_offset;
-  for (int i = threadIdx.x; i < kBlockM * vectors; i += kThreads) {
-    int const row = rows.first + i / vectors;
-    if (row >= rows.all) break;
-    *reinterpret_cast<uint4*>(dq + row * params.dq_strides.row + i % vectors * kVector) = make_uint4(0, 0, 0, 0);
-  }
+  if (!rows.has_key_tiles) zero_rows<Element>(params, rows, rows.first, min(rows.first + kBlockM, rows.all));
 }
 
 // Sums the threads' values into the CTA's part of a sink's gradient, in a fixed order.
@@ -206,6 +220,7 @@ __global__ void __launch_bounds__(preprocess::kThreads)
     return;
   }
   if constexpr (kSequences) {
+    if (rows.blind > 0) zero_blind_rows<Element, kBlockM>(params, rows);
     if (params.dq_queue != nullptr) prepare_sums<Element, kBlockM>(params, rows);
   }
   int const column = threadIdx.x % kThreadsPerRow * kVector;
@@ -296,20 +311,23 @@ __global__ void __launch_bounds__(preprocess::kThreads)
 // The main kernel's parameters: its dO may be a scaled one, see above.
 inline BwdParams with_scaled_dout(BwdParams params) {
   if (params.scaled_dout == nullptr) return params;
-  int64_t const head = int64_t{params.len_q} * params.head_dim_v;
+  int64_t const head = int64_t{params.lse_rows} * params.head_dim_v;
   bool const packed = params.sequences.cu_q != nullptr;
   params.dout = params.scaled_dout;
   params.dout_strides = {.batch = packed ? 0 : params.heads_q * head, .head = head, .row = params.head_dim_v};
   return params;
 }
 
-// After the preprocess. `sequences`: the main kernel reads sequences at run time.
+// After the preprocess. `sequences`: the main kernel reads sequences at run time. Of a call in parts, each adds up those
+// up to its own: the last one leaves the gradient.
 template <class Element>
-cudaError_t launch_bwd_sinks(BwdParams const& params, bool sequences, cudaStream_t stream) {
+cudaError_t launch_bwd_sinks(BwdParams params, bool sequences, cudaStream_t stream) {
   if (params.sinks.data == nullptr) return cudaSuccess;
-  int const batches = sequences ? 1 : params.batch;
-  bwd_sinks_kernel<Element><<<unsigned(params.heads_q), preprocess::kThreads, 0, stream>>>(
-      params, params.m_blocks, batches, int64_t{params.heads_q} * params.m_blocks);
+  int64_t const stride = int64_t{params.heads_q} * params.m_blocks;
+  int const batches = sequences ? params.part + 1 : params.batch;
+  params.sink_parts -= params.part * stride;
+  bwd_sinks_kernel<Element><<<unsigned(params.heads_q), preprocess::kThreads, 0, stream>>>(params, params.m_blocks,
+                                                                                          batches, stride);
   return cudaGetLastError();
 }
 

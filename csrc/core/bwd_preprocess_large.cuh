@@ -20,6 +20,7 @@ __global__ void __launch_bounds__(preprocess::kThreads)
     if (params.sink_parts != nullptr && threadIdx.x == 0) params.sink_parts[blockIdx.x] = 0.f;
     return;
   }
+  if (rows.blind > 0) zero_blind_rows<Element, kBlockM>(params, rows);
   int const lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   auto const* const out = static_cast<Element const*>(params.out) + rows.out_offset;
   auto const* const dout = static_cast<Element const*>(params.dout) + rows.dout_offset;

@@ -23,6 +23,25 @@ struct LengthClass {
   }
 };
 
+// Leaves out the rows at both ends of a packed sequence that see no key, so that whatever their q and dO hold stays out
+// of the products. Returns how many the sequence now begins later; those behind it are like rows that are not used.
+CUTE_DEVICE int drop_blind_rows(Sequence& sequence) {
+  Band& band = sequence.band;
+  int const before = band.has_upper() ? max(0, -band.upper) : 0;
+  int const limit = band.has_lower() ? max(0, min(sequence.len_q, sequence.len_k - band.lower)) : sequence.len_q;
+  if (sequence.len_k == 0 || before >= limit) {
+    sequence.len_q = 0;
+    return 0;
+  }
+  sequence.len_q = limit - before;
+  sequence.first_row += before;
+  sequence.rows -= before;
+  sequence.shift += before;
+  if (band.has_lower()) band.lower += before;
+  if (band.has_upper()) band.upper += before;
+  return before;
+}
+
 // Gathers the sequences' records and numbers their tiles. One CTA.
 template <int kBlockM, int kBlockN>
 __global__ void __launch_bounds__(sequence_prefix::kThreads, 1)
@@ -35,59 +54,63 @@ __global__ void __launch_bounds__(sequence_prefix::kThreads, 1)
   int const end = min(begin + per_thread, sequences);
   auto const row_tiles = [&](SequenceRecord const& record) { return ceil_div(record.sequence.rows, kBlockM); };
   auto const key_tiles = [&](SequenceRecord const& record) { return ceil_div(record.keys, kBlockN); };
-  // Sequences that bad offsets make overlap may have more tiles than there is room for.
-  auto const limited = [](int64_t number) { return static_cast<int>(min(number, int64_t{kNoLimit})); };
 
   __shared__ int most_rows;
+  Floors floors{0, 0};  // of the sequences before this thread's
+  if (params.sequences.has_before) floors = {.rows = tiles.totals[2], .keys = tiles.totals[3]};
   if (threadIdx.x == 0) most_rows = 0;
   if (threadIdx.x < 4 && params.counters != nullptr) params.counters[threadIdx.x] = 0;
-  __syncthreads();
-  int64_t own_rows = 0;
-  int own_most = 0;
+  Floors const own_floors = sequence_prefix::floors_before(params, begin, end);
+  floors = {.rows = max(floors.rows, own_floors.rows), .keys = max(floors.keys, own_floors.keys)};
+  int own_rows = 0, own_most = 0;
   for (int index = begin; index < end; ++index) {
     SequenceRecord& record = tiles.records[index];
-    record.sequence = read_sequence(params, index);
-    record.keys = key_extent(params, index).length;
+    floors = sequence_prefix::floors_of(params, index, floors);
+    record.sequence = read_sequence(params, index, floors);
+    record.keys = key_extent(params, index, floors.keys).length;
+    record.blind_rows = params.sequences.cu_q == nullptr ? 0 : drop_blind_rows(record.sequence);
     own_most = max(own_most, record.sequence.len_q);
     own_rows += row_tiles(record);
   }
   atomicMax(&most_rows, own_most);
   __syncthreads();
 
-  int64_t all_rows;
-  int64_t rows_before = sequence_prefix::exclusive_sum(own_rows, all_rows);
+  int all_rows;
+  int rows_before = sequence_prefix::exclusive_sum(own_rows, all_rows);
   for (int index = begin; index < end; ++index) {
-    tiles.records[index].first_row_tile = limited(rows_before);
+    tiles.records[index].first_row_tile = rows_before;
     rows_before += row_tiles(tiles.records[index]);
   }
-  int64_t all_keys = 0;
-  int chunks = 0;
+  int all_keys = 0, chunks = 0;
 #pragma unroll 1
   for (int part = 0; part < LengthClass::kNumber; ++part) {
     auto const contains = [&](SequenceRecord const& record) {
       return LengthClass::of(record.sequence.len_q, most_rows) == part;
     };
-    int64_t own_keys = 0, all_of_part;
+    int own_keys = 0, all_of_part;
     for (int index = begin; index < end; ++index) {
       own_keys += contains(tiles.records[index]) ? key_tiles(tiles.records[index]) : 0;
     }
     __syncthreads();  // all threads have read the sums before
-    int64_t keys_before = all_keys + sequence_prefix::exclusive_sum(own_keys, all_of_part);
+    int keys_before = all_keys + sequence_prefix::exclusive_sum(own_keys, all_of_part);
     all_keys += all_of_part;
     for (int index = begin; index < end; ++index) {
       SequenceRecord& record = tiles.records[index];
       if (!contains(record)) continue;
       int const rows = row_tiles(record), keys = key_tiles(record);
-      record.first_key_tile = limited(keys_before);
-      record.fits = int64_t{record.first_row_tile} + rows <= params.m_blocks && keys_before + keys <= params.n_blocks;
+      record.first_key_tile = keys_before;
       keys_before += keys;
       if (has_key_tiles(record)) chunks += DqQueue::chunks(params, rows, keys) * params.heads_kv;
     }
   }
   if (params.counters != nullptr && chunks > 0) atomicAdd(params.counters + DqQueue::kExpected, chunks);
   if (threadIdx.x == 0) {
-    tiles.totals[0] = static_cast<int>(min(all_rows, int64_t{params.m_blocks}));
-    tiles.totals[1] = static_cast<int>(min(all_keys, int64_t{params.n_blocks}));
+    tiles.totals[0] = all_rows;
+    tiles.totals[1] = all_keys;
+  }
+  if (end == sequences && begin < end) {  // the thread of the last sequence, whose floors are the largest
+    tiles.totals[2] = floors.rows;
+    tiles.totals[3] = floors.keys;
   }
 }
 
@@ -100,9 +123,8 @@ __global__ void __launch_bounds__(256) list_sequence_tiles_kernel(__grid_constan
   SequenceRecord const& record = tiles.records[index];
   int const first_row = record.first_row_tile, rows = ceil_div(record.sequence.rows, kBlockM);
   int const first_key = record.first_key_tile, keys = ceil_div(record.keys, kBlockN);
-  int const row_end = min(first_row + rows, params.m_blocks), key_end = min(first_key + keys, params.n_blocks);
-  for (int i = first_row + lane; i < row_end; i += 32) tiles.row_sequence[i] = index;
-  for (int i = first_key + lane; i < key_end; i += 32) tiles.key_sequence[i] = index;
+  for (int i = lane; i < rows; i += 32) tiles.row_sequence[first_row + i] = index;
+  for (int i = lane; i < keys; i += 32) tiles.key_sequence[first_key + i] = index;
 }
 
 template <int kBlockM, int kBlockN>

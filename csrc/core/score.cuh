@@ -31,10 +31,14 @@ CUTE_DEVICE float tanh_of_scaled(float z) {
   return z * p * reciprocal(q);
 }
 
-// A head's slope in the units of the modified scores; 0 where there are no slopes.
+// A head's slope in the units of the modified scores; 0 where there are no slopes. It is limited, so that times any
+// distance it is finite.
 CUTE_DEVICE float head_slope(ScoreTerms const& terms, int batch, int head) {
   if (terms.slopes == nullptr) return 0.f;
-  return terms.slope_factor * __ldg(terms.slopes + batch * terms.slopes_batch_stride + head * terms.slopes_head_stride);
+  float const slope = __ldg(terms.slopes + batch * terms.slopes_batch_stride + head * terms.slopes_head_stride);
+  float result = terms.slope_factor * slope;
+  asm("max.NaN.f32 %0, %0, 0fefa18f08;\n\tmin.NaN.f32 %0, %0, 0f6fa18f08;" : "+f"(result));
+  return result;
 }
 
 // A thread's part of the distance from row to column, see add_biases.

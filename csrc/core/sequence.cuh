@@ -46,26 +46,51 @@ struct Extent {
   int used;
 };
 
-// Whatever `cu` and `used` hold, the extent lies in [0, total): a bad offset cannot make a kernel leave the tensors.
-// Sequences `batch` and `batch` + 1 of a packed batch are the rows before the first one and those behind the last one,
-// which nobody uses.
-CUTE_DEVICE Extent read_extent(int const* cu, int const* used, int total, int batch, int index) {
+// Offsets count as ascending: one that is smaller than an offset before it counts as that one. So sequences never
+// overlap, whatever the offsets are, every row is in one, and there is never more work than the host has planned.
+// The floor of a sequence is the largest of the offsets up to its own first one.
+struct Floors {
+  int rows;
+  int keys;
+};
+
+// An offset, which cannot make a kernel leave the tensors.
+CUTE_DEVICE int read_offset(int const* cu, int total, int index) { return max(0, min(cu[index], total)); }
+
+// The offset that counts for the floor of sequence `index`: the last two, see below, begin with the first and the last.
+CUTE_DEVICE int read_begin(int const* cu, int total, int batch, int index) {
+  return cu == nullptr ? 0 : read_offset(cu, total, min(index, batch));
+}
+template <class Params>
+CUTE_DEVICE int row_begin(Params const& params, int index) {
+  return read_begin(params.sequences.cu_q, params.len_q, params.batch, index);
+}
+template <class Params>
+CUTE_DEVICE int key_begin(Params const& params, int index) {
+  return read_begin(params.sequences.cu_k, params.len_k, params.batch, index);
+}
+
+// Whatever `cu` and `used` hold, the extent lies in [0, total). Sequences `batch` and `batch` + 1 of a packed batch are
+// the rows before the first one and those behind the last one, which nobody uses.
+CUTE_DEVICE Extent read_extent(Sequences const& all, int const* cu, int const* used, int total, int batch, int index,
+                               int floor) {
   if (cu == nullptr) return {0, total, total};
-  auto const offset = [&](int i) { return max(0, min(cu[i], total)); };
-  if (index == batch) return {0, offset(0), 0};
-  int const first = offset(index == batch + 1 ? batch : index);
-  if (index > batch) return {first, total - first, 0};
-  int const length = max(first, offset(index + 1)) - first;
+  if (index == batch) return {0, all.has_before ? 0 : read_offset(cu, total, 0), 0};
+  int const first = max(floor, read_offset(cu, total, min(index, batch)));
+  if (index > batch) return {first, all.has_behind ? 0 : total - first, 0};
+  int const length = max(first, read_offset(cu, total, index + 1)) - first;
   return {first, length, used == nullptr ? length : max(0, min(used[index], length))};
 }
 
 template <class Params>
-CUTE_DEVICE Extent row_extent(Params const& params, int index) {
-  return read_extent(params.sequences.cu_q, params.sequences.used_q, params.len_q, params.batch, index);
+CUTE_DEVICE Extent row_extent(Params const& params, int index, int floor) {
+  Sequences const& all = params.sequences;
+  return read_extent(all, all.cu_q, all.used_q, params.len_q, params.batch, index, floor);
 }
 template <class Params>
-CUTE_DEVICE Extent key_extent(Params const& params, int index) {
-  return read_extent(params.sequences.cu_k, params.sequences.used_k, params.len_k, params.batch, index);
+CUTE_DEVICE Extent key_extent(Params const& params, int index, int floor) {
+  Sequences const& all = params.sequences;
+  return read_extent(all, all.cu_k, all.used_k, params.len_k, params.batch, index, floor);
 }
 
 // The sequences to be worked on, with the two of a packed batch that nobody uses.
@@ -75,10 +100,10 @@ CUTE_DEVICE int sequence_count(Params const& params) {
 }
 
 template <class Params>
-CUTE_DEVICE Sequence read_sequence(Params const& params, int index) {
+CUTE_DEVICE Sequence read_sequence(Params const& params, int index, Floors const& floors) {
   Sequences const& all = params.sequences;
-  Extent const rows = row_extent(params, index), keys = key_extent(params, index);
-  int const shift = all.bottom_right ? keys.used - rows.used : 0;
+  Extent const rows = row_extent(params, index, floors.rows), keys = key_extent(params, index, floors.keys);
+  int const shift = all.cu_q == nullptr ? all.shift : all.bottom_right ? keys.used - rows.used : 0;
   return {.len_q = rows.used,
           .len_k = keys.used,
           .band = window_band(all.window_left, all.window_right, shift, rows.used, keys.used),

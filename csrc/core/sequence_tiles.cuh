@@ -16,13 +16,12 @@ struct alignas(16) SequenceRecord {
   int keys;            // of k and v that the sequence has; those from len_k on are not used, and see no row
   int first_row_tile;  // among those of a head
   int first_key_tile;  // among those of a KV head, in the order of processing
-  int fits;            // whether all its tiles have a place. They do unless bad offsets make sequences overlap: then
-                       // the gradients of a sequence without one are 0
+  int blind_rows;      // rows before the sequence's first one that see no key, and whose dQ is 0
 };
 static_assert(sizeof(SequenceRecord) == kSequenceRecordBytes);
 
 // Whether a sequence has key tiles, by which its dQ is written.
-CUTE_DEVICE bool has_key_tiles(SequenceRecord const& record) { return record.keys > 0 && record.fits; }
+CUTE_DEVICE bool has_key_tiles(SequenceRecord const& record) { return record.keys > 0; }
 
 // Whether a key tile visits a row tile of a sequence.
 template <int kBlockM, int kBlockN>
@@ -104,11 +103,11 @@ CUTE_DEVICE ListedKeyTile listed_key_tile(BwdParams const& params, Record const&
   return {.head_kv = first_head + in_group % heads_of_group, .n_block = in_group / heads_of_group};
 }
 
-// Of a row among the statistics that a call keeps per row, like the LSE: (batch, heads_q, len_q), packed (heads_q, all
-// rows).
+// Of a row among the statistics that a call keeps per row, like the LSE: (batch, heads_q, lse_rows),
+// packed (heads_q, lse_rows).
 CUTE_DEVICE int64_t statistic_index(BwdParams const& params, int index, int head, Sequence const& sequence, int row) {
   int64_t const batch_head = params.sequences.cu_q == nullptr ? int64_t{index} * params.heads_q + head : head;
-  return batch_head * params.len_q + sequence.first_row + row;
+  return batch_head * params.lse_rows + sequence.first_row + row;
 }
 
 // The offset of a sequence's row 0, or key 0, in a head of a tensor.

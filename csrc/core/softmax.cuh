@@ -13,6 +13,11 @@
 // to every key. With the exact maximum the largest numerator is 1, which rounding leaves unchanged. With a lagging
 // maximum, the rounding error of each thread's largest numerator is added to the divisor (`error`); the LSE does not
 // use it.
+//
+// An exponent is one FFMA, score * scale_log2 - offset, which leaves the rounding of the offset in it: a factor that
+// all numerators of a row share, so that it cancels, but that overflows where the offset is large. Past kFused, where
+// scores that differ at all differ by exponents of 4 and more, a row's scale is a power of two instead: its offset, the
+// maximum times the scale, is not rounded.
 #pragma once
 
 #include <cfloat>
@@ -55,15 +60,18 @@ template <int kRows, bool kLazy_ = kRows == 2>
 struct OnlineSoftmax {
   static constexpr bool kLazy = kLazy_;
   static constexpr float kLag = 8.f;
+  static constexpr float kFused = 0x1p26f;  // the offset's rounding is then at most 4
 
   float scale_log2;
-  float offset[kRows];   // the maximum in use times scale_log2; at first lower than that of any finite score
+  float power_scale;     // the power of two from scale_log2 on
+  float offset[kRows];   // the maximum in use times row_scale; at first lower than that of any finite score
   float sum[kRows];      // of the numerators; over this thread's columns only until finish()
   float own_max[kRows];  // kLazy: of the raw scores so far, over this thread's columns only; else of the tile's row
   float limit[kRows];    // kLazy: the row takes a new maximum when a raw score exceeds this
   float error[kRows];    // after finish(): the rounding errors of the largest numerators
 
-  CUTE_DEVICE explicit OnlineSoftmax(float scale_log2_) : scale_log2(scale_log2_) {
+  CUTE_DEVICE OnlineSoftmax(float scale_log2_, float power_scale_)
+      : scale_log2(scale_log2_), power_scale(power_scale_) {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       offset[i] = -FLT_MAX;
@@ -109,7 +117,7 @@ struct OnlineSoftmax {
       } else {
         own_max[i] = kLazy ? fmaxf(even, odd) : quad_reduce(fmaxf(even, odd), larger);
       }
-      grown |= kLazy ? own_max[i] > limit[i] : own_max[i] * scale_log2 > offset[i];
+      grown |= kLazy ? own_max[i] > limit[i] : own_max[i] * row_scale(offset[i]) > offset[i];
     }
     auto const wait = [&] {
       wait_product();
@@ -141,11 +149,12 @@ struct OnlineSoftmax {
                               Shifts const& shift = {}) {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
+      float const scale = row_scale(offset[i]);
       float subtracted = offset[i];
-      if constexpr (!std::is_same_v<Shifts, NoShift>) subtracted -= shift[i] * scale_log2;
+      if constexpr (!std::is_same_v<Shifts, NoShift>) subtracted -= shift[i] * scale;
       CUTE_UNROLL
       for (int j = 0; j < size<1>(scores); ++j) {
-        scores(i, j) = exp2_approx(scores(i, j) * scale_log2 - subtracted);
+        scores(i, j) = exp2_approx(scores(i, j) * scale - subtracted);
         sum[i] += scores(i, j);
       }
     }
@@ -181,14 +190,25 @@ struct OnlineSoftmax {
   // After finish(): the factor that normalizes the accumulator (infinite where all scores are -inf), and the row's
   // log-sum-exp (-inf there). `sink_log2`: the base-2 logarithm of one more term of the divisor; -inf: none.
   CUTE_DEVICE float inverse(int i, float sink_log2) const {
-    return reciprocal(sum[i] + error[i] + exp2_approx(sink_log2 - offset[i]));
+    return reciprocal(sum[i] + error[i] + exp2_approx(sink_log2 - max_log2(i)));
   }
   CUTE_DEVICE float lse(int i) const {
     constexpr float kLn2 = 0.693147180559945f;
-    return sum[i] == 0.f ? -INFINITY : (offset[i] + log2_approx(sum[i])) * kLn2;
+    return sum[i] == 0.f ? -INFINITY : (max_log2(i) + log2_approx(sum[i])) * kLn2;
+  }
+
+  // What the scores of a row with this offset, or with this maximum times scale_log2, are multiplied by. The power of two
+  // is not below scale_log2, so that offsets grow with the maximum also where that passes kFused.
+  CUTE_DEVICE float row_scale(float row_offset) const {
+    return fabsf(row_offset) > kFused ? power_scale : scale_log2;
   }
 
  private:
+  // The maximum in use times scale_log2.
+  CUTE_DEVICE float max_log2(int i) const {
+    return fabsf(offset[i]) > kFused ? offset[i] / power_scale * scale_log2 : offset[i];
+  }
+
   CUTE_DEVICE static float larger(float a, float b) { return fmaxf(a, b); }
 
   // Rows that have grown past their limit take their maximum. All lanes of the warp take part.
@@ -196,12 +216,14 @@ struct OnlineSoftmax {
   CUTE_DEVICE void rescale(Accumulator& acc) {  // (rows, head dim)
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      float new_offset = fmaxf(own_max[i] * scale_log2, offset[i]);
+      float const row_max = kLazy ? quad_reduce(own_max[i], larger) : own_max[i];
+      float const product = row_max * scale_log2, new_scale = row_scale(product);
+      float new_offset = fmaxf(row_max * new_scale, offset[i]);
       if constexpr (kLazy) {
-        float const row_max = quad_reduce(own_max[i], larger);
         bool const past = row_max > limit[i];
-        new_offset = past ? row_max * scale_log2 : offset[i];
-        limit[i] = past ? row_max + kLag * reciprocal(scale_log2) : limit[i];
+        float const lag = fabsf(product) > kFused ? 0.f : kLag * reciprocal(scale_log2);
+        new_offset = past ? new_offset : offset[i];
+        limit[i] = past ? row_max + lag : limit[i];
       }
       float const factor = exp2_approx(offset[i] - new_offset);
       offset[i] = new_offset;
@@ -214,7 +236,9 @@ struct OnlineSoftmax {
   }
 
   // exp2(scale_log2 * (score - max)). Before a row has a maximum all its scores are -inf, which gives 0, not NaN.
-  CUTE_DEVICE float numerator(int i, float score) const { return exp2_approx(score * scale_log2 - offset[i]); }
+  CUTE_DEVICE float numerator(int i, float score) const {
+    return exp2_approx(score * row_scale(offset[i]) - offset[i]);
+  }
 };
 
 }  // namespace flash_cute

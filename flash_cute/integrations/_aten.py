@@ -3,7 +3,7 @@
 PyTorch calls them below `scaled_dot_product_attention` (graphs of torch.compile too), nested tensors, `varlen_attn` and
 context parallelism; autograd has its own kernels above them. Their causal mask is aligned to the bottom right. Each
 function here raises what flash_cute raises for a call that it cannot serve, before anything is launched; `overrides`
-then calls the kernel that PyTorch has.
+then calls the kernel that PyTorch has. So it does on GPUs that are left to PyTorch (_left.py).
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _ops
+from .. import _check_lengths, _left, _ops
 from .._refusals import is_refusal
 from ._tally import tally, this_thread
 
@@ -89,10 +89,16 @@ def flash_forward(
     _refuse(dropout_p, return_debug_mask)
     if block_table is not None:
         raise ValueError("flash_cute: block_table: expected None, got a tensor")
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        for name, x in (("alibi_slopes", alibi_slopes), ("seqused_k", seqused_k)):
+            if x is not None:
+                raise ValueError(f"flash_cute: {name}: expected None with gradients, since aten's backward lacks it")
     mask = (_mask(is_causal), _side(window_size_left), _side(window_size_right))
     score = (None, None, alibi_slopes, scale)
     if cum_seq_q is not None:
         lengths = (cum_seq_q, cum_seq_k, None, seqused_k, max_q, max_k)
+        if _check_lengths.ENABLED:
+            _check_lengths.check_lengths(query, key, lengths)
         out, lse = _ops.varlen_fwd_without_autograd(query, key, value, *lengths, *mask, *score, "auto")
         return out, lse, *_unused(query)
     if seqused_k is not None:
@@ -148,20 +154,39 @@ def overrides(strict: bool) -> Iterator[tuple[str, Callable[..., Any]]]:
     for name, serve in OPERATORS.items():
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
             original = torch.library.get_kernel(f"aten::{name}", "CUDA").call_boxed
-            yield name, make_override(name, serve, original, strict)
+            yield name, make_override(name, serve, original, strict, _left.devices)
 
 
 def make_override(
-    name: str, serve: Callable[..., Any], original: Callable[..., Any], strict: bool
+    name: str,
+    serve: Callable[..., Any],
+    original: Callable[..., Any],
+    strict: bool,
+    find_left: Callable[[], frozenset[int | None]],
 ) -> Callable[..., Any]:
-    """`serve`, and where it raises a refusal `original`; forwards are counted, and raise with `strict`."""
+    """`serve`, and where it raises a refusal, or on a device of `find_left()`, `original`.
+
+    Forwards are counted, and raise with `strict`.
+    """
     is_forward = not name.endswith("_backward")
+    left: frozenset[int | None] | None = None
 
     def kernel(keys: Any, *args: Any, **options: Any) -> Any:
+        nonlocal left
         if is_forward and this_thread.passing_on:
+            return original(keys, *args, **options)
+        if left is None:
+            left = find_left()
+        if left and args[0].device.index in left:
+            if is_forward:
+                tally.pass_on(_left.REASON)
+                if strict:
+                    raise ValueError(f"flash_cute: {_left.REASON}")
             return original(keys, *args, **options)
         try:
             results = serve(*args, **options)
+        except _check_lengths.LengthError:  # PyTorch's kernel would not look either
+            raise
         except (ValueError, RuntimeError) as error:
             if not is_refusal(error):
                 raise

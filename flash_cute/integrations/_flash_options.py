@@ -1,11 +1,13 @@
 """flash-attn's options as flash_cute's: of versions 2 and 3, whose functions differ in their arguments alone."""
 
+import operator
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from .. import _ops, attention, varlen_attention
-from .._layers import is_plain
+from .._layers import is_plain, is_unserved
 from .._refusals import Window
 
 
@@ -41,7 +43,7 @@ def dense(
         v,
         causal,
         scale=softmax_scale,
-        window=None if window_size == (-1, -1) else window(window_size),
+        window=window(window_size),
         softcap=softcap or None,
         alibi_slopes=alibi_slopes,
         return_lse=return_lse,
@@ -92,6 +94,8 @@ def packed(
 
     `lengths`: cu_seqlens_q and cu_seqlens_k, seqused_q and seqused_k, max_seqlen_q and max_seqlen_k.
     """
+    if type(lengths[4]) is not int or type(lengths[5]) is not int:
+        lengths = (*lengths[:4], hint(lengths[4]), hint(lengths[5]))
     if is_plain(q, k, v):
         both = _packed_alone(q, k, v, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes)
         if both is not None:
@@ -109,7 +113,7 @@ def packed(
         seqused_q=seqused_q,
         seqused_k=seqused_k,
         scale=softmax_scale,
-        window=None if window_size == (-1, -1) else window(window_size),
+        window=window(window_size),
         softcap=softcap or None,
         alibi_slopes=alibi_slopes,
         return_lse=return_lse,
@@ -131,6 +135,8 @@ def packed_stacked(
     return_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """`packed` of k and v in `stacked` `(Tk, 2, Hkv, D)`; or, q being None, of all three: `(T, 3, H, D)`."""
+    if type(lengths[4]) is not int or type(lengths[5]) is not int:
+        lengths = (*lengths[:4], hint(lengths[4]), hint(lengths[5]))
     first, second = (stacked, None) if q is None else (q, stacked)
     if is_plain(first, stacked, stacked):
         both = _packed_alone(first, second, None, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes)
@@ -159,12 +165,14 @@ def _dense_alone(
     """
     if (causal is not False and causal is not True) or not (alibi_slopes is None or _takes_slopes(alibi_slopes)):
         return None
-    left, right = (None, None) if window_size == (-1, -1) else window(window_size) or (None, None)
+    left, right = window(window_size) or (None, None)
     try:
         both: tuple[Tensor, Tensor] = _ops.rows_fwd(
             q, k, v, num_heads_q, causal, left, right, softcap or None, None, alibi_slopes, softmax_scale
         )
-    except Exception:
+    except Exception as error:
+        if not is_unserved(error):
+            raise
         return None
     return both
 
@@ -183,7 +191,7 @@ def _packed_alone(
     """The same of packed tensors."""
     if (causal is not False and causal is not True) or not (alibi_slopes is None or _takes_slopes(alibi_slopes)):
         return None
-    left, right = (None, None) if window_size == (-1, -1) else window(window_size) or (None, None)
+    left, right = window(window_size) or (None, None)
     cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
     try:
         both: tuple[Tensor, Tensor] = _ops.rows_varlen_fwd(
@@ -205,7 +213,9 @@ def _packed_alone(
             alibi_slopes,
             softmax_scale,
         )
-    except Exception:
+    except Exception as error:
+        if not is_unserved(error):
+            raise
         return None
     return both
 
@@ -215,9 +225,16 @@ def _takes_slopes(alibi_slopes: Tensor) -> bool:
 
 
 def window(window_size: Any) -> Window | None:
-    """`window_size` with None for the sides that flash-attn calls unlimited: those below 0."""
+    """`window_size` with None for the sides that flash-attn calls unlimited: those below 0.
+
+    Its sides may be whatever stands for an int: also what a tensor `(2,)` of ints unpacks to.
+    """
+    if type(window_size) is tuple and window_size == (-1, -1):
+        return None
     try:
         left, right = window_size
+        if not (isinstance(left, int | torch.SymInt) and isinstance(right, int | torch.SymInt)):
+            left, right = (None if x is None else operator.index(x) for x in (left, right))
         sides = (None if left is None or left < 0 else left, None if right is None or right < 0 else right)
     except (TypeError, ValueError):
         raise ValueError(
@@ -225,6 +242,13 @@ def window(window_size: Any) -> Window | None:
             f"got {window_size!r}"
         ) from None
     return None if sides == (None, None) else sides
+
+
+def hint(max_seqlen: Any) -> Any:
+    """A longest length; None, which is none, for a tensor on a GPU, whose value would have to be waited for."""
+    if not isinstance(max_seqlen, Tensor):
+        return max_seqlen
+    return int(max_seqlen) if max_seqlen.device.type == "cpu" and max_seqlen.numel() == 1 else None
 
 
 def _unstack(q: Tensor | None, stacked: Tensor, num_heads_q: int | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -249,14 +273,15 @@ def _unstack(q: Tensor | None, stacked: Tensor, num_heads_q: int | None) -> tupl
 def refuse(**given: Any) -> None:
     """Raise for the first argument that asks for what flash_cute does not have."""
     for name, x in given.items():
-        expected = 0 if name in _NUMBERS else None
-        if x is expected or (expected == 0 and isinstance(x, int | float) and x == 0):
+        expected = _DEFAULTS.get(name)
+        if x is expected or (expected is not None and isinstance(x, int | float) and x == expected):
             continue
         shown = repr(x) if isinstance(x, int | float | str | None) else type(x).__name__
         raise ValueError(f"flash_cute: {name}: expected {expected}, since flash_cute does not have it, got {shown}")
 
 
-_NUMBERS = ("dropout_p", "attention_chunk", "sm_margin")  # the others are tensors
+# The others are tensors, or None.
+_DEFAULTS = {"dropout_p": 0, "attention_chunk": 0, "sm_margin": 0, "return_softmax": False}
 
 
 def refuse_cache() -> NoReturn:

@@ -1,6 +1,7 @@
 """One call of `scaled_dot_product_attention` as a call of `flash_cute.attention`, or why it cannot be one."""
 
 import math
+from itertools import zip_longest
 from typing import TypeAlias
 
 import torch
@@ -15,6 +16,10 @@ _DTYPES = {
     "cpu": (torch.float16, torch.bfloat16, torch.float32, torch.float64),
 }
 _MOST_HEAD_DIM = 1024  # on a GPU
+
+
+class MalformedCall(ValueError, RuntimeError):
+    """Shapes that no implementation can serve. PyTorch raises a RuntimeError where it looks at them."""
 
 
 # q `(B, Hq, L, E)`, k and v `(B, H, S, ...)`, H a divisor of Hq; the shape of the result if not that of out.
@@ -33,21 +38,18 @@ def prepare(
 ) -> Prepared | str:
     """The tensors for `flash_cute.attention`, views where that is possible; or the reason that PyTorch must serve it.
 
-    What PyTorch refuses, and what the two would answer differently (empty tensors, scales that are not positive), is
-    left to PyTorch.
+    What the two would answer differently (empty tensors, scales that are not positive) is left to PyTorch. Raises for
+    a call that no implementation can serve.
     """
-    if attn_mask is not None:
-        return "attn_mask: expected None, got a tensor"
-    if dropout_p != 0:
-        return "dropout_p: expected 0, got another"
-    if scale is not None and not 0 < scale < math.inf:
-        return "scale: expected None or a finite number > 0, got another"
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         return "query, key, value: expected tensors, got another type"
+    if type(is_causal) is not bool or type(enable_gqa) is not bool:
+        return "is_causal, enable_gqa: expected bools, got another type"
     if query.is_nested or key.is_nested or value.is_nested:
         return "query, key, value: expected strided tensors, got a nested one"
     shape_q, shape_k, shape_v = query.shape, key.shape, value.shape
-    if len(shape_q) == len(shape_k) == len(shape_v) == 4:
+    plain = attn_mask is None and dropout_p == 0 and (scale is None or 0 < scale < math.inf)
+    if plain and len(shape_q) == len(shape_k) == len(shape_v) == 4:
         batch, heads, rows, head_dim = shape_q
         batch_k, heads_kv, keys, head_dim_k = shape_k
         batch_v, heads_v, keys_v, head_dim_v = shape_v
@@ -60,13 +62,65 @@ def prepare(
             and batch * heads * rows * head_dim * keys * head_dim_v != 0
         ):
             return query, key, value, None
+    refuse_malformed(query, key, value, attn_mask, dropout_p, enable_gqa)
+    if attn_mask is not None:
+        return "attn_mask: expected None, got a tensor"
+    if dropout_p != 0:
+        return "dropout_p: expected 0, got another"
+    if not plain:
+        return "scale: expected None or a finite number > 0, got another"
     if 0 in shape_q or 0 in shape_k or 0 in shape_v:
         return "query, key, value: expected no dim of size 0, got one"
-    if len(shape_q) < 2 or len(shape_k) < 2 or len(shape_v) < 2:
-        return "query, key, value: expected at least 2 dims, got fewer"
-    if shape_q[-1] != shape_k[-1] or shape_k[-2] != shape_v[-2]:
-        return "query, key, value: expected shapes that fit, got others"
     return _broadcast(query, key, value, enable_gqa)
+
+
+def has_sizes(*tensors: Tensor) -> bool:
+    """Whether the tensors are not nested, and their sizes known numbers."""
+    return not any(x.is_nested or any(type(size) is not int for size in x.shape) for x in tensors)
+
+
+def refuse_malformed(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, enable_gqa: bool
+) -> None:
+    """Raise for a call that no implementation can serve.
+
+    Which of PyTorch's kernels would get it decides whether PyTorch looks: its flash kernel for the CPU reads past the
+    end of a key that is shorter than value, and ends the process where value has no rows.
+    """
+    if isinstance(dropout_p, int | float) and not 0 <= dropout_p <= 1:
+        raise MalformedCall(f"flash_cute: dropout_p: expected a probability, got {dropout_p}")
+    shapes = query.shape, key.shape, value.shape
+    for name, shape in zip(("query", "key", "value"), shapes, strict=True):
+        if len(shape) < 2:
+            raise MalformedCall(f"flash_cute: {name}: expected at least 2 dims, got the shape {tuple(shape)}")
+    shape_q, shape_k, shape_v = shapes
+    if shape_q[-1] != shape_k[-1]:
+        raise MalformedCall(f"flash_cute: key: expected query's head dim {shape_q[-1]}, got the shape {tuple(shape_k)}")
+    if shape_k[-2] != shape_v[-2]:
+        raise MalformedCall(f"flash_cute: value: expected key's {shape_k[-2]} rows, got the shape {tuple(shape_v)}")
+    if enable_gqa and min(map(len, shapes)) > 2:
+        heads, heads_k, heads_v = (shape[-3] for shape in shapes)
+        if not heads_k or not heads_v or heads % heads_k or heads % heads_v:
+            raise MalformedCall(
+                f"flash_cute: enable_gqa: expected numbers of key and value heads that divide query's {heads}, "
+                f"got {heads_k} and {heads_v}"
+            )
+        shape_k, shape_v = ((*shape[:-3], heads, *shape[-2:]) for shape in (shape_k, shape_v))
+    if not _fit(shape_q[:-2], shape_k[:-2], shape_v[:-2]):
+        given = ", ".join(str(tuple(shape)) for shape in shapes)
+        raise MalformedCall(f"flash_cute: query, key, value: expected heads and batches that broadcast, got {given}")
+    if isinstance(attn_mask, Tensor) and not attn_mask.is_nested:
+        rows_and_keys = (shape_q[-2], shape_k[-2])
+        if not all(_fit(attn_mask.shape, (*shape[:-2], *rows_and_keys)) for shape in (shape_q, shape_k, shape_v)):
+            raise MalformedCall(
+                f"flash_cute: attn_mask: expected a shape that broadcasts to (..., {shape_q[-2]}, {shape_k[-2]}) of "
+                f"query's heads and batches, got {tuple(attn_mask.shape)}"
+            )
+
+
+def _fit(*shapes: tuple[int, ...]) -> bool:
+    """Whether the shapes broadcast to one."""
+    return all(len(set(sizes) - {1}) <= 1 for sizes in zip_longest(*map(reversed, shapes), fillvalue=1))
 
 
 def graph_can_serve(query: Tensor, value: Tensor) -> bool:
@@ -82,17 +136,12 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> P
     tensors = (query, key, value)
     heads, heads_k, heads_v = (x.shape[-3] if x.dim() > 2 else 1 for x in tensors)
     if enable_gqa:
-        if min(x.dim() for x in tensors) < 3 or heads_k != heads_v or heads % heads_k:
-            return "enable_gqa: expected key and value heads that divide query's, got others"
-    elif len({heads, heads_k, heads_v} - {1}) > 1:
-        return "query, key, value: expected numbers of heads that broadcast, got others"
+        if min(x.dim() for x in tensors) < 3 or heads_k != heads_v:
+            return "enable_gqa: expected as many key as value heads, got others"
     else:
         heads = max(heads, heads_k, heads_v)
         heads_k = heads_v = max(heads_k, heads_v)
-    try:
-        batch = torch.broadcast_shapes(*(x.shape[:-3] for x in tensors))
-    except RuntimeError:
-        return "query, key, value: expected leading dims that broadcast, got others"
+    batch = torch.broadcast_shapes(*(x.shape[:-3] for x in tensors))
     q, k, v = (
         x.expand(*batch, n, *x.shape[-2:]).reshape(-1, n, *x.shape[-2:])
         for x, n in zip(tensors, (heads, heads_k, heads_v), strict=True)

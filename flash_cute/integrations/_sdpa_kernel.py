@@ -7,23 +7,28 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
 
-from .. import _ops
+from .. import _left, _ops
+from .._layers import is_unserved
 from .._torch import HAS_DUAL_LEVEL, dispatch_modes, flash_sdp_is_enabled, functorch_is_active, jit_is_tracing
-from ._sdpa_call import attempt
+from ._sdpa_call import attempt, has_sizes, refuse_malformed
 from ._tally import tally, this_thread
 
 ENTRY = "scaled_dot_product_attention"
+DISABLED = "backend: expected PyTorch's flash backend to be enabled, got it disabled"
 _count_entry = tally.counter(ENTRY)
 
 
-def make_kernel(strict: bool, before_passing_on: Callable[[], None]) -> Any:
+def make_kernel(
+    strict: bool, before_passing_on: Callable[[], None], find_left: Callable[[], frozenset[int | None]]
+) -> Any:
     """`scaled_dot_product_attention` for PyTorch's dispatcher.
 
     `before_passing_on` is called where PyTorch's operators are traced or overridden, and so choose a backend by
-    themselves.
+    themselves. `find_left` is asked at the first call: the indices of the devices whose calls are left to PyTorch.
     """
     composite = torch.ops.aten.scaled_dot_product_attention.default.decompose
     served = (Tensor, torch.nn.Parameter)
+    left: frozenset[int | None] | None = None
 
     def kernel(
         query: Tensor,
@@ -36,6 +41,7 @@ def make_kernel(strict: bool, before_passing_on: Callable[[], None]) -> Any:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
+        nonlocal left
         call = (query, key, value, attn_mask, dropout_p, is_causal)
         if (
             this_thread.passing_on
@@ -47,8 +53,13 @@ def make_kernel(strict: bool, before_passing_on: Callable[[], None]) -> Any:
             or jit_is_tracing()
         ):  # these know PyTorch's operators, not ours
             before_passing_on()
+            if not jit_is_tracing() and has_sizes(query, key, value):
+                refuse_malformed(query, key, value, attn_mask, dropout_p, enable_gqa)
             return composite(*call, scale=scale, enable_gqa=enable_gqa)
-        enabled, refusal = flash_sdp_is_enabled(), None
+        if left is None:
+            left = find_left()
+        is_left = query.device.index in left if left else False
+        enabled, refusal = not is_left and flash_sdp_is_enabled(), None
         if (  # an eager forward and nothing else; the dispatcher has served autocast before it calls this
             enabled
             and attn_mask is None
@@ -61,6 +72,8 @@ def make_kernel(strict: bool, before_passing_on: Callable[[], None]) -> Any:
             try:
                 alone = _ops.sdpa(query, key, value, is_causal, scale, enable_gqa)
             except Exception as error:
+                if not is_unserved(error):
+                    raise
                 refusal = error.with_traceback(None)
             else:
                 _count_entry()
@@ -70,12 +83,15 @@ def make_kernel(strict: bool, before_passing_on: Callable[[], None]) -> Any:
             if not isinstance(out, str):
                 _count_entry()
                 return out
-            if strict:
-                tally.pass_on(out)
-                raise ValueError(f"flash_cute: {out}")
         else:
-            out = "backend: expected PyTorch's flash backend to be enabled, got it disabled"
+            if has_sizes(query, key, value):
+                refuse_malformed(query, key, value, attn_mask, dropout_p, enable_gqa)
+            out = _left.REASON if is_left else DISABLED
         tally.pass_on(out)
+        if strict and out is not DISABLED:
+            raise ValueError(f"flash_cute: {out}")
+        if is_left:
+            before_passing_on()
         this_thread.passing_on = True
         try:
             return composite(*call, scale=scale, enable_gqa=enable_gqa)

@@ -7,9 +7,10 @@ in place of `from flash_attn import flash_attn_func`; or, once per process and b
     import flash_cute.integrations.flash_attn
     flash_cute.integrations.flash_attn.install()
 
-after which `import flash_attn`, `flash_attn.flash_attn_interface` and `flash_attn_interface` (FlashAttention-3's
-module) find flash_cute. The method and what it promises are those of `flash_cute.attention` (FlashAttention-2, arXiv
-2307.08691).
+after which `import flash_attn` and `import flash_attn_interface` (FlashAttention-3's module) find flash_cute; so do
+what other packages import of flash-attn: `flash_attn.flash_attn_interface._flash_attn_forward` and its siblings,
+`flash_attn.bert_padding`, `flash_attn.layers.rotary`. The method and what it promises are those of
+`flash_cute.attention` (FlashAttention-2, arXiv 2307.08691).
 
 What all functions have in common:
 
@@ -25,15 +26,12 @@ What all functions have in common:
 * They raise ValueError, in flash_cute's words, for `dropout_p` other than 0 and whatever else cannot be served.
 """
 
-import importlib.util
-import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 from torch import Tensor
 
-from . import _flash_options, flash_attn_interface
+from . import _flash_options
+from ._flash_attn_modules import install, uninstall
 
 __all__ = [
     "flash_attn_func",
@@ -47,7 +45,6 @@ __all__ = [
     "uninstall",
 ]
 
-VERSION = "2.8.3+flash_cute"  # what code that asks for `flash_attn.__version__` is told: the interface's, marked
 Results: TypeAlias = Tensor | tuple[Tensor, Tensor, None]
 
 
@@ -321,70 +318,3 @@ def flash_attn_with_kvcache(
 ) -> NoReturn:
     """Raises NotImplementedError: KV caches come in a later version of flash_cute."""
     _flash_options.refuse_cache()
-
-
-_ALIASES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_interface")
-
-
-def install(replace: bool = False) -> None:
-    """Make `import flash_attn`, `flash_attn.flash_attn_interface` and `flash_attn_interface` find flash_cute.
-
-    Of this process alone, and of imports from now on: a module that has imported the real functions keeps them. Of
-    flash-attn's other modules (layers, bert_padding, ...) there is none: importing one raises ModuleNotFoundError.
-
-    Args:
-        replace: whether to hide a flash-attn or FlashAttention-3 that is installed or has been imported.
-
-    Raises:
-        ValueError: one is, and `replace` is False.
-
-    Example:
-        >>> install()
-        >>> import flash_attn
-        >>> flash_attn.flash_attn_func(*(torch.randn(1, 16, 2, 64) for _ in range(3))).shape
-        torch.Size([1, 16, 2, 64])
-        >>> uninstall()
-    """
-    if not replace:
-        for name in ("flash_attn", "flash_attn_interface"):
-            if not _is_ours(name) and _is_installed(name):
-                raise ValueError(
-                    f"flash_cute: replace: expected True, since another {name} is installed that install() would hide, "
-                    "got False"
-                )
-    functions = {name: globals()[name] for name in __all__ if name.startswith("flash_attn_")}
-    of_version_3 = {name: getattr(flash_attn_interface, name) for name in flash_attn_interface.__all__}
-    package = _alias("flash_attn", functions)
-    package.__path__ = []
-    submodule = _alias("flash_attn.flash_attn_interface", functions)
-    package.flash_attn_interface = submodule  # type: ignore[attr-defined]
-    for name in [x for x in sys.modules if x == "flash_attn" or x.startswith("flash_attn.")]:
-        del sys.modules[name]  # a real one's submodules would stay beside ours
-    for module in (package, submodule, _alias("flash_attn_interface", of_version_3)):
-        sys.modules[module.__name__] = module
-
-
-def uninstall() -> None:
-    """Undo `install()`: imports from now on find what is installed, if anything is."""
-    for name in _ALIASES:
-        if _is_ours(name):
-            del sys.modules[name]
-
-
-def _alias(name: str, functions: dict[str, Any]) -> ModuleType:
-    module = ModuleType(name, f"flash_cute's functions with the interface of {name}.")
-    module.__spec__ = ModuleSpec(name, None, is_package=name == "flash_attn")  # importlib.util.find_spec reads it
-    module.__version__ = VERSION  # type: ignore[attr-defined]
-    module.__dict__.update(functions)
-    module.__all__ = sorted(functions)  # type: ignore[attr-defined]
-    return module
-
-
-def _is_ours(name: str) -> bool:
-    return getattr(sys.modules.get(name), "__version__", None) == VERSION
-
-
-def _is_installed(name: str) -> bool:
-    if name in sys.modules:
-        return sys.modules[name] is not None
-    return importlib.util.find_spec(name) is not None

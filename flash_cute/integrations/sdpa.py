@@ -15,23 +15,23 @@ FlashAttention-2 (arXiv 2307.08691).
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import _ops
-from .._layers import is_plain
+from .. import _left, _ops
+from .._layers import is_plain, is_unserved
+from .._refusals import check_flag
 from .._torch import functorch_is_active, jit_is_tracing, without_modes
-from . import _aten
-from ._flash_options import packed
+from . import _aten, _fast_path
 from ._sdpa_call import attempt, graph_can_serve, prepare, serve
 from ._sdpa_kernel import ENTRY, make_kernel
 from ._tally import Report, tally, this_thread
+from ._varlen_attn import varlen_attn
 
 __all__ = ["disable", "enable", "report", "sdpa", "varlen_attn"]
 
@@ -66,7 +66,9 @@ def sdpa(
         `(..., Hq, L, Ev)` in query's dtype. Differentiable, as `flash_cute.attention`.
 
     Raises:
-        What `scaled_dot_product_attention` raises. `report()` counts what was passed on to it (not in compiled graphs).
+        ValueError, which is a RuntimeError too: for shapes that no implementation can serve, such as a value with more
+            rows than key. Else what `scaled_dot_product_attention` raises. `report()` counts what was passed on to it
+            (not in compiled graphs).
 
     Example:
         >>> query = torch.randn(2, 8, 128, 64)
@@ -84,10 +86,20 @@ def sdpa(
             return serve(prepared, is_causal, scale)
         return F.scaled_dot_product_attention(*call, scale=scale, enable_gqa=enable_gqa)
     refusal: Exception | None = None
-    if plain and attn_mask is None and dropout_p == 0 and query.dim() == 4:
+    if (
+        plain
+        and attn_mask is None
+        and dropout_p == 0
+        and query.dim() == 4
+        and (scale is None or type(scale) is float)
+        and type(is_causal) is bool
+        and type(enable_gqa) is bool
+    ):
         try:
             alone: Tensor = _ops.sdpa(query, key, value, is_causal, scale, enable_gqa)
         except Exception as error:
+            if not is_unserved(error):
+                raise
             refusal = error.with_traceback(None)
         else:
             _count_sdpa()
@@ -102,48 +114,6 @@ def sdpa(
         return F.scaled_dot_product_attention(*call, scale=scale, enable_gqa=enable_gqa)
     finally:
         this_thread.passing_on = before
-
-
-def varlen_attn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: Any = None,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-) -> Tensor | tuple[Tensor, Tensor]:
-    """`torch.nn.attention.varlen.varlen_attn` (torch 2.11) by flash_cute: attention of packed sequences.
-
-    Args:
-        query, key, value: `(Tq, Hq, D)`, `(Tk, H, D)` and `(Tk, H, Dv)`; H divides Hq. Dtypes as in
-            `flash_cute.varlen_attention`, on the CPU too.
-        cu_seq_q, cu_seq_k: `(N + 1,)` int32, on query's device: where each sequence begins, and where the last ends.
-        max_q, max_k: the longest sequences: hints, of which a wrong one costs speed alone.
-        return_aux: None, or what has an attribute `lse`, such as `torch.nn.attention.varlen.AuxRequest(lse=True)`.
-        scale: what multiplies q.k; None: `1 / sqrt(D)`.
-        window_size: `(left, right)` numbers of keys, -1: no limit; `(-1, 0)` is causal, aligned to the bottom right.
-
-    Returns:
-        out `(Tq, Hq, Dv)`, or `(out, lse)`: lse `(Hq, Tq)` float32, natural log.
-
-    Raises:
-        ValueError, NotImplementedError: as `flash_cute.varlen_attention`. Nothing is passed on.
-
-    Example:
-        >>> query, key, value = (torch.randn(10, 4, 64) for _ in range(3))
-        >>> offsets = torch.tensor([0, 3, 10], dtype=torch.int32)
-        >>> varlen_attn(query, key, value, offsets, offsets, 7, 7, window_size=(-1, 0)).shape
-        torch.Size([10, 4, 64])
-    """
-    lengths = (cu_seq_q, cu_seq_k, None, None, max_q, max_k)
-    return_lse = bool(return_aux is not None and return_aux.lse)
-    out, lse = packed(query, key, value, lengths, scale, False, window_size, 0.0, None, False, return_lse)
-    return out if lse is None else (out, lse)
 
 
 @dataclass(frozen=True)
@@ -161,21 +131,25 @@ class _Active:
         self._library: torch.library.Library | None = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():  # PyTorch warns of an overridden kernel, which is what is wanted here
             warnings.simplefilter("ignore")
-            kernel = make_kernel(settings.strict, self.keep_flash_first)
             for device in settings.devices:
+                find_left = _left.devices if device == "cuda" else frozenset
+                kernel = make_kernel(settings.strict, self.keep_flash_first, find_left)
                 for key in (device.upper(), f"Autograd{device.upper()}"):
                     self._library.impl(ENTRY, kernel, key)
+                for name, key, counter in _fast_path.counters(device, settings.strict):
+                    self._library.impl(name, counter, key, with_keyset=True)
             if "cuda" in settings.devices:
                 for name, override in _aten.overrides(settings.strict):
                     self._library.impl(name, override, "CUDA", with_keyset=True)
-        if "cuda" in settings.devices:
+        if "cuda" in settings.devices and not (torch.cuda.is_initialized() and _left.devices()):
             self._order = _prefer_flash()
         if torch.cuda.is_initialized():
             self.keep_flash_first()
 
     def keep_flash_first(self) -> None:
         """On some GPUs PyTorch puts cuDNN first when it chooses a backend for the first time in a process, over any
-        order that was set before: let it choose once, and set ours after that."""
+        order that was set before: let it choose once, and set ours after that. Where a GPU is left to PyTorch, so is
+        the order, which is one for all GPUs."""
         global _chosen_once
         if _chosen_once or self._order is None or functorch_is_active() or jit_is_tracing():
             return
@@ -185,7 +159,12 @@ class _Active:
             x = torch.empty(1, 1, 1, 8, dtype=torch.float16, device="cuda")
             torch._fused_sdp_choice(x, x, x)
         _chosen_once = True
-        if torch._C._get_sdp_priority_order()[0] != _FLASH:
+        is_first = torch._C._get_sdp_priority_order()[0] == _FLASH
+        if _left.devices():
+            if is_first:
+                torch._C._set_sdp_priority_order(self._order)
+            self._order = None
+        elif not is_first:
             self._order = _prefer_flash()
 
     def remove(self) -> None:
@@ -238,6 +217,12 @@ def enable(*, strict: bool = False, devices: Sequence[str] = ("cuda",)) -> Enabl
       flash backend is put first in its order of priority. A graph keeps the backend that was chosen when it was
       compiled: enable first, then compile.
 
+    Left to PyTorch are calls on GPUs of compute capability 10.0 and 10.3 (B200, B300), where its kernels are 3 to 4
+    times as fast; a process that sees one keeps PyTorch's order of priority. `sdpa` itself serves there too.
+    `torch.nn.MultiheadAttention` and `TransformerEncoderLayer` have a fast path in inference that does not call
+    `scaled_dot_product_attention`: always on the CPU, on CUDA with a mask. `report()` counts it as passed on;
+    `torch.backends.mha.set_fastpath_enabled(False)` turns it off.
+
     `sdpa_kernel` without SDPBackend.FLASH_ATTENTION, and `torch.backends.cuda.enable_flash_sdp(False)`, turn it off.
 
     Args:
@@ -248,7 +233,8 @@ def enable(*, strict: bool = False, devices: Sequence[str] = ("cuda",)) -> Enabl
         a context manager, which need not be used: at its exit what was in force before is again.
 
     Raises:
-        ValueError: for another device type. In strict mode the calls raise it, with the reason.
+        ValueError: for another device type. The calls raise it for shapes that no implementation can serve, and in
+            strict mode for what would be passed on, with the reason.
 
     Example:
         >>> q = torch.randn(1, 2, 16, 64)
@@ -257,8 +243,9 @@ def enable(*, strict: bool = False, devices: Sequence[str] = ("cuda",)) -> Enabl
         >>> report(reset=True).served
         {'scaled_dot_product_attention': 1}
     """
-    settings = _Settings(bool(strict), (devices,) if isinstance(devices, str) else tuple(devices))
-    if not settings.devices or set(settings.devices) - {"cuda", "cpu"}:
+    names = (devices,) if isinstance(devices, str) else tuple(devices) if isinstance(devices, Iterable) else ()
+    settings = _Settings(check_flag("strict", strict), names)
+    if not names or set(names) - {"cuda", "cpu"}:
         raise ValueError(f"flash_cute: devices: expected some of 'cuda' and 'cpu', got {devices!r}")
     before = (_current_implementation(), _active.settings if _active is not None else None)
     _activate(settings)
@@ -304,7 +291,7 @@ def report(reset: bool = False) -> Report:
         passed on to PyTorch: 1
                  1 attn_mask: expected None, got a tensor
     """
-    return tally.report(_active is not None, reset)
+    return tally.report(_active is not None, check_flag("reset", reset))
 
 
 def _activate(settings: _Settings) -> None:

@@ -17,9 +17,6 @@ The rest (window, softcap, sinks, scale, causal) is passed to the attention func
 served raises a ValueError; docs/integrations.md has the table.
 """
 
-import functools
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,19 +27,14 @@ import flash_cute
 
 from .. import _ops
 from .._layers import is_plain
-from ._transformers_mask import (
-    Lengths,
-    attached_lengths,
-    by_heads_lengths,
-    kept_by_heads,
-    lengths_of,
-    mask,
-    padded,
-)
+from .._refusals import is_refusal
+from ._transformers_band import CAUSAL, WHOLE, Band, code_of
+from ._transformers_lengths import Known, Lengths, Order, by_heads_lengths, kept_by_heads, padded, read
+from ._transformers_load import NAME, teach
+from ._transformers_mask import is_in_a_graph, mask
+from ._transformers_models import attends_only_to_itself
 
 __all__ = ["attention", "mask", "register"]
-
-NAME = "flash_cute"
 
 # What models pass to an attention function that changes its result and has no counterpart here.
 _UNSERVED = {
@@ -53,6 +45,7 @@ _UNSERVED = {
     "indices": "sparse attention is not served",
     "block_indices": "sparse attention is not served",
     "head_mask": "weights cannot be multiplied by a mask of heads",
+    "sinks": "sinks are s_aux, per head",
 }
 
 
@@ -71,46 +64,9 @@ def register() -> None:
     """
     import transformers
 
-    version = transformers.__version__
-    # Where its mask functions take lengths: older ones take the positions of the queries.
-    masking = getattr(transformers, "masking_utils", None)
-    if masking is None or "q_length" not in inspect.signature(masking.sdpa_mask).parameters:
-        raise ImportError(f"flash_cute: transformers: expected version 5.4 or newer, got {version}")
-    model_class = transformers.PreTrainedModel
-    check = getattr(model_class, "_check_and_adjust_attn_implementation", None)
-    if check is None:
-        raise ImportError(
-            f"flash_cute: transformers: version {version} chooses an attention implementation in a way that this "
-            "version of flash_cute does not know"
-        )
+    teach(transformers)
     transformers.AttentionInterface.register(NAME, attention)
     transformers.AttentionMaskInterface.register(NAME, mask)
-    if not hasattr(check, "accepts_flash_cute"):
-        model_class._check_and_adjust_attn_implementation = _accept_name(check)
-
-
-def _accept_name(check: Callable[..., str]) -> Callable[..., str]:
-    """PreTrainedModel's choice of an implementation, which takes our name as it is.
-
-    By "flash" in a name Transformers knows implementations that are given padding as a 2-D mask and packed sequences as
-    offsets, as we want. It then also tries to load flash-attn or a kernel of that name from the hub, and replaces the
-    name where a model lists the flash-attention implementations that it works with (gpt-oss: those that have sinks).
-    """
-
-    @functools.wraps(check)
-    def accepting(self: Any, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
-        if attn_implementation != NAME:
-            return check(self, attn_implementation, *args, **kwargs)
-        if not (self._supports_flash_attn or getattr(self, "_supports_attention_backend", False)):
-            # Such a model would compute its own attention whatever the name.
-            raise ValueError(
-                f"flash_cute: attn_implementation: expected a model that uses Transformers' attention interface, got "
-                f"{type(self).__name__}"
-            )
-        return NAME
-
-    accepting.accepts_flash_cute = True  # type: ignore[attr-defined]
-    return accepting
 
 
 def attention(
@@ -165,28 +121,42 @@ def attention(
         torch.Size([1, 128, 8, 64])
     """
     if dropout:
-        raise ValueError(f"flash_cute: dropout: expected 0 (set the model's attention dropout to 0), got {dropout}")
+        raise ValueError(_of_dropout(module, dropout))
     for name in kwargs:
         if name in _UNSERVED and kwargs[name] is not None and kwargs[name] is not False:
             raise ValueError(f"flash_cute: {name}: expected None, since {_UNSERVED[name]}")
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     plain = is_plain(query, key, value)
+    known: Known | None = None
     lengths: Lengths | None = None
     by_heads: Lengths | None = None
+    window: Band | None = None
     if attention_mask is not None:
         # In a decoding step over a cache, what a layer before this one has left with the mask is all that is needed: k
         # has sizes that were compared with the mask's then, and that q has one row for each is the operator's to check.
         if plain and s_aux is None and cu_seq_lens_q is None:
             one_row = getattr(attention_mask, "_flash_cute_one_row", None)
             if one_row is not None:
-                by_heads = kept_by_heads(one_row, key, value)
+                by_heads = kept_by_heads(one_row[0], key, value)
+                is_causal, sliding_window, _, _ = one_row[1]
         if by_heads is None:
-            offsets = None
+            known = _of_mask(module, query, key, is_causal, sliding_window, attention_mask)
+            lengths = known.lengths
+            if known.options is not None:  # a mask says all: "eager" does not ask the layer
+                is_causal, sliding_window, window, simple = known.options
+                plain = plain and simple
+            if known.order is not None:
+                plain = False
             if cu_seq_lens_q is not None:
-                offsets = _given(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
-            lengths = _of_mask(module, query, key, is_causal, attention_mask, offsets, position_ids)
+                if lengths is not None and lengths[2] is not None:
+                    raise ValueError("flash_cute: attention_mask: expected no padding beside cu_seq_lens_q, got some")
+                lengths = _given(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+            elif lengths is None and position_ids is not None:  # no padding after all
+                lengths = _packed(module, query, key, position_ids)
     elif cu_seq_lens_q is not None:
+        if sliding_window is None:
+            _refuse_unsaid_window(module, max_length_k)
         lengths = _given(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
     elif position_ids is not None:
         lengths = _packed(module, query, key, position_ids)
@@ -219,22 +189,70 @@ def attention(
                 s_aux,
                 scaling,
             )
-        except Exception:
-            pass  # what the operators do not take is called again below, where errors are worded
+        except Exception as error:
+            if not _says_what_is_not_taken(error):
+                raise
+            # It is called again below, where errors are worded.
         else:
-            return out, None
+            if known is None or known.last_row is None:
+                return out, None
+            return _with_last_row(out, query, key, value, known, softcap, s_aux, scaling), None
     if by_heads is not None and lengths is None:  # the general path counts the rows of all heads together
-        lengths = _of_mask(module, query, key, is_causal, attention_mask, None, position_ids)
+        assert attention_mask is not None
+        known = _of_mask(module, query, key, is_causal, sliding_window, attention_mask)
+        lengths = known.lengths
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
-    if sliding_window is not None:
-        options["window"] = (sliding_window - 1, 0 if is_causal else sliding_window - 1)
+    if window is None and sliding_window is not None:
+        window = (sliding_window - 1, 0 if is_causal else sliding_window - 1)
+    options["window"] = window
     # False is a model's default, and must not override torch.use_deterministic_algorithms.
     options["deterministic"] = deterministic or None
-    return _general(query, key, value, is_causal, lengths, options), None
+    out = _general(query, key, value, is_causal, lengths, None if known is None else known.order, options)
+    if known is not None and known.last_row is not None and not torch.is_grad_enabled():
+        out = _with_last_row(out, query, key, value, known, softcap, s_aux, scaling)
+    return out, None
+
+
+def _says_what_is_not_taken(error: Exception) -> bool:
+    """Whether an operator refused its arguments, before anything was launched; a device's error is none of these."""
+    if isinstance(error, ValueError | TypeError | NotImplementedError) or is_refusal(error):
+        return True
+    return isinstance(error, RuntimeError) and str(error).startswith("flash_cute::")  # of an argument's type
+
+
+def _of_dropout(module: torch.nn.Module, dropout: float) -> str:
+    """The error about dropout, with the fields of the model's configuration that it comes of."""
+    config = getattr(getattr(module, "config", None), "__dict__", {})
+    fields = [f"config.{name}" for name, value in config.items() if "drop" in name and value == dropout]
+    where = " or ".join([x for x in fields if "att" in x] or fields) or "the model's attention dropout"
+    return f"flash_cute: dropout: expected 0 in training (set {where} to 0), got {dropout}"
+
+
+def _with_last_row(
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    known: Known,
+    softcap: float | None,
+    sinks: Tensor | None,
+    scale: float | None,
+) -> Tensor:
+    """`out` with the last row of batch items whose last row is padding, which in `out` is 0."""
+    order = None if known.order is None else Order(None, known.order.keys, None)
+    options = {"scale": scale, "softcap": softcap, "sinks": sinks}
+    last = _general(query[:, :, -1:], key, value, False, known.last_row, order, options)
+    return torch.cat((out[:, :-1], out[:, -1:] + last), 1)
 
 
 def _general(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, lengths: Lengths | None, options: dict[str, Any]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool,
+    lengths: Lengths | None,
+    order: Order | None,
+    options: dict[str, Any],
 ) -> Tensor:
     """The attention by the public functions, `(B, Nq, Hq, Dv)`."""
     out: Any
@@ -246,7 +264,12 @@ def _general(
     options |= {"seqused_q": used_q, "seqused_k": used_k, "max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
     # (B, H, N, D) -> (B * N, H, D): a view of projections, a copy of what a cache holds.
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    if order is not None:
+        k, v = (x.index_select(0, order.keys) for x in (k, v))
+        q = q if order.queries is None else q.index_select(0, order.queries)
     out = flash_cute.varlen_attention(q, k, v, cu_q, cu_k, is_causal, **options)
+    if order is not None and order.back is not None:
+        out = out.index_select(0, order.back)
     result = out.unflatten(0, (query.shape[0], query.shape[2]))
     return result
 
@@ -256,27 +279,45 @@ def _of_mask(
     query: Tensor,
     key: Tensor,
     is_causal: bool,
+    sliding_window: int | None,
     attention_mask: Tensor,
-    given: Lengths | None,
-    positions: Tensor | None,
-) -> Lengths | None:
-    """The lengths of a call that is given a mask, and perhaps offsets; None: all of the keys count."""
-    batch_size, _, q_length, _ = query.shape
-    kv_length = key.shape[2]
-    lengths = attached_lengths(attention_mask, batch_size, q_length, kv_length)
-    if lengths is None:
-        if attention_mask.dim() == 2:
-            own = is_causal or q_length == kv_length
-            lengths = _of_padding_mask(module, attention_mask, batch_size, q_length, kv_length, own)
-        else:
-            lengths = lengths_of(attention_mask, batch_size, q_length, kv_length)
-    if given is not None:
-        if lengths is not None and lengths[2] is not None:
-            raise ValueError("flash_cute: attention_mask: expected no padding beside cu_seq_lens_q, got some")
-        return given
-    if lengths is None and positions is not None:
-        return _packed(module, query, key, positions)  # a padding mask without padding
-    return lengths
+) -> Known:
+    """What a mask says that the mask function returned, or a padding mask that a model gives its layers itself."""
+    sizes = (query.shape[0], query.shape[2], key.shape[2])
+    if attention_mask.dim() != 2:
+        return read(attention_mask, *sizes)
+    # Of a model's own mask. What is among the queries too is as the mask function has it.
+    own = is_causal or (sizes[1] == sizes[2] and attends_only_to_itself(getattr(module, "config", None)))
+    has_window = sliding_window is not None and sliding_window < sizes[2]
+    call = (*sizes, own, has_window)
+    known = _read_before(attention_mask, module)
+    if call not in known:
+        seen = attention_mask.shape[1]
+        if attention_mask.shape[0] != sizes[0] or seen > sizes[2]:
+            raise ValueError(
+                f"flash_cute: attention_mask: expected ({sizes[0]}, at most {sizes[2]}), got "
+                f"{tuple(attention_mask.shape)}"
+            )
+        first_row = seen - sizes[1] if own else None
+        waits = not is_in_a_graph(attention_mask.device)
+        code = code_of(*(CAUSAL if is_causal else WHOLE))
+        mask = padded(attention_mask, sizes, seen, first_row, code, waits, has_window)
+        known[call] = Known() if mask is None else read(mask, *sizes)._replace(options=None)
+    return known[call]
+
+
+def _refuse_unsaid_window(module: torch.nn.Module, longest: Any) -> None:
+    """Raise where a layer has a window that only its mask would say, and there is none (continuous batching)."""
+    config = getattr(module, "config", None)
+    window = getattr(config, "sliding_window", None)
+    if not isinstance(window, int) or (isinstance(longest, int) and longest <= window):
+        return
+    types, layer = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    if types is None or layer is None or types[layer] == "sliding_attention":
+        raise ValueError(
+            f"flash_cute: sliding_window: expected {window}, config.sliding_window, of {type(module).__name__} where "
+            "sequences are packed without a mask (generate_batch), got None"
+        )
 
 
 def _given(offsets_q: Tensor, offsets_k: Tensor | None, longest_q: Any, longest_k: Any) -> Lengths:
@@ -289,27 +330,6 @@ def _given(offsets_q: Tensor, offsets_k: Tensor | None, longest_q: Any, longest_
     longest_q = longest_q if isinstance(longest_q, int) else None
     longest_k = longest_k if isinstance(longest_k, int) else None
     return offsets_q, offsets_k, None, None, longest_q, longest_k
-
-
-def _of_padding_mask(
-    module: torch.nn.Module, tokens: Tensor, batch_size: int, q_length: int, kv_length: int, own: bool
-) -> Lengths | None:
-    """The lengths in a padding mask that a model gives its layers; read once, as positions are.
-
-    own: whether the queries are among the keys.
-    """
-    call = (batch_size, q_length, kv_length, own)
-    known = _read_before(tokens, module)
-    if call in known:
-        return known[call]
-    seen = tokens.shape[1]
-    if tokens.shape[0] != batch_size or seen > kv_length:
-        raise ValueError(
-            f"flash_cute: attention_mask: expected ({batch_size}, at most {kv_length}), got {tuple(tokens.shape)}"
-        )
-    mask = padded(tokens, q_length, kv_length, seen, seen - q_length if own else None)
-    known[call] = None if mask is None else lengths_of(mask, batch_size, q_length, kv_length)
-    return known[call]
 
 
 def _packed(module: torch.nn.Module, query: Tensor, key: Tensor, positions: Tensor) -> Lengths | None:
@@ -343,7 +363,7 @@ def _read_positions(positions: Tensor) -> Tensor | None:
     return torch.cat((starts, starts.new_tensor([positions.shape[1]]))).int()
 
 
-def _read_before(x: Tensor, module: torch.nn.Module) -> dict[object, Lengths | None]:
+def _read_before(x: Tensor, module: torch.nn.Module) -> dict[object, Any]:
     """What the layers before this one have read of a tensor, by what it depends on; what this one reads is added.
 
     All layers of a forward are given the same tensor, and reading it waits for the GPU. So what was read is kept with
@@ -353,7 +373,7 @@ def _read_before(x: Tensor, module: torch.nn.Module) -> dict[object, Lengths | N
     if is_dynamo_compiling():
         return {}
     known: Any = getattr(x, "_flash_cute_lengths", None)
-    found: dict[object, Lengths | None]
+    found: dict[object, Any]
     if known is not None:
         version, read_by, found = known
         if version is not None:  # and so it was not made in inference mode, which a tensor's lifetime does not change

@@ -11,7 +11,7 @@ from torch import Tensor, are_deterministic_algorithms_enabled
 
 from .. import _ops
 from .._progress import Progress
-from .._refusals import Window, check_deterministic, mask_name, raise_refusal, window_sides
+from .._refusals import Window, check_deterministic, check_flag, mask_name, raise_refusal, window_sides
 from ..autograd import VARLEN
 from ._measure import Call, Measured, tune_call
 from ._table import Tuning, gpu_of, use_tuning
@@ -73,6 +73,7 @@ def tune(
     lengths: tuple[Any, ...] = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     packed = any(x is not None for x in lengths)
     try:
+        directions = (False, True) if check_flag("backward", backward) else (False,)
         mask = (mask_name(causal), *((None, None) if window is None else window_sides(window)))
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
@@ -86,10 +87,10 @@ def tune(
         given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
         if packed:
             given |= dict(zip(VARLEN.length_names, lengths, strict=True))
-        raise_refusal(error, given, scale, softcap, None)
+        raise_refusal(error, given, scale, window, softcap, None)
         raise
     measured = []
-    for of_backward in (False, True) if backward else (False,):
+    for of_backward in directions:
         bar = Progress(f"tuning the {'backward' if of_backward else 'forward'}", 100) if progress else None
         measured.append(tune_call(call, of_backward, seconds, bar))
         if bar is not None:

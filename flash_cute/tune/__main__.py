@@ -57,6 +57,10 @@ def parse_shape(text: str) -> dict[str, Any]:
             raise argparse.ArgumentTypeError(
                 f"{text}: expected a shape like B=4,H=16,N=4096,D=128, got {part!r}"
             ) from None
+    beside = [name for name in ("B", "N", "M") if f",{name}=" in f",{text}"] if shape["lengths"] else []
+    if beside or (shape["causal"] and shape["top_left"]):
+        one, other = ("lengths", ", ".join(beside)) if beside else ("causal", "top_left")
+        raise argparse.ArgumentTypeError(f"{text}: expected {one} or {other}, got both")
     lacking = [name for name in ("H", "D", *([] if shape["lengths"] else ["N"])) if shape.get(name) is None]
     if lacking:
         raise argparse.ArgumentTypeError(f"{text}: expected {', '.join(lacking)} too")
@@ -105,7 +109,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="cuda")
     parser.add_argument("--seconds", type=float, default=0.05, help="measured time per choice (0.05)")
     parser.add_argument("--out", type=Path, help="file to write, or to add to, for FLASH_CUTE_TUNING")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.deterministic and not args.backward:
+        parser.error("--deterministic: expected --backward, whose mode it is")
+    return args
 
 
 def main(argv: list[str] | None = None) -> int:

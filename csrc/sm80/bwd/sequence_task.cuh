@@ -73,8 +73,7 @@ CUTE_DEVICE void find_task(BwdParams const& params, SequenceTask& task) {
       Sequence const sequence = record.sequence;
       ListedKeyTile const listed = listed_key_tile<kBlockM, kBlockN>(params, record, rank, distance);
       TileRange range = row_range<kBlockM, kBlockN>(sequence, listed.n_block);
-      bool const used = record.fits && listed.n_block * kBlockN < sequence.len_k;
-      if (!used) range.end = range.begin;
+      if (listed.n_block * kBlockN >= sequence.len_k) range.end = range.begin;  // keys that are not used
       auto const row_0 = [&](void const* base, Strides const& strides) -> void const* {
         constexpr int kHead = 0;
         return static_cast<typename Traits::Element const*>(base) +

@@ -111,7 +111,7 @@ CUTE_DEVICE void find_keys_task(BwdParams const& params, int rank, int part, Tas
   int const first_key = listed.n_block * kTileRows, head = listed.head_kv * params.heads_per_kv;
   SequenceOperands<Element> const tensors{params, index, sequence, head, listed.head_kv};
   TileRange others = row_range<kOtherRows, kTileRows>(sequence, listed.n_block);
-  if (!record.fits || first_key >= sequence.len_k) others.end = others.begin;
+  if (first_key >= sequence.len_k) others.end = others.begin;
 
   int const parts_of_dk = large::column_parts(params.head_dim);
   bool const is_dk = part < parts_of_dk;
@@ -150,7 +150,7 @@ CUTE_DEVICE void find_queries_task(BwdParams const& params, int number, int part
   int const first_row = listed.m_block * kTileRows;
   SequenceOperands<Element> const tensors{params, listed.index, sequence, head, head / params.heads_per_kv};
   TileRange others = key_range<kTileRows, kOtherRows>(sequence, listed.m_block);
-  if (!record.fits || first_row >= sequence.len_q) others.end = others.begin;
+  if (first_row >= sequence.len_q) others.end = others.begin;
 
   int const columns = large::part_columns(params.head_dim), column = part * columns;
   Strides const& strides = params.dq_strides;

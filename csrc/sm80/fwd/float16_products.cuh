@@ -42,9 +42,10 @@ struct Float16Products : Float32Products {
   }
 
   template <int kRows>
-  CUTE_DEVICE static auto make_softmax(float scale_log2) {
+  CUTE_DEVICE static auto make_softmax(float scale_log2, float power_scale) {
     constexpr bool kLazy = !kPv && OnlineSoftmax<kRows>::kLazy;
-    return OnlineSoftmax<kRows, kLazy>(kQk ? scale_log2 / q_factor(scale_log2) : scale_log2);
+    float const factor = kQk ? q_factor(scale_log2) : 1.f;
+    return OnlineSoftmax<kRows, kLazy>(scale_log2 / factor, power_scale / factor);
   }
 
   // Multiplies the part of Q by its factor that this thread has copied to shared memory.

@@ -14,8 +14,8 @@ struct Float32Products {
   static constexpr bool kScalesQ = false;
 
   template <int kRows>
-  CUTE_DEVICE static auto make_softmax(float scale_log2) {
-    return OnlineSoftmax<kRows>(scale_log2);
+  CUTE_DEVICE static auto make_softmax(float scale_log2, float power_scale) {
+    return OnlineSoftmax<kRows>(scale_log2, power_scale);
   }
 
   // S = Q K^T. fetch(k) loads what k step k needs.

@@ -75,10 +75,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
 // The row tiles that there are, at most `most`; those of packed sequences are counted by the kernel before this one.
 CUTE_DEVICE int count_tiles(FwdParams const& params, int most) {
   int const* const before = params.sequences.tiles_before;
-  if (before == nullptr) return most;
-  // Bad offsets may overlap: then the count exceeds what there can be, or overflows.
-  int const of_a_head = max(0, min(__ldg(before + sequence_count(params)), most / params.heads_q));
-  return of_a_head * params.heads_q;
+  return before == nullptr ? most : __ldg(before + sequence_count(params)) * params.heads_q;
 }
 
 // Two CTAs per row tile: grid 2 * pairs. Pairs take row tiles in turn, of which there are `most`, of packed sequences

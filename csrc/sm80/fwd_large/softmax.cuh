@@ -53,10 +53,10 @@ class Softmax {
     if (__syncthreads_or(grown)) raise_maxima(smem, out, thread);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      float const offset = smem.offset[score_row(i, thread)];
+      float const offset = smem.offset[score_row(i, thread)], scale = row_scale(offset);
       CUTE_UNROLL
       for (int j = 0; j < size<1>(scores); ++j) {
-        scores(i, j) = exp2_approx(scores(i, j) * params_.scale_log2 - offset);
+        scores(i, j) = exp2_approx(scores(i, j) * scale - offset);
         sum_[i] += scores(i, j);
       }
     }
@@ -99,7 +99,8 @@ class Softmax {
     CUTE_UNROLL
     for (int i = 0; i < kRows; i += 2) {
       auto const numerator = [&](int row) {
-        return exp2_approx(own_max_[row] * params_.scale_log2 - smem.offset[score_row(row, thread)]);
+        float const offset = smem.offset[score_row(row, thread)];
+        return exp2_approx(own_max_[row] * row_scale(offset) - offset);
       };
       float2 const errors = rounding_errors<Element>(numerator(i), numerator(i + 1));
       float const error[] = {quad_reduce(errors.x, add), quad_reduce(errors.y, add)};
@@ -132,6 +133,12 @@ class Softmax {
   CUTE_DEVICE static int out_row(int i, int thread) { return 16 * (i / 2) + 8 * (i % 2) + thread % 32 / 4; }
 
  private:
+  // See OnlineSoftmax.
+  static constexpr float kFused = OnlineSoftmax<2>::kFused;
+  CUTE_DEVICE float row_scale(float row_offset) const {
+    return fabsf(row_offset) > kFused ? params_.power_scale : params_.scale_log2;
+  }
+
   template <class Out>
   CUTE_DEVICE void raise_maxima(Storage& smem, Out& out, int thread) {
     CUTE_UNROLL
@@ -146,10 +153,14 @@ class Softmax {
       for (int warp = 1; warp < Traits::kKeyWarps; ++warp) row_max = fmaxf(row_max, smem.row_max[warp][thread]);
       bool const past = row_max > smem.limit[thread];
       float const old_offset = smem.offset[thread];
-      float const new_offset = past ? row_max * params_.scale_log2 : old_offset;
+      float const product = row_max * params_.scale_log2;
+      float const new_offset = past ? row_max * row_scale(product) : old_offset;
       smem.factor[thread] = exp2_approx(old_offset - new_offset);
       smem.offset[thread] = new_offset;
-      if (past) smem.limit[thread] = row_max + kLag * reciprocal(params_.scale_log2);
+      if (past) {
+        float const lag = fabsf(product) > kFused ? 0.f : kLag * reciprocal(params_.scale_log2);
+        smem.limit[thread] = row_max + lag;
+      }
     }
     __syncthreads();  // the new state is there; it is written again after the next tile's barriers
     rescale(smem, out, thread);
@@ -184,7 +195,8 @@ class Softmax {
   CUTE_DEVICE void normalize_row(Storage& smem, float* lse, int tile_row, float sum, float error) {
     fwd::SequenceTile const& tile = smem.tile;
     constexpr float kLn2 = 0.693147180559945f;
-    float const offset = smem.offset[tile_row];
+    float const in_use = smem.offset[tile_row];
+    float const offset = fabsf(in_use) > kFused ? in_use / params_.power_scale * params_.scale_log2 : in_use;
     float const sink_log2 = head_sink_log2<typename Traits::Element>(params_.sinks, tile.coord.head);
     int const row = tile.coord.m_block * Traits::kBlockM + tile_row;
     bool const blind = !row_sees_a_key(tile.sequence, row);

@@ -116,6 +116,7 @@ void launch_schedule(FwdArgs const& args, Problem const& problem, Schedule sched
   params.head_dim = params.head_dim_v = padded;
   params.band = problem.band;
   params.scale_log2 = static_cast<float>(problem.scale * kLog2E);
+  params.power_scale = power_of_two_from(params.scale_log2);
   bool const masked = problem.band.has_lower() || problem.band.has_upper();
   params.order = sm80::fwd::tile_order(sm80::schedules::kernel_shape(schedule, head_dim), masked, problem.batch,
                                        problem.heads_q, problem.heads_kv, problem.len_q, problem.len_k, padded);

@@ -15,7 +15,7 @@ struct SharedQkv {
     typename Traits::Mma mma;
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>{});
     clear(tOrO);  // (MMA, MMA_M, MMA_D)
-    OnlineSoftmax<2 * decltype(size<1>(tOrO))::value> softmax(params.scale_log2);
+    OnlineSoftmax<2 * decltype(size<1>(tOrO))::value> softmax(params.scale_log2, params.power_scale);
     mainloop<Traits>(params, tile, smem, softmax, tOrO);
     __syncthreads();  // all have read V(begin), which O overwrites
     // The coordinates are computed again: kept during the loop, they spilled at head dim 128.

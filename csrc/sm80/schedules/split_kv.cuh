@@ -20,7 +20,7 @@ struct SplitKv {
     typename Traits::MmaO mma_o;
     auto tOrO = partition_fragment_C(mma_o, Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>{});
     clear(tOrO);  // (MMA, MMA_M, MMA_D) of this warp's keys
-    OnlineSoftmax<2 * decltype(size<1>(tOrO))::value> softmax(params.scale_log2);
+    OnlineSoftmax<2 * decltype(size<1>(tOrO))::value> softmax(params.scale_log2, params.power_scale);
     mainloop<Traits>(params, tile, smem, softmax, tOrO);
     softmax.template finish<Element>();
     __syncthreads();  // all have read V(begin), which the sums overwrite, and the last maxima
@@ -33,7 +33,7 @@ struct SplitKv {
     auto tSumrSum = partition_fragment_C(mma, shape(sSum));                              // (MMA, MMA_M, MMA_D)
     copy(mma_thread.partition_C(sSum), tSumrSum);
     auto rows = rowcol_view(mma_thread.partition_C(make_identity_tensor(shape(sSum))));  // (rows, columns)
-    OnlineSoftmax<2 * decltype(size<1>(tSumrSum))::value> total(params.scale_log2);
+    OnlineSoftmax<2 * decltype(size<1>(tSumrSum))::value> total(params.scale_log2, params.power_scale);
     CUTE_UNROLL
     for (int i = 0; i < size<0>(rows); ++i) {
       int const row = get<0>(rows(i, _0{}));
@@ -73,7 +73,7 @@ struct SplitKv {
     for (int i = 0; i < kRows; ++i) {
       auto const of_warps = *reinterpret_cast<float4 const*>(smem.row_parts[get<0>(tScS(i, _0{}))]);
       float const row_max = max(max(of_warps.x, of_warps.y), max(of_warps.z, of_warps.w));
-      offset[i] = fmaxf(softmax.offset[i], row_max * softmax.scale_log2);
+      offset[i] = fmaxf(softmax.offset[i], row_max * softmax.row_scale(row_max * softmax.scale_log2));
       grown |= offset[i] > softmax.offset[i];
     }
     if (!__any_sync(0xffffffff, grown)) return;

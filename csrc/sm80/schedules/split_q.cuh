@@ -15,7 +15,7 @@ struct SplitQ {
     typename Traits::Mma mma;
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>{});
     clear(tOrO);  // (MMA, MMA_M, MMA_D)
-    OnlineSoftmax<2 * decltype(size<1>(tOrO))::value> softmax(params.scale_log2);
+    OnlineSoftmax<2 * decltype(size<1>(tOrO))::value> softmax(params.scale_log2, params.power_scale);
     fwd::mainloop<Traits>(params, params, tile, smem, softmax, tOrO);
     fwd::epilogue<Traits>(params, params, tile, smem, softmax, tOrO);
   }

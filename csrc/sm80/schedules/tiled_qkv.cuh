@@ -17,7 +17,7 @@ struct TiledQkv {
     typename Traits::Mma mma;
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kBlockM>, Int<Traits::kOutColumns>>{});
     clear(tOrO);  // (MMA, MMA_M, MMA_D)
-    OnlineSoftmax<2 * decltype(size<1>(tOrO))::value> softmax(params.scale_log2);
+    OnlineSoftmax<2 * decltype(size<1>(tOrO))::value> softmax(params.scale_log2, params.power_scale);
     mainloop<Traits>(params, tile, part, smem, softmax, tOrO);
     tiled_epilogue<Traits>(params, tile, part, smem, softmax, tOrO);
   }

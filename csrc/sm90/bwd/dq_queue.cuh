@@ -16,7 +16,7 @@ namespace flash_cute::sm90::bwd {
 template <class Traits>
 CUTE_DEVICE void count_key_tile(BwdParams const& params, SequenceTask const volatile& task) {
   int const row_tiles = ceil_div(int(task.sequence.rows), int{Traits::kBlockM});
-  if (row_tiles == 0 || !task.fits) return;
+  if (row_tiles == 0) return;
   int const first = row_tile_index<Traits>(params, task, RowTile{.m_block = 0});
   int before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"

@@ -17,7 +17,7 @@ using namespace cute;
 
 // Where row i of a dense batch has the position i + shift.
 CUTE_DEVICE int dense_shift(BwdParams const& params) {
-  return params.sequences.bottom_right ? params.len_k - params.len_q : 0;
+  return params.sequences.shift;
 }
 
 // How far the scores of a warp's rows reach, but for those whose P is nothing: a softcap's polynomials serve scores of

@@ -198,7 +198,7 @@ struct SequenceKeyTile : KeyTile, SequenceRecord {
                             .len_k = there.sequence.len_k,
                             .band = {.lower = there.sequence.band.lower, .upper = there.sequence.band.upper}};
     TileRange const range = row_range<Traits::kBlockM, kBlockN>(sequence, there.n_block);
-    bool const used = there.fits && there.n_block * kBlockN < sequence.len_k;
+    bool const used = there.n_block * kBlockN < sequence.len_k;
     there.first.m_block = range.end - 1;
     there.first.head = 0;
     there.last_row_tile = sequence.band.is_window(sequence.len_q) ? range.begin : -1;

@@ -42,7 +42,7 @@ CUTE_DEVICE void find_key_tile(BwdParams const& params, int rank, KeyTile& tile)
   auto const one_head_after_the_other = [](int /*n_blocks*/) { return 1; };  // few heads' Q and dO are in L2 at a time
   ListedKeyTile const listed = listed_key_tile<kTileRows, kTileRows>(params, record, rank, one_head_after_the_other);
   TileRange range = row_range<kTileRows, kTileRows>(sequence, listed.n_block);
-  if (!record.fits || listed.n_block * kTileRows >= sequence.len_k) range.end = range.begin;  // keys that are not used
+  if (listed.n_block * kTileRows >= sequence.len_k) range.end = range.begin;  // keys that are not used
   tile = {.n_block = listed.n_block,
           .head_kv = listed.head_kv,
           .batch = index,
@@ -63,7 +63,7 @@ CUTE_DEVICE void find_row_tile(BwdParams const& params, int number, RowTileTask&
   SequenceRecord const& record = params.tiles.records[listed.index];
   Sequence const sequence = record.sequence;
   TileRange range = key_range<kTileRows, kTileRows>(sequence, listed.m_block);
-  if (!record.fits || listed.m_block * kTileRows >= sequence.len_q) range.end = range.begin;  // rows not used
+  if (listed.m_block * kTileRows >= sequence.len_q) range.end = range.begin;  // rows not used
   tile = {.m_block = listed.m_block,
           .head = head,
           .batch = listed.index,

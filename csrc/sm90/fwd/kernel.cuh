@@ -27,7 +27,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
   for (int draws = 0;; ++draws) {
     if constexpr (!Traits::kReadsAhead) tiles.read(args.params, smem, draws, warpgroup);
     if (!tiles.exists) break;
-    OnlineSoftmax<2> softmax(args.params.scale_log2);
+    OnlineSoftmax<2> softmax(args.params.scale_log2, args.params.power_scale);
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDimV>>{});  // (MMA, MMA_M, MMA_D)
     mainloop<Traits>(args.params, draws, warpgroup, smem, tiles, softmax, tOrO);
     int parts = 0;  // sequences that are read at run time are not split

@@ -35,6 +35,12 @@ struct TileCoord {
 // as two of them to draw its ticket, to read the lengths of its sequence and to find its coordinates.
 constexpr int kTilesAhead = 2;
 
+// The numbers of a sequence's tiles.
+struct TileNumbers {
+  int begin;
+  int end;
+};
+
 // A tile of a sequence that was read at run time.
 struct SequenceTile : TileCoord {
   Sequence sequence;

@@ -35,7 +35,7 @@ struct LengthPasses {
     if (params.sequences.cu_k == nullptr || params.batch > kMostSequences) return;
 #pragma unroll 4
     for (int index = lane; index < params.batch; index += 32) {
-      longest = max(longest, key_extent(params, index).used);
+      longest = max(longest, key_extent(params, index, /*floor=*/0).used);
     }
     longest = __reduce_max_sync(kAllLanes, longest);
     last = 2;
@@ -74,46 +74,72 @@ struct CtaTickets {
   }
 };
 
+// The floors of the next 32 sequences, of which this lane has `index`, from those of the 32 before. By the whole warp.
+CUTE_DEVICE void advance_floors(FwdParams const& params, int index, Floors volatile& own) {
+  auto const next = [](int begin, int floor_before) {
+    return inclusive_warp_max(max(begin, __shfl_sync(kAllLanes, floor_before, 31)));
+  };
+  own.rows = next(row_begin(params, index), own.rows);
+  own.keys = next(key_begin(params, index), own.keys);
+}
+
 template <class Traits, class Tickets = CtaTickets>
 CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::SharedStorage& smem,
                                     Tickets tickets = {}) {
   constexpr int kBlockM = Traits::kBlockM;
   int const lane = threadIdx.x % 32;
   LengthPasses const passes(params, lane);
-  int const sequences = sequence_count(params);
   int pass = 0, group = -32;  // the 32 sequences from `group` on
   int group_end = 0;          // tile numbers below it belong to them or to sequences before
-  int own_begin = 0, own_end = 0;  // the tile numbers of this lane's sequence
+  // Of this lane's sequence.
+  Floors volatile& floors = smem.floors[lane];
+  TileNumbers in_registers{};
+  auto const own = [&]() -> auto& {
+    if constexpr (requires { smem.own_tiles; }) {
+      return const_cast<TileNumbers volatile&>(smem.own_tiles[lane]);
+    } else {
+      return in_registers;
+    }
+  };
+  auto const clear_floors = [&] {
+    floors.rows = 0;
+    floors.keys = 0;
+  };
+  auto const read = [&](int index) { return read_sequence(params, index, {floors.rows, floors.keys}); };
+  clear_floors();
   int count = 0;  // key tiles of the tiles published so far
   int ticket = tickets.first();
 #pragma unroll 1
   for (int draws = 0;; ++draws) {
     while (ticket >= group_end && pass <= passes.last) {
       group += 32;
-      if (group >= sequences) {
+      if (group >= sequence_count(params)) {
         group = 0;
+        clear_floors();
         if (++pass > passes.last) break;
       }
+      advance_floors(params, group + lane, floors);
       int tiles = 0;
-      if (group + lane < sequences) {
-        Sequence const sequence = read_sequence(params, group + lane);
+      if (group + lane < sequence_count(params)) {
+        Sequence const sequence = read(group + lane);
         if (passes.contains(pass, sequence.len_k)) tiles = ceil_div(sequence.rows, kBlockM) * params.heads_q;
       }
-      own_end = group_end + inclusive_warp_sum(tiles);
-      own_begin = own_end - tiles;
-      group_end = __shfl_sync(kAllLanes, own_end, 31);
+      int const end = group_end + inclusive_warp_sum(tiles);
+      own().begin = end - tiles;
+      own().end = end;
+      group_end = __shfl_sync(kAllLanes, end, 31);
     }
     bool const exists = pass <= passes.last;
-    bool const mine = exists ? own_begin <= ticket && ticket < own_end : lane == 0;
+    bool const mine = exists ? own().begin <= ticket && ticket < own().end : lane == 0;
     smem.tile_pipeline.wait_empty(at_step(draws));  // the tile of two draws before is not read any more
     auto& tile = smem.tile[draws & 1];  // a SequenceTile, or large::RowTile
     int key_tiles = 0;
     if (mine) {
       tile.m_block = -1;
       if (exists) {
-        Sequence const sequence = read_sequence(params, group + lane);
+        Sequence const sequence = read(group + lane);
         TileOrder const order = sequence_order(params, sequence, ceil_div(sequence.rows, kBlockM));
-        RowTileCoord const coord = order.coord(ticket - own_begin);
+        RowTileCoord const coord = order.coord(ticket - own().begin);
         TileRange range = key_range<kBlockM, Traits::kBlockN>(sequence, coord.m_block);
         if (coord.m_block * kBlockM >= sequence.len_q) range.end = range.begin;  // rows that are not used
         key_tiles = range.end - range.begin;

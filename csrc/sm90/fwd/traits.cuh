@@ -113,6 +113,9 @@ struct Traits {
     Pipeline<kSmem.q_stages> q_pipeline[kWarpgroups];
     Tile tile[2];
     Pipeline<2> tile_pipeline;
+    // What a lane of the scheduler of sequences knows of its sequence: the warp has no registers for it.
+    Floors floors[32];
+    TileNumbers own_tiles[32];
     int range;  // this CTA's range of the split tiles; negative: none
     Pipeline<1> next_tile;  // full: the producer will soon have loaded its tile. Where sequences are read at run time
   };

@@ -28,7 +28,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
   for (int draws = 0;; ++draws) {
     smem.tile_pipeline.wait_full(at_step(draws));  // the scheduler has written the tile
     if (uniform(smem.tile[draws & 1].m_block) < 0) break;
-    OnlineSoftmax<2> softmax(args.params.scale_log2);
+    OnlineSoftmax<2> softmax(args.params.scale_log2, args.params.power_scale);
     auto tOrO = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kHalf>>{});  // (MMA, MMA_M, MMA_D)
     mainloop<Traits, kParts>(args.params, draws, warpgroup, smem, states, messages, exchange, softmax, tOrO);
     large::RowTile const& tile = smem.tile[opaque(draws) & 1];

@@ -76,6 +76,7 @@ struct Traits {
     Pipeline<1> message[2];           // p, rows and grown, by the warpgroup that wrote them
     Tile tile[2];
     Pipeline<2> tile_pipeline;
+    Floors floors[32];  // of the sequence of each lane of the scheduler
     Pipeline<1> next_tile;  // full: the producer will soon have loaded its tile
   };
   static_assert(sizeof(SharedStorage) == kSmemBytes);

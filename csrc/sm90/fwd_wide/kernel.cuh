@@ -27,7 +27,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
   for (int draws = 0;; ++draws) {
     smem.tile_pipeline.wait_full(at_step(draws));  // the scheduler has written the tile
     if (uniform(smem.tile[draws & 1].m_block) < 0) break;
-    OnlineSoftmax<2> softmax(args.params.scale_log2);
+    OnlineSoftmax<2> softmax(args.params.scale_log2, args.params.power_scale);
     auto tOrO = partition_fragment_C(mma, Shape<Int<kRows>, Int<kColumns>>{});  // (MMA, MMA_M, MMA_D)
     mainloop<Traits>(args.params, draws, warpgroup, smem, states, messages, softmax, tOrO);
     large::RowTile const& tile = smem.tile[opaque(draws) & 1];

@@ -68,6 +68,7 @@ struct Traits {
     large::PairTicket ticket;
     Tile tile[2];
     Pipeline<2> tile_pipeline;
+    Floors floors[32];  // of the sequence of each lane of the scheduler
     Pipeline<1> next_tile;  // full: the producer will soon have loaded its tile
   };
   static_assert(sizeof(SharedStorage) == kSmemBytes);

@@ -1,0 +1,36 @@
+// A packed tensor seen as a batch of one, so that the checks, strides and copies of dense calls serve it.
+#pragma once
+
+#include "tensor.h"
+
+namespace flash_cute {
+
+// The sizes and strides of a packed tensor as a batch of one; `info` points into it.
+class PackedView {
+ public:
+  // `tensor`: (rows, heads, head_dim), or (heads, rows) if `rank` is 2. One of another rank is left as it is, and not
+  // `packed`: no shape of a packed tensor then equals its own.
+  TensorInfo info(TensorInfo tensor, int64_t rank) {
+    if (tensor.rank != rank) return tensor;
+    int64_t const* sizes = tensor.sizes;
+    int64_t const* strides = tensor.strides;
+    if (rank == 3) {
+      sizes_ = {1, sizes[1], sizes[0], sizes[2]};
+      strides_ = {sizes[1] * strides[1], strides[1], strides[0], strides[2]};  // as PyTorch's unsqueeze has the first
+    } else {
+      sizes_ = {1, sizes[0], sizes[1], 0};
+      strides_ = {sizes[0] * strides[0], strides[0], strides[1], 0};
+    }
+    tensor.sizes = sizes_.data();
+    tensor.strides = strides_.data();
+    tensor.rank = rank + 1;
+    tensor.packed = true;
+    return tensor;
+  }
+
+ private:
+  std::array<int64_t, 4> sizes_;
+  std::array<int64_t, 4> strides_;
+};
+
+}  // namespace flash_cute

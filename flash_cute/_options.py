@@ -1,0 +1,29 @@
+"""The options of the public functions for type checkers, where the result's type depends on one of the others."""
+
+from typing import TypedDict
+
+from torch import Tensor
+
+from ._refusals import Window
+
+
+class Options(TypedDict, total=False):
+    """`attention`'s keyword arguments beside `return_lse`."""
+
+    scale: float | None
+    window: Window | None
+    softcap: float | None
+    sinks: Tensor | None
+    alibi_slopes: Tensor | None
+    deterministic: bool | None
+    backend: str | None
+    accumulate: str | None
+
+
+class VarlenOptions(Options, total=False):
+    """`varlen_attention`'s."""
+
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    seqused_q: Tensor | None
+    seqused_k: Tensor | None

@@ -1,0 +1,159 @@
+"""What Transformers does where a model is built with, or set to, `attn_implementation="flash_cute"`.
+
+By "flash" in a name Transformers knows implementations that are given padding as a 2-D mask and packed sequences as
+offsets, as we want. It then also looks for flash-attn or for a kernel of that name on the hub, here and there; each of
+these places learns the name.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from ._transformers_layers import adapt
+from ._transformers_mask import without_sdpa
+from ._transformers_models import TESTED
+
+NAME = "flash_cute"
+
+
+def teach(transformers: ModuleType) -> None:
+    """Change what Transformers does at this name; again does no harm.
+
+    Raises:
+        ImportError: a version that has not what is changed.
+    """
+    # Before 5.4 its mask functions take the positions of the queries in place of lengths.
+    masking = getattr(transformers, "masking_utils", None)
+    version = transformers.__version__
+    if masking is None or "q_length" not in inspect.signature(masking.sdpa_mask).parameters:
+        raise ImportError(f"flash_cute: transformers: expected version 5.4 or newer, got {version}")
+    flash = transformers.modeling_flash_attention_utils
+    capturing = transformers.utils.output_capturing
+    for owner, name, change in (
+        (transformers.PreTrainedModel, "_check_and_adjust_attn_implementation", _accepts),
+        (transformers.PreTrainedModel, "get_correct_attn_implementation", _accepts_of_parts),
+        (flash, "_lazy_imports", _imports),
+        (flash, "_flash_attention_forward", _refuses_our_masks),
+        (capturing, "install_output_capuring_hook", _refuses_weights),
+    ):
+        function = getattr(owner, name, None)
+        if function is None:
+            raise ImportError(
+                f"flash_cute: transformers: version {version} chooses an attention implementation in a way that this "
+                f"version of flash_cute does not know ({name} is missing)"
+            )
+        if not hasattr(function, "knows_flash_cute"):
+            changed: Any = functools.wraps(function)(change(function))
+            changed.knows_flash_cute = True
+            setattr(owner, name, changed)
+
+
+def _accepts(check: Callable[..., str]) -> Callable[..., str]:
+    """PreTrainedModel's choice of an implementation, which takes our name as it is.
+
+    It would replace the name where a model lists the implementations that it works with (gpt-oss: those with sinks).
+    """
+
+    def accepting(self: Any, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
+        if attn_implementation not in (NAME, f"paged|{NAME}"):  # the latter: continuous batching before 5.19
+            return check(self, attn_implementation, *args, **kwargs)
+        _check(self)
+        return attn_implementation
+
+    return accepting
+
+
+def _accepts_of_parts(choose: Callable[..., str]) -> Callable[..., str]:
+    """The same choice for the models within a model, where its implementation is set."""
+
+    def accepting(self: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
+        if requested_attention == NAME:
+            _check(self)
+        return choose(self, requested_attention, *args, **kwargs)
+
+    return accepting
+
+
+def _check(model: Any) -> None:
+    """Raise where a model would not do what our attention function is told, and prepare those that need it."""
+    kind = type(model)
+    if not model._supports_flash_attn and _architecture(kind) not in TESTED:
+        raise ValueError(
+            "flash_cute: attn_implementation: expected a model that flash-attention serves too, got "
+            f"{kind.__name__}, whose attention has masks, biases or keys of its own, or does not use Transformers' "
+            "interface (_supports_flash_attn is False)"
+        )
+    if getattr(model.config, "alibi", False):
+        raise ValueError(
+            f"flash_cute: attn_implementation: expected {kind.__name__} without ALiBi, which it adds to its mask, got "
+            "config.alibi = True"
+        )
+    adapt(kind)
+    if not model._supports_sdpa:
+        without_sdpa.add(type(model.config))
+
+
+def _architecture(kind: type) -> str:
+    """The folder of Transformers that a model's class is from."""
+    for base in kind.__mro__:
+        if base.__module__.startswith("transformers.models."):
+            return base.__module__.split(".")[2]
+    return ""
+
+
+def _imports(imports: Callable[..., Any]) -> Callable[..., Any]:
+    """Transformers' look-up of flash-attn's functions, for callers who ask for those of the implementation in use."""
+
+    def importing(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
+        if implementation != NAME:
+            return imports(implementation, *args, **kwargs)
+        from transformers import modeling_flash_attention_utils as flash
+
+        from .flash_attn import flash_attn_func, flash_attn_varlen_func
+
+        return flash_attn_func, flash_attn_varlen_func, None, flash._pad_input, flash._unpad_input
+
+    return importing
+
+
+def _refuses_our_masks(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Transformers' function for layers that know flash-attention alone, which would take our masks for padding."""
+
+    def refusing(
+        query_states: Tensor, key_states: Tensor, value_states: Tensor, attention_mask: Any, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        if getattr(attention_mask, "ndim", 2) != 2:
+            raise ValueError(
+                "flash_cute: attention_mask: expected a padding mask (batch, positions), got "
+                f"{tuple(attention_mask.shape)}: this model's layers do not use Transformers' attention interface"
+            )
+        return forward(query_states, key_states, value_states, attention_mask, *args, **kwargs)
+
+    return refusing
+
+
+def _refuses_weights(install: Callable[..., None]) -> Callable[..., None]:
+    """The installation of hooks that collect what layers return, where `output_attentions` asks for it."""
+
+    def installing(module: Any, key: str, index: int, *args: Any, **kwargs: Any) -> None:
+        install(module, key, index, *args, **kwargs)
+        if "attentions" in key:
+            module.register_forward_hook(functools.partial(_refuse_weights, key, index))
+
+    return installing
+
+
+def _refuse_weights(key: str, index: int, module: Any, args: Any, output: Any) -> None:
+    from transformers.utils import output_capturing
+
+    asked = output_capturing._active_collector.get()
+    if asked is None or key not in asked or not isinstance(output, tuple) or output[index] is not None:
+        return
+    if getattr(getattr(module, "config", None), "_attn_implementation", NAME) == NAME:
+        raise ValueError(
+            "flash_cute: output_attentions: expected False, since the attention weights are never in memory"
+        )

@@ -1,0 +1,63 @@
+"""What has to be known of single models of Transformers, beyond what they say themselves.
+
+Found by comparing each with "eager" in float32: unpadded and padded, longer than its windows, forward and generation.
+"""
+
+from typing import Any
+
+# Architectures, by their folder in Transformers, whose classes say `_supports_flash_attn = False` and which are right
+# all the same: why they say so, and what becomes of that here. What is not here is refused where it is loaded: layers
+# add to masks (Doge, DeepSeek-V4), choose keys (DeepSeek-V3.2, GLM-MoE-DSA, HY-V4, AXK2) or expect a mask (SigLIP2).
+TESTED = {
+    "beit": "a bias of positions, which some configurations have, is refused in the call",
+    "gemma3": "tokens of an image see each other: the mask function refuses such a mask",
+    "gemma4_unified": "tokens of an image see each other: the mask function refuses such a mask",
+    "got_ocr2": "a bias of positions in the image's layers, which do not use the interface",
+    "llama4": "chunks: Transformers refuses sequences that are longer than one",
+    "mllama": "a mask of its own for images is refused in the call",
+    "molmo2": "tokens of an image see each other: the mask function refuses such a mask",
+    "paligemma": "tokens of an image see each other: the mask function refuses such a mask",
+    "pp_chart2table": "as got_ocr2",
+    "shieldgemma2": "as gemma3",
+    "step3p7": "a bias of positions in the image's layers, which do not use the interface",
+}
+
+# Encoders, by `config.model_type`, whose bidirectional layers attend to what they are in: padding among the keys is
+# padding among the queries too, and rows of padding need not be computed. Elsewhere the queries beside a padding mask
+# may be another sequence, of the same length by chance.
+SELF_ATTENTION_ONLY = frozenset(
+    {
+        "albert",
+        "bert",
+        "camembert",
+        "coarse_acoustics",
+        "distilbert",
+        "electra",
+        "ernie",
+        "esm",
+        "eurobert",
+        "fine_acoustics",
+        "gemma3_text",
+        "jina_embeddings_v3",
+        "modernbert",
+        "mpnet",
+        "nomic_bert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roformer",
+        "semantic",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    }
+)
+
+
+def attends_only_to_itself(config: Any) -> bool:
+    """Whether the layers of a model with this configuration have no cross-attention."""
+    return (
+        getattr(config, "model_type", None) in SELF_ATTENTION_ONLY
+        and not getattr(config, "is_decoder", False)
+        and not getattr(config, "add_cross_attention", False)
+        and not getattr(config, "is_encoder_decoder", False)
+    )

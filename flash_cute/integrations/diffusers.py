@@ -1,0 +1,138 @@
+"""flash_cute as an attention backend of Hugging Face's diffusers.
+
+    import flash_cute.integrations.diffusers
+
+    flash_cute.integrations.diffusers.register()
+    pipe.transformer.set_attention_backend("flash_cute")
+
+or, for a while, `with diffusers.attention_backend("flash_cute"): ...`. It serves the models that call diffusers'
+dispatcher (Flux, Wan, Qwen-Image, ...). Those whose processors call `scaled_dot_product_attention` themselves (UNets,
+PixArt, ...) take no backend, and diffusers says nothing of it: `flash_cute.integrations.sdpa.enable()` serves them.
+
+diffusers has no registration for others: its backends are the members of an enumeration and the entries of a private
+registry. `register()` adds one to each. The environment's DIFFUSERS_ATTN_BACKEND is read as diffusers is imported, and
+so cannot name it.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+import flash_cute
+
+__all__ = ["attention", "register"]
+
+NAME = "flash_cute"
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    _parallel_config: Any = None,
+    **unknown: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """diffusers' attention function: what its dispatcher calls.
+
+    Args:
+        query: `(B, N, Hq, D)`; key: `(B, Nk, Hkv, D)`; value: `(B, Nk, Hkv, Dv)`; read in place, dtypes as
+            `flash_cute.attention`.
+        attn_mask: None; masks come in a later version.
+        dropout_p: 0.
+        is_causal: whether row i sees the keys j <= i only (aligned to the top left, as in diffusers' native
+            backend).
+        scale: what multiplies q.k; None: `1 / sqrt(D)`.
+        enable_gqa: whether Hkv may be a divisor of Hq.
+        return_lse: return the logsumexp too.
+        _parallel_config: None; diffusers' own backends serve context parallelism.
+        unknown: what else a model gives its backend; not served.
+
+    Returns:
+        out `(B, N, Hq, Dv)`, or `(out, lse)`: lse `(B, Hq, N)` float32, natural log. Differentiable.
+
+    Raises:
+        ValueError: a mask, dropout, context parallelism, arguments that are not known; and as `flash_cute.attention`.
+
+    Example:
+        >>> query = torch.randn(2, 16, 4, 32)
+        >>> attention(query, query, query).shape
+        torch.Size([2, 16, 4, 32])
+    """
+    if attn_mask is not None:
+        raise ValueError("flash_cute: attn_mask: expected None, since masks come in a later version, got a mask")
+    if dropout_p != 0:
+        raise ValueError(f"flash_cute: dropout_p: expected 0, since flash_cute does not have it, got {dropout_p}")
+    if _parallel_config is not None:
+        raise ValueError(
+            "flash_cute: _parallel_config: expected None, since diffusers' own backends serve context parallelism, got "
+            "one"
+        )
+    for name in unknown:
+        raise ValueError(f"flash_cute: {name}: expected no such argument, since flash_cute does not know it")
+    if not query.dim() == key.dim() == value.dim() == 4:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
+        raise ValueError(f"flash_cute: query, key, value: expected 4 dims each, (B, N, H, D), got {shapes}")
+    if query.shape[2] != key.shape[2] and not enable_gqa:
+        raise ValueError(
+            f"flash_cute: enable_gqa: expected True beside {query.shape[2]} heads of query and {key.shape[2]} of key, "
+            "got False"
+        )
+    causal = "top_left" if is_causal else False
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    result: Any = flash_cute.attention(q, k, v, causal, scale=scale, return_lse=return_lse)
+    if return_lse:
+        return result[0].transpose(1, 2), result[1]
+    out: Tensor = result.transpose(1, 2)
+    return out
+
+
+class _AnyName(set[str]):
+    """The arguments that `attention` takes, as diffusers' dispatcher asks: it drops what is not among them, without a
+    word, where we raise."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def register() -> None:
+    """Make the backend "flash_cute" known to diffusers: to `attention_backend` and `set_attention_backend`.
+
+    To be called once, before one of them; again does no harm.
+
+    Raises:
+        ImportError: diffusers is not installed, or its registry is not as this version of flash_cute knows it.
+
+    Example:
+        >>> import diffusers  # doctest: +SKIP
+        >>> register()  # doctest: +SKIP
+        >>> with diffusers.attention_backend("flash_cute"):  # doctest: +SKIP
+        ...     image = pipe(prompt).images[0]
+    """
+    import diffusers
+
+    try:
+        from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+
+        tables = (_AttentionBackendRegistry._backends, _AttentionBackendRegistry._constraints)
+        names = _AttentionBackendRegistry._supported_arg_names
+        known, by_value = AttentionBackendName._member_map_, AttentionBackendName._value2member_map_
+    except (ImportError, AttributeError) as error:
+        raise ImportError(
+            f"flash_cute: diffusers: version {diffusers.__version__} keeps its attention backends in a way that this "
+            "version of flash_cute does not know"
+        ) from error
+    if NAME not in by_value:
+        member = str.__new__(AttentionBackendName, NAME)
+        member._name_, member._value_, member._sort_order_ = NAME.upper(), NAME, len(known)
+        setattr(AttentionBackendName, NAME.upper(), member)
+        known[NAME.upper()] = by_value[NAME] = member
+        AttentionBackendName._member_names_.append(NAME.upper())
+    backend = AttentionBackendName(NAME)
+    for table, entry in zip((*tables, names), (attention, [], _AnyName()), strict=True):
+        table[backend] = entry

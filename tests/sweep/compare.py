@@ -1,0 +1,92 @@
+"""Outputs of a model as named tensors, and the difference of two of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .inputs import BATCH, Inputs
+
+# Relative; on a GPU q, k and v are rounded to float16 for flash_cute alone.
+TOLERANCE = {"cpu": 1e-4, "cuda": 1e-2}
+TOLERANCE_OF_GRADIENTS = {"cpu": 5e-3, "cuda": 5e-2}
+LEFT_OUT = ("past_key_values", "attentions", "router_logits")  # caches: what they hold is seen in later tokens
+Values = dict[str, Tensor]
+
+
+def values_of(output: Any, inputs: Inputs) -> Values:
+    """All floating tensors of an output; of sequences with padding, those tokens that count."""
+    found: Values = {}
+    _collect("out", output, found)
+    if inputs.part < 1:
+        targets = inputs.kept_targets
+        if targets is not None:
+            found = {n: x[targets.to(x.device)] if x.shape[:2] == targets.shape else x for n, x in found.items()}
+        return {n: y for name, x in found.items() for n, y in _begin(name, x, inputs.part).items()} or found
+    if inputs.kept is None and inputs.kept_targets is None:
+        return found
+    result: Values = {}
+    for name, x in found.items():
+        source = inputs.kept_targets is None or name.startswith("out.encoder")
+        mask = inputs.kept if source else inputs.kept_targets
+        if mask is not None and x.shape[:2] == mask.shape:
+            result[name] = x[mask.to(x.device)]
+    # What has another shape may be made of padding, but for that of the items that have none: all but the first.
+    return result or {name: x[len(x) // BATCH :] for name, x in found.items() if len(x) % BATCH == 0}
+
+
+def _begin(name: str, x: Tensor, part: float) -> Values:
+    """Of sequences made of padded audio: the first item's frames that hold none of the padding, and the other items."""
+    if x.dim() < 3 or x.shape[0] != BATCH:
+        return {name: x} if x.dim() == 2 and x.shape[0] > BATCH else {}  # chosen tokens of targets
+    return {f"{name}[0]": x[0, : max(int(x.shape[1] * part) - 2, 1)], f"{name}[1:]": x[1:]}
+
+
+def _collect(name: str, value: Any, found: Values) -> None:
+    if any(x in name for x in LEFT_OUT):
+        return
+    if isinstance(value, Tensor):
+        if value.is_floating_point() and value.numel():
+            found[name] = value
+    elif isinstance(value, dict):
+        for key, x in value.items():
+            _collect(f"{name}.{key}", x, found)
+    elif isinstance(value, (list, tuple)):
+        for i, x in enumerate(value):
+            _collect(f"{name}.{i}", x, found)
+
+
+def _difference_of_generated(ours: Values, expected: Values) -> tuple[float, str]:
+    """Of logits up to the first step whose tokens differ, or of the scores of beams: tokens whose logits are equal but
+    for rounding may be either."""
+    if ours["tokens"].shape != expected["tokens"].shape:
+        return float("inf"), f"tokens: {tuple(ours['tokens'].shape)}, not {tuple(expected['tokens'].shape)}"
+    other = (ours["tokens"] != expected["tokens"]).any(0).nonzero()
+    last = int(other[0, 0]) if len(other) else ours["tokens"].shape[1]
+    kept = [n for n in expected if n == "scores" or (n.startswith("logits.") and int(n.split(".")[1]) <= last)]
+    return difference({n: ours[n] for n in kept if n in ours}, {n: expected[n] for n in kept})
+
+
+def difference(ours: Values, expected: Values) -> tuple[float, str]:
+    """The largest difference of a tensor, relative to its largest value, and the tensor's name."""
+    if "tokens" in expected:
+        return _difference_of_generated(ours, expected)
+    worst, where = 0.0, ""
+    largest = max((x.abs().max().item() for x in expected.values() if x.numel()), default=0.0)
+    for name, x in expected.items():
+        if name not in ours or ours[name].shape != x.shape:
+            return float(
+                "inf"
+            ), f"{name}: {tuple(ours[name].shape) if name in ours else 'absent'}, not {tuple(x.shape)}"
+        if not x.numel():
+            continue
+        a, b = ours[name].double(), x.double()
+        same = (a == b) | (a.isnan() & b.isnan())
+        error = torch.where(same, 0.0, (a - b).abs()).max().item()
+        # What is nothing but rounding, as gradients of a key's bias are, is measured by the largest of all tensors.
+        relative = error / max(x.abs().max().item(), 1e-2 * largest, 1e-30)
+        if not relative <= worst:
+            worst, where = relative, name
+    return worst, where

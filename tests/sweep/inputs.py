@@ -1,0 +1,203 @@
+"""Random inputs of any model, by the names of its forward's arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import sizes
+from .outcome import NotApplicable
+from .recipes import ARGUMENTS
+
+BATCH, LENGTH, TARGETS = 2, 14, 9  # tokens of an encoder, or of a model with one stack; of a decoder beside an encoder
+FRAMES, SAMPLES = 48, 2000  # of audio: columns of a spectrogram, samples
+PADDING = {"left": slice(0, 4), "right": slice(-4, None), "inner": slice(5, 8)}
+
+
+@dataclasses.dataclass
+class Inputs:
+    """Arguments of a forward; which tokens count, (B, N) bool; which part of the first item's audio is no padding."""
+
+    arguments: dict[str, Any]
+    kept: Tensor | None = None
+    kept_targets: Tensor | None = None
+    part: float = 1.0
+
+
+class Seed:
+    """Added to the seeds of all inputs."""
+
+    value = 0
+
+
+def rng(seed: int = 3) -> torch.Generator:
+    return torch.Generator().manual_seed(seed + 100 * Seed.value)
+
+
+def on_device_of(model: Any, arguments: Any) -> Any:
+    """Arguments with all tensors where the model's parameters are."""
+    device = next(model.parameters()).device
+    return torch.utils._pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, arguments)
+
+
+def tokens(batch: int, length: int, seed: int = 3) -> Tensor:
+    return torch.randint(3, sizes.TOKENS, (batch, length), generator=rng(seed))
+
+
+def ones(kind: str, length: int, batch: int = BATCH) -> Tensor:
+    """(B, N) int64: 1 where there is a token. The first batch item has padding, the others none."""
+    result = torch.ones(batch, length, dtype=torch.long)
+    if kind != "none":
+        where = PADDING[kind]
+        result[0, slice(2, 4) if kind == "inner" and length < LENGTH else where] = 0
+    return result
+
+
+def _field(config: Any, name: str, default: Any) -> Any:
+    """A field of a configuration or of the part of it that has one."""
+    parts = ("vision_config", "audio_config", "backbone_config", "encoder", "encoder_config", "thinker_config")
+    if (found := getattr(config, name, None)) is not None:
+        return found
+    for part in parts:
+        if (of_part := getattr(config, part, None)) is not None and not isinstance(of_part, str):
+            found = _field(of_part, name, None)
+            if found is not None:
+                return found
+    return default
+
+
+def _image(config: Any) -> Tensor:
+    size = _field(config, "image_size", sizes.IMAGE)
+    height, width = (size, size) if isinstance(size, int) else size
+    channels = _field(config, "num_channels", 3)
+    frames = () if not hasattr(config, "num_frames") or not hasattr(config, "tubelet_size") else (config.num_frames,)
+    return torch.randn(BATCH, *frames, channels, height, width, generator=rng(5))
+
+
+def _patches(config: Any) -> Tensor:
+    """(B * 16, values of a patch)"""
+    size, frames = _field(config, "patch_size", sizes.PATCH), _field(config, "temporal_patch_size", 1)
+    channels = _field(config, "in_channels", None) or _field(config, "num_channels", 3)
+    return torch.randn(BATCH * 16, channels * frames * size * size, generator=rng(5))
+
+
+def _features(config: Any) -> Tensor:
+    mels = _field(config, "num_mel_bins", None) or _field(config, "n_mels", None)
+    mels = mels or _field(config, "input_feat_per_channel", sizes.MELS)
+    return torch.randn(BATCH, mels, FRAMES, generator=rng(6))
+
+
+BUILDERS: dict[str, Callable[[Any], Any]] = {
+    "input_ids": lambda config: tokens(BATCH, LENGTH),
+    "decoder_input_ids": lambda config: tokens(BATCH, TARGETS, 4),
+    "pixel_values": _image,
+    "pixel_values_videos": _image,
+    "input_features": _features,
+    "input_values": lambda config: torch.randn(BATCH, SAMPLES, generator=rng(7)),
+    "bbox": lambda config: torch.tensor([1, 2, 5, 6]).expand(BATCH, LENGTH, 4).clone(),
+    "visual_feats": lambda config: torch.randn(BATCH, 5, config.visual_feat_dim, generator=rng(8)),
+    "visual_pos": lambda config: torch.rand(BATCH, 5, config.visual_pos_dim, generator=rng(9)),
+    "inputs_embeds": lambda config: torch.randn(BATCH, LENGTH, config.hidden_size, generator=rng(10)),
+    "hidden_states": lambda config: torch.randn(BATCH, LENGTH, config.hidden_size, generator=rng(10)),
+    # Images of 4 by 4 patches in one row, as the vision parts of Qwen's models take them.
+    "grid_thw": lambda config: torch.tensor([[1, 4, 4]] * BATCH),
+}
+MAIN = ("input_ids", "decoder_input_ids")
+MODALITIES = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
+
+
+class Feed:
+    """What one model is given in every mode; chosen as the first of a few candidates that eager takes."""
+
+    def __init__(self, name: str, model: Any) -> None:
+        self.config = model.config
+        self.signature = inspect.signature(model.forward).parameters
+        self.images: Any = None  # what images.py finds
+        self.by_rows = False  # a spectrogram's frames are rows
+        self.recipe = ARGUMENTS.get(name) or ARGUMENTS.get(name.split(":")[0])
+        self.names = self._choose(model)
+
+    def _choose(self, model: Any) -> list[str]:
+        if self.recipe is not None:
+            return []
+        known = [n for n in self.signature if n in BUILDERS]
+        required = [n for n in known if self.signature[n].default is inspect.Parameter.empty]
+        text = [n for n in known if n in MAIN]
+        candidates = [text + required, text + required + [n for n in known if n in MODALITIES][:1]]
+        candidates += [[n for n in known if n in MODALITIES][:1] + required, [n for n in known if n != "inputs_embeds"]]
+        candidates += [
+            ["inputs_embeds"],
+            ["hidden_states"],
+            ["hidden_states", "grid_thw"],
+            ["pixel_values", "grid_thw"],
+        ]
+        failures = []
+        candidates = [[by_rows, *names] for names in candidates for by_rows in (False, True)]
+        for by_rows, *names in dict.fromkeys(tuple(dict.fromkeys(c)) for c in candidates if len(c) > 1):
+            if any(n not in known for n in names) or (by_rows and "input_features" not in names):
+                continue
+            self.names, self.by_rows = list(names), by_rows
+            try:
+                with torch.no_grad():
+                    model(**on_device_of(model, self.make().arguments))
+            except Exception as error:
+                failures.append(f"{', '.join(names)}: {type(error).__name__}: {error}")
+            else:
+                return self.names
+        raise NotApplicable("no inputs found: " + " | ".join(x[:200] for x in failures))
+
+    def make(self, pad: str = "none", *, equal: bool = False) -> Inputs:
+        """Inputs with padding of a kind; equal: as many tokens of the target as of the source."""
+        if self.recipe is not None:
+            result = self.recipe(self.config)
+        else:
+            result = {name: BUILDERS[name](self.config) for name in self.names}
+            if "grid_thw" in result:
+                result[self.names[0]] = _patches(self.config)
+            if self.by_rows:
+                result["input_features"] = result["input_features"].transpose(1, 2).contiguous()
+        made = Inputs(result)
+        if "decoder_input_ids" in result and equal:
+            result["decoder_input_ids"] = tokens(BATCH, result["input_ids"].shape[1], 4)
+        if pad != "none":
+            self._pad(made, pad)
+        return made
+
+    def _pad(self, made: Inputs, pad: str) -> None:
+        given = made.arguments
+        if "attention_mask" not in self.signature:
+            raise NotApplicable("the model takes no attention_mask")
+        if "input_ids" in given:
+            mask = ones(pad, given["input_ids"].shape[1])
+        elif "inputs_embeds" in given:
+            mask = ones(pad, given["inputs_embeds"].shape[1])
+        elif "input_features" in given and pad == "right":
+            mask = torch.ones(BATCH, FRAMES, dtype=torch.long)
+            mask[0, -FRAMES // 4 :] = 0
+            made.part = 0.75
+        elif "input_values" in given and pad == "right":
+            mask = torch.ones(BATCH, given["input_values"].shape[-1], dtype=torch.long)
+            mask[0, -SAMPLES // 4 :] = 0
+            made.part = 0.75
+        else:
+            raise NotApplicable("the inputs have no padding of this kind")
+        given["attention_mask"] = mask
+        if "input_ids" in given or "inputs_embeds" in given:
+            made.kept = mask.bool()
+        if "decoder_input_ids" in given and "decoder_attention_mask" in self.signature:
+            of_targets = ones(pad, given["decoder_input_ids"].shape[1]).flip(0)
+            given["decoder_attention_mask"] = of_targets
+            made.kept_targets = of_targets.bool()
+
+    @property
+    def is_text(self) -> bool:
+        return "input_ids" in self.names and "decoder_input_ids" not in self.names
+
+    @property
+    def is_seq2seq(self) -> bool:
+        return "decoder_input_ids" in self.names

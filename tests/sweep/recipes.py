@@ -1,0 +1,83 @@
+"""What the generic tiny configuration and inputs do not say of single models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import sizes
+
+_MHA = {"num_key_value_heads": sizes.HEADS}  # where all heads must have keys of their own
+
+
+def _rope(*sections: int, name: str = "mrope_section", **more: Any) -> dict[str, Any]:
+    """Rotary sections, where the code of a model has default ones for its true sizes."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, name: list(sections), **more}}
+
+
+# By model type, or type:kind; also for a type that is a part of another's.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "chameleon": {"vocabulary_map": {"<image>": 90}},
+    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"]},
+    "deepseek_ocr2_text": {"num_key_value_heads": sizes.HEADS},
+    "depth_pro": {"patch_size": 32, "intermediate_hook_ids": [1, 0]},
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48},
+    "dory": {
+        "num_hidden_layers": 3,
+        "n_input_layers": 1,
+        "n_recurrent_layers": 1,
+        "n_output_layers": 1,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    },
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "dots3_note_text": _MHA,
+    "dots3_note_vision_encoder": {"num_experts_per_tok": 2, "per_layer_config": {}},
+    "efficientloftr": {"hidden_size": 256},
+    "emu3": {"vocabulary_map": {"<image>": 90, "<|extra_200|>": 91}},
+    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [48, 48], **_rope(3, 3, 2)},
+    "esm": {"vocab_size": sizes.VOCABULARY, "pad_token_id": 0, "mask_token_id": 90},
+    "esmc": _MHA,
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
+    "gemma3": {"mm_tokens_per_image": 4},
+    "gemma3n_text": {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "activation_sparsity_pattern": [0.0] * 4,
+    },
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "glm4v_text": _rope(4, 2, 2),
+    "glm4v_moe_text": _rope(2, 1, 1, partial_rotary_factor=0.5),
+    "glm5_next_text": {**_MHA, "qk_rope_head_dim": 0, "head_dim": 0, "index_topk": 16, "linear_num_heads": 4},
+    "glm_image_text": _rope(4, 2, 2),
+    "glm_ocr_text": _rope(4, 2, 2),
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": sizes.WINDOW},
+    "granite4_vision": {"image_grid_pinpoints": [[32, 32]], "downsample_rate": "1/2", "deepstack_layer_map": [[0, 0]]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "hrm_text": {"prefix_lm": False},
+    "hunyuan_vl_text": _rope(2, 2, 2, 2, name="xdrope_section"),
+    "idefics": {"alpha_initializer": "ones"},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lw_detr": {"num_windows": 4},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "molmo2_adapter": {"vision_feature_layer": [1, 0]},
+    "moonshine_streaming": {"num_key_value_heads": sizes.HEADS},
+    "muse_spark_audio": {"num_hidden_layers": 4, "hidden_sizes": [16, 32, 64, 64], "depths": [1, 1, 1, 1]},
+    "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
+    "qwen2_vl_text": _rope(4, 2, 2),
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 48},
+    "sam3_lite_text_text_model": {"num_hidden_layers": 3},
+    "timm_backbone": {"backbone": "resnet18"},
+    "zamba": {"num_hidden_layers": 4, "layer_types": ["linear_attention", "linear_attention", "hybrid", "hybrid"]},
+    "zamba2": {"num_hidden_layers": 3, "layer_types": ["linear_attention", "hybrid", "hybrid"]},
+    "zaya": {"num_experts_per_tok": 1},
+}
+ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {}
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(12))
