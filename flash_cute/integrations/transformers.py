@@ -14,7 +14,7 @@ function, in each layer. The mask function decides what the layers have to do an
   packed into one row. The layers call `flash_cute.varlen_attention`, on views of what they have, without unpadding.
 
 The rest (window, softcap, sinks, scale, causal) is passed to the attention function by the model. What cannot be
-served raises a ValueError; docs/integrations.md has the table.
+served raises a ValueError; docs/adopting/transformers.md has the table.
 """
 
 from typing import Any
