@@ -18,7 +18,7 @@ function, in each layer. The mask function decides what the layers have to do an
 
 Such a tensor says what is causal and which window there is, whatever the layer says: that is what "eager" computes.
 The rest (softcap, sinks, scale) is passed to the attention function by the model. What cannot be served raises a
-ValueError, where the model is loaded or in the call; docs/integrations.md has the table.
+ValueError, where the model is loaded or in the call; docs/adopting/transformers.md has the table.
 """
 
 from typing import Any
