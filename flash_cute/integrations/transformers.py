@@ -36,7 +36,7 @@ from ._transformers_band import CAUSAL, WHOLE, Band, code_of
 from ._transformers_lengths import Known, Lengths, Order, by_heads_lengths, kept, kept_by_heads, padded, read
 from ._transformers_load import NAME, teach
 from ._transformers_mask import assert_not_packed, is_in_a_graph, mask
-from ._transformers_models import attends_only_to_itself
+from ._transformers_models import attends_only_to_itself, window_of
 
 __all__ = ["attention", "mask", "register"]
 
@@ -320,10 +320,11 @@ def _of_mask(
 def _refuse_unsaid_window(module: torch.nn.Module, longest: Any) -> None:
     """Raise where a layer has a window that only its mask would say, and there is none (continuous batching)."""
     config = getattr(module, "config", None)
-    window = getattr(config, "sliding_window", None)
-    if not isinstance(window, int) or (isinstance(longest, int) and longest <= window):
+    layer = getattr(module, "layer_idx", None)
+    window = window_of(config, layer)
+    if window is None or (isinstance(longest, int) and longest <= window):
         return
-    types, layer = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    types = getattr(config, "layer_types", None)
     if types is None or layer is None or types[layer] == "sliding_attention":
         raise ValueError(
             f"flash_cute: sliding_window: expected {window}, config.sliding_window, of {type(module).__name__} where "
