@@ -18,7 +18,7 @@ from ._transformers_band import (
     traced_pattern,
 )
 from ._transformers_lengths import band_alone, packed, padded
-from ._transformers_models import attends_only_to_itself, may_contradict
+from ._transformers_models import attends_only_to_itself, may_contradict, window_of
 
 # B, Nq, Nk.
 Sizes: TypeAlias = tuple[int, int, int]
@@ -228,8 +228,8 @@ def _without_idle_limits(band: Band, sizes: Sizes, q_offset: int | Tensor, kv_of
 
 def _is_doubtful(config: Any, kv_length: int) -> bool:
     """Whether layers might do otherwise than their mask says, so that None would not do for it."""
-    window = getattr(config, "sliding_window", None)
-    has_window = isinstance(window, int) and kv_length >= window
+    window = window_of(config, None)
+    has_window = window is not None and kv_length >= window
     return has_window or type(config) in without_sdpa or may_contradict(config)
 
 

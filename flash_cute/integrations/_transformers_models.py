@@ -22,6 +22,9 @@ TESTED = {
     "step3p7": "a bias of positions in the image's layers, which do not use the interface",
 }
 
+# Architectures that flash-attention serves and we do not, and why.
+REFUSED = {"sam3": "its layers give a mask that is not bool to PyTorch's attention"}
+
 # By `config.model_type`, models whose layers say something else of causality than their masks, so that None will not do
 # for a mask. Transformers' "sdpa" goes by the layers where there is no padding, and is wrong.
 CONTRADICTORY = frozenset({"phi4_multimodal_vision"})
@@ -55,6 +58,15 @@ SELF_ATTENTION_ONLY = frozenset(
         "xmod",
     }
 )
+
+
+def window_of(config: Any, layer: int | None) -> int | None:
+    """The window of a configuration, or, where layers have several, of that of a layer; 0: of some."""
+    try:
+        window = getattr(config, "sliding_window", None)
+    except RuntimeError:  # what differs by layer has no value of its own
+        window = 0 if layer is None else getattr(config.per_layer_config[layer], "sliding_window", None)
+    return window if isinstance(window, int) else None
 
 
 def may_contradict(config: Any) -> bool:

@@ -36,7 +36,7 @@ from ._transformers_band import CAUSAL, WHOLE, Band, code_of
 from ._transformers_lengths import Known, Lengths, Order, by_heads_lengths, kept, kept_by_heads, padded, read
 from ._transformers_load import NAME, teach
 from ._transformers_mask import assert_not_packed, is_in_a_graph, mask
-from ._transformers_models import attends_only_to_itself
+from ._transformers_models import attends_only_to_itself, window_of
 
 __all__ = ["attention", "mask", "register"]
 
@@ -214,7 +214,8 @@ def attention(
     # False is a model's default, and must not override torch.use_deterministic_algorithms.
     options["deterministic"] = deterministic or None
     out = _general(query, key, value, is_causal, lengths, None if known is None else known.order, options)
-    if known is not None and known.last_row is not None and not torch.is_grad_enabled():
+    needs_gradients = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    if known is not None and known.last_row is not None and not needs_gradients:
         out = _with_last_row(out, query, key, value, known, softcap, s_aux, scaling)
     return out, None
 
@@ -310,8 +311,8 @@ def _of_mask(
             )
         first_row = seen - sizes[1] if own else None
         waits = not is_in_a_graph(attention_mask.device)
-        code = code_of(*(CAUSAL if is_causal else WHOLE))
-        mask = padded(attention_mask, sizes, seen, first_row, code, waits, has_window)
+        band = WHOLE if not is_causal else (sliding_window - 1, 0) if sliding_window and has_window else CAUSAL
+        mask = padded(attention_mask, sizes, seen, first_row, code_of(*band), waits, has_window)
         known[call] = Known() if mask is None else read(mask, *sizes)._replace(options=None)
     return known[call]
 
@@ -319,10 +320,11 @@ def _of_mask(
 def _refuse_unsaid_window(module: torch.nn.Module, longest: Any) -> None:
     """Raise where a layer has a window that only its mask would say, and there is none (continuous batching)."""
     config = getattr(module, "config", None)
-    window = getattr(config, "sliding_window", None)
-    if not isinstance(window, int) or (isinstance(longest, int) and longest <= window):
+    layer = getattr(module, "layer_idx", None)
+    window = window_of(config, layer)
+    if window is None or (isinstance(longest, int) and longest <= window):
         return
-    types, layer = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    types = getattr(config, "layer_types", None)
     if types is None or layer is None or types[layer] == "sliding_attention":
         raise ValueError(
             f"flash_cute: sliding_window: expected {window}, config.sliding_window, of {type(module).__name__} where "
