@@ -303,7 +303,8 @@ for name in ("flash_attn", "flash-attn", "Flash_Attn"):
     assert importlib.metadata.version(name) == "2.8.3"
 assert "flash_cute" in importlib.metadata.metadata("flash_attn")["Summary"]
 assert importlib.metadata.packages_distributions()["flash_attn"] == ["flash_attn"]
-assert importlib.metadata.version("torch")
+assert importlib.metadata.version("torch") and not list(importlib.metadata.distributions(path=[]))
+assert importlib.metadata.entry_points() and importlib.metadata.distribution("flash_attn").files is None
 for module in (flash_attn, inner, flash_attn_interface, flash_attn_2_cuda):
     assert module.__flash_cute__ == flash_cute.__version__
     assert f"(flash_cute {flash_cute.__version__})" in repr(module) and "uninstall()" in module.__doc__
@@ -335,7 +336,7 @@ import flash_attn
 assert flash_attn.flash_attn_func is flash_attn_func
 """
 SAID = (
-    "flash_cute: {}: flash_cute, which has no such name, stands in the place of flash-attn 2.8.3 in this process. "
+    "flash_cute: {}: flash_cute, which has no such name, stands in the place of flash-attn in this process. "
     "flash_cute.integrations.flash_attn.uninstall() takes it away again."
 )
 
