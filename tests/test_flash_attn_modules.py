@@ -200,10 +200,16 @@ def test_rotary_compiled(rng: torch.Generator) -> None:
     def turn(x: torch.Tensor) -> torch.Tensor:
         return _rotary.apply_rotary_emb_qkv_(x * 2, cos, sin, seqlen_offsets=1)
 
-    out, expected = torch.compile(turn, fullgraph=True, backend="aot_eager")(x), turn(x)
-    torch.testing.assert_close(out, expected)
-    given, right = (torch.autograd.grad(y.square().sum(), x) for y in (out, expected))
-    torch.testing.assert_close(given, right)
+    def turn_leaf(x: torch.Tensor) -> torch.Tensor:
+        return _rotary.apply_rotary_emb_qkv_(x, cos, sin, seqlen_offsets=1)
+
+    for function in (turn, turn_leaf):
+        leaf, another = (x.detach().clone().requires_grad_() for _ in range(2))
+        out, expected = torch.compile(function, fullgraph=True, backend="aot_eager")(leaf), function(another)
+        torch.testing.assert_close((out, leaf), (expected, another))
+        flow = torch.randn(out.shape, generator=rng)
+        given, right = (torch.autograd.grad(y, z, flow) for y, z in ((out, leaf), (expected, another)))
+        torch.testing.assert_close(given, right)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
