@@ -200,10 +200,16 @@ def test_rotary_compiled(rng: torch.Generator) -> None:
     def turn(x: torch.Tensor) -> torch.Tensor:
         return _rotary.apply_rotary_emb_qkv_(x * 2, cos, sin, seqlen_offsets=1)
 
-    out, expected = torch.compile(turn, fullgraph=True, backend="aot_eager")(x), turn(x)
-    torch.testing.assert_close(out, expected)
-    given, right = (torch.autograd.grad(y.square().sum(), x) for y in (out, expected))
-    torch.testing.assert_close(given, right)
+    def turn_leaf(x: torch.Tensor) -> torch.Tensor:
+        return _rotary.apply_rotary_emb_qkv_(x, cos, sin, seqlen_offsets=1)
+
+    for function in (turn, turn_leaf):
+        leaf, another = (x.detach().clone().requires_grad_() for _ in range(2))
+        out, expected = torch.compile(function, fullgraph=True, backend="aot_eager")(leaf), function(another)
+        torch.testing.assert_close((out, leaf), (expected, another))
+        flow = torch.randn(out.shape, generator=rng)
+        given, right = (torch.autograd.grad(y, z, flow) for y, z in ((out, leaf), (expected, another)))
+        torch.testing.assert_close(given, right)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -303,7 +309,8 @@ for name in ("flash_attn", "flash-attn", "Flash_Attn"):
     assert importlib.metadata.version(name) == "2.8.3"
 assert "flash_cute" in importlib.metadata.metadata("flash_attn")["Summary"]
 assert importlib.metadata.packages_distributions()["flash_attn"] == ["flash_attn"]
-assert importlib.metadata.version("torch")
+assert importlib.metadata.version("torch") and not list(importlib.metadata.distributions(path=[]))
+assert importlib.metadata.entry_points() and importlib.metadata.distribution("flash_attn").files is None
 for module in (flash_attn, inner, flash_attn_interface, flash_attn_2_cuda):
     assert module.__flash_cute__ == flash_cute.__version__
     assert f"(flash_cute {flash_cute.__version__})" in repr(module) and "uninstall()" in module.__doc__
@@ -335,7 +342,7 @@ import flash_attn
 assert flash_attn.flash_attn_func is flash_attn_func
 """
 SAID = (
-    "flash_cute: {}: flash_cute, which has no such name, stands in the place of flash-attn 2.8.3 in this process. "
+    "flash_cute: {}: flash_cute, which has no such name, stands in the place of flash-attn in this process. "
     "flash_cute.integrations.flash_attn.uninstall() takes it away again."
 )
 

@@ -150,6 +150,28 @@ def test_gradients_of_the_private_forward(rng: torch.Generator) -> None:
     assert same_bits(given, right)
 
 
+def test_compiled(rng: torch.Generator) -> None:
+    """In one graph, buffers and all; a longest length that is a tensor does not break it."""
+    tensors = [torch.randn(1, 9, 2, 8, generator=rng) for _ in range(4)]
+    bounds, score = (
+        offsets((4, 5)),
+        (0.0, 0.3, True, -1, -1, 0.0, None),
+    )  # dropout, scale, causal, window, softcap, alibi
+
+    def both(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor) -> list[torch.Tensor]:
+        out, lse, *_ = calls._wrapped_flash_attn_forward(q, k, v, *score, False)
+        buffers = [torch.empty_like(x) for x in (q, k, v)]
+        sums = calls._wrapped_flash_attn_backward(dout, q, k, v, out, lse, *buffers, *score, False)
+        rows, lengths = (q[0], k[0], v[0]), (bounds, bounds, torch.tensor(5), 5)
+        packed, packed_lse, *_ = calls._wrapped_flash_attn_varlen_forward(*rows, *lengths, *score)
+        packed_buffers = [torch.empty_like(x) for x in rows]
+        call = (dout[0], *rows, packed, packed_lse, *packed_buffers, *lengths, *score, False)
+        packed_sums = calls._wrapped_flash_attn_varlen_backward(*call)
+        return [out, lse, *buffers, sums, packed, packed_lse, *packed_buffers, packed_sums]
+
+    torch.testing.assert_close(torch.compile(both, fullgraph=True, backend="aot_eager")(*tensors), both(*tensors))
+
+
 X = torch.zeros(1, 4, 2, 8)
 LSE = torch.zeros(1, 2, 4)
 PLAIN = {"dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size_left": -1, "window_size_right": -1}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from numerics import assert_gradients_match, assert_matches
+from numerics import assert_gradients_match, assert_matches, same_bits
 from packages import need
 
 from flash_cute.integrations import diffusers as ours
@@ -116,15 +116,18 @@ def test_compiled(dispatch: Any, rng: torch.Generator) -> None:
     torch.testing.assert_close(given, right)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_arguments(is_causal: bool, dispatch: Any, device: str, rng: torch.Generator) -> None:
+@pytest.mark.parametrize(("is_causal", "rows"), [(False, 20), (True, 20), (True, 33)])
+def test_arguments(is_causal: bool, rows: int, dispatch: Any, device: str, rng: torch.Generator) -> None:
     """20 rows that see 33 keys tell the causal mask's alignment, which is the native backend's."""
     dtype = torch.float16 if device == "cuda" else torch.float32
-    shapes = ((2, 20, 4, 16), (2, 33, 2, 16), (2, 33, 2, 24))
+    shapes = ((2, rows, 4, 16), (2, 33, 2, 16), (2, 33, 2, 24))
     q, k, v = (torch.randn(shape, generator=rng).to(device, dtype).requires_grad_() for shape in shapes)
     options = {"is_causal": is_causal, "scale": 0.3, "enable_gqa": True}
     with dispatch.attention_backend("flash_cute"):
         out, lse = dispatch.dispatch_attention_fn(q, k, v, **options, attention_kwargs={"return_lse": True})
+        with torch.no_grad():
+            alone = dispatch.dispatch_attention_fn(q, k, v, **options)
+    assert same_bits((alone,), (out,))
     causal = "top_left" if is_causal else False
     heads_first = tuple(x.detach().transpose(1, 2) for x in (q, k, v))
     assert_matches(out.detach().transpose(1, 2), lse.detach(), *heads_first, causal, 0.3)

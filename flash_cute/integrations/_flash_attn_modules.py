@@ -132,8 +132,8 @@ _UNDO = "flash_cute.integrations.flash_attn.uninstall() takes it away again."
 
 def _sentence(name: str) -> str:
     return (
-        f"flash_cute: {name}: flash_cute, which has no such name, stands in the place of flash-attn {VERSION} in this "
-        f"process. {_UNDO}"
+        f"flash_cute: {name}: flash_cute, which has no such name, stands in the place of flash-attn in this process. "
+        f"{_UNDO}"
     )
 
 
@@ -150,7 +150,10 @@ class _Finder:
             raise ModuleNotFoundError(_sentence(name))
 
     def find_distributions(self, context: Any = None) -> Iterator[importlib.metadata.Distribution]:
-        name = getattr(context, "name", None)
+        asked = {} if context is None else vars(context)
+        if "path" in asked:  # only what is in these folders
+            return
+        name = asked.get("name")
         if name is None or re.sub(r"[-_.]+", "-", name).lower() == "flash-attn":
             yield _Distribution()
 

@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from .. import _ops, attention, varlen_attention
 from .._layers import is_plain, is_unserved
@@ -245,10 +246,12 @@ def window(window_size: Any) -> Window | None:
 
 
 def hint(max_seqlen: Any) -> Any:
-    """A longest length; None, which is none, for a tensor on a GPU, whose value would have to be waited for."""
+    """A longest length; None, which is none, for a tensor that cannot be read without waiting, or breaking a graph."""
     if not isinstance(max_seqlen, Tensor):
         return max_seqlen
-    return int(max_seqlen) if max_seqlen.device.type == "cpu" and max_seqlen.numel() == 1 else None
+    if is_dynamo_compiling() or max_seqlen.device.type != "cpu" or max_seqlen.numel() != 1:
+        return None
+    return int(max_seqlen)
 
 
 def _unstack(q: Tensor | None, stacked: Tensor, num_heads_q: int | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,6 +10,7 @@ What all have in common: x is `(B, N, H, D)`, or with `cu_seqlens` `(batch + 1,)
 `inplace` writes to x. Gradients flow to x, and to cos and sin where they require one.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,15 +77,18 @@ def apply_rotary(
             f"{first} to {first + longest - 1}"
         )
     cos, sin = _of_rows(x, cos, sin, seqlen_offsets, cu_seqlens)
+    if conjugate:
+        sin = -sin
     if inplace:
-        x = _writable(x)
-    rows = x[..., : 2 * cos.shape[-1]]
-    if inplace and (cos.requires_grad or sin.requires_grad):
-        rows = rows.clone()  # their gradients are computed from what x was
-    rotated = _rotate(rows, cos, -sin if conjugate else sin, interleaved)
-    if inplace:
-        x[..., : rotated.shape[-1]].copy_(rotated)
-        return x
+
+        def write(x: Tensor) -> None:
+            rows = x[..., : 2 * cos.shape[-1]]
+            # The gradients of cos and sin are computed from what x was.
+            kept = rows.clone() if cos.requires_grad or sin.requires_grad else rows
+            rows.copy_(_rotate(kept, cos, sin, interleaved))
+
+        return _in_place(x, write)
+    rotated = _rotate(x[..., : 2 * cos.shape[-1]], cos, sin, interleaved)
     return rotated if rotated.shape[-1] == x.shape[-1] else torch.cat((rotated, x[..., rotated.shape[-1] :]), -1)
 
 
@@ -154,12 +158,13 @@ def apply_rotary_emb_qkv_(
             "flash_cute: qkv: expected (B, N, 3, H, D), or (B, N, Hq + 2 * Hkv, D) beside num_heads_q, got "
             f"{tuple(qkv.shape)} and {num_heads_q}"
         )
-    qkv = _writable(qkv)
-    q, k = (qkv[:, :, part] for part in parts)
-    apply_rotary_emb(q, cos, sin, interleaved, True, seqlen_offsets)
-    cos_k, sin_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
-    apply_rotary_emb(k, cos_k, sin_k, interleaved, True, seqlen_offsets)
-    return qkv
+    tables = ((cos, sin), (cos if cos_k is None else cos_k, sin if sin_k is None else sin_k))
+
+    def write(qkv: Tensor) -> None:
+        for part, table in zip(parts, tables, strict=True):
+            apply_rotary_emb(qkv[:, :, part], *table, interleaved, True, seqlen_offsets)
+
+    return _in_place(qkv, write)
 
 
 def apply_rotary_emb_kv_(
@@ -168,9 +173,7 @@ def apply_rotary_emb_kv_(
     """Rotates k of kv `(B, N, 2, H, D)` in place; returns kv."""
     if kv.dim() != 5 or kv.shape[2] != 2:
         raise ValueError(f"flash_cute: kv: expected (B, N, 2, H, D), got {tuple(kv.shape)}")
-    kv = _writable(kv)
-    apply_rotary_emb(kv[:, :, 0], cos, sin, interleaved, True, seqlen_offsets)
-    return kv
+    return _in_place(kv, lambda kv: apply_rotary_emb(kv[:, :, 0], cos, sin, interleaved, True, seqlen_offsets))
 
 
 class RotaryEmbedding(torch.nn.Module):
@@ -289,18 +292,20 @@ class _Alias(torch.autograd.Function):
         return grad
 
 
-def _writable(x: Tensor) -> Tensor:
-    """x, or, of a leaf that requires grad, an alias: PyTorch lets nobody write to the leaf itself, flash-attn does.
-
-    Not in a graph of torch.compile, where PyTorch's error stands.
-    """
-    if is_dynamo_compiling():
+def _in_place(x: Tensor, write: Callable[[Tensor], object]) -> Tensor:
+    """x, which `write` has written to; of a leaf that requires grad another tensor with what was written, and with its
+    gradient: PyTorch lets nobody write to such a leaf itself, flash-attn does."""
+    compiling = is_dynamo_compiling()  # views have no base there
+    is_leaf = x.is_leaf or not (compiling or x._base is None or not x._base.is_leaf)
+    if not (is_leaf and x.requires_grad and torch.is_grad_enabled()):
+        write(x)
         return x
-    base = x if x._base is None else x._base
-    if torch.is_grad_enabled() and base.is_leaf and base.requires_grad:
-        alias: Tensor = _Alias.apply(x)
-        return alias
-    return x
+    out: Tensor = x.clone() if compiling else _Alias.apply(x)
+    write(out)
+    if compiling:  # a graph takes no alias
+        with torch.no_grad():
+            x.copy_(out)
+    return out
 
 
 def _of_rows(

@@ -20,6 +20,8 @@ from torch import Tensor
 
 import flash_cute
 
+from ._flash_options import dense
+
 __all__ = ["attention", "register"]
 
 NAME = "flash_cute"
@@ -83,13 +85,15 @@ def attention(
             f"flash_cute: enable_gqa: expected True beside {query.shape[2]} heads of query and {key.shape[2]} of key, "
             "got False"
         )
-    causal = "top_left" if is_causal else False
-    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    result: Any = flash_cute.attention(q, k, v, causal, scale=scale, return_lse=return_lse)
-    if return_lse:
-        return result[0].transpose(1, 2), result[1]
-    out: Tensor = result.transpose(1, 2)
-    return out
+    out: Tensor
+    lse: Tensor | None
+    if not is_causal or query.shape[1] == key.shape[1]:  # a mask's alignment does not matter: the layers' operator
+        out, lse = dense(query, key, value, scale, bool(is_causal), (-1, -1), 0.0, None, False, return_lse)
+    else:
+        q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        out, lse = flash_cute.fwd(q, k, v, "top_left", scale=scale)
+        out = out.transpose(1, 2)
+    return (out, lse) if return_lse and lse is not None else out
 
 
 class _AnyName(set[str]):
