@@ -141,7 +141,8 @@ def spans(cu_seqlens: Tensor, seqused: Tensor | None, total: int) -> Spans:
     """What is in use of each sequence, whatever the offsets hold: never before row 0 nor past row `total`.
 
     Offsets count as ascending: one that is smaller than an offset before it counts as that one.
-    start = the largest clamp(cu[a], 0, total), a <= b; end = the start of b + 1; length = clamp(seqused[b], 0, end - start).
+    start = the largest clamp(cu[a], 0, total), a <= b; end = the start of b + 1; length = clamp(seqused[b], 0, end -
+    start).
     """
     bounds = cu_seqlens.long().clamp(0, total).cummax(0)[0]
     start = bounds[:-1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +30,48 @@ def test_this_torch_allocates_for_us() -> None:
     symbol = "".join(source[start : source.index(";", start)].split('"')[1::2])
     assert symbol.startswith("_ZN2at4_ops13empty_strided4call")
     assert hasattr(library, symbol)
+
+
+ALLOCATING_OPERATOR = """
+#include <torch/csrc/stable/library.h>
+#include "api/tensor.h"
+
+void boxed_make(StableIValue* stack, uint64_t, uint64_t) {
+  int64_t const sizes[] = {torch::stable::detail::to<int64_t>(stack[0]), 3}, strides[] = {1, 5};
+  flash_cute::Tensor made(flash_cute::allocate(2, sizes, strides, aoti_torch_dtype_float64(),
+                                               aoti_torch_device_type_cpu(), -1));
+  stack[0] = torch::stable::detail::from(made.release());
+}
+
+STABLE_TORCH_LIBRARY(flash_cute_test, m) { m.def("make(int rows) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL(flash_cute_test, CompositeExplicitAutograd, m) { m.impl("make", &boxed_make); }
+"""
+
+
+def test_pytorchs_exceptions_pass(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As they would from an operator of its own, and without a word on stderr: what a lack of GPU memory relies on."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++")
+    (tmp_path / "make.cpp").write_text(ALLOCATING_OPERATOR)
+    folder = Path(torch.__file__).parent
+    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
+    flags += [f"-I{Path(__file__).parents[1] / 'csrc'}", "-isystem", str(folder / "include"), f"-L{folder / 'lib'}"]
+    files = [str(tmp_path / "make.cpp"), "-ltorch_cpu", "-o", str(tmp_path / "make.so")]
+    subprocess.run(["g++", *flags, *files], check=True)
+    torch.ops.load_library(str(tmp_path / "make.so"))
+    make = torch.ops.flash_cute_test.make
+    x = make(2)
+    assert (x.shape, x.stride(), x.dtype, x.device.type) == ((2, 3), (1, 5), torch.float64, "cpu")
+    x.fill_(1)
+    assert x.sum() == 6
+    capfd.readouterr()
+    for rows in (-1, 2**50):
+        with pytest.raises(RuntimeError) as theirs:
+            torch.empty_strided((rows, 3), (1, 5), dtype=torch.float64)
+        with pytest.raises(type(theirs.value)) as caught:
+            make(rows)
+        assert str(caught.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+    assert capfd.readouterr() == ("", ""), "it printed something"
 
 
 def _too_large(device: str) -> Inputs:

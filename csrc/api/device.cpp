@@ -87,34 +87,49 @@ void check_cuda(cudaError_t error, char const* action) {
 
 namespace {
 
-// A function of the driver, looked up through the runtime so that nothing links to libcuda.
-template <class Function>
-Function driver_function(char const* name) {
-  void* symbol = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-  check_cuda(cudaGetDriverEntryPointByVersion(name, &symbol, 12000, cudaEnableDefault, &result), "find the driver");
-  check_cuda(result == cudaDriverEntryPointSuccess ? cudaSuccess : cudaErrorSymbolNotFound, "find the driver");
-  return reinterpret_cast<Function>(symbol);
-}
+// Functions of the driver, looked up through the runtime so that nothing links to libcuda.
+class ContextFunctions {
+ public:
+  // Throws, at the first call, where there is no driver.
+  static ContextFunctions const& instance() {
+    static ContextFunctions const functions;
+    return functions;
+  }
 
-// Null where this thread has none.
-CUcontext current_context() {
-  static auto const get = driver_function<decltype(&cuCtxGetCurrent)>("cuCtxGetCurrent");
-  CUcontext context = nullptr;
-  return get(&context) == CUDA_SUCCESS ? context : nullptr;
-}
+  // Null where this thread has none.
+  CUcontext current() const {
+    CUcontext context = nullptr;
+    return get_(&context) == CUDA_SUCCESS ? context : nullptr;
+  }
 
-void set_current_context(CUcontext context) {
-  static auto const set = driver_function<decltype(&cuCtxSetCurrent)>("cuCtxSetCurrent");
-  set(context);
-}
+  void make_current(CUcontext context) const { set_(context); }
+
+ private:
+  ContextFunctions() {
+    find("cuCtxGetCurrent", get_);
+    find("cuCtxSetCurrent", set_);
+  }
+
+  template <class Function>
+  static void find(char const* name, Function& function) {
+    void* symbol = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    check_cuda(cudaGetDriverEntryPointByVersion(name, &symbol, 12000, cudaEnableDefault, &result), "find the driver");
+    check_cuda(result == cudaDriverEntryPointSuccess ? cudaSuccess : cudaErrorSymbolNotFound, "find the driver");
+    function = reinterpret_cast<Function>(symbol);
+  }
+
+  decltype(&cuCtxGetCurrent) get_;
+  decltype(&cuCtxSetCurrent) set_;
+};
 
 }  // namespace
 
-ContextBefore::ContextBefore() : before_(current_context()) {}
+ContextBefore::ContextBefore() : before_(ContextFunctions::instance().current()) {}
 
 ContextBefore::~ContextBefore() {
-  if (before_ != nullptr && current_context() != before_) set_current_context(before_);
+  ContextFunctions const& contexts = ContextFunctions::instance();
+  if (before_ != nullptr && contexts.current() != before_) contexts.make_current(before_);
 }
 
 // A thread has no context before its first call of the runtime that needs one, and tensor maps, which the driver
@@ -124,7 +139,8 @@ CurrentDevice::CurrentDevice(int device_index) : guard_(device_index) {
   constexpr int kKnown = 64;
   static std::array<std::atomic<CUcontext>, kKnown> primary_contexts{};
   bool const known = device_index >= 0 && device_index < kKnown;
-  CUcontext const context = current_context();
+  ContextFunctions const& contexts = ContextFunctions::instance();
+  CUcontext const context = contexts.current();
   int current = -1;
   check_cuda(cudaGetDevice(&current), "read the current device");
   if (known && current == device_index && context != nullptr &&
@@ -132,7 +148,7 @@ CurrentDevice::CurrentDevice(int device_index) : guard_(device_index) {
     return;
   }
   check_cuda(cudaSetDevice(device_index), "set the current device");
-  if (known) primary_contexts[device_index].store(current_context(), std::memory_order_relaxed);
+  if (known) primary_contexts[device_index].store(contexts.current(), std::memory_order_relaxed);
 }
 
 cudaStream_t current_stream(int device_index) {

@@ -34,9 +34,9 @@ void plan_fwd_sm90(FwdPlan& plan, Problem const& problem, Gpu gpu) {
 }
 
 // A kernel that reads the sequences at run time, also where the batch is dense.
-void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gpu, bool packed) {
+void plan_fwd_of_sequences(FwdDecision& decision, FwdArgs const& args, Problem const& problem, Gpu gpu) {
   FwdPlan& plan = decision.plan;
-  bool const sm90 = decision.backend == Backend::kSm90;
+  bool const sm90 = decision.backend == Backend::kSm90, packed = args.sequences.has_value();
   if (sm90) {
     plan.entry = problem.forced_entry;
     plan.shape = sm90::fwd::kernel_shape(plan.head_dim, plan.entry, plan.head_dim_v);
@@ -47,8 +47,9 @@ void plan_fwd_of_sequences(FwdDecision& decision, Problem const& problem, Gpu gp
                      : sm80::fwd::float16_kernel_shape(plan.head_dim, plan.entry);
   }
   int64_t const tiles = most_row_tiles(problem, plan.shape, packed);
-  if (tiles == 0) return;  // perhaps there is no head, which no order of tiles has
-  if (!sm90) {
+  check_num_tiles("q", tiles, plan.shape.block_m, "rows", args.q);
+  if (tiles == 0) return;  // perhaps there is no head, and no order of tiles then
+  if (!sm90 && !packed) {
     plan.order = sm80::fwd::tile_order(plan.shape, /*masked=*/true, problem.batch, problem.heads_q, problem.heads_kv,
                                        problem.len_q, problem.len_k, decision.padded_head_dim);
   }
@@ -171,8 +172,7 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& asked, Gpu gpu) {
   plan.variant = fwd_variant(problem, decision.instance, packed);
   plan.accumulate = problem.accumulate;
   if (reads_sequences(plan.variant)) {
-    plan_fwd_of_sequences(decision, problem, gpu, packed);
-    check_num_tiles("q", most_row_tiles(problem, plan.shape, packed), plan.shape.block_m, "rows", args.q);
+    plan_fwd_of_sequences(decision, args, problem, gpu);
     return decision;
   }
   if (sm90) {

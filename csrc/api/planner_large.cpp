@@ -65,8 +65,10 @@ void plan_fwd_large(FwdDecision& decision, FwdArgs const& args, Problem const& p
   plan.ctas = tiles;
   if (tiles == 0) return;
   int const head_dim = (decision.padded_head_dim + decision.padded_head_dim_v) / 2;  // mean of K's and V's
-  plan.order = sm80::fwd::tile_order(plan.shape, /*masked=*/true, problem.batch, problem.heads_q, problem.heads_kv,
-                                     problem.len_q, problem.len_k, head_dim);
+  if (!packed) {
+    plan.order = sm80::fwd::tile_order(plan.shape, /*masked=*/true, problem.batch, problem.heads_q, problem.heads_kv,
+                                       problem.len_q, problem.len_k, head_dim);
+  }
   int64_t const bytes_before = packed ? prefix_bytes(problem) : 0;
   plan.workspace.bytes = bytes_before;
   if (plan.column_parts == 2 && gpu.num_sms > 1) {  // a partner that did not run would be waited for in vain

@@ -55,9 +55,10 @@ CUTE_DEVICE float quad_reduce(float x, Op op) {
   return op(x, __shfl_xor_sync(0xffffffff, x, 1));
 }
 
-// Where the power of two is that the scores of a row past kFused are multiplied by: computed where it is needed, or
-// among the parameters. Which of them lets a kernel at the limit of its registers do without spills was tried.
-enum class PowerScale { kGiven, kComputed };
+// Where the power of two comes from that the scores of a row past kFused are multiplied by: from the parameters; computed
+// where it is needed; or from the parameters, with a vote at every tile for such rows, which have no lagging maximum.
+// Kernels at the limit of their registers have the one with which they do not spill, by trial.
+enum class PowerScale { kGiven, kComputed, kVoted };
 
 // `kRows`: per thread. `kLazy_`: with a lagging maximum; four rows per thread leave too few registers for it.
 template <int kRows, bool kLazy_ = kRows == 2, PowerScale kPowerScale = PowerScale::kGiven>
@@ -67,7 +68,7 @@ struct OnlineSoftmax {
   static constexpr float kFused = 0x1p26f;  // the offset's rounding is then at most 4
 
   float scale_log2;
-  float power_scale;     // kGiven: the power of two from scale_log2 on
+  float power_scale;     // unless kComputed: the power of two from scale_log2 on
   float offset[kRows];   // the maximum in use times row_scale; at first lower than that of any finite score
   float sum[kRows];      // of the numerators; over this thread's columns only until finish()
   float own_max[kRows];  // kLazy: of the raw scores so far, over this thread's columns only; else of the tile's row
@@ -123,10 +124,10 @@ struct OnlineSoftmax {
       }
       if constexpr (kLazy) {
         grown |= own_max[i] > limit[i];
-      } else if constexpr (kPowerScale == PowerScale::kComputed) {
-        grown |= own_max[i] * row_scale(offset[i]) > offset[i];
-      } else {
+      } else if constexpr (kPowerScale == PowerScale::kVoted) {
         grown |= own_max[i] * scale_log2 > offset[i] || fabsf(offset[i]) > kFused;
+      } else {
+        grown |= own_max[i] * row_scale(offset[i]) > offset[i];
       }
     }
     auto const wait = [&] {
@@ -215,7 +216,7 @@ struct OnlineSoftmax {
 
  private:
   CUTE_DEVICE float power() const {
-    if constexpr (kPowerScale == PowerScale::kGiven) return power_scale;
+    if constexpr (kPowerScale != PowerScale::kComputed) return power_scale;
     uint32_t bits;
     asm("add.u32 %0, %1, 0x007fffff;" : "=r"(bits) : "r"(__float_as_uint(scale_log2)));
     return __uint_as_float(bits & 0x7f800000u);

@@ -41,11 +41,11 @@ struct Float16Products : Float32Products {
     return fminf(fmaxf(power, 0x1p-14f), 0x1p15f);
   }
 
-  template <int kRows>
+  template <int kRows, PowerScale kPowerScale>
   CUTE_DEVICE static auto make_softmax(float scale_log2, float power_scale) {
     constexpr bool kLazy = !kPv && OnlineSoftmax<kRows>::kLazy;
     float const factor = kQk ? q_factor(scale_log2) : 1.f;
-    return OnlineSoftmax<kRows, kLazy>(scale_log2 / factor, power_scale / factor);
+    return OnlineSoftmax<kRows, kLazy, kPowerScale>(scale_log2 / factor, power_scale / factor);
   }
 
   // Multiplies the part of Q by its factor that this thread has copied to shared memory.
@@ -157,6 +157,8 @@ struct Float16Traits : Traits<Element, kHeadDim, kTile, kVariant> {
   using Products = Float16Products<Base, kAccumulate>;
   static constexpr bool kRecomputes = Base::kRecomputes || kHeadDim == 192;  // else it spills
   static constexpr bool kRecomputesQ = false, kRereads = false;               // with them it spills
+  static constexpr PowerScale kPowerScale =
+      kHeadDim == 128 && kAccumulate == Accumulate::kFloat16Pv ? PowerScale::kVoted : PowerScale::kGiven;
 };
 
 }  // namespace flash_cute::sm80::fwd

@@ -13,9 +13,9 @@ using namespace cute;
 struct Float32Products {
   static constexpr bool kScalesQ = false;
 
-  template <int kRows>
+  template <int kRows, PowerScale kPowerScale>
   CUTE_DEVICE static auto make_softmax(float scale_log2, float power_scale) {
-    return OnlineSoftmax<kRows, kRows == 2, PowerScale::kComputed>(scale_log2, power_scale);
+    return OnlineSoftmax<kRows, kRows == 2, kPowerScale>(scale_log2, power_scale);
   }
 
   // S = Q K^T. fetch(k) loads what k step k needs.

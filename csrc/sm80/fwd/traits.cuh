@@ -9,6 +9,7 @@
 
 #include "tile.h"
 #include "../../core/sequence.cuh"
+#include "../../core/softmax.cuh"
 #include "../../core/tile_order.h"
 #include "../../core/variant.h"
 #include "../mma_atom.cuh"
@@ -49,6 +50,9 @@ struct Traits {
   static constexpr bool kRecomputesQ = kRecomputes;  // the addresses of Q, too
   // Whether the addresses of a sequence's first key and a tile's last whole key tile are read again from shared memory.
   static constexpr bool kRereads = reads_sequences(kVariant);
+  static constexpr PowerScale kPowerScale =
+      (kHeadDim == 128 && kBlockN == 48) || (kHeadDim == 256 && kBlockM == 128) ? PowerScale::kComputed
+                                                                               : PowerScale::kGiven;
   // Whether a CTA finds its sequence in the offsets where there are few, see place_tile.
   static constexpr bool kSearchesOffsets = true;
   static_assert(kStages == 1 || kStages == 2);
