@@ -60,6 +60,8 @@ def main() -> int:
             return wanted
         if "load" in known:
             return []
+        if any(m.startswith("after ") for m in known):
+            return [m for m in wanted if m not in known]
         if options.failed:
             return [m for m in wanted if known.get(m, {}).get("result") in BAD] or (wanted if not known else [])
         return [m for m in wanted if m not in known]

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import runner
 from .models import Model
-from .outcome import UNCLEAR, Outcome
+from .outcome import NOT_BUILT, UNCLEAR, Outcome
 
 Results = dict[str, dict[str, Any]]
 
@@ -79,7 +79,10 @@ def run_all(
         worker.pipe.close()
         workers.remove(worker)
         assert worker.model is not None
-        worker.found[f"after {worker.mode}"] = dataclasses.asdict(Outcome(UNCLEAR, text=why))
+        if worker.mode == "load":  # no mode has been run: the recipe is too large, or finds no inputs in time
+            worker.found["load"] = dataclasses.asdict(Outcome(NOT_BUILT, text=why))
+        else:
+            worker.found[f"after {worker.mode}"] = dataclasses.asdict(Outcome(UNCLEAR, text=why))
         done(worker.model, worker.found)
 
     while queue or workers:

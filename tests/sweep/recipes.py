@@ -136,6 +136,11 @@ def _voxtral_realtime(config: Any) -> dict[str, Any]:
     return {"input_ids": _ids(), "input_features": _random(2, sizes.MELS, 8 * 14)}
 
 
+# By model type, why the attention function is never called though the class says that it may be.
+NO_ATTENTION = {
+    "got_ocr2_vision": "its layers compute attention with a bias of positions themselves",
+    "muse_spark_audio": "it has convolutions and no attention",
+}
 # By model type, the arguments of a forward; for what inputs.py does not find.
 ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "gemma4_vision": _gemma4_vision,

@@ -29,6 +29,7 @@ from .outcome import (
     NotApplicable,
     Outcome,
 )
+from .recipes import NO_ATTENTION
 from .tiny import tiny
 
 WIDE = "wide window"
@@ -101,7 +102,10 @@ def run(model: Model, wanted: Iterable[str] | None = None, device: str = "cpu") 
         return
     for mode in wanted:
         if mode != WIDE:
-            yield mode, _best_outcome(mode, eager, ours, feed)
+            found = _best_outcome(mode, eager, ours, feed)
+            if found.result == NOT_REACHED and model.model_type in NO_ATTENTION:
+                found = Outcome(NOT_APPLICABLE, found.error, NO_ATTENTION[model.model_type])
+            yield mode, found
     if WIDE in wanted:
         yield WIDE, _wide(model, feed, device)
 
