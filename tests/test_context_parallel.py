@@ -36,7 +36,8 @@ def run(rank, store, device):
         dtype, head_dim, allowed = torch.float32, 16, 1e-5
         library = torch.library.Library("aten", "IMPL")
         for name in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"):
-            library.impl(name, _aten.make_override(name, _aten.OPERATORS[name], None, True), "CPU", with_keyset=True)
+            kernel = _aten.make_override(name, _aten.OPERATORS[name], None, True, frozenset)
+            library.impl(name, kernel, "CPU", with_keyset=True)
         def attention(*tensors):
             whole = [DTensor.from_local(x, mesh, [Shard(2)], run_check=False) for x in tensors]
             return torch.ops.aten._scaled_dot_product_flash_attention(*whole, 0.0, True)[0].to_local()

@@ -86,7 +86,7 @@ def test_sm80_pads_a_head_dim_of_v_in_the_backward() -> None:
 @pytest.mark.parametrize("softcap", [1.01e7, 3e38, 1e39, 0.99e-18, 1e-39])
 def test_softcap_that_kernels_do_not_take(softcap: float) -> None:
     q = torch.zeros(1, 1, 4, 64, dtype=torch.float16)
-    sentence = r"^flash_cute: softcap: expected (a number that float32 holds|None or a number from 1e-18 to 1e7 on CUDA)"
+    sentence = "^flash_cute: softcap: expected (a number that float32 holds|None or a number from 1e-18 to 1e7 on CUDA)"
     with pytest.raises(RAW_ERRORS, match=sentence):
         torch.ops.flash_cute.fwd_plan(q, q, q, *score(softcap=softcap), "auto", 80)
 
