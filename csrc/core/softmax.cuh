@@ -25,6 +25,7 @@
 #include <cute/tensor.hpp>
 
 #include "convert.cuh"
+#include "power_scale.h"
 
 namespace flash_cute {
 
@@ -54,11 +55,6 @@ CUTE_DEVICE float quad_reduce(float x, Op op) {
   x = op(x, __shfl_xor_sync(0xffffffff, x, 2));
   return op(x, __shfl_xor_sync(0xffffffff, x, 1));
 }
-
-// Where the power of two comes from that the scores of a row past kFused are multiplied by: from the parameters; computed
-// where it is needed; or from the parameters, with a vote at every tile for such rows, which have no lagging maximum.
-// Kernels at the limit of their registers have the one with which they do not spill, by trial.
-enum class PowerScale { kGiven, kComputed, kVoted };
 
 // `kRows`: per thread. `kLazy_`: with a lagging maximum; four rows per thread leave too few registers for it.
 template <int kRows, bool kLazy_ = kRows == 2, PowerScale kPowerScale = PowerScale::kGiven>

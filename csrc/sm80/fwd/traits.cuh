@@ -8,8 +8,8 @@
 #include <cutlass/numeric_types.h>
 
 #include "tile.h"
+#include "../../core/power_scale.h"
 #include "../../core/sequence.cuh"
-#include "../../core/softmax.cuh"
 #include "../../core/tile_order.h"
 #include "../../core/variant.h"
 #include "../mma_atom.cuh"
