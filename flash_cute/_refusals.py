@@ -124,9 +124,7 @@ def raise_refusal(
             raise ValueError(f"flash_cute: {name}: expected None or a number, got {_shown(number)}") from None
     if window is not None and not all(side is None or _fits(side) for side in window_sides(window)):
         shown = ", ".join(_shown(side) for side in window)
-        raise ValueError(
-            f"flash_cute: window: expected None (no limit) or numbers below 2^63, got ({shown})"
-        ) from None
+        raise ValueError(f"flash_cute: window: expected None (no limit) or numbers below 2^63, got ({shown})") from None
     if backend is not None and not isinstance(backend, str):
         raise ValueError(f"flash_cute: backend: expected None or a backend's name, got {_shown(backend)}") from None
 

@@ -61,9 +61,7 @@ def test_calls(
         pytest.skip("the CPU has one backend")
     q, k, v, *lengths = _inputs(heads, head_dims, device, packed)
     options = _options(name, device) | {"backend": None if planned else backend}
-    forward, backward = (
-        (flash_cute.varlen_fwd, flash_cute.varlen_bwd) if packed else (flash_cute.fwd, flash_cute.bwd)
-    )
+    forward, backward = (flash_cute.varlen_fwd, flash_cute.varlen_bwd) if packed else (flash_cute.fwd, flash_cute.bwd)
     out, lse = forward(q, k, v, *lengths, **options)
     assert (out.shape, out.dtype) == ((*q.shape[:-1], v.shape[-1]), q.dtype)
     assert (lse.shape, lse.dtype) == ((0, 20) if packed else (3, 0, 20), torch.float32)

@@ -256,7 +256,7 @@ class RotaryEmbedding(torch.nn.Module):
     def _update_cos_sin_cache(
         self, seqlen: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> None:
-        """Makes the table again where it is too short, elsewhere, of another dtype, or of inference mode in training."""
+        """Makes the table again where it is too short, on another device, of another dtype or of inference mode."""
         kept = self._cos_cached
         if (
             kept is not None
