@@ -10,7 +10,7 @@
 #include <cute/tensor.hpp>
 
 #include "../../core/sequence.cuh"
-#include "../../params.h"
+#include "../../contract/params.h"
 
 namespace flash_cute::sm90::fwd {
 

@@ -8,7 +8,7 @@
 
 #include "scheduler.cuh"
 #include "tile.h"
-#include "../../core/variant.h"
+#include "../../contract/variant.h"
 #include "../pipeline.cuh"
 #include "../wgmma_atoms.cuh"
 

@@ -1,7 +1,7 @@
 // Two CTAs that compute a row tile together: which one is which, and the tickets of their tiles.
 #pragma once
 
-#include "../../params.h"
+#include "../../contract/params.h"
 #include "../cluster.cuh"
 #include "../fwd/sequence_scheduler.cuh"
 
