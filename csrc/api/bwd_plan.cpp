@@ -54,7 +54,7 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
     sentences.push_back("Since a gradient of the LSE is divided by the keys' share of the weights, each row of dout is "
                         "scaled by a power of two, in the workspace.");
   }
-  for (std::string& note : decision.instance->family->notes(decision.plan, problem)) sentences.push_back(std::move(note));
+  for (std::string const& note : decision.instance->family->notes(decision.plan, problem)) sentences.push_back(note);
   if (decision.plan.dq_kernel != nullptr) {
     sentences.push_back(std::string("Deterministic in either mode: dq has a kernel of its own, ") +
                         decision.plan.dq_kernel + ", and every sum is in registers.");

@@ -149,8 +149,8 @@ inline void check_accumulate(FwdArgs const& args, Problem const& problem, bool o
   FLASH_CUTE_CHECK(on_cuda || !is_cpu(args.q), "accumulate: expected 'float32' for CPU tensors, got '", name, "'");
   FLASH_CUTE_CHECK(args.q.dtype == aoti_torch_dtype_float16(), "accumulate: expected 'float32' for ",
                    dtype_name(args.q.dtype), " tensors, got '", name, "', which float16 ones take");
-  FLASH_CUTE_CHECK(problem.asked.backend != Backend::kSm90, "accumulate: expected 'float32' for backend 'sm90', got '", name,
-                   "', which 'sm80' has");
+  FLASH_CUTE_CHECK(problem.asked.backend != Backend::kSm90, "accumulate: expected 'float32' for backend 'sm90', got '",
+                   name, "', which 'sm80' has");
   FLASH_CUTE_CHECK(!problem.modifies_scores(),
                    "accumulate: expected 'float32' with softcap or alibi_slopes, got '", name, "'");
   int const max_head_dim = sm80::fwd::float16_max_head_dim(problem.accumulate);

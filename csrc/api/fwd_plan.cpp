@@ -38,7 +38,7 @@ std::vector<std::string> reasons(Problem const& problem, FwdDecision const& deci
                         std::to_string(split.ranges) + " multiprocessors, by " +
                         std::to_string(decision.plan.workspace.bytes / 1024) + " KB of workspace.");
   }
-  for (std::string& note : decision.instance->family->notes(decision.plan, problem)) sentences.push_back(std::move(note));
+  for (std::string const& note : decision.instance->family->notes(decision.plan, problem)) sentences.push_back(note);
   add_tuning_reason(sentences, decision);
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
   if (decision.plan.ctas == 0) sentences.push_back("Nothing is launched: the output is empty.");

@@ -138,7 +138,8 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
   return decision;
 }
 
-BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, Problem const& asked, Gpu gpu) {
+BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, Problem const& asked,
+                     Gpu gpu) {
   std::span<BwdInstance const> const instances = bwd_instances();
   Tuning const tuning = tune(instances, call, asked, gpu);
   Problem problem = asked;

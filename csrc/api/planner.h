@@ -105,6 +105,7 @@ InstanceType const* find_instance(std::span<InstanceType const> instances, Backe
 FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu);
 
 // `dout` and `out` null: tensors allocated like empty_like(q), as the forward's out is.
-BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, Problem const& problem, Gpu gpu);
+BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, Problem const& problem,
+                     Gpu gpu);
 
 }  // namespace flash_cute

@@ -27,7 +27,9 @@ inline int64_t fwd_tiles(FwdPlan const& plan, Problem const& problem) {
 }
 
 // The mean of K's and V's.
-inline int mean_head_dim(Problem const& problem) { return (problem.padded_head_dim() + problem.padded_head_dim_v()) / 2; }
+inline int mean_head_dim(Problem const& problem) {
+  return (problem.padded_head_dim() + problem.padded_head_dim_v()) / 2;
+}
 
 // Of Sequences::tiles_before.
 inline int64_t prefix_bytes(Problem const& problem) { return 4 * (3 * (int64_t{problem.batch} + 2) + 1); }

@@ -51,9 +51,12 @@ inline std::string shape_text(Problem const& problem, int heads, int length) {
     for (int size : sizes) result += (result.empty() ? "(" : ", ") + std::to_string(size);
     return result + ")";
   };
-  return problem.packed ? text({length, heads, problem.head_dim}) : text({problem.batch, heads, length, problem.head_dim});
+  if (problem.packed) return text({length, heads, problem.head_dim});
+  return text({problem.batch, heads, length, problem.head_dim});
 }
-inline std::string q_text(Problem const& problem) { return shape_text(problem, problem.heads_q, problem.len_q); }
+inline std::string q_text(Problem const& problem) {
+  return shape_text(problem, problem.heads_q, std::max(problem.len_q, problem.lse_rows));
+}
 inline std::string k_text(Problem const& problem) { return shape_text(problem, problem.heads_kv, problem.len_k); }
 
 // Kernels number tiles by 32 bits.

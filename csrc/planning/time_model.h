@@ -200,7 +200,8 @@ inline Tiles key_tiles(Work const& work, KernelShape const& shape) {
 
 // `fixed`: of a tile; `step`: the GEMM flops over the rate, `alone` times as long for a CTA that has its multiprocessor
 // to itself.
-inline double compute_time(Tiles const& tiles, double fixed, double step, int ctas_per_sm, int num_sms, double alone = 1) {
+inline double compute_time(Tiles const& tiles, double fixed, double step, int ctas_per_sm, int num_sms,
+                           double alone = 1) {
   double const longest = fixed + alone * step * tiles.longest;
   if (tiles.number <= num_sms) return longest;
   double const filled = tiles.number / (num_sms * ctas_per_sm);
@@ -211,7 +212,9 @@ inline double compute_time(Tiles const& tiles, double fixed, double step, int ct
   return std::max(longest, waves * (fixed + ctas_per_sm * step * tiles.mean));
 }
 
-inline double rows_share(int rows, int head_dim, Tiles const& tiles) { return rows * head_dim * tiles.full / (128.0 * 128.0); }
+inline double rows_share(int rows, int head_dim, Tiles const& tiles) {
+  return rows * head_dim * tiles.full / (128.0 * 128.0);
+}
 
 // All heads' keys and values that some row sees, once.
 inline double key_bytes(Work const& work) {
