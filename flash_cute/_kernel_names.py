@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 __all__ = ["TILE_FIELDS", "kernel_matches"]
 
 
-def kernel_matches(plan: dict[str, Any], kernel_name: str) -> bool:
+def kernel_matches(plan: Mapping[str, Any], kernel_name: str) -> bool:
     """Whether `kernel_name`, as a profiler or the compiler prints it, is the kernel of a plan (`Explanation.data`).
 
     Takes demangled and mangled names.
@@ -21,8 +22,13 @@ def kernel_matches(plan: dict[str, Any], kernel_name: str) -> bool:
     facts = _facts(kernel_name)
     if facts is None or facts["family"] != plan["family"]:
         return False
-    known = {**plan, "head_dim": plan["kernel_head_dim"], "warps": plan["threads"] // 32, "q_stages": plan["stages"]}
-    known["late_wait"] = plan["tile"].endswith("late")
+    known: dict[str, Any] = {
+        "warps": plan["threads"] // 32,
+        "q_stages": plan["stages"],
+        "late_wait": plan["tile"].endswith("late"),
+        **plan,
+        "head_dim": plan["kernel_head_dim"],
+    }
     fields = TILE_FIELDS.get(plan["family"], ())
     tile = dict(zip(fields, facts.pop("tile"), strict=False))  # zeros at its end have no name
     return all(known.get(field, value) == value for field, value in [*facts.items(), *tile.items()])

@@ -3,6 +3,7 @@
 import json
 import re
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,52 +23,23 @@ from ._refusals import (
 )
 from .autograd import VARLEN
 from .band import make_band
+from .plan_data import PlanData
 from .score import make_score
 
-__all__ = ["Explanation", "explain", "kernel_matches"]
+__all__ = ["Explanation", "PlanData", "explain", "kernel_matches"]
 
 WIDTH = 110  # columns of the text
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What will run. `str()` is the text, `data` the same as plain JSON types.
+    """What will run. `str()` is the text, `data` the same as plain JSON types, see `PlanData`."""
 
-    Keys of `data`: the call (`dtype`, `batch`, `heads_q`, `heads_kv`, `len_q`, `len_k`, `head_dim`, `head_dim_v`,
-    `causal`, `window` ([left, right] or None), `mask` (the kind that has an effect in this call), `scale`, `softcap`
-    (or None), `sinks` and `alibi` (whether there are any)), `backend`, `reasons` (sentences), `copies` ("q", "k", "v"
-    and "out" to the reason why it is copied, or None); and of the kernel `family` (its namespace, which is
-    its folder of csrc/), `kernel` (its function), `kernel_head_dim`, `tile` (its name in the tile table, "" where there
-    is one), `entry` (its number there), `block_m` (query rows per CTA), `block_n` (keys per step), `threads`
-    (per CTA), `stages`, `smem_bytes` (per CTA), `ctas_per_sm`, `tiles`, `capability` and `workspace_bytes`. `compiled`
-    is the compiler's report on that very kernel (`arch`, `registers`, `spill_stores` and `spill_loads` in bytes, ...),
-    or None where the driver compiles it from PTX. `tuned`: whether a file of `use_tuning` decided; `tuning_key`: the
-    call as such a file has it.
+    data: PlanData
 
-    Of a forward's kernel there are `kernel_head_dim_v` and `variant`: "dense"; "packed", which reads the sequences at
-    run time; or "modified", whose scores may also have a softcap or ALiBi (above head dim 256 the only one); and
-    `accumulate`, as in `attention`. Above head dim 256, `column_parts` is the number of CTAs per tile that share out's
-    columns.
-
-    `split_tiles`: how many tiles have their keys, in a backward their rows, split over CTAs; `split_ctas`: over how
-    many.
-
-    Of packed sequences `packed` is True, `batch` is their number, and `len_q` and `len_k` are the rows and keys of all
-    of them; there are `max_seqlen_q` and `max_seqlen_k` (the hints, or None), `seqused_q` and `seqused_k` (whether
-    given).
-
-    Of a backward: `block_n` is the keys that a CTA owns, `block_m` the query rows of a step, `copies` has "dout",
-    "dq", "dk" and "dv" too, and there are `deterministic` and `dlse`.
-
-    `workspace_bytes` is what a call allocates beside its results, padded by the allocator to 512 bytes; what `copies`
-    names is copied to memory of its own.
-    """
-
-    data: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> PlanData:
         """`data`, as a copy that may be changed."""
-        copy: dict[str, Any] = json.loads(json.dumps(self.data))
+        copy: PlanData = json.loads(json.dumps(self.data))
         return copy
 
     def __str__(self) -> str:
@@ -180,7 +152,7 @@ def _check_dlse(dlse: Any) -> bool:
     return dlse
 
 
-def _compiled(plan: dict[str, Any]) -> dict[str, Any] | None:
+def _compiled(plan: Mapping[str, Any]) -> dict[str, Any] | None:
     """The compiler's report on the machine code that a device of the plan's capability loads."""
     capability = plan["capability"]
     found: dict[str, Any] | None = None
@@ -199,7 +171,7 @@ def _arch_number(arch: str) -> int:
     return int(digits[0]) if digits else 0
 
 
-def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
+def _rows(data: PlanData) -> list[tuple[str, str]]:
     rows = [("backend", data["backend"])]
     if data["backend"] != "cpu":
         kernel = data["kernel"]
@@ -227,7 +199,7 @@ def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _options(data: dict[str, Any]) -> list[str]:
+def _options(data: PlanData) -> list[str]:
     """What is asked for beside causal, in words."""
     options = []
     if data["window"] is not None:
@@ -246,7 +218,7 @@ def _options(data: dict[str, Any]) -> list[str]:
     return options
 
 
-def _tile(data: dict[str, Any]) -> str:
+def _tile(data: PlanData) -> str:
     rows, keys = f"{data['block_m']} query rows", f"{data['block_n']} keys"
     owned, walked, buffers = (keys, rows, "Q/dO") if data["kernel"].startswith("bwd") else (rows, keys, "K/V")
     return (
@@ -263,7 +235,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _registers(data: dict[str, Any]) -> str:
+def _registers(data: PlanData) -> str:
     entry = data["compiled"]
     if entry is None:
         return "not known: the driver compiles this kernel from PTX on this device"

@@ -13,6 +13,7 @@ import flash_cute
 from flash_cute import report
 from flash_cute._kernel_names import TILE_FIELDS, kernel_matches
 from flash_cute.inspect.build import default_csrc
+from flash_cute.plan_data import PlanData
 
 CAPABILITIES = (80, 86, 89, 90, 120)
 BACKWARDS = {arch: dims for arch in ("sm80", "sm90") if (dims := cases.backward_head_dims(arch))}
@@ -372,3 +373,19 @@ def test_the_profiler_saw_that_backward(head_dim, causal, dtype, backend):
 def device() -> str:
     """What conftest's `backend` asks for: these tests make their tensors themselves."""
     return "cuda"
+
+
+def test_the_fields_are_those_of_plan_data():
+    """`PlanData` names every field that some plan has, and no other."""
+    q = meta(64)
+    packed = torch.empty(100, 8, 64, dtype=torch.float16, device="meta")
+    offsets = torch.empty(5, dtype=torch.int32, device="meta")
+    lengths = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
+    found = set(flash_cute.explain(*[torch.randn(1, 4, 5, 16)] * 3).data)
+    for capability in (80, 90) if report.load()["kernels"] else ():
+        for backward in (False, True):
+            found |= set(flash_cute.explain(q, q, q, capability=capability, backward=backward).data)
+            options = {"capability": capability, "backward": backward, **lengths}
+            found |= set(flash_cute.explain(packed, packed, packed, **options).data)
+    fields = set(PlanData.__annotations__)
+    assert found == fields if report.load()["kernels"] else found < fields

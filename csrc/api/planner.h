@@ -96,8 +96,9 @@ InstanceType const* find_instance(std::span<InstanceType const> instances, Backe
   for (InstanceType const& instance : instances) {
     HeadDims const dims = instance.head_dims;
     bool const holds = dims.head_dim >= problem.head_dim && dims.head_dim_v >= problem.head_dim_v;
-    if (instance.family->backend != backend || !holds || !instance.family->serves(dims, problem)) continue;
-    if (best == nullptr || size(dims) < size(best->head_dims)) best = &instance;
+    bool const smaller = best == nullptr || size(dims) < size(best->head_dims);
+    if (!holds || !smaller || instance.family->backend != backend) continue;
+    if (instance.family->serves(dims, problem)) best = &instance;
   }
   return best;
 }
