@@ -26,11 +26,9 @@ from build_tools.extension import BuildLibrary, library_extension  # noqa: E402
 from build_tools.manylinux import platform_tag  # noqa: E402
 from build_tools.schedules import HOST_FILES  # noqa: E402
 
-COMPILED_LATER = (*HOST_FILES, "api/kernel_time.cpp")  # by flash_cute.schedules and flash_cute.inspect
-
 
 class BuildPy(build_py):
-    """Starts from an empty folder, since files of an earlier build would be packed too; adds the headers."""
+    """Starts from an empty folder, since files of an earlier build would be packed too; adds what is compiled later."""
 
     def run(self) -> None:
         package = Path(self.build_lib) / "flash_cute"
@@ -38,7 +36,7 @@ class BuildPy(build_py):
         super().run()
         if self.editable_mode:
             return
-        sources = [ROOT / "csrc" / name for name in COMPILED_LATER]
+        sources = [ROOT / "csrc" / name for name in HOST_FILES]
         for source in sorted((ROOT / "csrc").rglob("*")):
             if source.suffix in (".h", ".cuh") or source in sources:
                 target = package / source.relative_to(ROOT)

@@ -9,8 +9,8 @@ from torch import Tensor
 class Band(NamedTuple):
     """Row i of len_q sees columns j with `i + lower <= j <= i + upper` and `0 <= j < len_k`; `lower <= upper`.
 
-    The same as csrc/params.h has for the kernels. A side without a limit is clamped to the first value that limits no
-    row, so that limits compare and add without a case of their own.
+    The same as csrc/contract/params.h has for the kernels. A side without a limit is clamped to the first value that
+    limits no row, so that limits compare and add without a case of their own.
     """
 
     lower: int

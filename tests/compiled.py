@@ -66,7 +66,7 @@ def copy_with_mistakes(folder: Path) -> Path:
     edit("core/mask.cuh", r"row \+ params\.band\.upper \+ 1", "row + params.band.upper")
     edit("core/mask.cuh", r"ceil_div\(first_column\(params, last\), kBlockN\)", "first_column(params, last) / kBlockN")
     edit("core/mask.cuh", r"min\(coordinate & \(kPeriod - 1\), 2\)", "min(coordinate & (kPeriod - 1), 1)")
-    edit("core/tile_order.h", r"m_blocks - 1 - rank", "m_blocks - 2 - rank")
+    edit("contract/tile_order.h", r"m_blocks - 1 - rank", "m_blocks - 2 - rank")
     return folder
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import cases
 import pytest
@@ -12,7 +11,9 @@ import torch
 
 import flash_cute
 from flash_cute import report
-from flash_cute.explain import _TILE_FIELDS, kernel_matches
+from flash_cute._kernel_names import TILE_FIELDS, kernel_matches
+from flash_cute.inspect.build import default_csrc
+from flash_cute.plan_data import PlanData
 
 CAPABILITIES = (80, 86, 89, 90, 120)
 BACKWARDS = {arch: dims for arch in ("sm80", "sm90") if (dims := cases.backward_head_dims(arch))}
@@ -33,7 +34,8 @@ MANGLED = (
     "NS1_10TileConfigELi128ELi64ELi4ELi1ELb0ELi2EEEEEEEvNS_9FwdParamsE"
 )
 PLAN = {
-    "backend": "sm80",
+    "family": "sm80::fwd",
+    "tile": "",
     "kernel": "fwd_kernel",
     "dtype": "float16",
     "kernel_head_dim": 128,
@@ -57,7 +59,7 @@ def test_kernel_names_are_understood(name):
         PLAN | {"dtype": "bfloat16"}, name.replace("6half_t", "10bfloat16_t").replace("half_t", "bfloat16_t")
     )
     different = {
-        "backend": "sm90",
+        "family": "sm90::fwd",
         "dtype": "bfloat16",
         "kernel_head_dim": 64,
         "block_m": 64,
@@ -71,7 +73,7 @@ def test_kernel_names_are_understood(name):
 
 def test_sm90_kernel_names_are_understood():
     sm90 = DEMANGLED.replace("sm80", "sm90").replace("{128, 64, 4, 1, false, 2}", "{128, 176, 2, true, false}")
-    plan = PLAN | {"backend": "sm90", "block_n": 176, "stages": 2, "threads": 384}
+    plan = PLAN | {"family": "sm90::fwd", "block_n": 176, "stages": 2, "threads": 384}
     assert kernel_matches(plan, sm90)
     assert not kernel_matches(plan | {"stages": 1}, sm90)
     assert not kernel_matches(PLAN, sm90)
@@ -84,7 +86,7 @@ BACKWARD = (
 
 
 def test_backward_kernel_names_are_understood():
-    plan = PLAN | {"backend": "sm90", "kernel": "bwd_kernel", "dtype": "bfloat16", "mask": "full", "stages": 2}
+    plan = PLAN | {"family": "sm90::bwd", "kernel": "bwd_kernel", "dtype": "bfloat16", "mask": "full", "stages": 2}
     plan |= {"block_m": 64, "block_n": 128, "threads": 384}
     assert kernel_matches(plan, BACKWARD)
     assert not kernel_matches(plan | {"kernel": "fwd_kernel"}, BACKWARD)
@@ -112,7 +114,7 @@ def test_the_deterministic_modes_kernel_is_told_apart(deterministic, form):
         true, false = name % flag, name % flag.replace("1", "0").replace("true", "false")
     plan = {
         **PLAN,
-        **{"kernel": "bwd_kernel", "dtype": "bfloat16", "kernel_head_dim": 64, "mask": "full"},
+        **{"family": "sm80::bwd", "kernel": "bwd_kernel", "dtype": "bfloat16", "kernel_head_dim": 64, "mask": "full"},
         **{"block_m": 64, "block_n": 128, "deterministic": deterministic},
     }
     assert kernel_matches(plan, true) == deterministic
@@ -133,7 +135,13 @@ def test_kernels_of_sm80_that_read_sequences(deterministic, variant, traits):
     )
     plan = {
         **PLAN,
-        **{"kernel": "bwd_sequences_kernel", "variant": variant, "deterministic": deterministic, "mask": "full"},
+        **{
+            "family": "sm80::bwd",
+            "kernel": "bwd_sequences_kernel",
+            "variant": variant,
+            "deterministic": deterministic,
+            "mask": "full",
+        },
         **{"block_m": 64, "block_n": 64, "threads": 128, "stages": 1},
     }
     for name in names:
@@ -143,16 +151,13 @@ def test_kernels_of_sm80_that_read_sequences(deterministic, variant, traits):
         assert not kernel_matches(plan, name.replace("bwd_sequences_kernel", "bwd_convert_sequences_kernel"))
 
 
-@pytest.mark.parametrize("direction", ["fwd", "bwd"])
-@pytest.mark.parametrize("arch", ["sm80", "sm90"])
-def test_the_tiles_fields_are_the_headers(arch, direction):
-    folder = Path(__file__).parents[1] / "csrc" / arch
-    if not (folder / f"{direction}_launch.cuh").exists():
-        pytest.skip("no such kernel, or not in a checkout")
-    header = (folder / f"{direction}_tile.h").read_text()
-    members = re.search(rf"struct {direction.capitalize()}Tile {{(.*?)\n}};", header, re.DOTALL)[1]
-    fields = tuple(re.findall(r"^  (?:int|bool) (\w+);", members, re.MULTILINE))
-    assert _TILE_FIELDS[arch][f"{direction}_kernel"] == fields
+@pytest.mark.parametrize("family", TILE_FIELDS)
+def test_the_tiles_fields_are_the_headers(family):
+    """The same fields in the same order: names of kernels have their values alone."""
+    header = (default_csrc() / family.replace("::", "/") / "tile.h").read_text()
+    members = re.search(r"struct TileConfig {(.*?)\n\n", header, re.DOTALL)[1]
+    fields = re.findall(r"^  (?:int|bool) (\w+);", members, re.MULTILINE)
+    assert list(TILE_FIELDS[family]) == [name.replace("ctas_per_sm", "budgeted_ctas") for name in fields]
 
 
 @pytest.mark.parametrize(
@@ -368,3 +373,19 @@ def test_the_profiler_saw_that_backward(head_dim, causal, dtype, backend):
 def device() -> str:
     """What conftest's `backend` asks for: these tests make their tensors themselves."""
     return "cuda"
+
+
+def test_the_fields_are_those_of_plan_data():
+    """`PlanData` names every field that some plan has, and no other."""
+    q = meta(64)
+    packed = torch.empty(100, 8, 64, dtype=torch.float16, device="meta")
+    offsets = torch.empty(5, dtype=torch.int32, device="meta")
+    lengths = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
+    found = set(flash_cute.explain(*[torch.randn(1, 4, 5, 16)] * 3).data)
+    for capability in (80, 90) if report.load()["kernels"] else ():
+        for backward in (False, True):
+            found |= set(flash_cute.explain(q, q, q, capability=capability, backward=backward).data)
+            options = {"capability": capability, "backward": backward, **lengths}
+            found |= set(flash_cute.explain(packed, packed, packed, **options).data)
+    fields = set(PlanData.__annotations__)
+    assert found == fields if report.load()["kernels"] else found < fields

@@ -13,7 +13,7 @@ from cases import Case, Forward, Inputs
 from checks import on_each_device
 from numerics import assert_matches
 
-HEADER = Path(__file__).resolve().parent.parent / "csrc/core/softcap.h"
+HEADER = Path(__file__).resolve().parent.parent / "csrc/contract/softcap.h"
 SHAPES = [
     *(
         Case(head_dim, 333, 777, dtype=dtype)

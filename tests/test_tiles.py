@@ -172,7 +172,7 @@ def test_the_plan_takes_the_tile(backend: str, head_dim: int) -> None:
     assert made["backend"] == arch
     if arch == "sm90":
         wide = 192 if head_dim <= 128 else 128
-        assert (made["block_m"], made["late_wait"]) == (BLOCK_M.get(tile, wide), tile.endswith("late"))
+        assert (made["block_m"], made["tile"]) == (BLOCK_M.get(tile, wide), tile)
 
 
 @pytest.mark.parametrize("head_dim", INSTANCE_HEAD_DIMS)

@@ -78,15 +78,8 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
 
   BwdPlan const& plan = decision.plan;
   BwdWorkspace const& offsets = plan.workspace;
-  Tensor const workspace = empty_strided<1>({offsets.bytes}, {1}, aoti_torch_dtype_uint8(), args.call.q);
-  auto const part = [bytes = static_cast<char*>(mutable_data_pointer(workspace.get()))](int64_t offset) {
-    return static_cast<void*>(bytes + offset);
-  };
-
-  bool const dq_in_memory = !plan.shape.dq_in_registers;
-  bool const keeps_tickets = offsets.sink_parts > offsets.drawn, has_queue = offsets.row_sequence > offsets.dq_queue;
-  bool const reads = reads_sequences(plan.variant), has_sinks = problem.has_sinks;
-  auto const list = [&](int64_t offset) { return reads ? static_cast<int*>(part(offset)) : nullptr; };
+  Workspace const workspace(offsets.bytes, args.call.q);
+  bool const has_sinks = problem.has_sinks;
   // Of q, out, dout and dq the rows that see a key.
   int64_t const first_row = decision.rows.first;
   auto const from_first_row = [&](void const* data, Strides const& strides) {
@@ -105,15 +98,15 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
                          .dk = dk.data,
                          .dv = dv.data,
                          .dsinks = has_sinks ? mutable_data_pointer(dsinks.get()) : nullptr,
-                         .dq_acc = dq_in_memory ? static_cast<float*>(part(offsets.dq_acc)) : nullptr,
-                         .lse_log2 = static_cast<float*>(part(offsets.lse_log2)),
-                         .delta = static_cast<float*>(part(offsets.delta)),
-                         .sink_parts = has_sinks ? static_cast<float*>(part(offsets.sink_parts)) : nullptr,
-                         .scaled_dout = plan.scales_dout ? part(offsets.scaled_dout) : nullptr,
-                         .semaphores = dq_in_memory ? static_cast<int*>(part(offsets.semaphores)) : nullptr,
-                         .counters = dq_in_memory ? static_cast<int*>(part(offsets.counters)) : nullptr,
-                         .dq_queue = has_queue ? static_cast<int*>(part(offsets.dq_queue)) : nullptr,
-                         .drawn = keeps_tickets ? static_cast<int*>(part(offsets.drawn)) : nullptr,
+                         .dq_acc = workspace.part<float>(offsets.dq_acc),
+                         .lse_log2 = workspace.part<float>(offsets.lse_log2),
+                         .delta = workspace.part<float>(offsets.delta),
+                         .sink_parts = workspace.part<float>(offsets.sink_parts),
+                         .scaled_dout = workspace.part<void>(offsets.scaled_dout),
+                         .semaphores = workspace.part<int>(offsets.semaphores),
+                         .counters = workspace.part<int>(offsets.counters),
+                         .dq_queue = workspace.part<int>(offsets.dq_queue),
+                         .drawn = workspace.part<int>(offsets.drawn),
                          .q_strides = q.strides,
                          .k_strides = k.strides,
                          .v_strides = v.strides,
@@ -142,16 +135,16 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
                          .head_dim_v = head_dim_v,
                          .sinks = make_sinks(args.call),
                          .sequences = sequences,
-                         .tiles = {.row_sequence = list(offsets.row_sequence),
-                                   .key_sequence = list(offsets.key_sequence),
-                                   .records = reads ? static_cast<SequenceRecord*>(part(offsets.records)) : nullptr,
-                                   .totals = list(offsets.totals)},
+                         .tiles = {.row_sequence = workspace.part<int>(offsets.row_sequence),
+                                   .key_sequence = workspace.part<int>(offsets.key_sequence),
+                                   .records = workspace.part<SequenceRecord>(offsets.records),
+                                   .totals = workspace.part<int>(offsets.totals)},
                          .score = make_score_terms(args.call, problem),
-                         .pairs = plan.key_pairs + plan.row_pairs > 0 ? part(offsets.pairs) : nullptr};
+                         .pairs = workspace.part<void>(offsets.pairs)};
   cudaStream_t const stream = current_stream(args.call.q.device_index);
   for (int index = 0; index < plan.parts; ++index) {
     if (plan.parts > 1) set_part(params, plan, problem.batch, index);
-    check_cuda(decision.instance.launch(plan, params, stream), "launch the backward");
+    check_cuda(decision.instance->launch(plan, params, stream), "launch the backward");
   }
   for (Result const* gradient : {&dq, &dk, &dv}) gradient->finish();
   int64_t const end_row = first_row + decision.rows.number;
@@ -162,8 +155,7 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
 BwdDecision plan_call(BwdArgs const& args, Problem const& problem) {
   FwdArgs const& call = args.call;
   FLASH_CUTE_CHECK(is_cuda(call.q), "q: expected a CUDA tensor, got ", device_name(call.q));
-  return plan_bwd(call, &args.dout, &args.out, args.deterministic, args.dlse.has_value(), problem,
-                  device_gpu(call.q.device_index));
+  return plan_bwd(call, &args.dout, &args.out, problem, device_gpu(call.q.device_index));
 }
 
 // (heads_q,) in the sinks' dtype; (0,) without sinks.

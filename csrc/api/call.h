@@ -1,23 +1,14 @@
-// A call of the operators, the problem that it is once checked, and how an error is worded and thrown.
-//
-// An error reads "flash_cute: <argument>: expected <what>, got <what>". It is thrown as std::invalid_argument, which
-// Python sees as ValueError (with torch 2.15 as RuntimeError, which flash_cute.fwd and explain recognise by the
-// message's beginning and turn into ValueError again).
+// A call of the operators, and the words for tensors in messages.
 #pragma once
 
 #include <optional>
-#include <sstream>
-#include <stdexcept>
 #include <string>
 
-#include "core/accumulate.h"
-#include "params.h"
+#include "planning/check.h"
+#include "planning/problem.h"
 #include "tensor.h"
 
 namespace flash_cute {
-
-enum class Causal { kNone, kTopLeft, kBottomRight };
-enum class Backend { kAuto, kCpu, kSm80, kSm90 };
 
 struct FwdArgs {
   TensorInfo q;  // (batch, heads_q,  len_q, head_dim)
@@ -42,48 +33,6 @@ struct BwdArgs {
   std::optional<TensorInfo> dlse;  // (batch, heads_q, len_q); none: no gradient reaches the LSE
   bool deterministic;
 };
-
-// A call that has passed the checks: the input of the plan. Of a packed call batch is the number of sequences, len_q
-// and len_k are the rows and keys of all of them.
-struct Problem {
-  int batch;
-  int heads_q;
-  int heads_kv;
-  int len_q;
-  int len_k;
-  int head_dim;
-  int head_dim_v;  // of v and out
-  double scale;
-  double softcap;        // 0: none
-  bool has_sinks;
-  bool has_alibi;
-  bool alibi_per_batch;  // slopes of (batch, heads_q), else (heads_q,)
-  Causal causal;
-  Band band;        // causal and the window; exact for lengths up to kMaxLength. Packed: see make_band
-  Backend backend;  // as requested; kAuto is resolved by the plan
-  // Of packed sequences, as far as the hints tell: for the choice of a kernel and of its schedule alone.
-  bool equal_lengths = false;
-  int longest_q = 0;
-  int longest_k = 0;
-  // Which of the backend's kernels, see Choice: asked for, of a tuning, or else as choose_fwd and choose_bwd decide.
-  int forced_chip = -1;
-  int forced_entry = -1;
-  int forced_split = -1;
-  Accumulate accumulate = Accumulate::kFloat32;
-};
-
-// The message is formatted only when the check fails.
-template <class... Parts>
-[[noreturn, gnu::noinline, gnu::cold]] void fail(Parts const&... parts) {
-  std::ostringstream message;
-  message << "flash_cute: ";
-  (message << ... << parts);
-  throw std::invalid_argument(message.str());
-}
-#define FLASH_CUTE_CHECK(condition, ...)                                    \
-  do {                                                                      \
-    if (__builtin_expect(!(condition), 0)) ::flash_cute::fail(__VA_ARGS__); \
-  } while (0)
 
 inline std::string dtype_name(int32_t dtype) {
   if (dtype == aoti_torch_dtype_float16()) return "float16";

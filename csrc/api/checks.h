@@ -138,7 +138,7 @@ inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
   double const ratio = problem.softcap > 0 ? problem.scale / problem.softcap : 1;
   FLASH_CUTE_CHECK(ratio >= kLeast && ratio <= kMost, "softcap: expected from 1e-18 to 1e18 times the scale ",
                    problem.scale, " on CUDA, got ", problem.softcap);
-  FLASH_CUTE_CHECK(problem.backend != Backend::kCpu,
+  FLASH_CUTE_CHECK(problem.asked.backend != Backend::kCpu,
                    "backend: expected 'auto', 'sm80' or 'sm90' for CUDA tensors, got '", args.backend, "'");
 }
 
@@ -149,9 +149,9 @@ inline void check_accumulate(FwdArgs const& args, Problem const& problem, bool o
   FLASH_CUTE_CHECK(on_cuda || !is_cpu(args.q), "accumulate: expected 'float32' for CPU tensors, got '", name, "'");
   FLASH_CUTE_CHECK(args.q.dtype == aoti_torch_dtype_float16(), "accumulate: expected 'float32' for ",
                    dtype_name(args.q.dtype), " tensors, got '", name, "', which float16 ones take");
-  FLASH_CUTE_CHECK(problem.backend != Backend::kSm90, "accumulate: expected 'float32' for backend 'sm90', got '", name,
-                   "', which 'sm80' has");
-  FLASH_CUTE_CHECK(problem.softcap == 0 && !problem.has_alibi,
+  FLASH_CUTE_CHECK(problem.asked.backend != Backend::kSm90, "accumulate: expected 'float32' for backend 'sm90', got '",
+                   name, "', which 'sm80' has");
+  FLASH_CUTE_CHECK(!problem.modifies_scores(),
                    "accumulate: expected 'float32' with softcap or alibi_slopes, got '", name, "'");
   int const max_head_dim = sm80::fwd::float16_max_head_dim(problem.accumulate);
   FLASH_CUTE_CHECK(std::max(problem.head_dim, problem.head_dim_v) <= max_head_dim,
@@ -174,19 +174,20 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
                   .len_k = static_cast<int>(args.k.sizes[2]),
                   .head_dim = static_cast<int>(args.q.sizes[3]),
                   .head_dim_v = static_cast<int>(args.v.sizes[3]),
+                  .packed = args.sequences.has_value(),
+                  .bfloat16 = args.q.dtype == aoti_torch_dtype_bfloat16(),
                   .scale = check_scale(args.q, args.scale),
                   .softcap = check_softcap(args.q, args.softcap),
                   .has_sinks = args.sinks.has_value(),
                   .has_alibi = args.alibi_slopes.has_value(),
                   .alibi_per_batch = args.alibi_slopes && args.alibi_slopes->rank == 2,
                   .causal = causal,
-                  .band = make_band(args, causal),
-                  .backend = Backend::kAuto};
+                  .band = make_band(args, causal)};
   parse_backend(args.backend, problem);
   if (on_cuda) check_cuda_rules(args, problem);
   check_accumulate(args, problem, on_cuda);
-  FLASH_CUTE_CHECK(!is_cpu(args.q) || on_cuda || problem.backend == Backend::kAuto ||
-                       problem.backend == Backend::kCpu,
+  FLASH_CUTE_CHECK(!is_cpu(args.q) || on_cuda || problem.asked.backend == Backend::kAuto ||
+                       problem.asked.backend == Backend::kCpu,
                    "backend: expected 'auto' or 'cpu' for CPU tensors, got '", args.backend, "'");
   return problem;
 }
@@ -216,7 +217,7 @@ inline void check_accumulate_of_bwd(Problem const& problem) {
 }
 
 inline Problem check_bwd(BwdArgs const& args, bool on_cuda) {
-  Problem const problem = check_fwd(args.call, on_cuda);
+  Problem problem = check_fwd(args.call, on_cuda);
   check_accumulate_of_bwd(problem);
   for (TensorInfo const* other : {&args.dout, &args.out}) {
     check_same_device(args.call.q, *other);
@@ -225,6 +226,8 @@ inline Problem check_bwd(BwdArgs const& args, bool on_cuda) {
   }
   check_lse(args.call.q, args.lse);
   if (args.dlse) check_lse(args.call.q, *args.dlse);
+  problem.deterministic = args.deterministic;
+  problem.has_dlse = args.dlse.has_value();
   return problem;
 }
 

@@ -62,17 +62,15 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, VarlenArgs const* l
 
   FwdPlan const& plan = decision.plan;
   FwdWorkspace const& offsets = plan.workspace;
-  Tensor workspace;
-  if (offsets.bytes > 0) workspace = empty_strided<1>({offsets.bytes}, {1}, aoti_torch_dtype_uint8(), args.q);
-  auto* const bytes = workspace ? static_cast<char*>(mutable_data_pointer(workspace.get())) : nullptr;
+  Workspace const workspace(offsets.bytes, args.q);
   FwdParams params{.q = q.data,
                    .k = k.data,
                    .v = v.data,
                    .out = out.data,
                    .lse = static_cast<float*>(mutable_data_pointer(lse)),
-                   .ticket = reinterpret_cast<int*>(bytes + offsets.ticket),
-                   .part_flags = reinterpret_cast<int*>(bytes + offsets.part_flags),
-                   .parts = reinterpret_cast<float*>(bytes + offsets.parts),
+                   .ticket = workspace.part<int>(offsets.ticket),
+                   .part_flags = workspace.part<int>(offsets.part_flags),
+                   .parts = workspace.part<float>(offsets.parts),
                    .q_strides = q.strides,
                    .k_strides = k.strides,
                    .v_strides = v.strides,
@@ -94,12 +92,10 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, VarlenArgs const* l
                    .sinks = make_sinks(args)};
   if (reads_sequences(plan.variant)) {
     params.sequences = make_sequences(args, problem, lengths);
+    params.sequences.tiles_before = workspace.part<int>(offsets.tiles_before);
     params.score = make_score_terms(args, problem);
-    if (lengths && decision.backend == Backend::kSm80 && workspace) {
-      params.sequences.tiles_before = reinterpret_cast<int*>(bytes + offsets.tiles_before);
-    }
   }
-  check_cuda(decision.instance.launch(plan, params, current_stream(args.q.device_index)),
+  check_cuda(decision.instance->launch(plan, params, current_stream(args.q.device_index)),
              "launch the forward");
   out.finish();
 }

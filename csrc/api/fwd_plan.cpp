@@ -1,7 +1,7 @@
 // The plan of a forward as JSON.
 #include "fwd.h"
 #include "plan_json.h"
-#include "sm90/fwd_wide/tile.h"
+#include "planning/tiles.h"
 
 namespace flash_cute {
 namespace {
@@ -14,33 +14,22 @@ std::vector<NamedCopy> tensors(FwdDecision const& decision) {
           {"out", decision.out, Access::kWritten, head_dim_v}};
 }
 
-// `tiles`: those of all heads; of packed sequences the most that there can be.
-std::string why_tile(Problem const& problem, FwdDecision const& decision, int64_t tiles, bool packed) {
+std::string why_tile(Problem const& problem, FwdDecision const& decision) {
   KernelShape const& shape = decision.plan.shape;
-  std::string text = "Tile of " + std::to_string(shape.block_m) + " query rows by " + std::to_string(shape.block_n) +
-                     " keys: " + table_entry(decision);
-  if (problem.accumulate != Accumulate::kFloat32) {
-    text += " of the kernels that accumulate in float16";
-  } else if (decision.backend == Backend::kSm80) {
-    text += sm80_chip_text(decision.plan.entry);
-  } else {
-    text += std::string(", with ") + (packed ? "at most " : "") + std::to_string(tiles) + " tiles for " +
-            std::to_string(decision.gpu.num_sms) + " multiprocessors";
-  }
-  if (problem.len_k == 0) text += " (there are no keys: out is 0, lse -inf)";
-  return text + ".";
+  std::string const empty = problem.len_k == 0 ? " (there are no keys: out is 0, lse -inf)" : "";
+  return "Tile of " + std::to_string(shape.block_m) + " query rows by " + std::to_string(shape.block_n) + " keys: " +
+         table_entry(decision) + decision.instance->family->why_tile(decision.plan, problem, decision.gpu) + empty + ".";
 }
 
-std::vector<std::string> reasons(Problem const& problem, FwdDecision const& decision, int64_t tiles, bool packed) {
-  std::vector<std::string> sentences{why_backend(problem, decision, "forward"),
-                                     why_tile(problem, decision, tiles, packed)};
+std::vector<std::string> reasons(Problem const& problem, FwdDecision const& decision) {
+  std::vector<std::string> sentences{why_backend(problem, decision, "forward"), why_tile(problem, decision)};
   if (has_float16_qk(problem.accumulate)) {
     sentences.push_back("Q K^T is summed in float16: scores err more, and saturate at 65504 times a power of two.");
   }
   if (has_float16_pv(problem.accumulate)) {
     sentences.push_back("P V is summed in float16 within a key tile, and over the key tiles in float32.");
   }
-  if (packed) sentences.push_back("The lengths are read on the device, which finds the tiles that there are.");
+  if (problem.packed) sentences.push_back("The lengths are read on the device, which finds the tiles that there are.");
   if (decision.plan.draws_tiles) {
     sentences.push_back("The longest tiles come first, and a CTA that is done draws the next from a counter.");
   }
@@ -49,15 +38,7 @@ std::vector<std::string> reasons(Problem const& problem, FwdDecision const& deci
                         std::to_string(split.ranges) + " multiprocessors, by " +
                         std::to_string(decision.plan.workspace.bytes / 1024) + " KB of workspace.");
   }
-  if (int const parts = decision.plan.column_parts; parts > 1) {
-    sentences.push_back("The columns of out are split over " + std::to_string(parts) +
-                        " CTAs per row tile, " +
-                        (decision.backend == Backend::kSm90 ? "which also divide the work on its scores."
-                         : decision.plan.pairs_ctas
-                             ? "each of which computes the scores of every second key tile, and sends P to the "
-                               "other one."
-                             : "each of which computes the scores of its rows."));
-  }
+  for (std::string const& note : decision.instance->family->notes(decision.plan, problem)) sentences.push_back(note);
   add_tuning_reason(sentences, decision);
   add_tensor_reasons(sentences, problem, decision, tensors(decision));
   if (decision.plan.ctas == 0) sentences.push_back("Nothing is launched: the output is empty.");
@@ -66,14 +47,6 @@ std::vector<std::string> reasons(Problem const& problem, FwdDecision const& deci
                         " query heads read one head of k and v in place.");
   }
   return sentences;
-}
-
-char const* kernel_name(FwdDecision const& decision) {
-  if (!is_large(decision)) return "fwd_kernel";
-  if (decision.plan.pairs_ctas) return "fwd_large_pair_kernel";
-  bool const wide =
-      decision.backend == Backend::kSm90 && decision.plan.head_dim <= sm90::fwd_wide::kMaxHeadDim;
-  return wide ? "fwd_wide_kernel" : "fwd_large_kernel";
 }
 
 }  // namespace
@@ -87,23 +60,17 @@ JsonObject fwd_plan_object(FwdArgs const& args, PlannedCall const& call) {
   }
   FwdDecision const decision = plan_fwd(args, problem, *gpu);
   FwdPlan const& plan = decision.plan;
-  bool const packed = args.sequences.has_value();
-  int64_t const tiles = most_row_tiles(problem, plan.shape, packed);
-  JsonObject json = call_json(backend_name(decision.backend), args, problem);
-  add_kernel(json, kernel_name(decision), decision, tiles);
+  JsonObject json = call_json(backend_name(decision.backend()), args, problem);
+  add_kernel(json, decision, most_row_tiles(problem, plan.shape.block_m));
   json.number("kernel_head_dim_v", int64_t{plan.head_dim_v})
       .number("column_parts", int64_t{std::max(1, plan.column_parts)})
       .string("variant", variant_name(plan.variant))
-      .string("accumulate", kAccumulateNames[static_cast<int>(plan.accumulate)]);
-  if (decision.backend == Backend::kSm90 && !is_large(decision)) {
-    json.boolean("late_wait", sm90::fwd::tile_config(plan.head_dim, plan.entry, plan.head_dim_v).late_wait);
-  }
-  json.number("split_tiles", int64_t{decision.plan.split.tiles})
-      .number("split_ctas", int64_t{decision.plan.split.ranges})
-      .number("workspace_bytes", decision.plan.workspace.bytes);
-  add_tuning(json, decision, tuning_key(/*backward=*/false, args, problem, /*deterministic=*/false, *gpu));
-  json.raw("copies", copies_json(tensors(decision), problem))
-      .raw("reasons", json_list(reasons(problem, decision, tiles, packed)));
+      .string("accumulate", kAccumulateNames[static_cast<int>(plan.accumulate)])
+      .number("split_tiles", int64_t{plan.split.tiles})
+      .number("split_ctas", int64_t{plan.split.ranges})
+      .number("workspace_bytes", plan.workspace.bytes);
+  add_tuning(json, decision, tuning_key(/*backward=*/false, args, problem, *gpu));
+  json.raw("copies", copies_json(tensors(decision), problem)).raw("reasons", json_list(reasons(problem, decision)));
   return json;
 }
 

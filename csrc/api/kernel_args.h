@@ -1,10 +1,31 @@
-// Parts of the kernels' parameters that both directions have: where the sequences are, the terms of the score, sinks.
+// Parts of the kernels' parameters that both directions have: the workspace, where the sequences are, the terms of the
+// score, sinks.
 #pragma once
 
 #include "operand.h"
 #include "varlen.h"
 
 namespace flash_cute {
+
+// The memory of a workspace, if the plan has one.
+class Workspace {
+ public:
+  Workspace(int64_t bytes, TensorInfo const& like) {
+    if (bytes == 0) return;
+    tensor_ = empty_strided<1>({bytes}, {1}, aoti_torch_dtype_uint8(), like);
+    begin_ = static_cast<char*>(mutable_data_pointer(tensor_.get()));
+  }
+
+  // Null where the plan has no such part.
+  template <class T>
+  T* part(int64_t offset) const {
+    return offset == kNoPart ? nullptr : reinterpret_cast<T*>(begin_ + offset);
+  }
+
+ private:
+  Tensor tensor_;
+  char* begin_ = nullptr;
+};
 
 // Where the sequences of a call are, for a kernel that reads them at run time. `lengths` null: a dense batch.
 inline Sequences make_sequences(FwdArgs const& args, Problem const& problem, VarlenArgs const* lengths) {

@@ -27,14 +27,7 @@ inline Backend parse_backend(std::string_view backend) {
 }
 
 // A backend's name may go on with a tile and with whether the tiles of the last wave are split: "sm80:a100",
-// "sm90:narrow", "sm90:wide:whole".
-struct Choice {
-  Backend backend;
-  int chip = -1;   // use the sm80 table of this chip, whatever the GPU
-  int entry = -1;  // use this tile of the sm90 forward, if the head dim has it
-  int split = -1;  // 0: split no tile, 1: split the last wave wherever that is possible
-};
-
+// "sm90:narrow", "sm90:wide:whole". On sm80 the tile is that of the chip's table.
 inline Choice parse_choice(std::string_view text) {
   Choice choice{.backend = parse_backend(text.substr(0, text.find(':')))};
   for (size_t colon = text.find(':'); colon != std::string_view::npos;) {
@@ -45,12 +38,11 @@ inline Choice parse_choice(std::string_view text) {
       auto const found = std::find(std::begin(names), std::end(names), word);
       return found == std::end(names) ? -1 : static_cast<int>(found - std::begin(names));
     };
-    int const chip = choice.backend == Backend::kSm80 ? find(sm80::kChipNames) : -1;
-    int const entry = choice.backend == Backend::kSm90 ? find(sm90::fwd::kEntryNames) : -1;
+    int const entry = choice.backend == Backend::kSm80   ? find(sm80::kChipNames)
+                      : choice.backend == Backend::kSm90 ? find(sm90::fwd::kEntryNames)
+                                                         : -1;
     int const split = find(std::array<std::string_view, 2>{"whole", "split"});
-    FLASH_CUTE_CHECK(chip >= 0 || entry >= 0 || split >= 0,
-                     "backend: expected a tile or a table that exists, got '", text, "'");
-    if (chip >= 0) choice.chip = chip;
+    FLASH_CUTE_CHECK(entry >= 0 || split >= 0, "backend: expected a tile or a table that exists, got '", text, "'");
     if (entry >= 0) choice.entry = entry;
     if (split >= 0) choice.split = split;
   }
@@ -80,15 +72,8 @@ inline void parse_backend(std::string_view text, Problem& problem) {
     problem.accumulate = parse_accumulate(text.substr(plus + 1));
     text = text.substr(0, plus);
   }
-  if (text.find(':') == std::string_view::npos || !choices_allowed()) {
-    problem.backend = parse_backend(text);
-    return;
-  }
-  Choice const choice = parse_choice(text);
-  problem.backend = choice.backend;
-  problem.forced_chip = choice.chip;
-  problem.forced_entry = choice.entry;
-  problem.forced_split = choice.split;
+  bool const only_backend = text.find(':') == std::string_view::npos || !choices_allowed();
+  problem.asked = only_backend ? Choice{.backend = parse_backend(text)} : parse_choice(text);
 }
 
 }  // namespace flash_cute

@@ -108,21 +108,19 @@ inline std::string microseconds_text(double time) {
 
 template <class DecisionType>
 std::string why_backend(Problem const& problem, DecisionType const& decision, std::string const& direction) {
-  std::string const name = backend_name(decision.backend);
+  std::string const name = backend_name(decision.backend());
   std::string const gpu = "compute capability " + capability_text(decision.gpu.capability);
-  if (problem.backend != Backend::kAuto) return "Backend " + name + " was asked for, on " + gpu + ".";
+  if (problem.asked.backend != Backend::kAuto) return "Backend " + name + " was asked for, on " + gpu + ".";
   if (problem.accumulate != Accumulate::kFloat32) {
     return "Backend " + name + " is the one that accumulates in float16, as was asked for, on " + gpu + ".";
   }
   if (decision.tuned == Tuned::kChosen) return "Backend " + name + " is the choice of a tuning, on " + gpu + ".";
-  if (Predicted const& predicted = decision.predicted; predicted.sm80_us > 0) {
-    bool const sm90 = decision.backend == Backend::kSm90;
-    auto const [own, other] = sm90 ? std::pair{predicted.sm90_us, predicted.sm80_us}
-                                   : std::pair{predicted.sm80_us, predicted.sm90_us};
+  if (Predicted const& predicted = decision.predicted; predicted.rival_us != kNoTime) {
     return "Backend " + name + " is the faster one for this call on " + gpu + ", as predicted from its tiles: " +
-           microseconds_text(own) + ", " + (sm90 ? "sm80 " : "sm90 ") + microseconds_text(other) + ".";
+           microseconds_text(predicted.us) + ", " + backend_name(predicted.rival) + " " +
+           microseconds_text(predicted.rival_us) + ".";
   }
-  if (decision.backend == Backend::kSm90) return "Backend sm90 is the one for " + gpu + ".";
+  if (decision.backend() == Backend::kSm90) return "Backend sm90 is the one for " + gpu + ".";
   if (decision.gpu.capability != 90) return "Backend sm80 serves " + gpu + "; sm90 needs exactly 9.0.";
   return "Backend sm80 serves " + gpu + " because this build has no sm90 " + direction + " kernel for head dim " +
          std::to_string(problem.head_dim) + ".";
@@ -130,13 +128,8 @@ std::string why_backend(Problem const& problem, DecisionType const& decision, st
 
 template <class DecisionType>
 std::string table_entry(DecisionType const& decision) {
-  return std::string("the ") + backend_name(decision.backend) + " table's entry for head dim " +
+  return std::string("the ") + backend_name(decision.backend()) + " table's entry for head dim " +
          std::to_string(decision.plan.head_dim);
-}
-
-inline std::string sm80_chip_text(int chip) {
-  return ", on chips with up to " + std::to_string(sm80::kMaxSmemBytes[chip] / 1024) +
-         " KB of shared memory per CTA";
 }
 
 // Sentences about the head dim and the copies.
@@ -215,10 +208,12 @@ inline JsonObject call_json(std::string_view backend, FwdArgs const& args, Probl
 }
 
 template <class DecisionType>
-void add_kernel(JsonObject& json, std::string_view kernel, DecisionType const& decision, int64_t tiles) {
-  json.string("kernel", kernel)
+void add_kernel(JsonObject& json, DecisionType const& decision, int64_t tiles) {
+  json.string("family", decision.instance->family->name)
+      .string("kernel", decision.plan.kernel)
       .number("kernel_head_dim", int64_t{decision.plan.head_dim})
       .number("entry", int64_t{decision.plan.entry})
+      .string("tile", decision.instance->family->tile_name(decision.plan))
       .number("block_m", int64_t{decision.plan.shape.block_m})
       .number("block_n", int64_t{decision.plan.shape.block_n})
       .number("threads", int64_t{decision.plan.shape.threads})
@@ -235,7 +230,7 @@ inline char const* variant_name(Variant variant) {
 }
 
 inline std::vector<std::string> cpu_reasons(Problem const& problem) {
-  return {problem.backend == Backend::kCpu ? "Backend cpu was asked for." : "Backend cpu serves CPU tensors."};
+  return {problem.asked.backend == Backend::kCpu ? "Backend cpu was asked for." : "Backend cpu serves CPU tensors."};
 }
 
 // The tensors' own GPU, or, for another capability, one with the SM count of an H100.
@@ -270,8 +265,8 @@ inline PlannedCall check_planned(FwdArgs const& args, int64_t capability) {
   return check_planned(args, capability, [&](bool on_cuda) { return check_fwd(args, on_cuda); });
 }
 
-// The plan of a checked call. `has_dlse`: a gradient reaches the LSE.
+// The plan of a checked call.
 JsonObject fwd_plan_object(FwdArgs const& args, PlannedCall const& call);
-JsonObject bwd_plan_object(FwdArgs const& args, bool deterministic, bool has_dlse, PlannedCall const& call);
+JsonObject bwd_plan_object(FwdArgs const& args, PlannedCall const& call);
 
 }  // namespace flash_cute

@@ -75,14 +75,14 @@ std::pair<TuningKey, Choice> parse_row(std::string_view row) {
 
 }  // namespace
 
-TuningKey tuning_key(bool backward, FwdArgs const& args, Problem const& problem, bool deterministic, Gpu gpu) {
-  bool const packed = args.sequences.has_value();
+TuningKey tuning_key(bool backward, FwdArgs const& args, Problem const& problem, Gpu gpu) {
+  bool const packed = problem.packed;
   auto const length = [&](int number) {
     return packed ? static_cast<int>(std::min<int64_t>(INT_MAX, std::bit_ceil(static_cast<uint64_t>(number)))) : number;
   };
   return {{backward, args.q.dtype != aoti_torch_dtype_float16(), packed, problem.equal_lengths,
-           backward && deterministic, problem.softcap > 0, problem.has_alibi, length(problem.batch), problem.heads_q,
-           problem.heads_kv, length(problem.len_q), length(problem.len_k), problem.head_dim, problem.head_dim_v,
+           backward && problem.deterministic, problem.softcap > 0, problem.has_alibi, length(problem.batch),
+           problem.heads_q, problem.heads_kv, length(problem.len_q), length(problem.len_k), problem.head_dim, problem.head_dim_v,
            problem.band.lower, problem.band.upper, gpu.num_sms}};
 }
 

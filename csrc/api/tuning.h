@@ -24,8 +24,7 @@ struct TuningKey {
   bool operator==(TuningKey const&) const = default;
 };
 
-// `deterministic`: of a backward.
-TuningKey tuning_key(bool backward, FwdArgs const& args, Problem const& problem, bool deterministic, Gpu gpu);
+TuningKey tuning_key(bool backward, FwdArgs const& args, Problem const& problem, Gpu gpu);
 
 struct TuningEntry {
   Tuned tuned;
@@ -45,34 +44,29 @@ std::string tuning_gpu();
 // its end choice=<name>, see parse_choice. An empty `gpu` unloads.
 void set_tuning(std::string_view gpu, int64_t capability, std::string_view rows);
 
-struct TunedProblem {
-  Problem problem;
-  Tuned tuned;
+// What is asked of the plan: the choice of the table, where there is one and the caller insists on nothing else.
+struct Tuning {
+  Tuned tuned = Tuned::kNoTable;
+  Choice choice = {};
 };
 
-// The problem with the choice of the table in it, where there is one and the caller insists on nothing else.
 template <class InstanceType>
-TunedProblem tune_problem(Kernels<InstanceType> const& kernels, FwdArgs const& args, Problem const& asked,
-                          bool deterministic, Gpu gpu) {
-  TunedProblem result{asked, Tuned::kNoTable};
-  Problem& problem = result.problem;
-  bool const forced = asked.forced_chip >= 0 || asked.forced_entry >= 0 || asked.forced_split >= 0;
-  bool const float16 = asked.accumulate != Accumulate::kFloat32;  // one tile
+Tuning tune(std::span<InstanceType const> instances, FwdArgs const& args, Problem const& problem, Gpu gpu) {
+  Choice const& asked = problem.asked;
+  Tuning result{.choice = asked};
+  bool const forced = asked.entry >= 0 || asked.split >= 0;
+  bool const float16 = problem.accumulate != Accumulate::kFloat32;  // one tile
   if (!has_tuning() || tuner_is_running || forced || float16) return result;
   constexpr bool kBackward = std::is_same_v<InstanceType, BwdInstance>;
-  TuningEntry const entry = find_tuning(tuning_key(kBackward, args, asked, deterministic, gpu), args.q, gpu);
-  result.tuned = entry.tuned;
-  if (entry.tuned != Tuned::kChosen) return result;
-  Choice const& choice = entry.choice;
-  if (asked.backend != Backend::kAuto && asked.backend != choice.backend) {
+  TuningEntry const found = find_tuning(tuning_key(kBackward, args, problem, gpu), args.q, gpu);
+  result.tuned = found.tuned;
+  if (found.tuned != Tuned::kChosen) return result;
+  if (asked.backend != Backend::kAuto && asked.backend != found.choice.backend) {
     result.tuned = Tuned::kNoEntry;
-  } else if (kernels.find(choice.backend, asked.head_dim, asked.head_dim_v).launch == nullptr) {
+  } else if (find_instance(instances, found.choice.backend, problem) == nullptr) {
     result.tuned = Tuned::kNotBuilt;
   } else {
-    problem.backend = choice.backend;
-    problem.forced_chip = choice.chip;
-    problem.forced_entry = choice.entry;
-    problem.forced_split = choice.split;
+    result.choice = found.choice;
   }
   return result;
 }

@@ -113,8 +113,10 @@ std::string varlen_fwd_plan_json(VarlenFwdArgs const& args, int64_t capability) 
 }
 
 std::string varlen_bwd_plan_json(VarlenFwdArgs const& args, bool deterministic, bool has_dlse, int64_t capability) {
-  PlannedCall const planned = check_planned_varlen(args, capability);
-  return with_lengths(bwd_plan_object(args.call, deterministic, has_dlse, planned), args.lengths);
+  PlannedCall planned = check_planned_varlen(args, capability);
+  planned.problem.deterministic = deterministic;
+  planned.problem.has_dlse = has_dlse;
+  return with_lengths(bwd_plan_object(args.call, planned), args.lengths);
 }
 
 }  // namespace flash_cute

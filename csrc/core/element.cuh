@@ -5,7 +5,7 @@
 
 #include <cutlass/numeric_types.h>
 
-#include "../plan.h"
+#include "../contract/plan.h"
 
 namespace flash_cute {
 

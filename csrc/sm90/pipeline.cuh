@@ -67,9 +67,10 @@ struct Pipeline {
     wait_barrier(full[state.stage], state.phase);
     jitter();
   }
-  CUTE_DEVICE void release(PipelineState<kStages> state) {
+  CUTE_DEVICE void release(PipelineState<kStages> state) { release_stage(state.stage); }
+  CUTE_DEVICE void release_stage(int stage) {  // its phase does not matter
     jitter();
-    if (elect_lane()) arrive_barrier(empty[state.stage]);
+    if (elect_lane()) arrive_barrier(empty[stage]);
   }
 
   // Warps as producers without TMA: one arrival per warp, for the writes of all its lanes.

@@ -11,7 +11,7 @@
 #include <cuda_runtime.h>
 #include <cutlass/numeric_types.h>
 
-#include "../params.h"
+#include "../contract/params.h"
 
 namespace flash_cute::sm90 {
 

@@ -101,7 +101,7 @@ BAND = "band"
 def default_csrc() -> Path:
     """The headers: in a wheel beside this package, in a checkout at its root."""
     for folder in (MODULE.parents[1] / "csrc", MODULE.parents[2] / "csrc"):
-        if (folder / "params.h").exists():
+        if (folder / "contract/params.h").exists():
             return folder
     raise InspectError("csrc/'s headers were not found beside the package; reinstall flash_cute.")
 

@@ -19,7 +19,7 @@ __all__ = ["Band", "Buffer", "Details", "Kernel", "PackedProblem", "Problem", "b
 
 IntArray = npt.NDArray[Any]  # of integers
 
-NO_LIMIT = 1 << 30  # csrc/params.h's kNoLimit
+NO_LIMIT = 1 << 30  # csrc/contract/params.h's kNoLimit
 CAUSAL = ("none", "top_left", "bottom_right")
 
 

@@ -184,7 +184,9 @@ def compiled_kernel(kernel: Kernel, capability: int) -> dict[str, Any] | None:
     function, _ = _function(kernel)
     if kernel.is_recorded and _parts(kernel) > 1:
         function = function.replace("_kernel", "_pair_kernel")
-    plan: dict[str, Any] = {"backend": kernel.arch, "kernel": function, "dtype": "float16", "deterministic": False}
+    family = f"{kernel.arch}::{kernel.folder}"
+    plan: dict[str, Any] = {"family": family, "kernel": function, "tile": kernel.entry, "dtype": "float16"}
+    plan |= {"deterministic": False}
     # One instance serves all large head dims of sm80.
     plan |= {"kernel_head_dim": 1024 if kernel.is_recorded else kernel.head_dim, "capability": capability}
     return _compiled(plan | kernel.shape | kernel.tile)

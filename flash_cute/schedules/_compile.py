@@ -177,7 +177,7 @@ def build(
         CompileError: a compiler or the linker failed.
     """
     work.mkdir(parents=True, exist_ok=True)
-    (work / "instances.h").write_text("#pragma once\n")  # api/dispatch.h asks for the main library's
+    (work / "instances.h").write_text("#pragma once\n")  # api/families.h asks for the main library's
     every = instances()
     for one in every:
         (work / f"{one.name}.cu").write_text(one.source)

@@ -2,7 +2,7 @@
 // read it. All warps load and all compute; mma.sync, cp.async, ldmatrix.
 #pragma once
 
-#include "../../plan.h"
+#include "../../contract/plan.h"
 #include "epilogue.cuh"
 #include "mainloop.cuh"
 #include "traits.cuh"

@@ -5,16 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "../../contract/orders.h"
 #include "tile.h"
 
 namespace flash_cute::sm80::bwd {
-
-struct LaunchOrder {
-  int interleaved_heads;  // KV heads per group, whose key tiles are interleaved in launch order (tile 0 of each head,
-                          // then tile 1, ...), so that CTAs running together share Q and dO in L2
-  int last_group;         // its index; it has all the heads that remain
-  bool last_first;        // deterministic: key tiles from last to first, row tiles from first to last
-};
 
 // `masked`: key tiles differ in their number of row tiles; `rows`: query rows that the longest key tile of a KV head
 // visits, over all its query heads; `heads`: KV heads of all batches.

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "../../core/registers.cuh"
-#include "../../params.h"
+#include "../../contract/params.h"
 #include "traits.cuh"
 
 namespace flash_cute::sm80::bwd {

@@ -2,7 +2,7 @@
 // as in kernel.cuh. There are as many CTAs as there can be key tiles; those left over end at once.
 #pragma once
 
-#include "../../plan.h"
+#include "../../contract/plan.h"
 #include "epilogue.cuh"
 #include "sequence_mainloop.cuh"
 

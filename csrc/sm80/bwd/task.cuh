@@ -5,7 +5,7 @@
 
 #include "../../core/mask.cuh"
 #include "../../core/registers.cuh"
-#include "../../params.h"
+#include "../../contract/params.h"
 
 namespace flash_cute::sm80::bwd {
 

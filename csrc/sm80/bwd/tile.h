@@ -2,8 +2,8 @@
 // resource test all read them here.
 #pragma once
 
-#include "../../core/kernel_shape.h"
-#include "../../core/variant.h"
+#include "../../contract/kernel_shape.h"
+#include "../../contract/variant.h"
 #include "../chip.h"
 
 namespace flash_cute::sm80::bwd {

@@ -9,7 +9,7 @@
 // Above 512 columns two CTAs share a tile of a gradient: half of the columns each, and half of W, see pair.cuh.
 #pragma once
 
-#include "../../plan.h"
+#include "../../contract/plan.h"
 #include "epilogue.cuh"
 #include "mainloop.cuh"
 #include "pair_mainloop.cuh"

@@ -6,7 +6,7 @@
 #include "../../core/convert.cuh"
 #include "../../core/fwd_normalize.cuh"
 #include "../../core/layout.cuh"
-#include "../../core/tile_order.h"
+#include "../../contract/tile_order.h"
 #include "traits.cuh"
 #include "../load_cp_async.cuh"
 

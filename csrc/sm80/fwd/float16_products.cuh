@@ -13,7 +13,7 @@
 
 #include <cute/tensor.hpp>
 
-#include "../../core/accumulate.h"
+#include "../../contract/accumulate.h"
 #include "products.cuh"
 #include "traits.cuh"
 

@@ -2,7 +2,7 @@
 // it. Plain constants.
 #pragma once
 
-#include "../../core/accumulate.h"
+#include "../../contract/accumulate.h"
 #include "tile.h"
 
 namespace flash_cute::sm80::fwd {

@@ -1,7 +1,7 @@
 // The portable forward: one CTA per row tile of a query head; mma.sync, cp.async, ldmatrix.
 #pragma once
 
-#include "../../plan.h"
+#include "../../contract/plan.h"
 #include "epilogue.cuh"
 #include "mainloop.cuh"
 #include "sequence_tile.cuh"

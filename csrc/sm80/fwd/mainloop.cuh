@@ -12,7 +12,7 @@
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
 #include "../../core/score.cuh"
-#include "../../core/tile_order.h"
+#include "../../contract/tile_order.h"
 #include "../../core/softmax.cuh"
 #include "products.cuh"
 #include "traits.cuh"

@@ -2,9 +2,9 @@
 // build's resource test all read them here.
 #pragma once
 
-#include "../../core/kernel_shape.h"
-#include "../../core/tile_order.h"
-#include "../../core/variant.h"
+#include "../../contract/kernel_shape.h"
+#include "../../contract/tile_order.h"
+#include "../../contract/variant.h"
 #include "../chip.h"
 
 namespace flash_cute::sm80::fwd {

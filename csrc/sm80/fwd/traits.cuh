@@ -8,10 +8,10 @@
 #include <cutlass/numeric_types.h>
 
 #include "tile.h"
-#include "../../core/power_scale.h"
+#include "../../contract/power_scale.h"
 #include "../../core/sequence.cuh"
-#include "../../core/tile_order.h"
-#include "../../core/variant.h"
+#include "../../contract/tile_order.h"
+#include "../../contract/variant.h"
 #include "../mma_atom.cuh"
 
 namespace flash_cute::sm80::fwd {

@@ -7,7 +7,7 @@
 // them would read K and V from L2 twice as often. Each computes half of the scores, see pair.cuh.
 #pragma once
 
-#include "../../plan.h"
+#include "../../contract/plan.h"
 #include "../fwd/sequence_tile.cuh"
 #include "epilogue.cuh"
 #include "mainloop.cuh"

@@ -1,7 +1,7 @@
 // The resources of the sm80 forward for head dims above 256.
 #pragma once
 
-#include "../../core/kernel_shape.h"
+#include "../../contract/kernel_shape.h"
 #include "../large/tile.h"
 
 namespace flash_cute::sm80::fwd_large {

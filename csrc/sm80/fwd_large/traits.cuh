@@ -1,7 +1,7 @@
 // Types of the sm80 forward for head dims above 256.
 #pragma once
 
-#include "../../core/variant.h"
+#include "../../contract/variant.h"
 #include "../fwd/traits.cuh"
 #include "../large/products.cuh"
 #include "pair.cuh"

@@ -8,7 +8,7 @@
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
 #include "../../core/softmax.cuh"
-#include "../../core/tile_order.h"
+#include "../../contract/tile_order.h"
 #include "../fwd/mainloop.cuh"
 #include "../gemm.cuh"
 #include "../load_cp_async.cuh"

@@ -1,7 +1,7 @@
 // The launches of the schedules, as the operator sees them; each head dim of each is instantiated in a file of its own.
 #pragma once
 
-#include "../../plan.h"
+#include "../../contract/plan.h"
 #include "tile.h"
 
 namespace flash_cute::sm80::schedules {

@@ -2,7 +2,7 @@
 // kernels' traits, the operator and `flash_cute.schedules` all read them here. docs/schedules.md explains each.
 #pragma once
 
-#include "../../core/kernel_shape.h"
+#include "../../contract/kernel_shape.h"
 #include "../fwd/tile.h"
 
 namespace flash_cute::sm80::schedules {

@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "../../params.h"
+#include "../../contract/params.h"
 
 namespace flash_cute::sm90::bwd {
 

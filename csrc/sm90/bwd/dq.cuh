@@ -32,20 +32,20 @@ CUTE_DEVICE void wait_results_read() {
   named_sync(kResults + thread / 128, 128);
 }
 
-// Spins until a counter in global memory has reached `turn`; end_turn increments it. The semaphore of a row tile counts
+// Spins until a counter in global memory has reached `count`; count_up increments it. The semaphore of a row tile counts
 // the key tiles that have added, or, without the deterministic mode, only the first one, which has stored.
-CUTE_DEVICE void wait_turn(int const* semaphore, int turn) {
-  while (load_acquire(semaphore) < turn) continue;
+CUTE_DEVICE void wait_for_count(int const* counter, int count) {
+  while (load_acquire(counter) < count) continue;
   asm volatile("fence.proxy.async;" ::: "memory");  // orders the bulk copies that follow after the acquire
 }
 
 CUTE_DEVICE void bulk_wait_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// By the thread that has issued the bulk copies: waits until they have been written, then releases the next turn.
-CUTE_DEVICE void end_turn(int* semaphore) {
+// By the thread that has issued the bulk copies: waits until they have been written, then counts.
+CUTE_DEVICE void count_up(int* counter) {
   bulk_wait_written();
   asm volatile("fence.proxy.async;" ::: "memory");
-  increment_release(semaphore);
+  increment_release(counter);
 }
 
 // The progress of a KV head (over all batches): each of the two adding threads counts each of its key tiles, so that
@@ -62,13 +62,13 @@ constexpr int kPartArrivals = Traits::kConsumerThreads / 32 + 2;
 // counter.
 template <class Traits>
 CUTE_DEVICE void wait_parts(KernelArgs const& args, Task const volatile& task) {
-  wait_turn(part_counter(args, task.split), 1 + max(0, task.parts) * kPartArrivals<Traits>);
+  wait_for_count(part_counter(args, task.split), 1 + max(0, task.parts) * kPartArrivals<Traits>);
 }
 
 // Whether the warpgroup computes dQ, or its half of dQ, of the step.
 template <class Traits>
 CUTE_DEVICE bool computes_dq(int step, int warpgroup) {
-  return !Traits::kTurns || step % 2 == warpgroup;
+  return !Traits::kAlternates || step % 2 == warpgroup;
 }
 
 // The first such step at or after `step`.
@@ -114,15 +114,15 @@ CUTE_DEVICE void publish_dq(typename Traits::SharedStorage& smem, int warpgroup,
 }
 
 // Adds dQ from shared memory to the sums in global memory. One thread handles the even steps, another the odd ones, so
-// that the latency of an ordered add overlaps with the wait for the turn at the next row tile.
+// that the latency of an ordered add overlaps with the wait for the order at the next row tile.
 template <class Traits, int kParity>
 CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& smem) {
   constexpr int kBytes = Traits::kDqElements * sizeof(float);
   BwdParams const& params = args.params;
 #pragma unroll 1
-  for (int draws = 0;; ++draws) {
-    smem.task_pipeline.wait_full(at_step(draws));  // the producer has written the task
-    auto task = [&]() -> typename Traits::Task const volatile& { return smem.task[opaque(draws) & 1]; };
+  for (int task_number = 0;; ++task_number) {
+    smem.task_pipeline.wait_full(at_step(task_number));  // the producer has written the task
+    auto task = [&]() -> typename Traits::Task const volatile& { return smem.task[opaque(task_number) & 1]; };
     if (task().dq_begin < 0) break;
     auto lengths = [&]() -> decltype(auto) {
       if constexpr (reads_sequences(Traits::kVariant)) {
@@ -141,7 +141,7 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
       auto is_first = [&] {
         return first_column(lengths(), row_tile.m_block * Traits::kBlockM) >= task().n_block * Traits::kBlockN;
       };
-      auto turn = [&] {
+      auto order = [&] {
         return task().n_block - first_column(lengths(), row_tile.m_block * Traits::kBlockM) / Traits::kBlockN;
       };
       auto const state = dq_state<Traits>(count);
@@ -150,7 +150,7 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
         int const warpgroup = Traits::kByColumns ? Traits::kWarpgroups - 1 - i : i;  // in the order of their dQ
         if (!computes_dq<Traits>(kParity, warpgroup)) continue;
         smem.dq_pipeline[warpgroup].wait_full(state);  // the warpgroup's four warps have stored dQ of this step
-        int64_t const offset = Traits::kTurns ? 0 : warpgroup * Traits::kDqElements;
+        int64_t const offset = Traits::kAlternates ? 0 : warpgroup * Traits::kDqElements;
         float* const sums = params.dq_acc + int64_t{index} * Traits::kQElements + offset;
         uint32_t const source = cast_smem_ptr_to_uint(smem.dq[warpgroup][state.stage % Traits::kDqBuffers]);
         if (is_first()) {
@@ -158,8 +158,8 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
                        "n"(kBytes)
                        : "memory");
         } else {
-          if (i == 0 || Traits::kTurns) {
-            wait_turn(params.semaphores + index, params.deterministic ? turn() : 1);
+          if (i == 0 || Traits::kAlternates) {
+            wait_for_count(params.semaphores + index, params.deterministic ? order() : 1);
           }
           asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
                        "r"(source), "n"(kBytes)
@@ -169,7 +169,7 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
         tma_store_wait<0>();  // the bulk copy has read shared memory, which the warpgroup may overwrite
         smem.dq_pipeline[warpgroup].arrive_empty(state);
       }
-      if (params.deterministic || is_first()) end_turn(params.semaphores + index);
+      if (params.deterministic || is_first()) count_up(params.semaphores + index);
     }
     if (task().n_block >= 0) {
       if constexpr (reads_sequences(Traits::kVariant)) {
@@ -180,10 +180,10 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
         int* done = head_counter(args, task().batch * params.heads_kv + task().head_kv);
         if (task().parts != 0) wait_parts<Traits>(args, task());
         if (task().parts < 0) done = part_counter(args, task().split);
-        end_turn(done);
+        count_up(done);
       }
     }
-    smem.task_pipeline.arrive_empty(at_step(draws));
+    smem.task_pipeline.arrive_empty(at_step(task_number));
   }
 }
 
@@ -192,22 +192,22 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
 template <class Traits>
 CUTE_DEVICE void watch_sums(KernelArgs const& args, typename Traits::SharedStorage& smem) {
 #pragma unroll 1
-  for (int draws = 0;; ++draws) {
-    smem.task_pipeline.wait_full(at_step(draws));  // the producer has written the task
-    Task const volatile& task = smem.task[draws & 1];
+  for (int task_number = 0;; ++task_number) {
+    smem.task_pipeline.wait_full(at_step(task_number));  // the producer has written the task
+    Task const volatile& task = smem.task[task_number & 1];
     if (task.dq_begin < 0) break;
-    if (task.dq_begin < task.dq_end) wait_turn(head_counter(args, task.dq_head), 2 * args.params.n_blocks);
+    if (task.dq_begin < task.dq_end) wait_for_count(head_counter(args, task.dq_head), 2 * args.params.n_blocks);
     if (task.parts != 0) wait_parts<Traits>(args, task);
     if (task.parts < 0) {  // all shares of the heads whose sums the part overwrites have been converted
       int const row_tiles = args.params.m_blocks * args.params.heads_per_kv;
       int const begin = task.range * Traits::kPartRowTiles, end = begin + Traits::kPartRowTiles;
       int const shares = ceil_div(row_tiles, args.params.task_order.dq_share);
       for (int head = begin / row_tiles; head * row_tiles < end; ++head) {
-        wait_turn(head_counter(args, head), 2 * args.params.n_blocks + shares);
+        wait_for_count(head_counter(args, head), 2 * args.params.n_blocks + shares);
       }
     }
-    smem.sums_pipeline.publish(at_step(draws));
-    smem.task_pipeline.arrive_empty(at_step(draws));
+    smem.sums_pipeline.publish(at_step(task_number));
+    smem.task_pipeline.arrive_empty(at_step(task_number));
   }
 }
 

@@ -13,7 +13,8 @@
 namespace flash_cute::sm90::bwd {
 
 template <class Traits, class Accumulator>
-CUTE_DEVICE void epilogue(KernelArgs const& args, KeyTile const& tile, int draws, typename Traits::SharedStorage& smem,
+CUTE_DEVICE void epilogue(KernelArgs const& args, KeyTile const& tile, int task_number,
+                          typename Traits::SharedStorage& smem,
                           Accumulator const& tdKrdK,    // (MMA, MMA_N, MMA_D)
                           Accumulator const& tdVrdV) {  // (MMA, MMA_N, MMA_D)
   using Element = typename Traits::Element;
@@ -36,7 +37,7 @@ CUTE_DEVICE void epilogue(KernelArgs const& args, KeyTile const& tile, int draws
     int const row = tile.n_block * Traits::kBlockN + warpgroup * Traits::kKeys;
     int const head = tile.head_kv, batch = tile.batch;
     if constexpr (reads_sequences(Traits::kVariant)) {
-      SequenceOrigin const origin = origin_of_results(args.params, smem.task[draws & 1]);
+      SequenceOrigin const origin = origin_of_results(args.params, smem.task[task_number & 1]);
       store_sequence_tile<Traits>(args.dv, dv, Traits::kKeys, row, head, origin);
       store_sequence_tile<Traits>(args.dk, dk, Traits::kKeys, row, head, origin);
     } else {

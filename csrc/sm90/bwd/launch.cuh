@@ -4,8 +4,7 @@
 #include "../../core/bwd_preprocess.cuh"
 #include "../../core/element.cuh"
 #include "../../core/list_sequence_tiles.cuh"
-#include "../encode_bwd_maps.cuh"
-#include "../bwd_wide/launch.cuh"
+#include "encode_maps.cuh"
 #include "kernel.cuh"
 #include "mla_traits.cuh"
 
@@ -20,7 +19,7 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
                        .columns = Traits::kChunk,
                        .columns_of_k = Traits::ColumnsK::kChunk};
   constexpr bool kSequences = reads_sequences(Traits::kVariant);
-  cudaError_t error = encode_bwd_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
+  cudaError_t error = encode_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
   error = cudaFuncSetAttribute(bwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
@@ -42,19 +41,14 @@ using TraitsOf = std::conditional_t<is_mla(kHeadDim, kHeadDimV),
                                     MlaTraits<Element, kHeadDim, tile_config(kHeadDim, kVariant), kVariant, kHeadDimV>,
                                     Traits<Element, kHeadDim, tile_config(kHeadDim, kVariant), kVariant>>;
 
-template <class Element, int kHeadDim, int kHeadDimV, Variant kVariant>
-cudaError_t launch_type(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
-  if constexpr (serves(kHeadDim, kHeadDimV, kVariant, std::is_same_v<Element, cutlass::bfloat16_t>)) {
-    return launch_kernels<TraitsOf<Element, kHeadDim, kHeadDimV, kVariant>>(plan, params, stream);
-  } else {
-    return bwd_wide::launch_kernels<bwd_wide::Traits<Element, kHeadDim, kHeadDimV, kVariant>>(plan, params, stream);
-  }
-}
-
 template <int kHeadDim, int kHeadDimV, Variant kVariant>
 cudaError_t launch_variant(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   return with_element(plan.dtype, [&]<class Element>(Element) {
-    return launch_type<Element, kHeadDim, kHeadDimV, kVariant>(plan, params, stream);
+    if constexpr (has_kernel(kHeadDim, kHeadDimV, kVariant, std::is_same_v<Element, cutlass::bfloat16_t>)) {
+      return launch_kernels<TraitsOf<Element, kHeadDim, kHeadDimV, kVariant>>(plan, params, stream);
+    } else {
+      return cudaErrorInvalidValue;
+    }
   });
 }
 

@@ -5,7 +5,7 @@
 //     S^T(m)         | dP^T(m), dV += P^T dO        | dK += dS^T Q | dQ(m-1) = dS K
 //     waits   P^T(m) | waits dS^T(m), dS(m) to smem | waits        | waits, dQ(m-1) to smem
 //
-// Without `late_dp`, dP^T is issued together with S^T. With 64 rows per step the warpgroups take turns at dQ, so that a
+// Without `late_dp`, dP^T is issued together with S^T. With 64 rows per step the warpgroups alternate at dQ, so that a
 // warpgroup has the last column in every other step; with 128 rows its half of dQ is issued together with dK.
 //
 // The warpgroups exchange dS only, and dQ of a step is computed in the next one, so that each waits for something that
@@ -35,7 +35,7 @@ template <class Traits>
 constexpr uint32_t kKeysBytes = sizeof(typename Traits::Element) * typename Traits::SmemLayoutK{}.layout_b()(64, 0);
 template <class Traits>
 constexpr uint32_t kRowsBytes =
-    Traits::kTurns ? 0
+    Traits::kAlternates ? 0
                    : sizeof(typename Traits::Element) *
                          typename Traits::SmemLayoutS{}.layout_b()(Traits::kBlockM / 2, 0, 0);
 
@@ -130,7 +130,7 @@ CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const
     auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});        // (BLK_N, BLK_M) -> (key, row)
     auto tScS = rowcol_view(mma.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
     auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));             // the same of thread 0, static
-    // Beside the exponentials, which hide the latency, and in the registers that the log-sum-exps leave.
+    // delta is read four rows at a time between the exponentials, which hide its latency; it reuses the LSE's registers.
     [[maybe_unused]] RowStats<kBlockM> delta;
     auto const read_delta = [&](int four) __attribute__((always_inline)) {
       if constexpr (Traits::kDeltaWithQ) delta.read(smem.delta[rows.stage], four);
@@ -233,24 +233,25 @@ enum class StepKind { kFirst, kWithDq, kWithoutDq };
 // A long function: its parts, the lambdas, work on the same dozen of tensors and pipeline states, which functions would
 // all take as arguments. `step` is a row tile, of the phases above; the loop over them is at the end.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws, typename Traits::SharedStorage& smem,
+CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int task_number,
+                          typename Traits::SharedStorage& smem,
                           Accumulator& tdKrdK,    // (MMA, MMA_N, MMA_D)
                           Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
-  constexpr bool kLateDp = Traits::kTile.late_dp, kTurns = Traits::kTurns;
+  constexpr bool kLateDp = Traits::kTile.late_dp, kAlternates = Traits::kAlternates;
   static_assert(Traits::kStages == 2 && Traits::kScoreStages == 2);
   BwdParams const& params = args.params;
   // Where they are in shared memory, lengths and mask are read again at each use.
   auto const lengths = [&]() -> decltype(auto) {
     if constexpr (reads_sequences(Traits::kVariant)) {
-      return read_band(smem.task[opaque(draws) & 1].sequence);
+      return read_band(smem.task[opaque(task_number) & 1].sequence);
     } else {
       return (params);
     }
   };
   auto const range = [&] {
     if constexpr (reads_sequences(Traits::kVariant)) {
-      return row_range<kBlockM, kBlockN>(read_uniform(smem.task[draws & 1].sequence), tile.n_block);
+      return row_range<kBlockM, kBlockN>(read_uniform(smem.task[task_number & 1].sequence), tile.n_block);
     } else {
       return row_range<kBlockM, kBlockN>(params, tile.n_block);
     }
@@ -335,8 +336,8 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
     issue_dv<Traits>(smem, operands, rows, rP, tdVrdO, tdVrdV);
     if (kFirst && warpgroup == 0) named_arrive(kHalfStep, Traits::kConsumerThreads);
     compute_ds_and_issue_dk<Traits>(smem, operands, ds, rows, tSrS, tSrdP, tdKrQ, tdKrdK);
-    if (kDq && !kTurns) issue_dq<Traits>(smem, operands, warpgroup, number - 1, tdQrdS, tdQrK, tdQrdQ);
-    warpgroup_wait<Traits::kDsShares + (kDq && !kTurns)>();  // dV
+    if (kDq && !kAlternates) issue_dq<Traits>(smem, operands, warpgroup, number - 1, tdQrdS, tdQrK, tdQrdQ);
+    warpgroup_wait<Traits::kDsShares + (kDq && !kAlternates)>();  // dV
     warpgroup_fence_operand(tdVrdV);
     smem.dout_pipeline.release(rows);
     warpgroup_wait<0>();  // dK, and dQ if issued
@@ -344,7 +345,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
     smem.q_pipeline.release(rows);
     if (kFirst) wait_results_read();
     if (kDq) {
-      if (kTurns) issue_dq<Traits>(smem, operands, warpgroup, number - 1, tdQrdS, tdQrK, tdQrdQ);
+      if (kAlternates) issue_dq<Traits>(smem, operands, warpgroup, number - 1, tdQrdS, tdQrK, tdQrdQ);
       finish_dq<Traits>(smem, warpgroup, number - 1, tdQrdQ);
       dq_pending = true;
     }
@@ -352,14 +353,14 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int draws
   };
 
   step(row_tile.m_block, C<StepKind::kFirst>{});
-  // A turn is the row tiles of all query heads in alternation or, with a window, those of one: a loop of its own, so
+  // A pass is the row tiles of all query heads in alternation or, with a window, those of one: a loop of its own, so
   // that the order costs a step nothing.
-  bool const heads_in_turn = tile.last_row_tile >= 0;
-  int const alternating = heads_in_turn ? 1 : params.heads_per_kv;
-  int left = heads_in_turn ? tile.first.m_block - tile.last_row_tile : tile.end - tile.begin - 1;
-  // What the loop over a turn does not need is read again after it: kept in registers, it spilled at head dim 64.
+  bool const one_head_after_another = tile.last_row_tile >= 0;
+  int const alternating = one_head_after_another ? 1 : params.heads_per_kv;
+  int left = one_head_after_another ? tile.first.m_block - tile.last_row_tile : tile.end - tile.begin - 1;
+  // What the loop over a pass does not need is read again after it: kept in registers, it spilled at head dim 64.
   auto const tile_again = [&] {
-    return read_uniform(static_cast<KeyTile const volatile&>(smem.task[opaque(draws) & 1]));
+    return read_uniform(static_cast<KeyTile const volatile&>(smem.task[opaque(task_number) & 1]));
   };
 #pragma unroll 1
   for (;;) {

@@ -15,7 +15,7 @@ namespace flash_cute::sm90::bwd {
 // Stores a warpgroup's 64 rows of a result of kColumns columns through its dQ buffer, which must be free. The TMA
 // stores are in flight when it returns.
 template <class Traits, int kColumns, class Accumulator>
-CUTE_DEVICE void store_result(KernelArgs const& args, KeyTile const& tile, int draws,
+CUTE_DEVICE void store_result(KernelArgs const& args, KeyTile const& tile, int task_number,
                               typename Traits::SharedStorage& smem, CUtensorMap const& map,
                               Accumulator const& sums,  // (MMA, MMA_N, MMA_D)
                               float factor) {
@@ -31,7 +31,7 @@ CUTE_DEVICE void store_result(KernelArgs const& args, KeyTile const& tile, int d
   if (thread % 128 > 0) return;
   int const row = tile.n_block * Traits::kBlockN + warpgroup * Traits::kKeys;
   if constexpr (reads_sequences(Traits::kVariant)) {
-    SequenceOrigin const origin = origin_of_results(args.params, smem.task[draws & 1]);
+    SequenceOrigin const origin = origin_of_results(args.params, smem.task[task_number & 1]);
     store_sequence_tile<Columns>(map, buffer, Traits::kKeys, row, tile.head_kv, origin);
   } else {
     CUTE_UNROLL
@@ -44,16 +44,16 @@ CUTE_DEVICE void store_result(KernelArgs const& args, KeyTile const& tile, int d
 }
 
 template <class Traits, class AccumulatorK, class AccumulatorV>
-CUTE_DEVICE void mla_epilogue(KernelArgs const& args, KeyTile const& tile, int draws,
+CUTE_DEVICE void mla_epilogue(KernelArgs const& args, KeyTile const& tile, int task_number,
                               typename Traits::SharedStorage& smem,
                               AccumulatorK const& tdKrdK,    // (MMA, MMA_N, MMA_D)
                               AccumulatorV const& tdVrdV) {  // (MMA, MMA_N, MMA_DV)
   int const warpgroup = consumer_thread() / 128;
   wait_dq_buffer<Traits>(smem, warpgroup, tile.end);
-  store_result<Traits, Traits::kHeadDimV>(args, tile, draws, smem, args.dv, tdVrdV, Traits::kSumsFactor);
+  store_result<Traits, Traits::kHeadDimV>(args, tile, task_number, smem, args.dv, tdVrdV, Traits::kSumsFactor);
   wait_results_read();
   float const factor = args.params.scale * Traits::kSumsFactor;
-  store_result<Traits, Traits::kHeadDim>(args, tile, draws, smem, args.dk, tdKrdK, factor);
+  store_result<Traits, Traits::kHeadDim>(args, tile, task_number, smem, args.dk, tdKrdK, factor);
 }
 
 }  // namespace flash_cute::sm90::bwd

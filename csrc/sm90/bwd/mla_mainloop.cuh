@@ -140,7 +140,7 @@ CUTE_DEVICE PipelineState<1> ds_state(int step) { return {0, step & 1}; }
 // A long function: its parts, the lambdas, work on the same dozen of tensors and pipeline states, which functions would
 // all take as arguments. `step` is a row tile; the loop over them is at the end.
 template <class Traits, int kWarpgroup, class AccumulatorK, class AccumulatorV>
-CUTE_DEVICE void mla_mainloop(KernelArgs const& args, KeyTile const& tile, int draws,
+CUTE_DEVICE void mla_mainloop(KernelArgs const& args, KeyTile const& tile, int task_number,
                               typename Traits::SharedStorage& smem,
                               AccumulatorK& tdKrdK,    // (MMA, MMA_N, MMA_D)
                               AccumulatorV& tdVrdV) {  // (MMA, MMA_N, MMA_DV)
@@ -291,7 +291,7 @@ CUTE_DEVICE void mla_mainloop(KernelArgs const& args, KeyTile const& tile, int d
   step(C<StepKind::kFirst>{});
 #pragma unroll 1
   for (; left > 0; --left) step(C<StepKind::kWithDq>{});
-  int const keys_phase = uniform(static_cast<KeyTile const volatile&>(smem.task[opaque(draws) & 1]).keys_phase);
+  int const keys_phase = uniform(static_cast<KeyTile const volatile&>(smem.task[opaque(task_number) & 1]).keys_phase);
   smem.v_pipeline.release({0, keys_phase});
   publish();
   if constexpr (kLater) {

@@ -49,7 +49,7 @@ struct MlaTraits {
   using MmaDk = MmaSums<kHeadDim>;
   using MmaDv = MmaSums<kHeadDimV>;
   // dQ = dS K over all keys of the CTA: all rows of a step, and half of the columns per warpgroup.
-  static constexpr bool kTurns = false;
+  static constexpr bool kAlternates = false;
   static constexpr bool kByColumns = true;
   static constexpr int kDqColumns = kHeadDim / kWarpgroups;
   template <int kColumns>

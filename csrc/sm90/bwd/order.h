@@ -6,24 +6,13 @@
 #include <climits>
 #include <cstdint>
 
-#include "../../core/tile_split.h"
+#include "../../contract/orders.h"
+#include "../../contract/tile_split.h"
 #include "tile.h"
 
 namespace flash_cute::sm90::bwd {
 
 constexpr int kMaxDqShare = 8;  // most row tiles of dQ per task; reached where there are many per key tile
-
-// A task is a key tile and a share of dQ's conversion to 16-bit rows. Task i has key tile i in the order of groups of
-// interleaved heads, and share i - `dq_lag` in the same order.
-struct TaskOrder {
-  int tiles;              // tasks_per_head * KV heads of all batches
-  int tasks_per_head;     // per KV head: at least its key tiles, more where its row tiles need more shares
-  int num_tasks;          // `tiles` + `dq_lag`; the last tasks have no key tile, and ranges replace split tiles
-  int dq_share;           // row tiles of dQ per task
-  int dq_lag;             // tasks by which the shares of dQ come later than the key tiles
-  int interleaved_heads;  // KV heads per group, whose key tiles are interleaved: tile 0 of each head, then tile 1, ...
-  int larger_groups;      // the first `larger_groups` groups have one more head
-};
 
 // A backward's shape, in tiles.
 struct TileCounts {

@@ -44,15 +44,16 @@ CUTE_DEVICE void schedule_tasks(KernelArgs const& args, typename Traits::SharedS
   BwdParams const& params = args.params;
   bool tickets = true;
 #pragma unroll 1
-  for (int draws = 0;; ++draws) {
-    SequenceTask& task = smem.task[draws & 1];
-    SequenceTask const volatile& before = smem.task[(draws + 1) & 1];
-    smem.task_pipeline.wait_empty(at_step(draws));  // all have finished the task of two draws before
-    if (draws > 0) smem.draw_pipeline.wait_full(at_step(draws - 1));  // the producer is about to finish the last task
-    task.begin = task.end = draws > 0 ? before.end : 0;
-    task.keys_phase = draws > 0 && before.keys_phase != (before.begin < before.end);
+  for (int task_number = 0;; ++task_number) {
+    SequenceTask& task = smem.task[task_number & 1];
+    SequenceTask const volatile& before = smem.task[(task_number + 1) & 1];
+    smem.task_pipeline.wait_empty(at_step(task_number));  // all have finished the task before the last
+    // The producer is about to finish the last task.
+    if (task_number > 0) smem.draw_pipeline.wait_full(at_step(task_number - 1));
+    task.begin = task.end = task_number > 0 ? before.end : 0;
+    task.keys_phase = task_number > 0 && before.keys_phase != (before.begin < before.end);
     task.n_block = -1;
-    task.slot = draws > 0 ? before.slot : -1;
+    task.slot = task_number > 0 ? before.slot : -1;
 #pragma unroll 1
     for (;;) {
       int const left = take_chunk<Traits>(params, task);
@@ -68,7 +69,7 @@ CUTE_DEVICE void schedule_tasks(KernelArgs const& args, typename Traits::SharedS
       __nanosleep(100);  // until other CTAs have added
     }
     bool const last = task.dq_begin < 0;
-    smem.task_pipeline.publish(at_step(opaque(draws)));  // the stage's number is not kept: there is no register
+    smem.task_pipeline.publish(at_step(opaque(task_number)));  // the stage's number is not kept: there is no register
     if (last) break;
   }
 }

@@ -6,8 +6,9 @@
 #include "../../core/mask.cuh"
 #include "../../core/sequence_tiles.cuh"
 #include "../sequence_map.cuh"
-#include "args.cuh"
 #include "../warpgroup.cuh"
+#include "args.cuh"
+#include "order.h"
 
 namespace flash_cute::sm90::bwd {
 

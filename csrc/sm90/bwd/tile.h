@@ -2,8 +2,8 @@
 // traits, the plan and the build's resource test all read them here.
 #pragma once
 
-#include "../../core/kernel_shape.h"
-#include "../../core/variant.h"
+#include "../../contract/kernel_shape.h"
+#include "../../contract/variant.h"
 
 namespace flash_cute::sm90::bwd {
 
@@ -12,10 +12,10 @@ constexpr int kMaxHeadDim = 128;
 // Whether q and v have the head dims of multi-head latent attention, whose kernel is that of mla_mainloop.cuh.
 constexpr bool is_mla(int head_dim, int head_dim_v) { return head_dim == 192 && head_dim_v == 128; }
 
-// Whether the kernels of this folder serve the head dims; else those of sm90/bwd_wide do. That for MLA keeps P in
-// float16 until dP is there, which is nearly exact only for inputs that are less exact.
-constexpr bool serves(int head_dim, int head_dim_v, Variant variant, bool bfloat16) {
-  return head_dim <= kMaxHeadDim || (is_mla(head_dim, head_dim_v) && !modifies_scores(variant) && bfloat16);
+// The kernels of each head dim; of 192 and 128 those alone of plain scores and bfloat16: that for MLA keeps P in float16
+// until dP is there, which is nearly exact only for inputs that are less exact. The others are of sm90/bwd_wide.
+constexpr bool has_kernel(int head_dim, int head_dim_v, Variant variant, bool bfloat16) {
+  return !is_mla(head_dim, head_dim_v) || (!modifies_scores(variant) && bfloat16);
 }
 
 // One kernel's tuning. A consumer warpgroup owns 64 keys: their dK and dV stay in its registers.

@@ -50,10 +50,10 @@ struct Traits {
   using MmaDv = MmaKeys;
   // dQ = dS K over all keys of the CTA. With 64 rows per step the warpgroups take turns, one step each, so that dS and
   // K are read once; with 128 rows each warpgroup has half of the rows.
-  static constexpr bool kTurns = kBlockM == 64;
+  static constexpr bool kAlternates = kBlockM == 64;
   static constexpr bool kByColumns = false;  // each warpgroup has half of the columns: see MlaTraits
   using MmaQueries = decltype(make_tiled_mma(wgmma_ss_atom_mn<Element, kHeadDim>(),
-                                             std::conditional_t<kTurns, Layout<Shape<_1, _1, _1>>, ByKeys>{}));
+                                             std::conditional_t<kAlternates, Layout<Shape<_1, _1, _1>>, ByKeys>{}));
 
   // A tile is stored in chunks of kChunk columns, as in the forward. Each is read through two layouts: K-major where a
   // GEMM sums over the head dim, MN-major where it sums over the tile's rows.
@@ -97,8 +97,8 @@ struct Traits {
   static constexpr int kDoElements = kQElements;
   static constexpr int kKElements = kBlockN * kHeadDim;
   static constexpr int kVElements = kKElements;
-  static constexpr int kDqElements = kTurns ? kQElements : kQElements / kWarpgroups;  // per warpgroup and step
-  static constexpr int kDqBuffers = kTurns ? 1 : 2;
+  static constexpr int kDqElements = kAlternates ? kQElements : kQElements / kWarpgroups;  // per warpgroup and step
+  static constexpr int kDqBuffers = kAlternates ? 1 : 2;
   static constexpr int kDqBarriers = kDqBuffers;
   static constexpr int kDqRowTiles = kBlockM == 64 ? 2 : 1;  // converted together, see DqRows
   static constexpr int kPartRowTiles = part_row_tiles(kBlockM, kBlockN);

@@ -7,7 +7,7 @@
 #include "../../core/bwd_preprocess_large.cuh"
 #include "../../core/element.cuh"
 #include "../../core/list_sequence_tiles.cuh"
-#include "../encode_bwd_maps.cuh"
+#include "../bwd/encode_maps.cuh"
 #include "../launch.cuh"
 #include "keys.cuh"
 #include "queries.cuh"
@@ -19,8 +19,8 @@ template <class Traits>
 cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   KernelArgs args{};
   args.params = with_scaled_dout(params);
-  MapBoxes const boxes{.query_rows = kTileRows, .key_rows = kTileRows, .columns = Traits::kChunk};
-  cudaError_t error = encode_bwd_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
+  bwd::MapBoxes const boxes{.query_rows = kTileRows, .key_rows = kTileRows, .columns = Traits::kChunk};
+  cudaError_t error = bwd::encode_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
   if (error != cudaSuccess) return error;
   for (auto* const kernel : {bwd_keys_kernel<Traits>, bwd_queries_kernel<Traits>}) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSmemBytes);

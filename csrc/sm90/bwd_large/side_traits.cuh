@@ -11,7 +11,7 @@
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
 
-#include "../../core/variant.h"
+#include "../../contract/variant.h"
 #include "../bwd/args.cuh"
 #include "../cluster.cuh"
 #include "../pipeline.cuh"

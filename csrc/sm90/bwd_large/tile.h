@@ -3,7 +3,7 @@
 // behind them.
 #pragma once
 
-#include "../../core/kernel_shape.h"
+#include "../../contract/kernel_shape.h"
 
 namespace flash_cute::sm90::bwd_large {
 

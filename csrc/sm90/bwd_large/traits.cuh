@@ -6,7 +6,7 @@
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
 
-#include "../../core/variant.h"
+#include "../../contract/variant.h"
 #include "../bwd/args.cuh"
 #include "../pipeline.cuh"
 #include "../warpgroup.cuh"

@@ -4,7 +4,7 @@
 #include "../../core/bwd_preprocess.cuh"
 #include "../../core/element.cuh"
 #include "../../core/list_sequence_tiles.cuh"
-#include "../encode_bwd_maps.cuh"
+#include "../bwd/encode_maps.cuh"
 #include "keys.cuh"
 #include "queries.cuh"
 
@@ -14,9 +14,9 @@ template <class Traits>
 cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   KernelArgs args{};
   args.params = with_scaled_dout(params);
-  MapBoxes const boxes{.query_rows = kRows, .key_rows = kKeys, .columns = Traits::kChunk};
+  bwd::MapBoxes const boxes{.query_rows = kRows, .key_rows = kKeys, .columns = Traits::kChunk};
   constexpr bool kSequences = reads_sequences(Traits::kVariant);
-  cudaError_t error = encode_bwd_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
+  cudaError_t error = bwd::encode_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = smem_bytes(Traits::kHeadDim, Traits::kHeadDimV);
   for (auto* const kernel : {bwd_keys_kernel<Traits>, bwd_queries_kernel<Traits>}) {
@@ -42,7 +42,11 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
 template <int kHeadDim, int kHeadDimV, Variant kVariant>
 cudaError_t launch_variant(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   return with_element(plan.dtype, [&]<class Element>(Element) {
-    return launch_kernels<Traits<Element, kHeadDim, kHeadDimV, kVariant>>(plan, params, stream);
+    if constexpr (has_kernel(kHeadDim, kHeadDimV, kVariant, std::is_same_v<Element, cutlass::bfloat16_t>)) {
+      return launch_kernels<Traits<Element, kHeadDim, kHeadDimV, kVariant>>(plan, params, stream);
+    } else {
+      return cudaErrorInvalidValue;
+    }
   });
 }
 

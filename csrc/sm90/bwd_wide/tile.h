@@ -1,7 +1,8 @@
 // The tiles of the sm90 backward above head dim 128: one kernel for dK and dV, one for dQ. Plain constants.
 #pragma once
 
-#include "../../core/kernel_shape.h"
+#include "../../contract/kernel_shape.h"
+#include "../bwd/tile.h"
 
 namespace flash_cute::sm90::bwd_wide {
 
@@ -9,6 +10,11 @@ constexpr int kRows = 64;            // per step of dK and dV, and per warpgroup
 constexpr int kKeys = 64;            // per CTA of dK and dV, and per step of dQ
 constexpr int kQueryTileRows = 128;  // per CTA of dQ
 constexpr int kStages = 2;
+
+// Of head dims 192 and 128 those that sm90/bwd does not have.
+constexpr bool has_kernel(int head_dim, int head_dim_v, Variant variant, bool bfloat16) {
+  return head_dim == head_dim_v || !bwd::has_kernel(head_dim, head_dim_v, variant, bfloat16);
+}
 
 // The dQ kernel has tiles of 64 rows, two each of Q, dO and K and one of V, and 1 KB for the barriers. That of dK and
 // dV has one K, and room for dK in place of V; two of P^T in float32; and 2 KB for row statistics and barriers.

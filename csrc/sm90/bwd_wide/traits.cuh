@@ -6,7 +6,7 @@
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
 
-#include "../../core/variant.h"
+#include "../../contract/variant.h"
 #include "../bwd/task.cuh"
 #include "../pipeline.cuh"
 #include "../wgmma_atoms.cuh"

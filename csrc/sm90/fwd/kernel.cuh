@@ -21,34 +21,35 @@ template <class Traits>
 CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
   TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>::start(warpgroup);
   typename Traits::MmaPV mma;
-  WarpgroupTiles<Traits> tiles;
+  WarpgroupKeys<Traits> tiles;
   if constexpr (Traits::kReadsAhead) tiles.read(args.params, smem, 0, warpgroup);
 #pragma unroll 1
-  for (int draws = 0;; ++draws) {
-    if constexpr (!Traits::kReadsAhead) tiles.read(args.params, smem, draws, warpgroup);
+  for (int tile_number = 0;; ++tile_number) {
+    if constexpr (!Traits::kReadsAhead) tiles.read(args.params, smem, tile_number, warpgroup);
     if (!tiles.exists) break;
     OnlineSoftmax<2> softmax(args.params.scale_log2, args.params.power_scale);
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDimV>>{});  // (MMA, MMA_M, MMA_D)
-    mainloop<Traits>(args.params, draws, warpgroup, smem, tiles, softmax, tOrO);
+    mainloop<Traits>(args.params, tile_number, warpgroup, smem, tiles, softmax, tOrO);
     int parts = 0;  // sequences that are read at run time are not split
     if constexpr (!reads_sequences(Traits::kVariant)) {
-      parts = uniform(smem.tile[opaque(draws) & 1].parts);
+      parts = uniform(smem.tile[opaque(tile_number) & 1].parts);
       if (parts < 0) store_part<Traits>(args.params, smem.range, warpgroup, softmax, tOrO);
       if (parts > 0) merge_parts<Traits>(args.params, smem.range, parts, warpgroup, softmax, tOrO);
     }
     if (parts >= 0) {
-      TileCoord const volatile& tile = smem.tile[opaque(draws) & 1];  // recomputed: kept across the merge, it spilled
+      // Recomputed: kept across the merge, it spilled.
+      TileCoord const volatile& tile = smem.tile[opaque(tile_number) & 1];
       TileCoord const coord{.m_block = uniform(tile.m_block),
                             .head = warpgroup_head<Traits>(args.params, uniform(tile.head), warpgroup),
                             .batch = uniform(tile.batch)};
       if constexpr (reads_sequences(Traits::kVariant)) {
-        Sequence const sequence = smem.tile[opaque(draws) & 1].sequence;
+        Sequence const sequence = smem.tile[opaque(tile_number) & 1].sequence;
         epilogue<Traits>(args.params, sequence, coord, warpgroup, smem, softmax, tOrO);
       } else {
         epilogue<Traits>(args.params, args.params, coord, warpgroup, smem, softmax, tOrO);
       }
     }
-    smem.tile_pipeline.release(at_step(draws));  // the producer may overwrite the tile
+    smem.tile_pipeline.release(at_step(tile_number));  // the producer may overwrite the tile
   }
 }
 

@@ -4,7 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "../../core/element.cuh"
-#include "../../plan.h"
+#include "../../contract/plan.h"
 #include "../launch.cuh"
 #include "../tensor_map.cuh"
 #include "kernel.cuh"

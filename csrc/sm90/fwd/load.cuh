@@ -15,7 +15,7 @@ namespace flash_cute::sm90::fwd {
 // them. `count`: as in KeySpan. `load(columns, map, full, hint, smem, rows, row, head)` loads one tile. `prepare_next()`
 // is called when `ahead` key tiles are left to load, if that is ever so.
 template <class Traits, class Load, class PrepareNext>
-CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedStorage& smem, int draws, int count,
+CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedStorage& smem, int tile_number, int count,
                                TileCoord const volatile& tile, int begin, int end, Load const& load, int ahead,
                                PrepareNext const& prepare_next) {
   using ColumnsQK = typename Traits::ColumnsQK;
@@ -35,7 +35,7 @@ CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedSt
 #pragma unroll 1
   for (int wg = 0; wg < Traits::kWarpgroups; ++wg) {
     // The warpgroup's four warps have finished all GEMMs with the Q that was there.
-    auto const state = Traits::q_state(draws);
+    auto const state = Traits::q_state(tile_number);
     smem.q_pipeline[wg].wait_empty(state);
     load(ColumnsQK{}, args.q, smem.q_pipeline[wg].expect(state, kQBytes), TMA::CacheHintSm90::EVICT_FIRST,
          smem.q[state.stage][wg], Traits::kRows, warpgroup_first_row<Traits>(args.params, tile.m_block, wg),
@@ -57,27 +57,27 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
   // order in which CTAs start.
   int const number = params.split.tiles > 0 ? atomicAdd(params.ticket, 1) : blockIdx.x;
   smem.range = split_range(params.split, number);  // published together with the first tile
-  auto const publish_tile = [&](int draws, int count) {  // count: as in KeySpan
-    smem.tile_pipeline.wait_empty(at_step(draws));  // all consumer warps have finished the tile of two draws before
-    TileCoord volatile& tile = smem.tile[draws & 1];
-    int index = deal_tile(params.split, number, gridDim.x, draws, tile);
-    if (params.draws_tiles && draws > 0) index = int(gridDim.x) + atomicAdd(params.ticket, 1);
+  auto const publish_tile = [&](int tile_number, int count) {  // count: as in KeySpan
+    smem.tile_pipeline.wait_empty(at_step(tile_number));  // all consumer warps have finished the tile before the last
+    TileCoord volatile& tile = smem.tile[tile_number & 1];
+    int index = deal_tile(params.split, number, gridDim.x, tile_number, tile);
+    if (params.draws_tiles && tile_number > 0) index = int(gridDim.x) + atomicAdd(params.ticket, 1);
     place_tile(params.order, index, tile);
     TileRange const range = tile_range<Traits>(params, tile.m_block);
     int const begin = max(tile.keys.begin, range.begin), end = max(begin, min(tile.keys.end, range.end));
     tile.keys.begin = begin;
     tile.keys.end = end;
     tile.keys.count = count;
-    smem.tile_pipeline.publish(at_step(draws));
+    smem.tile_pipeline.publish(at_step(tile_number));
   };
   // With one buffer of Q the next tile's first loads have to wait for it anyway.
   constexpr bool kEarly = Traits::kSmem.q_stages == 2;
   if constexpr (kEarly) publish_tile(0, 0);
   int next_count = 0;
 #pragma unroll 1
-  for (int draws = 0;; ++draws) {
-    if constexpr (!kEarly) publish_tile(draws, next_count);
-    TileCoord const volatile& tile = smem.tile[draws & 1];
+  for (int tile_number = 0;; ++tile_number) {
+    if constexpr (!kEarly) publish_tile(tile_number, next_count);
+    TileCoord const volatile& tile = smem.tile[tile_number & 1];
     if (tile.m_block < 0) break;
     int const begin = tile.keys.begin, end = tile.keys.end, count = tile.keys.count;
     next_count = count + end - begin;
@@ -86,11 +86,11 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
       load_tile<decltype(columns)>(map, full, hint, buffer, rows, row, head, tile.batch);
     };
     auto const publish_next = [&] {
-      if constexpr (kEarly) publish_tile(draws + 1, next_count);
+      if constexpr (kEarly) publish_tile(tile_number + 1, next_count);
     };
     // Once the consumers are sure to have finished the tile before this one: to wait for them would delay loads.
     int const ahead = min(kTilesAhead, end - begin - 2);
-    load_row_tile<Traits>(args, smem, draws, count, tile, begin, end, load, ahead, publish_next);
+    load_row_tile<Traits>(args, smem, tile_number, count, tile, begin, end, load, ahead, publish_next);
     if (ahead < 0) publish_next();
   }
 }
@@ -100,9 +100,9 @@ template <class Traits>
 CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::SharedStorage& smem) {
   bool const packed = args.params.sequences.cu_q != nullptr;
 #pragma unroll 1
-  for (int draws = 0;; ++draws) {
-    smem.tile_pipeline.wait_full(at_step(draws));  // the scheduler has written the tile
-    SequenceTile const& tile = smem.tile[draws & 1];
+  for (int tile_number = 0;; ++tile_number) {
+    smem.tile_pipeline.wait_full(at_step(tile_number));  // the scheduler has written the tile
+    SequenceTile const& tile = smem.tile[tile_number & 1];
     if (tile.m_block < 0) break;
     auto const load = [&](auto columns, CUtensorMap const& map, uint64_t* full, TMA::CacheHintSm90 hint, auto* buffer,
                           int rows, int row, int head) {
@@ -113,11 +113,12 @@ CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::Shar
                                            queries ? tile.sequence.len_q : tile.sequence.len_k);
       load_sequence_tile<decltype(columns)>(map, full, hint, buffer, rows, row, head, origin);
     };
-    auto const prepare_next = [&] { smem.next_tile.publish({0, draws & 1}); };
+    auto const prepare_next = [&] { smem.next_tile.publish({0, tile_number & 1}); };
     if (tile.keys.end - tile.keys.begin <= kTilesAhead) prepare_next();
-    load_row_tile<Traits>(args, smem, draws, tile.keys.count, tile, tile.keys.begin, tile.keys.end, load, kTilesAhead,
+    load_row_tile<Traits>(args, smem, tile_number, tile.keys.count, tile, tile.keys.begin, tile.keys.end, load,
+                          kTilesAhead,
                           prepare_next);
-    smem.tile_pipeline.arrive_empty(at_step(draws));  // the scheduler may overwrite the tile
+    smem.tile_pipeline.arrive_empty(at_step(tile_number));  // the scheduler may overwrite the tile
   }
 }
 

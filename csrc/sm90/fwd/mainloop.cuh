@@ -31,10 +31,10 @@ CUTE_DEVICE Sequence uniform_sequence(Sequence const& sequence) {
                   .band = {.lower = uniform(sequence.band.lower), .upper = uniform(sequence.band.upper)}};
 }
 
-// What a warpgroup needs to know of the CTA's next tile before it can begin: the key tiles [begin, end) that it
-// computes, among those that the CTA loads.
+// The key tiles of a row tile that a warpgroup computes, [begin, end), among those that the CTA loads: what it needs to
+// know of the CTA's next tile before it can begin.
 template <class Traits>
-struct WarpgroupTiles {
+struct WarpgroupKeys {
   bool exists;
   int first_row;
   int begin;
@@ -45,14 +45,14 @@ struct WarpgroupTiles {
   int after;   // the same from `end` on
   int count;   // as in KeySpan
 
-  // Waits for tile number `draws`.
-  CUTE_DEVICE void read(FwdParams const& params, typename Traits::SharedStorage& smem, int draws, int warpgroup) {
-    smem.tile_pipeline.wait_full(at_step(draws));  // the producer has written the tile
-    TileCoord const volatile& tile = smem.tile[draws & 1];
+  // Waits for the tile.
+  CUTE_DEVICE void read(FwdParams const& params, typename Traits::SharedStorage& smem, int tile_number, int warpgroup) {
+    smem.tile_pipeline.wait_full(at_step(tile_number));  // the producer has written the tile
+    TileCoord const volatile& tile = smem.tile[tile_number & 1];
     int const cta_block = uniform(tile.m_block);
     exists = cta_block >= 0;
     if constexpr (reads_sequences(Traits::kVariant)) {
-      set(params, uniform_sequence(smem.tile[draws & 1].sequence), tile, cta_block, warpgroup);
+      set(params, uniform_sequence(smem.tile[tile_number & 1].sequence), tile, cta_block, warpgroup);
     } else {
       set(params, params, tile, cta_block, warpgroup);
     }
@@ -62,7 +62,8 @@ struct WarpgroupTiles {
   template <class Lengths>
   CUTE_DEVICE void set(FwdParams const& params, Lengths const& sequence, TileCoord const volatile& tile, int cta_block,
                        int warpgroup) {
-    int const m_block = has_own_heads<Traits>(params) ? cta_block : cta_block * Traits::kWarpgroups + warpgroup;
+    int const m_block =
+        one_head_per_warpgroup<Traits>(params) ? cta_block : cta_block * Traits::kWarpgroups + warpgroup;
     int const cta_begin = uniform(tile.keys.begin), cta_end = uniform(tile.keys.end);
     TileRange const range = key_range<Traits::kRows, Traits::kBlockN>(sequence, m_block);
     first_row = m_block * Traits::kRows;
@@ -77,21 +78,21 @@ struct WarpgroupTiles {
   }
 };
 
-// Computes one warpgroup's rows of the CTA's tile number `draws`, which `tiles` describes. Leaves the unnormalized O in
-// tOrO and the row statistics in softmax, with kReadsAhead the next tile in `tiles`; releases Q.
+// Computes one warpgroup's rows of the CTA's tile, whose keys `tiles` has. Leaves the unnormalized O in tOrO and the row
+// statistics in softmax, with kReadsAhead the next tile in `tiles`; releases Q.
 //
 // A long function: its parts, the lambdas, work on the same dozen of tensors and pipeline states, which functions would
 // all take as arguments. `step` is a key tile; the loops over them are at the end.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup, typename Traits::SharedStorage& smem,
-                          WarpgroupTiles<Traits>& tiles, OnlineSoftmax<2>& softmax,
+CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgroup, typename Traits::SharedStorage& smem,
+                          WarpgroupKeys<Traits>& tiles, OnlineSoftmax<2>& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
   using Turn = TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>;
   constexpr int kRows = Traits::kRows, kBlockN = Traits::kBlockN, kHeadDimV = Traits::kHeadDimV;
 
-  // With `draws` itself, Q's descriptors would be computed again in each step.
-  auto q_state = [&] { return Traits::q_state(opaque(draws)); };
+  // Opaque: else ptxas rematerialises Q's descriptors in each step.
+  auto q_state = [&] { return Traits::q_state(opaque(tile_number)); };
   auto sQ = make_tensor(make_smem_ptr(smem.q[q_state().stage][warpgroup]), typename Traits::SmemLayoutQ{});  // (64, D)
   auto sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});    // (BLK_N, D, stage)
   auto sVt = make_tensor(make_smem_ptr(smem.v[0]), typename Traits::SmemLayoutVt{});  // (D, BLK_N, stage)
@@ -113,12 +114,12 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup, typ
   auto tScS_0 = rowcol_view(mma_qk.get_slice(_0{}).partition_C(cS));  // (rows, columns) -> (row, column) of thread 0
 
   static_assert(Traits::kStages == 2);
-  auto tile = [&]() -> TileCoord const volatile& { return smem.tile[opaque(draws) & 1]; };
+  auto tile = [&]() -> TileCoord const volatile& { return smem.tile[opaque(tile_number) & 1]; };
   // Lengths and mask of the tile's sequence. Where they are in shared memory they are read again at each use, and for
   // branches made uniform.
   auto sequence = [&]() -> auto const& {
     if constexpr (reads_sequences(Traits::kVariant)) {
-      return smem.tile[opaque(draws) & 1].sequence;
+      return smem.tile[opaque(tile_number) & 1].sequence;
     } else {
       return params;
     }
@@ -226,7 +227,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup, typ
   };
 
   auto read_next = [&] {
-    if constexpr (Traits::kReadsAhead) tiles.read(params, smem, draws + 1, warpgroup);
+    if constexpr (Traits::kReadsAhead) tiles.read(params, smem, tile_number + 1, warpgroup);
   };
 
   clear(tOrO);
@@ -267,8 +268,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup, typ
   warpgroup_wait<0>();
   warpgroup_fence_operand(tSrS);
   release_k();
-  // The accumulator, which is 0, is not rescaled: the compiler knew that all products of a row were equal, computed one
-  // of them, and copied it to all registers before each of the loops, 130 to 200 moves per tile and warp.
+  // Not acc: it is 0 here, and ptxas would turn its rescaling into 130 to 200 moves per tile and warp.
   Softmax::NoAccumulator none;
   finish_scores([&] { mask_at_edge(tiles.end - 1, uniform_lengths().len_k - (tiles.end - 1) * kBlockN); }, none, [] {},
                 [] {});

@@ -10,7 +10,7 @@
 #include <cute/tensor.hpp>
 
 #include "../../core/sequence.cuh"
-#include "../../params.h"
+#include "../../contract/params.h"
 
 namespace flash_cute::sm90::fwd {
 
@@ -48,25 +48,25 @@ struct SequenceTile : TileCoord {
 
 // Whether each warpgroup has the same 64 rows of another head, instead of those after the warpgroup's before it.
 template <class Traits>
-CUTE_DEVICE bool has_own_heads(FwdParams const& params) {
+CUTE_DEVICE bool one_head_per_warpgroup(FwdParams const& params) {
   return Traits::kTileHeads > 1 && params.tile_heads > 1;
 }
 
 // A warpgroup's head and its first row.
 template <class Traits>
 CUTE_DEVICE int warpgroup_head(FwdParams const& params, int head, int warpgroup) {
-  return has_own_heads<Traits>(params) ? head * Traits::kWarpgroups + warpgroup : head;
+  return one_head_per_warpgroup<Traits>(params) ? head * Traits::kWarpgroups + warpgroup : head;
 }
 template <class Traits>
 CUTE_DEVICE int warpgroup_first_row(FwdParams const& params, int m_block, int warpgroup) {
-  return has_own_heads<Traits>(params) ? m_block * Traits::kRows
+  return one_head_per_warpgroup<Traits>(params) ? m_block * Traits::kRows
                                        : m_block * Traits::kBlockM + warpgroup * Traits::kRows;
 }
 
 // The key tiles of a dense batch's row tile.
 template <class Traits>
 CUTE_DEVICE TileRange tile_range(FwdParams const& params, int m_block) {
-  int const rows = has_own_heads<Traits>(params) ? Traits::kRows : Traits::kBlockM;
+  int const rows = one_head_per_warpgroup<Traits>(params) ? Traits::kRows : Traits::kBlockM;
   return key_range<Traits::kBlockN>(params, m_block, rows);
 }
 

@@ -114,7 +114,7 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
   int count = 0;  // key tiles of the tiles published so far
   int ticket = tickets.first();
 #pragma unroll 1
-  for (int draws = 0;; ++draws) {
+  for (int tile_number = 0;; ++tile_number) {
     while (ticket >= group_end && pass <= passes.last) {
       group += 32;
       if (group >= sequence_count(params)) {
@@ -135,8 +135,8 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
     }
     bool const exists = pass <= passes.last;
     bool const mine = exists ? own.begin <= ticket && ticket < own.end : lane == 0;
-    smem.tile_pipeline.wait_empty(at_step(draws));  // the tile of two draws before is not read any more
-    auto& tile = smem.tile[draws & 1];  // a SequenceTile, or large::RowTile
+    smem.tile_pipeline.wait_empty(at_step(tile_number));  // the tile before the last is not read any more
+    auto& tile = smem.tile[tile_number & 1];  // a SequenceTile, or large::RowTile
     int key_tiles = 0;
     if (mine) {
       tile.m_block = -1;
@@ -157,17 +157,17 @@ CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::Sh
         if constexpr (requires { tile.wave; }) tile.wave = order.wave(coord.m_block, tickets.number());
         tile.sequence = sequence;
       }
-      smem.tile_pipeline.publish(at_step(draws));
+      smem.tile_pipeline.publish(at_step(tile_number));
     }
     if (!exists) break;
     count += __reduce_add_sync(kAllLanes, key_tiles);
     if (!params.draws_tiles) {
-      ticket = dealt_number(tickets.first(), tickets.number(), draws + 1);
+      ticket = dealt_number(tickets.first(), tickets.number(), tile_number + 1);
       continue;
     }
     // A number drawn earlier than needed is a tile that no idle CTA can take: drawn two tiles ahead, causal tiles of
     // different lengths would leave the SMs idle for 4 to 14 % of the time (simulated).
-    smem.next_tile.wait_full({0, draws & 1});  // the producer will soon have loaded the tile
+    smem.next_tile.wait_full({0, tile_number & 1});  // the producer will soon have loaded the tile
     ticket = tickets.draw(params, lane);
   }
 }

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../../core/kernel_shape.h"
-#include "../../core/tile_order.h"
-#include "../../core/tile_split.h"
-#include "../../core/variant.h"
+#include "../../contract/kernel_shape.h"
+#include "../../contract/tile_order.h"
+#include "../../contract/tile_split.h"
+#include "../../contract/variant.h"
 
 namespace flash_cute::sm90::fwd {
 

@@ -8,7 +8,7 @@
 
 #include "scheduler.cuh"
 #include "tile.h"
-#include "../../core/variant.h"
+#include "../../contract/variant.h"
 #include "../pipeline.cuh"
 #include "../wgmma_atoms.cuh"
 
@@ -121,12 +121,12 @@ struct Traits {
   };
   static_assert(sizeof(SharedStorage) == kSmem.total);
 
-  // The buffer of Q of tile number `draws`.
-  CUTE_DEVICE static PipelineState<kSmem.q_stages> q_state(int draws) {
+  // The buffer of Q of a tile.
+  CUTE_DEVICE static PipelineState<kSmem.q_stages> q_state(int tile_number) {
     if constexpr (kSmem.q_stages == 2) {
-      return at_step(draws);
+      return at_step(tile_number);
     } else {
-      return {0, draws & 1};
+      return {0, tile_number & 1};
     }
   }
 };

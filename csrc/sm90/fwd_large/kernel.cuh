@@ -25,20 +25,20 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
   Messages<Traits> messages{smem, warpgroup};
   ScoreExchange<Traits> exchange{smem, warpgroup};
 #pragma unroll 1
-  for (int draws = 0;; ++draws) {
-    smem.tile_pipeline.wait_full(at_step(draws));  // the scheduler has written the tile
-    if (uniform(smem.tile[draws & 1].m_block) < 0) break;
+  for (int tile_number = 0;; ++tile_number) {
+    smem.tile_pipeline.wait_full(at_step(tile_number));  // the scheduler has written the tile
+    if (uniform(smem.tile[tile_number & 1].m_block) < 0) break;
     OnlineSoftmax<2> softmax(args.params.scale_log2, args.params.power_scale);
     auto tOrO = partition_fragment_C(mma, Shape<Int<kBlockM>, Int<kHalf>>{});  // (MMA, MMA_M, MMA_D)
-    mainloop<Traits, kParts>(args.params, draws, warpgroup, smem, states, messages, exchange, softmax, tOrO);
-    large::RowTile const& tile = smem.tile[opaque(draws) & 1];
+    mainloop<Traits, kParts>(args.params, tile_number, warpgroup, smem, states, messages, exchange, softmax, tOrO);
+    large::RowTile const& tile = smem.tile[opaque(tile_number) & 1];
     fwd::TileCoord const coord{
         .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
     Sequence const sequence = tile.sequence;
     int const first_column = (kWarpgroups * large::rank_in_pair() + warpgroup) * kHalf;
     large::store_columns<typename Traits::Element, kBlockM, kHalf>(
         args.params, sequence, coord, coord.m_block * kBlockM, first_column, softmax, mma, tOrO);
-    smem.tile_pipeline.release(at_step(draws));  // the scheduler may overwrite the tile
+    smem.tile_pipeline.release(at_step(tile_number));  // the scheduler may overwrite the tile
   }
 }
 

@@ -27,7 +27,7 @@ struct KeyLoader {
   CUTE_DEVICE int first_column() const { return large::rank_in_pair() * units_of_k(args.params) * kUnitColumns; }
 
   CUTE_DEVICE void load_q(TileOrigin const& tile) {
-    PipelineState<1> const state{0, tile.draws & 1};
+    PipelineState<1> const state{0, tile.tile_number & 1};
     smem.q_pipeline.wait_empty(state);  // all consumer warps have finished the last tile's S
     int const chunks = units_of_k(args.params) * (kUnitColumns / kChunk);
     uint64_t* const full = smem.q_pipeline.expect(state, chunks * kBlockM * kChunk * sizeof(Element));
@@ -57,7 +57,7 @@ struct KeyLoader {
 
   CUTE_DEVICE void load(TileOrigin const& tile, KeyWalk const& walk) {
     int const steps = walk.steps, announced_at = max(0, steps - fwd::kTilesAhead);
-    auto const announce = [&] { smem.next_tile.publish({0, tile.draws & 1}); };
+    auto const announce = [&] { smem.next_tile.publish({0, tile.tile_number & 1}); };
     if (steps == 0) {
       announce();
       load_q(tile);

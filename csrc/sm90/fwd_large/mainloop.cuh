@@ -37,13 +37,13 @@ struct RingStates {
   PipelineState<kUnitsOfVRing> v{};
 };
 
-// Computes tile number `draws` for one half of the columns, which has kParts parts, see parts_of_v. Leaves the
+// Computes a tile for the half of the columns that is `warpgroup`'s, which has kParts parts, see parts_of_v. Leaves the
 // unnormalized O in tOrO and the row statistics in softmax, and releases Q.
 //
 // A long function: its parts, the lambdas, work on the same dozen of tensors and pipeline states, which functions would
 // all take as arguments. The loop over key tiles is at the end.
 template <class Traits, int kParts, class Accumulator>
-CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename Traits::SharedStorage& smem,
+CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgroup, typename Traits::SharedStorage& smem,
                           RingStates& states, Messages<Traits>& messages,
                           ScoreExchange<Traits>& exchange, OnlineSoftmax<2>& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
@@ -55,10 +55,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
 
   auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});        // (64, D of unit, unit)
   auto sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});     // (BLK_N, D of unit, unit)
-  auto sVt = make_tensor(make_smem_ptr(smem.v[half][0]), typename Traits::SmemLayoutVt{});  // (D / 2, N of unit, unit)
-  auto sP = make_tensor(make_smem_ptr(reinterpret_cast<Element*>(smem.p[half])),
+  auto sVt = make_tensor(make_smem_ptr(smem.v[warpgroup][0]), typename Traits::SmemLayoutVt{});  // (D / 2, N of unit, unit)
+  auto sP = make_tensor(make_smem_ptr(reinterpret_cast<Element*>(smem.p[warpgroup])),
                         typename Traits::SmemLayoutP{});  // (64, BLK_N)
-  auto sP_other = make_tensor(make_smem_ptr(reinterpret_cast<Element*>(smem.p[1 - half])),
+  auto sP_other = make_tensor(make_smem_ptr(reinterpret_cast<Element*>(smem.p[1 - warpgroup])),
                               typename Traits::SmemLayoutP{});
 
   typename Traits::MmaQK mma_qk;
@@ -80,15 +80,15 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     return rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
   };
 
-  auto tile = [&]() -> large::RowTile const& { return smem.tile[opaque(draws) & 1]; };
-  PipelineState<1> const q_state{0, draws & 1};
-  auto& k_pipeline = smem.k_pipeline[half];
-  auto& v_pipeline = smem.v_pipeline[half];
+  auto tile = [&]() -> large::RowTile const& { return smem.tile[opaque(tile_number) & 1]; };
+  PipelineState<1> const q_state{0, tile_number & 1};
+  auto& k_pipeline = smem.k_pipeline[warpgroup];
+  auto& v_pipeline = smem.v_pipeline[warpgroup];
   int const units = units_of_k(params);
-  int pending = -1;  // the stage of the last unit of V of the own product, while it is held
-  auto release_pending = [&] {
-    if (pending >= 0) v_pipeline.release({pending, 0});
-    pending = -1;
+  int held_stage = -1;  // of the last unit of V of the own product, while it is held
+  auto release_held = [&] {
+    if (held_stage >= 0) v_pipeline.release_stage(held_stage);
+    held_stage = -1;
   };
   auto issue_scores_of_unit = [&](auto accumulate, PipelineState<kUnitsOfK> state) __attribute__((always_inline)) {
     k_pipeline.wait_full(state);                  // TMA: the unit of K has landed
@@ -100,11 +100,11 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
   auto issue_scores = [&]() __attribute__((always_inline)) {
     int const phase = states.tiles_of_k++ & 1;
     issue_scores_of_unit(C<Accumulate::kOverwrite>{}, {0, phase});
-    release_pending();
+    release_held();
 #pragma unroll 1
     for (int unit = 1; unit < units; ++unit) {
       issue_scores_of_unit(C<Accumulate::kAdd>{}, {unit, phase});
-      k_pipeline.release({unit - 1, 0});
+      k_pipeline.release_stage(unit - 1);
     }
   };
   auto wait_all = [&] {
@@ -143,16 +143,16 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
         [&](auto unit) __attribute__((always_inline)) {
           if constexpr (unit <= kReleasedEarly) warpgroup_wait<1>();  // the group before
           if constexpr (unit == 0) {
-            release_pending();
+            release_held();
           } else if constexpr (unit <= kReleasedEarly) {
-            v_pipeline.release({first + unit - 1, 0});
+            v_pipeline.release_stage(first + unit - 1);
           }
         });
     first_held = first + kReleasedEarly;
   };
   auto release_shared_product = [&] {
     CUTE_UNROLL
-    for (int i = 0; i < kUnitsOfV - kReleasedEarly; ++i) v_pipeline.release({first_held + i, 0});
+    for (int i = 0; i < kUnitsOfV - kReleasedEarly; ++i) v_pipeline.release_stage(first_held + i);
     messages.release();
     exchange.release_buffer_of_other();
   };
@@ -167,9 +167,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
         [&](auto unit) __attribute__((always_inline)) {
           if constexpr (unit > 0) {
             warpgroup_wait<1>();
-            release_pending();
+            release_held();
           }
-          pending = states.v.stage;
+          held_stage = states.v.stage;
         });
     warpgroup_fence_operand(tOrP);
   };
@@ -187,7 +187,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
       large::key_walk(params, uniform(tile().keys.begin), uniform(tile().keys.end), uniform(tile().wave));
   int const steps = walk.steps;
   smem.q_pipeline.wait_full(q_state);  // TMA: Q has landed
-  if (half >= steps) {
+  if (warpgroup >= steps) {
     __syncwarp();  // all lanes have waited for Q
     smem.q_pipeline.release(q_state);
     if (steps == 0) return;
@@ -197,11 +197,11 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
   int const first_row = uniform(tile().m_block) * kBlockM;
 
 #pragma unroll 1
-  for (int i = half; i < steps; i += 2) {
+  for (int i = warpgroup; i < steps; i += 2) {
     issue_scores();
     warpgroup_wait<0>();
     warpgroup_fence_operand(tSrS);
-    k_pipeline.release({units - 1, 0});  // S(i) is done
+    k_pipeline.release_stage(units - 1);  // S(i) is done
     exchange.send(tSrS);
     // The other CTA's part of S arrives under the softmax of the other warpgroup.
     if (i > 0) issue_shared_product();
@@ -226,11 +226,11 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int half, typename
     issue_own_product();
   }
 
-  bool const own_last = ((steps - 1) & 1) == half;
+  bool const own_last = ((steps - 1) & 1) == warpgroup;
   if (own_last) {
     softmax.template finish<Element>();
     wait_all();
-    release_pending();
+    release_held();
   } else {
     issue_shared_product();
     softmax.template finish<Element>();

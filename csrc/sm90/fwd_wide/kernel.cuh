@@ -24,13 +24,13 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
   RingStates states;
   Messages<Traits> messages{smem, warpgroup, uniform(threadIdx.x / 32 % 4)};
 #pragma unroll 1
-  for (int draws = 0;; ++draws) {
-    smem.tile_pipeline.wait_full(at_step(draws));  // the scheduler has written the tile
-    if (uniform(smem.tile[draws & 1].m_block) < 0) break;
+  for (int tile_number = 0;; ++tile_number) {
+    smem.tile_pipeline.wait_full(at_step(tile_number));  // the scheduler has written the tile
+    if (uniform(smem.tile[tile_number & 1].m_block) < 0) break;
     OnlineSoftmax<2> softmax(args.params.scale_log2, args.params.power_scale);
     auto tOrO = partition_fragment_C(mma, Shape<Int<kRows>, Int<kColumns>>{});  // (MMA, MMA_M, MMA_D)
-    mainloop<Traits>(args.params, draws, warpgroup, smem, states, messages, softmax, tOrO);
-    large::RowTile const& tile = smem.tile[opaque(draws) & 1];
+    mainloop<Traits>(args.params, tile_number, warpgroup, smem, states, messages, softmax, tOrO);
+    large::RowTile const& tile = smem.tile[opaque(tile_number) & 1];
     fwd::TileCoord const coord{
         .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
     Sequence const sequence = tile.sequence;
@@ -38,7 +38,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
     large::store_columns<typename Traits::Element, kRows, kColumns>(
         args.params, sequence, coord, first_row, large::rank_in_pair() * kColumns, softmax, mma, tOrO);
     if (tile.keys.begin < tile.keys.end) messages.release_sums();
-    smem.tile_pipeline.release(at_step(draws));  // the scheduler may overwrite the tile
+    smem.tile_pipeline.release(at_step(tile_number));  // the scheduler may overwrite the tile
   }
 }
 

@@ -21,7 +21,7 @@ struct Loader {
   PipelineState<kUnits> state{};
 
   CUTE_DEVICE void load_q(TileOrigin const& tile) {
-    PipelineState<1> const q_state{0, tile.draws & 1};
+    PipelineState<1> const q_state{0, tile.tile_number & 1};
     smem.q_pipeline.wait_empty(q_state);  // all consumer warps have finished the last tile's S
     int const chunks = chunks_of_k(args.params);
     uint64_t* const full = smem.q_pipeline.expect(q_state, chunks * kBlockM * kChunk * sizeof(Element));
@@ -64,7 +64,7 @@ struct Loader {
     bool announced = false;
     auto const first_key = [&](int i) { return walk.tile(i) * kBlockN; };
     auto const announce = [&] {
-      if (!announced) smem.next_tile.publish({0, tile.draws & 1});
+      if (!announced) smem.next_tile.publish({0, tile.tile_number & 1});
       announced = true;
     };
 #pragma unroll 1

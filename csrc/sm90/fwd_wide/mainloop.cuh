@@ -34,13 +34,13 @@ struct RingStates {
   PipelineState<kUnits> held{};  // the first one that is not released
 };
 
-// Computes tile number `draws` for one warpgroup's rows and the CTA's columns. Leaves the unnormalized O in tOrO and the
+// Computes a tile for one warpgroup's rows and the CTA's columns. Leaves the unnormalized O in tOrO and the
 // row statistics in softmax, and releases Q.
 //
 // A long function: its parts, the lambdas, work on the same dozen of tensors and pipeline states, which functions would
 // all take as arguments. The loop over key tiles is at the end.
 template <class Traits, class Accumulator>
-CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup, typename Traits::SharedStorage& smem,
+CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgroup, typename Traits::SharedStorage& smem,
                           RingStates& states, Messages<Traits>& messages, OnlineSoftmax<2>& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
@@ -71,8 +71,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int draws, int warpgroup, typ
     return rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
   };
 
-  auto tile = [&]() -> large::RowTile const& { return smem.tile[opaque(draws) & 1]; };
-  PipelineState<1> const q_state{0, draws & 1};
+  auto tile = [&]() -> large::RowTile const& { return smem.tile[opaque(tile_number) & 1]; };
+  PipelineState<1> const q_state{0, tile_number & 1};
   int const chunks = chunks_of_k(params), rank = uniform(large::rank_in_pair());
 
   clear(tOrO);

@@ -2,7 +2,7 @@
 // plan and the build's resource test all read them here. docs/sm90_forward_large.md has the arithmetic behind them.
 #pragma once
 
-#include "../../core/kernel_shape.h"
+#include "../../contract/kernel_shape.h"
 
 namespace flash_cute::sm90::fwd_wide {
 

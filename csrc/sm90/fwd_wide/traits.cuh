@@ -6,7 +6,7 @@
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
 
-#include "../../core/variant.h"
+#include "../../contract/variant.h"
 #include "../large/key_walk.cuh"
 #include "../large/pair.cuh"
 #include "../pipeline.cuh"

@@ -12,7 +12,7 @@
 #pragma once
 
 #include "../../core/sequence.cuh"
-#include "../../params.h"
+#include "../../contract/params.h"
 #include "../fwd/scheduler.cuh"
 
 namespace flash_cute::sm90::large {

@@ -4,7 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "../../core/element.cuh"
-#include "../../plan.h"
+#include "../../contract/plan.h"
 #include "../fwd/args.cuh"
 #include "../launch.cuh"
 #include "../sequence_map.cuh"

@@ -1,7 +1,7 @@
 // Two CTAs that compute a row tile together: which one is which, and the tickets of their tiles.
 #pragma once
 
-#include "../../params.h"
+#include "../../contract/params.h"
 #include "../cluster.cuh"
 #include "../fwd/sequence_scheduler.cuh"
 
@@ -19,13 +19,13 @@ struct PairTicket {
 // Where a pair's tile numbers come from, see fwd/sequence_scheduler.cuh. CTA 0 draws for both.
 struct PairTickets {
   PairTicket& shared;
-  int draws = 0;
+  int tile_number = 0;
 
   CUTE_DEVICE int first() const { return blockIdx.x / 2; }
   CUTE_DEVICE int number() const { return gridDim.x / 2; }
 
   CUTE_DEVICE int draw(FwdParams const& params, int lane) {
-    int const phase = draws++ & 1;
+    int const phase = tile_number++ & 1;
     int ticket = 0;
     if (lane == 0 && rank_in_pair() == 0) {
       ticket = number() + atomicAdd(params.ticket, 1);

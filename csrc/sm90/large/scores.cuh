@@ -8,7 +8,7 @@
 #include "../../core/score.cuh"
 #include "../../core/sequence.cuh"
 #include "../../core/softmax.cuh"
-#include "../../core/variant.h"
+#include "../../contract/variant.h"
 #include "../warpgroup.cuh"
 
 namespace flash_cute::sm90::large {

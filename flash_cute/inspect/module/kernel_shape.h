@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "core/kernel_shape.h"
+#include "contract/kernel_shape.h"
 
 namespace inspect {
 

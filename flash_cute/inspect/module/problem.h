@@ -5,7 +5,7 @@
 
 #include "core/layout.cuh"
 #include "core/mask.cuh"
-#include "params.h"
+#include "contract/params.h"
 #include "registry.h"
 
 namespace inspect {

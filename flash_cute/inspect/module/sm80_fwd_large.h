@@ -24,7 +24,7 @@ Details describe() {
   return out;
 }
 
-// A CTA of each tile or, where two of them share the columns, the pairs' walks; see csrc/api/planner_large.cpp.
+// A CTA of each tile or, where two of them share the columns, the pairs' walks; see csrc/sm80/fwd_large/family.h.
 template <int kHeadDim, int kChip>
 Array schedule(Problem const& problem, int num_sms) {
   auto const params = params_of<FwdParams>(problem);

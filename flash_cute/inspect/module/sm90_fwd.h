@@ -10,9 +10,9 @@
 #include "sm90_fwd_packed.h"
 #include "wgmma.h"
 
-#include "api/kernel_time.cpp"  // a module is one translation unit
 #include "sm90/fwd/scheduler.cuh"
 #include "sm90/fwd/tile.h"
+#include "sm90/fwd/time.h"
 #include "sm90/fwd/traits.cuh"
 
 namespace inspect::sm90_fwd {
@@ -114,22 +114,22 @@ Array schedule(Problem const& problem, int num_sms) {
   bool const masked = is_masked(params.band);
   TileOrder const order = tile_order(kShape, masked, params.batch, params.heads_q, params.heads_kv, params.len_q,
                                      params.len_k, params.head_dim, num_sms);
-  kernel_time::Work const call{.sequences = {{{params.batch, params.len_q, params.len_k}}},
-                               .packed = false,
-                               .ends_aligned = false,
-                               .heads_q = params.heads_q,
-                               .heads_kv = params.heads_kv,
-                               .head_dim = kernel_time::nominal_head_dim(kHeadDim),
-                               .head_dim_v = kernel_time::nominal_head_dim(kHeadDim),
-                               .band = params.band,
-                               .num_sms = num_sms};
-  bool const drawn = masked && kernel_time::fwd_draws(call, kShape);
+  Work const call{.sequences = {{{params.batch, params.len_q, params.len_k}}},
+                  .packed = false,
+                  .ends_aligned = false,
+                  .heads_q = params.heads_q,
+                  .heads_kv = params.heads_kv,
+                  .head_dim = time_model::nominal_head_dim(kHeadDim),
+                  .head_dim_v = time_model::nominal_head_dim(kHeadDim),
+                  .band = params.band,
+                  .num_sms = num_sms};
+  bool const drawn = masked && draws_tiles(call, kShape);
   TileSplit split;
   if (!drawn) {
     auto const time = [&](TileSplit const& tried) {
-      return kernel_time::fwd_sm90(call, kShape, speed(kHeadDim, kEntry), 1, tried);
+      return predict(call, kShape, speed(kHeadDim, kEntry), 1, tried);
     };
-    TileSplit const possible = kernel_time::fwd_split(call, kShape);
+    TileSplit const possible = split_tiles(call, kShape);
     if (possible.tiles > 0 && time(possible) < time({})) split = possible;
   }
   bool const only_split = split.tiles > 0 && split.tiles == order.num_tiles();

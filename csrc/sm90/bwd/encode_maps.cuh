@@ -1,13 +1,13 @@
 // The tensor maps of a backward.
 #pragma once
 
-#include "../plan.h"
-#include "../core/variant.h"
-#include "bwd/args.cuh"
-#include "sequence_map.cuh"
-#include "tensor_map.cuh"
+#include "../../contract/plan.h"
+#include "../../contract/variant.h"
+#include "../sequence_map.cuh"
+#include "../tensor_map.cuh"
+#include "args.cuh"
 
-namespace flash_cute::sm90 {
+namespace flash_cute::sm90::bwd {
 
 // The boxes of TMA loads. Boxes of TMA stores have 64 rows.
 struct MapBoxes {
@@ -18,7 +18,7 @@ struct MapBoxes {
 };
 
 template <class Element, Variant kVariant>
-cudaError_t encode_bwd_maps(bwd::KernelArgs& args, MapBoxes const& boxes) {
+cudaError_t encode_maps(KernelArgs& args, MapBoxes const& boxes) {
   BwdParams const& params = args.params;
   bool const packed = params.sequences.cu_q != nullptr;
   int const batch = packed ? 1 : params.batch;
@@ -47,4 +47,4 @@ cudaError_t encode_bwd_maps(bwd::KernelArgs& args, MapBoxes const& boxes) {
   return error;
 }
 
-}  // namespace flash_cute::sm90
+}  // namespace flash_cute::sm90::bwd

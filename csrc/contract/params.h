@@ -4,11 +4,10 @@
 #include <bit>
 #include <cstdint>
 
-#include "core/softcap.h"
-#include "core/tile_order.h"
-#include "core/tile_split.h"
-#include "sm80/bwd/order.h"
-#include "sm90/bwd/order.h"
+#include "orders.h"
+#include "softcap.h"
+#include "tile_order.h"
+#include "tile_split.h"
 
 namespace flash_cute {
 
@@ -192,10 +191,10 @@ struct BwdParams {
 
   int m_blocks;  // row tiles per query head
   int n_blocks;  // key tiles per KV head
-  int heads_per_kv;                     // query heads per KV head
-  sm80::bwd::LaunchOrder launch_order;  // sm80
-  sm90::bwd::TaskOrder task_order;      // sm90, not bwd_wide
-  TileSplit split;                      // sm90, not bwd_wide: of key tiles, by rows
+  int heads_per_kv;          // query heads per KV head
+  LaunchOrder launch_order;  // sm80
+  TaskOrder task_order;      // sm90, not bwd_wide
+  TileSplit split;           // sm90, not bwd_wide: of key tiles, by rows
 
   int head_dim_v;  // of v, out, dout and dv: a multiple of 8, at most the kernel's kHeadDim
   Sinks sinks;     // read before the kernels, with whose statistics they need not know of it

@@ -1,0 +1,52 @@
+#include "families.h"
+
+#ifdef FLASH_CUTE_NO_CUDA
+
+namespace flash_cute {
+
+std::span<FwdInstance const> fwd_instances() { return {}; }
+std::span<BwdInstance const> bwd_instances() { return {}; }
+
+}  // namespace flash_cute
+
+#else
+
+// The families.
+#include "sm80/bwd/family.h"
+#include "sm80/bwd_large/family.h"
+#include "sm80/fwd/family.h"
+#include "sm80/fwd_large/family.h"
+#include "sm90/bwd/family.h"
+#include "sm90/bwd_large/family.h"
+#include "sm90/bwd_wide/family.h"
+#include "sm90/fwd/family.h"
+#include "sm90/fwd_large/family.h"
+#include "sm90/fwd_wide/family.h"
+
+#include "instances.h"  // generated: the kernels of this build
+
+namespace flash_cute {
+namespace {
+
+template <class Family>
+constexpr FwdFamily kFwdFamily = family_of<Family, FwdPlan>();
+template <class Family>
+constexpr BwdFamily kBwdFamily = family_of<Family, BwdPlan>();
+
+// A kernel that is in the generated list but not in the build is a link error. An empty last entry ends each array, so
+// that it is valid without kernels.
+#define FLASH_CUTE_FWD_INSTANCE(kernel, head_dim, head_dim_v) \
+  {&kFwdFamily<kernel::Family>, {head_dim, head_dim_v}, &kernel::launch<head_dim, head_dim_v>},
+#define FLASH_CUTE_BWD_INSTANCE(kernel, head_dim, head_dim_v) \
+  {&kBwdFamily<kernel::Family>, {head_dim, head_dim_v}, &kernel::launch<head_dim, head_dim_v>},
+constexpr FwdInstance kFwdInstances[] = {FLASH_CUTE_FWD_INSTANCES(FLASH_CUTE_FWD_INSTANCE){}};
+constexpr BwdInstance kBwdInstances[] = {FLASH_CUTE_BWD_INSTANCES(FLASH_CUTE_BWD_INSTANCE){}};
+
+}  // namespace
+
+std::span<FwdInstance const> fwd_instances() { return {kFwdInstances, std::size(kFwdInstances) - 1}; }
+std::span<BwdInstance const> bwd_instances() { return {kBwdInstances, std::size(kBwdInstances) - 1}; }
+
+}  // namespace flash_cute
+
+#endif  // FLASH_CUTE_NO_CUDA

@@ -1,0 +1,79 @@
+// A call that has passed the checks, the GPU that it runs on, and what may be asked of the plan. Plain data: no torch.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "contract/accumulate.h"
+#include "contract/kernel_shape.h"
+#include "contract/params.h"
+
+namespace flash_cute {
+
+enum class Causal { kNone, kTopLeft, kBottomRight };
+enum class Backend { kAuto, kCpu, kSm80, kSm90 };
+
+constexpr char const* backend_name(Backend backend) {
+  constexpr char const* kNames[] = {"auto", "cpu", "sm80", "sm90"};
+  return kNames[static_cast<int>(backend)];
+}
+
+// The properties of a GPU on which a plan depends.
+struct Gpu {
+  int capability;  // 80, 90, ...
+  int num_sms;
+};
+
+// Which kernel runs: what a caller or a tuning asks for, where -1 leaves it to the plan; and what the plan has chosen.
+struct Choice {
+  Backend backend = Backend::kAuto;
+  int entry = -1;  // of the backend's tile tables: of sm80 the chip, see sm80/chip.h; see sm90/fwd/tile.h
+  int split = -1;  // 0: split no tile, 1: split those of the last wave wherever that is possible
+
+  constexpr bool is_open() const { return backend == Backend::kAuto && entry < 0 && split < 0; }
+};
+
+// The kernel's rows of the head dim are whole 16-byte vectors.
+constexpr int padded_to_vectors(int head_dim) { return (head_dim + 7) / 8 * 8; }
+
+// The input of the plan. Of a packed call batch is the number of sequences, len_q and len_k are the rows and keys of all
+// of them.
+struct Problem {
+  int batch;
+  int heads_q;
+  int heads_kv;
+  int len_q;
+  int len_k;
+  int head_dim;
+  int head_dim_v;  // of v and out
+  bool packed;
+  bool bfloat16;
+  double scale;
+  double softcap;        // 0: none
+  bool has_sinks;
+  bool has_alibi;
+  bool alibi_per_batch;  // slopes of (batch, heads_q), else (heads_q,)
+  Causal causal;
+  Band band;      // causal and the window; exact for lengths up to kMaxLength. Packed: see make_band
+  Choice asked = {};
+  Accumulate accumulate = Accumulate::kFloat32;
+  // Of packed sequences, as far as the hints tell: for the choice of a kernel and of its schedule alone.
+  bool equal_lengths = false;
+  int longest_q = 0;
+  int longest_k = 0;
+  // Of a backward. Of a dense one len_q are the rows that see a key.
+  int lse_rows = 0;  // of the LSE, per head
+  bool deterministic = false;
+  bool has_dlse = false;  // a gradient reaches the LSE
+
+  int padded_head_dim() const { return padded_to_vectors(head_dim); }
+  int padded_head_dim_v() const { return padded_to_vectors(head_dim_v); }
+
+  // Whether some row does not see some key.
+  bool is_masked() const { return band.has_lower() || band.has_upper(); }
+
+  // Whether a score is more than scale * q.k.
+  bool modifies_scores() const { return softcap > 0 || has_alibi; }
+};
+
+}  // namespace flash_cute

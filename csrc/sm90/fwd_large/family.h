@@ -1,0 +1,20 @@
+// The plan of this folder's kernels.
+#pragma once
+
+#include "../large/family.h"
+#include "tile.h"
+
+namespace flash_cute::sm90::fwd_large {
+
+struct Family : large::TwoCtaFamily {
+  static constexpr char const* kName = "sm90::fwd_large";
+
+  static void plan(FwdPlan& plan, Problem const& problem, Choice const&, Gpu gpu) {
+    plan.kernel = "fwd_large_kernel";
+    plan.shape = kernel_shape();
+    plan_pairs(plan, problem, gpu);
+  }
+};
+static_assert(kCtas == 2);
+
+}  // namespace flash_cute::sm90::fwd_large

@@ -1,0 +1,85 @@
+"""What a kernel's name says, as profilers and the compiler's report have it: the one place that reads such names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["TILE_FIELDS", "kernel_matches"]
+
+
+def kernel_matches(plan: Mapping[str, Any], kernel_name: str) -> bool:
+    """Whether `kernel_name`, as a profiler or the compiler prints it, is the kernel of a plan (`Explanation.data`).
+
+    Takes demangled and mangled names.
+
+    Example:
+        >>> plan = flash_cute.explain(*[torch.empty(1, 1, 64, 64, dtype=torch.half)] * 3, capability=80).data
+        >>> kernel_matches(plan, "void at::native::elementwise_kernel<128, 4>(int)")
+        False
+    """
+    facts = _facts(kernel_name)
+    if facts is None or facts["family"] != plan["family"]:
+        return False
+    known: dict[str, Any] = {
+        "warps": plan["threads"] // 32,
+        "q_stages": plan["stages"],
+        "late_wait": plan["tile"].endswith("late"),
+        **plan,
+        "head_dim": plan["kernel_head_dim"],
+    }
+    fields = TILE_FIELDS.get(plan["family"], ())
+    tile = dict(zip(fields, facts.pop("tile"), strict=False))  # zeros at its end have no name
+    return all(known.get(field, value) == value for field, value in [*facts.items(), *tile.items()])
+
+
+# Of TileConfig in csrc/<family>/tile.h, in order. The plan does not tell all of them: its `ctas_per_sm` are those that
+# fit, up to the budgeted ones. Other families have one tile.
+TILE_FIELDS: dict[str, tuple[str, ...]] = {
+    "sm80::fwd": ("block_m", "block_n", "warps", "stages", "q_in_regs", "budgeted_ctas"),
+    "sm80::bwd": (
+        *("block_m", "block_n", "warps", "score_warps", "key_warps", "row_warps"),
+        *("q_stages", "dout_stages", "budgeted_ctas"),
+    ),
+    "sm90::fwd": ("block_m", "block_n", "stages", "ping_pong", "late_wait"),
+    "sm90::bwd": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
+}
+_VARIANTS = ("dense", "packed", "modified", "dense modified")  # csrc/contract/variant.h
+_ACCUMULATE = ("float32", "float16_qk", "float16_pv", "float16")  # csrc/contract/accumulate.h
+_ELEMENTS = {"half_t": "float16", "__half": "float16", "bfloat16_t": "bfloat16", "__nv_bfloat16": "bfloat16"}
+
+
+def _facts(kernel_name: str) -> dict[str, Any] | None:
+    """What a kernel's name says of it, or None for a kernel that is not ours.
+
+    Demangled: `flash_cute::sm80::fwd::fwd_kernel<flash_cute::sm80::fwd::Traits<cutlass::half_t, 128,
+    flash_cute::sm80::fwd::TileConfig{128, 64, 4, 1, false, 2}>>`; mangled, the same words come with lengths in front
+    and numbers as `Li128E`.
+    """
+    namespace = r"flash_cute(?:::|4)(sm\d+)(?:::|\d)((?:fwd|bwd)(?:_large|_wide)?)"
+    kernel = re.search(namespace + r"(?:::|\d{2})(\w+?_kernel)(?:<|I)", kernel_name)
+    element = re.search("|".join(_ELEMENTS), kernel_name)
+    head_dim = re.search(r"(?:half_t|__half|bfloat16_t|__nv_bfloat16)(?:, (?:\(int\))?|ELi)(\d+)", kernel_name)
+    if not (kernel and element and head_dim):
+        return None
+    tile = re.search(r"TileConfig(?:\)?\{([^}]*)\}|E((?:L[a-z]\d+E)+))", kernel_name)
+    values = re.findall(r"L[a-z](\d+)E|(\d+)(?![\w)])|\b(true|false)\b", tile[1] or tile[2]) if tile else []
+    end = tile.end() if tile else head_dim.end()
+    deterministic = re.match(r"[> ]*, (?:\(bool\))?(\w+)>|E+Lb(\d)E", kernel_name[end:])
+    facts: dict[str, Any] = {
+        "family": f"{kernel[1]}::{kernel[2]}",
+        "kernel": kernel[3],
+        "dtype": _ELEMENTS[element[0]],
+        "head_dim": int(head_dim[1]),
+        "tile": [int(mangled or number or word == "true") for mangled, number, word in values],
+    }
+    if variant := re.search(r"Variant(?:\)|E)(\d)(?:(?:, |ELi)(\d+))?", kernel_name[end:]):
+        facts["variant"] = _VARIANTS[int(variant[1])]
+        facts["kernel_head_dim_v"] = int(variant[2] or head_dim[1])
+    if kernel[3] == "fwd_kernel":
+        accumulate = re.search(r"Accumulate(?:\)|E)(\d)", kernel_name[end:])
+        facts["accumulate"] = _ACCUMULATE[int(accumulate[1]) if accumulate else 0]
+    if deterministic:  # the mode has a kernel of its own
+        facts["deterministic"] = (deterministic[1] or deterministic[2]) in ("1", "true")
+    return facts
