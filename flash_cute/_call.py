@@ -1,10 +1,12 @@
 """What the public functions of dense and of packed calls have in common: defaults, and the cheapest way to call."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, are_deterministic_algorithms_enabled, is_grad_enabled
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
+from torch.overrides import handle_torch_function
 
 from . import _ops
 from ._refusals import (
@@ -18,6 +20,14 @@ from ._refusals import (
 )
 from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_is_tracing
 from .autograd import Calls, refuse_number_gradient, refuse_slope_gradient, refuse_tangents
+
+
+def record(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Let torch.fx's proxies, which stand for tensors, record a call. `arguments`: the function's `locals()`, all."""
+    given = tuple(arguments.values())
+    count = function.__code__.co_argcount
+    options = dict(tuple(arguments.items())[count:])
+    return handle_torch_function(function, given[:count], *given[:count], **options)
 
 
 def attend(

@@ -1,7 +1,7 @@
 """flash-attn's options as flash_cute's: of versions 2 and 3, whose functions differ in their arguments alone."""
 
 import operator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,25 +11,18 @@ from .. import _ops, attention, varlen_attention
 from .._layers import is_plain, is_unserved
 from .._refusals import Window
 
+# What flash-attn's functions are told of mask and score, passed on as one tuple: softmax_scale, causal, window_size,
+# softcap, alibi_slopes, deterministic. `deterministic=False` is flash-attn's default, and so leaves it to
+# `torch.use_deterministic_algorithms`.
+Score: TypeAlias = tuple[float | None, bool, Any, float, Tensor | None, bool]
+# `(out, lse or None)`: `(B, N, Hq, Dv)` and `(B, Hq, N)`, packed `(Tq, Hq, Dv)` and `(Hq, Tq)`.
+Results: TypeAlias = tuple[Tensor, Tensor | None]
 
-def dense(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Any,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    deterministic: bool,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """`(out, lse or None)`: `(B, N, Hq, Dv)` and `(B, Hq, N)`, of q `(B, N, Hq, D)`, k and v likewise, read in place.
 
-    `deterministic=False` is flash-attn's default, and so leaves it to `torch.use_deterministic_algorithms`.
-    """
+def dense(q: Tensor, k: Tensor, v: Tensor, score: Score, return_lse: bool) -> Results:
+    """The attention of q `(B, N, Hq, D)`, k and v likewise, read in place."""
     if is_plain(q, k, v):
-        both = _dense_alone(q, k, v, None, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        both = _dense_alone(q, k, v, None, score)
         if both is not None:
             return both if return_lse else (both[0], None)
     if isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor):
@@ -38,138 +31,79 @@ def dense(
             raise ValueError(f"flash_cute: q, k, v: expected 4 dims each, (B, N, H, D), got {shapes}")
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     # anything but tensors is attention's to refuse
+    softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic = score
     result: Any = attention(
-        q,
-        k,
-        v,
-        causal,
-        scale=softmax_scale,
-        window=window(window_size),
-        softcap=softcap or None,
-        alibi_slopes=alibi_slopes,
-        return_lse=return_lse,
-        deterministic=deterministic or None,
-    )
+        q, k, v, causal, scale=softmax_scale, window=window(window_size), softcap=softcap or None,
+        alibi_slopes=alibi_slopes, return_lse=return_lse, deterministic=deterministic or None,
+    )  # fmt: skip
     if return_lse:
         return result[0].transpose(1, 2), result[1]
     return result.transpose(1, 2), None
 
 
 def dense_stacked(
-    q: Tensor | None,
-    stacked: Tensor,
-    num_heads_q: int | None,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Any,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    deterministic: bool,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor | None, stacked: Tensor, num_heads_q: int | None, score: Score, return_lse: bool
+) -> Results:
     """`dense` of k and v in `stacked` `(B, N, 2, Hkv, D)`; or, q being None, of all three: `(B, N, 3, H, D)`, or
     `(B, N, Hq + 2 * Hkv, D)` with `num_heads_q`."""
     first, second = (stacked, None) if q is None else (q, stacked)
     if is_plain(first, stacked, stacked):
-        both = _dense_alone(first, second, None, num_heads_q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        both = _dense_alone(first, second, None, num_heads_q, score)
         if both is not None:
             return both if return_lse else (both[0], None)
-    q, k, v = _unstack(q, stacked, num_heads_q)
-    return dense(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_lse)
+    return dense(*_unstack(q, stacked, num_heads_q), score, return_lse)
 
 
-def packed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths: tuple[Any, ...],
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Any,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    deterministic: bool,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """`(out, lse or None)`: `(Tq, Hq, Dv)` and `(Hq, Tq)`.
+def packed(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[Any, ...], score: Score, return_lse: bool) -> Results:
+    """The attention of packed sequences: q `(Tq, Hq, D)`, k and v likewise.
 
     `lengths`: cu_seqlens_q and cu_seqlens_k, seqused_q and seqused_k, max_seqlen_q and max_seqlen_k.
     """
     if type(lengths[4]) is not int or type(lengths[5]) is not int:
         lengths = (*lengths[:4], hint(lengths[4]), hint(lengths[5]))
     if is_plain(q, k, v):
-        both = _packed_alone(q, k, v, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        both = _packed_alone(q, k, v, lengths, score)
         if both is not None:
             return both if return_lse else (both[0], None)
     cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = lengths
+    softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic = score
     result: Any = varlen_attention(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        causal,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
-        scale=softmax_scale,
-        window=window(window_size),
-        softcap=softcap or None,
-        alibi_slopes=alibi_slopes,
-        return_lse=return_lse,
+        q, k, v, cu_seqlens_q, cu_seqlens_k, causal, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        seqused_q=seqused_q, seqused_k=seqused_k, scale=softmax_scale, window=window(window_size),
+        softcap=softcap or None, alibi_slopes=alibi_slopes, return_lse=return_lse,
         deterministic=deterministic or None,
-    )
+    )  # fmt: skip
     return result if return_lse else (result, None)
 
 
 def packed_stacked(
-    q: Tensor | None,
-    stacked: Tensor,
-    lengths: tuple[Any, ...],
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Any,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    deterministic: bool,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor | None, stacked: Tensor, lengths: tuple[Any, ...], score: Score, return_lse: bool
+) -> Results:
     """`packed` of k and v in `stacked` `(Tk, 2, Hkv, D)`; or, q being None, of all three: `(T, 3, H, D)`."""
     if type(lengths[4]) is not int or type(lengths[5]) is not int:
         lengths = (*lengths[:4], hint(lengths[4]), hint(lengths[5]))
     first, second = (stacked, None) if q is None else (q, stacked)
     if is_plain(first, stacked, stacked):
-        both = _packed_alone(first, second, None, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes)
+        both = _packed_alone(first, second, None, lengths, score)
         if both is not None:
             return both if return_lse else (both[0], None)
-    q, k, v = _unstack(q, stacked, None)
-    return packed(
-        q, k, v, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_lse
-    )
+    return packed(*_unstack(q, stacked, None), lengths, score, return_lse)
 
 
 def _dense_alone(
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    num_heads_q: int | None,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Any,
-    softcap: float,
-    alibi_slopes: Tensor | None,
+    q: Tensor, k: Tensor | None, v: Tensor | None, num_heads_q: int | None, score: Score
 ) -> tuple[Tensor, Tensor] | None:
     """`(out, lse)` by the layers' operator; None: what it does not take, for the general path, which words the errors.
 
-    Here and in `_packed_alone` every argument is written out: to pass a tuple on by `*` costs 0.2 us.
+    Here and in `_packed_alone` every argument of the operator is written out: to pass a tuple on by `*` costs 0.2 us.
     """
-    if (causal is not False and causal is not True) or not (alibi_slopes is None or _takes_slopes(alibi_slopes)):
+    scale, causal, window_size, softcap, slopes, _ = score
+    if (causal is not False and causal is not True) or not (slopes is None or _takes_slopes(slopes)):
         return None
     left, right = window(window_size) or (None, None)
     try:
         both: tuple[Tensor, Tensor] = _ops.rows_fwd(
-            q, k, v, num_heads_q, causal, left, right, softcap or None, None, alibi_slopes, softmax_scale
+            q, k, v, num_heads_q, causal, left, right, softcap or None, None, slopes, scale
         )
     except Exception as error:
         if not is_unserved(error):
@@ -179,40 +113,18 @@ def _dense_alone(
 
 
 def _packed_alone(
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    lengths: tuple[Any, ...],
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Any,
-    softcap: float,
-    alibi_slopes: Tensor | None,
+    q: Tensor, k: Tensor | None, v: Tensor | None, lengths: tuple[Any, ...], score: Score
 ) -> tuple[Tensor, Tensor] | None:
     """The same of packed tensors."""
-    if (causal is not False and causal is not True) or not (alibi_slopes is None or _takes_slopes(alibi_slopes)):
+    scale, causal, window_size, softcap, slopes, _ = score
+    if (causal is not False and causal is not True) or not (slopes is None or _takes_slopes(slopes)):
         return None
     left, right = window(window_size) or (None, None)
-    cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
+    cap = softcap or None
+    cu_q, cu_k, used_q, used_k, max_q, max_k = lengths
     try:
         both: tuple[Tensor, Tensor] = _ops.rows_varlen_fwd(
-            q,
-            k,
-            v,
-            None,
-            cu_q,
-            cu_k,
-            used_q,
-            used_k,
-            longest_q,
-            longest_k,
-            causal,
-            left,
-            right,
-            softcap or None,
-            None,
-            alibi_slopes,
-            softmax_scale,
+            q, k, v, None, cu_q, cu_k, used_q, used_k, max_q, max_k, causal, left, right, cap, None, slopes, scale
         )
     except Exception as error:
         if not is_unserved(error):

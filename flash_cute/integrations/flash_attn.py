@@ -83,9 +83,8 @@ def flash_attn_func(
     """
     if dropout_p != 0:
         _flash_options.refuse(dropout_p=dropout_p)
-    out, lse = _flash_options.dense(
-        q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    )
+    score = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    out, lse = _flash_options.dense(q, k, v, score, return_attn_probs)
     return out if lse is None else (out, lse, None)
 
 
@@ -112,18 +111,8 @@ def flash_attn_kvpacked_func(
     """
     if dropout_p != 0:
         _flash_options.refuse(dropout_p=dropout_p)
-    out, lse = _flash_options.dense_stacked(
-        q,
-        kv,
-        None,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    score = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    out, lse = _flash_options.dense_stacked(q, kv, None, score, return_attn_probs)
     return out if lse is None else (out, lse, None)
 
 
@@ -148,18 +137,8 @@ def flash_attn_qkvpacked_func(
     """
     if dropout_p != 0:
         _flash_options.refuse(dropout_p=dropout_p)
-    out, lse = _flash_options.dense_stacked(
-        None,
-        qkv,
-        None,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    score = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    out, lse = _flash_options.dense_stacked(None, qkv, None, score, return_attn_probs)
     return out if lse is None else (out, lse, None)
 
 
@@ -205,9 +184,8 @@ def flash_attn_varlen_func(
     if dropout_p != 0 or block_table is not None:
         _flash_options.refuse(dropout_p=dropout_p, block_table=block_table)
     lengths = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
-    out, lse = _flash_options.packed(
-        q, k, v, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    )
+    score = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    out, lse = _flash_options.packed(q, k, v, lengths, score, return_attn_probs)
     return out if lse is None else (out, lse, None)
 
 
@@ -240,18 +218,8 @@ def flash_attn_varlen_kvpacked_func(
     if dropout_p != 0:
         _flash_options.refuse(dropout_p=dropout_p)
     lengths = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
-    out, lse = _flash_options.packed_stacked(
-        q,
-        kv,
-        lengths,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    score = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    out, lse = _flash_options.packed_stacked(q, kv, lengths, score, return_attn_probs)
     return out if lse is None else (out, lse, None)
 
 
@@ -280,18 +248,8 @@ def flash_attn_varlen_qkvpacked_func(
     if dropout_p != 0:
         _flash_options.refuse(dropout_p=dropout_p)
     lengths = (cu_seqlens, cu_seqlens, None, None, max_seqlen, max_seqlen)
-    out, lse = _flash_options.packed_stacked(
-        None,
-        qkv,
-        lengths,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    score = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    out, lse = _flash_options.packed_stacked(None, qkv, lengths, score, return_attn_probs)
     return out if lse is None else (out, lse, None)
 
 

@@ -61,9 +61,8 @@ def flash_attn_func(
         (torch.Size([2, 16, 8, 128]), torch.Size([2, 8, 16]))
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk, sm_margin)
-    out, lse = _flash_options.dense(
-        q, k, v, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs
-    )
+    score = (softmax_scale, causal, window_size, softcap, None, deterministic)
+    out, lse = _flash_options.dense(q, k, v, score, return_attn_probs)
     return out if lse is None else (out, lse)
 
 
@@ -103,9 +102,8 @@ def flash_attn_qkvpacked_func(
         raise ValueError(
             f"flash_cute: num_heads_q: expected Hq of the Hq + 2 * Hkv = {heads} heads of qkv, got {num_heads_q}"
         )
-    out, lse = _flash_options.dense_stacked(
-        None, qkv, num_heads_q, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs
-    )
+    score = (softmax_scale, causal, window_size, softcap, None, deterministic)
+    out, lse = _flash_options.dense_stacked(None, qkv, num_heads_q, score, return_attn_probs)
     return out if lse is None else (out, lse)
 
 
@@ -157,9 +155,8 @@ def flash_attn_varlen_func(
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk, sm_margin)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
-    out, lse = _flash_options.packed(
-        q, k, v, lengths, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs
-    )
+    score = (softmax_scale, causal, window_size, softcap, None, deterministic)
+    out, lse = _flash_options.packed(q, k, v, lengths, score, return_attn_probs)
     return out if lse is None else (out, lse)
 
 
