@@ -13,13 +13,14 @@ from ._refusals import (
     backend_with,
     check_deterministic,
     check_flag,
+    check_number,
     mask_name,
     raise_refusal,
     refuse_gradient_of,
     window_sides,
 )
 from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_is_tracing
-from .autograd import Calls, refuse_number_gradient, refuse_slope_gradient, refuse_tangents
+from .autograd import Calls, refuse_slope_gradient, refuse_tangents
 
 
 def record(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -61,9 +62,9 @@ def attend(
         if window is not None:
             left, right = window_sides(window)
         if scale is not None and type(scale) is not float:
-            refuse_number_gradient("scale", scale)
+            check_number("scale", scale)
         if softcap is not None and type(softcap) is not float:
-            refuse_number_gradient("softcap", softcap)
+            check_number("softcap", softcap)
         if backend is None:
             backend = "auto"
         if accumulate is not None:
@@ -133,8 +134,8 @@ def differentiate(
         left = right = None
         if window is not None:
             left, right = window_sides(window)
-        refuse_number_gradient("scale", scale)
-        refuse_number_gradient("softcap", softcap)
+        check_number("scale", scale)
+        check_number("softcap", softcap)
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         elif deterministic is not True and deterministic is not False:

@@ -93,7 +93,8 @@ def varlen_bwd(
     _check_buffers((dq, dk, dv), (q, k, v))
     window = (window_size_left, window_size_right)
     score = _score(softmax_scale, window, softcap, alibi_slopes, deterministic)
-    longest = {"max_seqlen_q": _flash_options.hint(max_seqlen_q), "max_seqlen_k": _flash_options.hint(max_seqlen_k)}
+    given = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    longest = {name: _flash_options.hint(name, x) for name, x in given.items()}
     gradients = attention_varlen_bwd(
         dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, is_causal, **longest, **score
     )
@@ -118,7 +119,7 @@ def _score(
     softmax_scale: float | None, window: Any, softcap: float, alibi_slopes: Tensor | None, deterministic: bool
 ) -> dict[str, Any]:
     """As flash_cute's backwards take them."""
-    score = {"scale": softmax_scale, "window": _flash_options.window(window), "softcap": softcap or None}
+    score = {"scale": softmax_scale, "window": _flash_options.window(window), "softcap": _flash_options.cap_of(softcap)}
     return {**score, "alibi_slopes": alibi_slopes, "deterministic": deterministic or None}
 
 

@@ -9,8 +9,11 @@ from torch.compiler import is_dynamo_compiling
 
 from .. import _ops, attention, varlen_attention
 from .._layers import is_plain, is_unserved
-from .._refusals import Window
+from .._refusals import Window, check_longest
 
+# The default of `window_size`, which is known by its identity: to look at it costs 0.1 us.
+UNLIMITED = (-1, -1)
+_NO_SIDES = (None, None)
 # What flash-attn's functions are told of mask and score, passed on as one tuple: softmax_scale, causal, window_size,
 # softcap, alibi_slopes, deterministic. `deterministic=False` is flash-attn's default, and so leaves it to
 # `torch.use_deterministic_algorithms`.
@@ -33,7 +36,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, score: Score, return_lse: bool) -> Re
     # anything but tensors is attention's to refuse
     softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic = score
     result: Any = attention(
-        q, k, v, causal, scale=softmax_scale, window=window(window_size), softcap=softcap or None,
+        q, k, v, causal, scale=softmax_scale, window=window(window_size), softcap=cap_of(softcap),
         alibi_slopes=alibi_slopes, return_lse=return_lse, deterministic=deterministic or None,
     )  # fmt: skip
     if return_lse:
@@ -60,7 +63,7 @@ def packed(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[Any, ...], score: Sco
     `lengths`: cu_seqlens_q and cu_seqlens_k, seqused_q and seqused_k, max_seqlen_q and max_seqlen_k.
     """
     if type(lengths[4]) is not int or type(lengths[5]) is not int:
-        lengths = (*lengths[:4], hint(lengths[4]), hint(lengths[5]))
+        lengths = (*lengths[:4], hint("max_seqlen_q", lengths[4]), hint("max_seqlen_k", lengths[5]))
     if is_plain(q, k, v):
         both = _packed_alone(q, k, v, lengths, score)
         if both is not None:
@@ -70,7 +73,7 @@ def packed(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[Any, ...], score: Sco
     result: Any = varlen_attention(
         q, k, v, cu_seqlens_q, cu_seqlens_k, causal, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
         seqused_q=seqused_q, seqused_k=seqused_k, scale=softmax_scale, window=window(window_size),
-        softcap=softcap or None, alibi_slopes=alibi_slopes, return_lse=return_lse,
+        softcap=cap_of(softcap), alibi_slopes=alibi_slopes, return_lse=return_lse,
         deterministic=deterministic or None,
     )  # fmt: skip
     return result if return_lse else (result, None)
@@ -81,7 +84,7 @@ def packed_stacked(
 ) -> Results:
     """`packed` of k and v in `stacked` `(Tk, 2, Hkv, D)`; or, q being None, of all three: `(T, 3, H, D)`."""
     if type(lengths[4]) is not int or type(lengths[5]) is not int:
-        lengths = (*lengths[:4], hint(lengths[4]), hint(lengths[5]))
+        lengths = (*lengths[:4], hint("max_seqlen_q", lengths[4]), hint("max_seqlen_k", lengths[5]))
     first, second = (stacked, None) if q is None else (q, stacked)
     if is_plain(first, stacked, stacked):
         both = _packed_alone(first, second, None, lengths, score)
@@ -98,9 +101,14 @@ def _dense_alone(
     Here and in `_packed_alone` every argument of the operator is written out: to pass a tuple on by `*` costs 0.2 us.
     """
     scale, causal, window_size, softcap, slopes, _ = score
-    if (causal is not False and causal is not True) or not (slopes is None or _takes_slopes(slopes)):
+    if (
+        (causal is not False and causal is not True)
+        or not (scale is None or isinstance(scale, float))
+        or not (type(softcap) is float or type(softcap) is int)
+        or not (slopes is None or _takes_slopes(slopes))
+    ):
         return None
-    left, right = window(window_size) or (None, None)
+    left, right = _NO_SIDES if window_size is UNLIMITED else sides(window_size)
     try:
         both: tuple[Tensor, Tensor] = _ops.rows_fwd(
             q, k, v, num_heads_q, causal, left, right, softcap or None, None, slopes, scale
@@ -117,9 +125,14 @@ def _packed_alone(
 ) -> tuple[Tensor, Tensor] | None:
     """The same of packed tensors."""
     scale, causal, window_size, softcap, slopes, _ = score
-    if (causal is not False and causal is not True) or not (slopes is None or _takes_slopes(slopes)):
+    if (
+        (causal is not False and causal is not True)
+        or not (scale is None or isinstance(scale, float))
+        or not (type(softcap) is float or type(softcap) is int)
+        or not (slopes is None or _takes_slopes(slopes))
+    ):
         return None
-    left, right = window(window_size) or (None, None)
+    left, right = _NO_SIDES if window_size is UNLIMITED else sides(window_size)
     cap = softcap or None
     cu_q, cu_k, used_q, used_k, max_q, max_k = lengths
     try:
@@ -137,29 +150,49 @@ def _takes_slopes(alibi_slopes: Tensor) -> bool:
     return type(alibi_slopes) is Tensor and not alibi_slopes.requires_grad
 
 
+def cap_of(softcap: Any) -> Any:
+    """None for flash-attn's 0. A tensor is not asked here: that may wait."""
+    return softcap if isinstance(softcap, Tensor) else softcap or None
+
+
 def window(window_size: Any) -> Window | None:
+    """`window_size` as flash_cute's functions take it."""
+    both = _NO_SIDES if window_size is UNLIMITED else sides(window_size)
+    return None if both == _NO_SIDES else both
+
+
+def sides(window_size: Any) -> Window:
     """`window_size` with None for the sides that flash-attn calls unlimited: those below 0.
 
-    Its sides may be whatever stands for an int: also what a tensor `(2,)` of ints unpacks to.
+    Its sides may be whatever stands for an int: also what a tensor `(2,)` of ints on the CPU unpacks to.
     """
-    if type(window_size) is tuple and window_size == (-1, -1):
-        return None
     try:
         left, right = window_size
-        if not (isinstance(left, int | torch.SymInt) and isinstance(right, int | torch.SymInt)):
-            left, right = (None if x is None else operator.index(x) for x in (left, right))
-        sides = (None if left is None or left < 0 else left, None if right is None or right < 0 else right)
+        if type(left) is not int or type(right) is not int:
+            left, right = _side(left), _side(right)
     except (TypeError, ValueError):
+        given = window_size if isinstance(window_size, tuple | list) else (window_size,)
+        shown = "a tensor" if any(isinstance(x, Tensor) for x in given) else repr(window_size)
         raise ValueError(
-            "flash_cute: window_size: expected (left, right), each a number of keys or -1 (no limit), "
-            f"got {window_size!r}"
+            "flash_cute: window_size: expected (left, right), each a number of keys or -1 (no limit), and on the CPU, "
+            f"got {shown}"
         ) from None
-    return None if sides == (None, None) else sides
+    return (None if left < 0 else left), (None if right < 0 else right)
 
 
-def hint(max_seqlen: Any) -> Any:
+def _side(side: Any) -> Any:
+    """One side of `window_size`, as an int."""
+    if side is None:
+        return -1
+    if isinstance(side, bool) or (isinstance(side, Tensor) and (side.dtype == torch.bool or side.device.type != "cpu")):
+        raise TypeError
+    return side if isinstance(side, torch.SymInt) else operator.index(side)
+
+
+def hint(name: str, max_seqlen: Any) -> Any:
     """A longest length; None, which is none, for a tensor that cannot be read without waiting, or breaking a graph."""
     if not isinstance(max_seqlen, Tensor):
+        check_longest(name, max_seqlen)
         return max_seqlen
     if is_dynamo_compiling() or max_seqlen.device.type != "cpu" or max_seqlen.numel() != 1:
         return None

@@ -48,7 +48,11 @@ def prepare(
     if query.is_nested or key.is_nested or value.is_nested:
         return "query, key, value: expected strided tensors, got a nested one"
     shape_q, shape_k, shape_v = query.shape, key.shape, value.shape
-    plain = attn_mask is None and dropout_p == 0 and (scale is None or 0 < scale < math.inf)
+    plain = (
+        attn_mask is None
+        and dropout_p == 0
+        and (scale is None or (not isinstance(scale, (bool, Tensor)) and 0 < scale < math.inf))
+    )
     if plain and len(shape_q) == len(shape_k) == len(shape_v) == 4:
         batch, heads, rows, head_dim = shape_q
         batch_k, heads_kv, keys, head_dim_k = shape_k

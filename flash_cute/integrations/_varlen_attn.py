@@ -5,20 +5,20 @@ from typing import Any, overload
 from torch import Tensor
 
 from .._refusals import check_flag
-from ._flash_options import packed
+from ._flash_options import UNLIMITED, packed
 
 
 @overload
 def varlen_attn(
     query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
-    return_aux: None = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+    return_aux: None = None, scale: float | None = None, window_size: tuple[int, int] = UNLIMITED,
 ) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def varlen_attn(
     query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
-    return_aux: Any, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+    return_aux: Any, scale: float | None = None, window_size: tuple[int, int] = UNLIMITED,
 ) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def varlen_attn(
     *,
     return_aux: Any = None,
     scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`torch.nn.attention.varlen.varlen_attn` (torch 2.11) by flash_cute: attention of packed sequences.
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 from torch import Tensor
 
 from . import _flash_options
+from ._flash_options import UNLIMITED
 
 __all__ = ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
@@ -32,7 +33,7 @@ def flash_attn_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -73,7 +74,7 @@ def flash_attn_qkvpacked_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
     attention_chunk: int = 0,
     softcap: float = 0.0,
     deterministic: bool = False,
@@ -123,7 +124,7 @@ def flash_attn_varlen_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -182,7 +183,7 @@ def flash_attn_with_kvcache(
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
     attention_chunk: int = 0,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
