@@ -7,7 +7,7 @@ from torch.overrides import has_torch_function
 
 from . import _check_lengths
 from ._call import attend, differentiate, record
-from ._refusals import Window
+from ._refusals import Window, check_longest
 from .autograd import VARLEN
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def varlen_attention(
         cu_seqlens_k: the same of k and v.
         causal, window: as in `attention`, in each sequence: row i of Nq has position `i + Nk - Nq` (`"top_left"`: i).
         max_seqlen_q, max_seqlen_k: the longest sequence's length, where it is known on the host: a hint for the choice
-            of a kernel. A wrong one costs speed and never changes what is computed.
+            of a kernel. A wrong one costs speed and never changes what is computed. A tensor is refused: its value
+            would have to be waited for.
         seqused_q, seqused_k: `(B,)` int32, contiguous, on q's device: how many of each sequence's rows and keys are
             used, counted from its first; Nq and Nk are these then. `None`: all.
         softcap, sinks, scale, deterministic, backend, accumulate: as in `attention`.
@@ -109,6 +110,10 @@ def varlen_attention(
     """
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
         return record(varlen_attention, locals())
+    if max_seqlen_q is not None and type(max_seqlen_q) is not int:
+        check_longest("max_seqlen_q", max_seqlen_q)
+    if max_seqlen_k is not None and type(max_seqlen_k) is not int:
+        check_longest("max_seqlen_k", max_seqlen_k)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     if _check_lengths.ENABLED:
         _check_lengths.check_lengths(q, k, lengths)
@@ -155,6 +160,10 @@ def varlen_fwd(
     """
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
         return record(varlen_fwd, locals())
+    if max_seqlen_q is not None and type(max_seqlen_q) is not int:
+        check_longest("max_seqlen_q", max_seqlen_q)
+    if max_seqlen_k is not None and type(max_seqlen_k) is not int:
+        check_longest("max_seqlen_k", max_seqlen_k)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     if _check_lengths.ENABLED:
         _check_lengths.check_lengths(q, k, lengths)
@@ -214,6 +223,10 @@ def varlen_bwd(
     """
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
         return record(varlen_bwd, locals())
+    if max_seqlen_q is not None and type(max_seqlen_q) is not int:
+        check_longest("max_seqlen_q", max_seqlen_q)
+    if max_seqlen_k is not None and type(max_seqlen_k) is not int:
+        check_longest("max_seqlen_k", max_seqlen_k)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     tensors = (dout, q, k, v, out, lse, dlse)
     if _check_lengths.ENABLED:
