@@ -1,23 +1,34 @@
 """What the public functions of dense and of packed calls have in common: defaults, and the cheapest way to call."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, are_deterministic_algorithms_enabled, is_grad_enabled
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
+from torch.overrides import handle_torch_function
 
 from . import _ops
 from ._refusals import (
     backend_with,
     check_deterministic,
     check_flag,
+    check_number,
     mask_name,
     raise_refusal,
     refuse_gradient_of,
     window_sides,
 )
 from ._torch import HAS_DUAL_LEVEL, autocast_is_enabled, dispatch_modes, functorch_is_active, jit_is_tracing
-from .autograd import Calls, refuse_number_gradient, refuse_slope_gradient, refuse_tangents
+from .autograd import Calls, refuse_slope_gradient, refuse_tangents
+
+
+def record(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Let torch.fx's proxies, which stand for tensors, record a call. `arguments`: the function's `locals()`, all."""
+    given = tuple(arguments.values())
+    count = function.__code__.co_argcount
+    options = dict(tuple(arguments.items())[count:])
+    return handle_torch_function(function, given[:count], *given[:count], **options)
 
 
 def attend(
@@ -51,9 +62,9 @@ def attend(
         if window is not None:
             left, right = window_sides(window)
         if scale is not None and type(scale) is not float:
-            refuse_number_gradient("scale", scale)
+            check_number("scale", scale)
         if softcap is not None and type(softcap) is not float:
-            refuse_number_gradient("softcap", softcap)
+            check_number("softcap", softcap)
         if backend is None:
             backend = "auto"
         if accumulate is not None:
@@ -123,8 +134,8 @@ def differentiate(
         left = right = None
         if window is not None:
             left, right = window_sides(window)
-        refuse_number_gradient("scale", scale)
-        refuse_number_gradient("softcap", softcap)
+        check_number("scale", scale)
+        check_number("softcap", softcap)
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         elif deterministic is not True and deterministic is not False:

@@ -59,6 +59,33 @@ def check_flag(name: str, flag: Any) -> bool:
     raise ValueError(f"flash_cute: {name}: expected False or True, got {_shown(flag)}")
 
 
+def check_number(name: str, number: Any) -> None:
+    """Raise for what PyTorch would take for a number without a word: bools, and tensors with more than a value."""
+    if number is None:
+        return
+    if not _is_number(number):
+        raise ValueError(f"flash_cute: {name}: expected None or a number, got {_shown(number)}") from None
+    if not isinstance(number, Tensor):
+        return
+    if torch.is_grad_enabled() and number.requires_grad:
+        raise ValueError(
+            f"flash_cute: {name}: expected a number that does not require grad, got a tensor that does"
+        ) from None
+    if number.device.type != "cpu":
+        raise ValueError(
+            f"flash_cute: {name}: expected None or a number that is on the CPU, got a tensor on {number.device}, whose "
+            "value a call does not wait for"
+        ) from None
+
+
+def check_longest(name: str, longest: Any) -> None:
+    """Raise for a `max_seqlen` that is no number of the host's."""
+    if longest is None or (_is_int(longest) and _fits(longest)):
+        return
+    why = ", whose value a call does not wait for" if isinstance(longest, Tensor) else ""
+    raise ValueError(f"flash_cute: {name}: expected None or a number of rows, got {_shown(longest)}{why}") from None
+
+
 def check_capability(capability: Any) -> int:
     """0 where a plan is for the tensors' own device."""
     if capability is None:
@@ -110,8 +137,7 @@ def raise_refusal(
         raise ValueError(str(error)) from None
     for name, x in given.items():
         if name.startswith("max_seqlen"):
-            if x is not None and not (_is_int(x) and _fits(x)):
-                raise ValueError(f"flash_cute: {name}: expected None or a number of rows, got {_shown(x)}") from None
+            check_longest(name, x)
             continue
         if not isinstance(x, Tensor) and not (x is None and name in _OPTIONAL):
             raise ValueError(f"flash_cute: {name}: expected a torch.Tensor, got {_type_name(x)}") from None
@@ -120,8 +146,7 @@ def raise_refusal(
         if isinstance(x, Tensor) and x.is_quantized:
             raise ValueError(f"flash_cute: {name}: expected a tensor without quantization, got {x.dtype}") from None
     for name, number in (("scale", scale), ("softcap", softcap)):
-        if number is not None and not _is_number(number):
-            raise ValueError(f"flash_cute: {name}: expected None or a number, got {_shown(number)}") from None
+        check_number(name, number)
     if window is not None and not all(side is None or _fits(side) for side in window_sides(window)):
         shown = ", ".join(_shown(side) for side in window)
         raise ValueError(f"flash_cute: window: expected None (no limit) or numbers below 2^63, got ({shown})") from None
@@ -130,14 +155,17 @@ def raise_refusal(
 
 
 def _is_number(value: Any) -> bool:
-    """What PyTorch takes for a float: also NumPy's numbers, and tensors with one element."""
+    """What PyTorch takes for a float, and no bool: also NumPy's numbers, and tensors with one element."""
     if isinstance(value, Tensor):
-        return value.numel() == 1
+        return value.numel() == 1 and value.dtype != torch.bool
+    if isinstance(value, bool):
+        return False
     if isinstance(value, int) and value.bit_length() > 1024:
         return False  # no float is as large
     if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
         return True  # before hasattr, which Dynamo cannot trace for a symbolic number
-    return hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
+    is_one = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
+    return is_one and str(getattr(value, "dtype", "")) != "bool"  # NumPy's
 
 
 def _fits(value: Any) -> bool:

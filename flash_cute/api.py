@@ -1,12 +1,12 @@
 """The public functions."""
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import has_torch_function
 
-from ._call import attend, differentiate
+from ._call import attend, differentiate, record
 from ._refusals import Window
 from .autograd import DENSE
 from .report import built_architectures
@@ -19,32 +19,23 @@ if TYPE_CHECKING:
 
 @overload
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool | str = False,
-    *,
-    return_lse: Literal[False] = False,
-    **options: "Unpack[Options]",
-) -> Tensor: ...
+    q: Tensor, k: Tensor, v: Tensor, causal: bool | str = False, *,
+    return_lse: Literal[False] = False, **options: "Unpack[Options]",
+) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool | str = False,
-    *,
-    return_lse: Literal[True],
-    **options: "Unpack[Options]",
-) -> tuple[Tensor, Tensor]: ...
+    q: Tensor, k: Tensor, v: Tensor, causal: bool | str = False, *,
+    return_lse: Literal[True], **options: "Unpack[Options]",
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool | str = False, *, return_lse: bool, **options: "Unpack[Options]"
-) -> Tensor | tuple[Tensor, Tensor]: ...
+    q: Tensor, k: Tensor, v: Tensor, causal: bool | str = False, *,
+    return_lse: bool, **options: "Unpack[Options]",
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 def attention(
@@ -127,26 +118,11 @@ def attention(
         (torch.Size([2, 8, 128, 64]), torch.Size([8]))
     """
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
-        options = _options(scale, window, softcap, sinks, alibi_slopes, deterministic, backend)
-        options["accumulate"] = accumulate
-        return handle_torch_function(attention, (q, k, v), q, k, v, causal, return_lse=return_lse, **options)
+        return record(attention, locals())
     return attend(
-        DENSE,
-        q,
-        k,
-        v,
-        (),
-        causal,
-        scale,
-        window,
-        softcap,
-        sinks,
-        alibi_slopes,
-        return_lse,
-        deterministic,
-        backend,
-        accumulate,
-    )
+        DENSE, q, k, v, (), causal, scale, window, softcap, sinks, alibi_slopes,
+        return_lse, deterministic, backend, accumulate,
+    )  # fmt: skip
 
 
 def fwd(
@@ -181,26 +157,11 @@ def fwd(
         (torch.Size([2, 8, 128, 64]), torch.Size([2, 8, 128]))
     """
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
-        options = _options(scale, window, softcap, sinks, alibi_slopes, deterministic, backend)
-        options["accumulate"] = accumulate
-        return handle_torch_function(fwd, (q, k, v), q, k, v, causal, **options)
+        return record(fwd, locals())
     return attend(
-        DENSE,
-        q,
-        k,
-        v,
-        (),
-        causal,
-        scale,
-        window,
-        softcap,
-        sinks,
-        alibi_slopes,
-        True,
-        deterministic,
-        backend,
-        accumulate,
-    )
+        DENSE, q, k, v, (), causal, scale, window, softcap, sinks, alibi_slopes,
+        True, deterministic, backend, accumulate,
+    )  # fmt: skip
 
 
 def bwd(
@@ -254,21 +215,12 @@ def bwd(
         >>> dq.shape
         torch.Size([1, 2, 128, 64])
     """
+    if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
+        return record(bwd, locals())
     tensors = (dout, q, k, v, out, lse, dlse)
-    if not isinstance(q, Tensor) and has_torch_function(tensors):  # torch.fx.symbolic_trace's proxies
-        options = _options(scale, window, softcap, sinks, alibi_slopes, deterministic, backend)
-        return handle_torch_function(bwd, tensors, *tensors[:6], causal, dlse=dlse, **options)
     return differentiate(
         DENSE, tensors, (), causal, scale, window, softcap, sinks, alibi_slopes, deterministic, backend
     )
-
-
-def _options(
-    scale: Any, window: Any, softcap: Any, sinks: Any, alibi_slopes: Any, deterministic: Any, backend: Any
-) -> dict[str, Any]:
-    """The arguments by keyword of a call that torch.fx records."""
-    score = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
-    return {**score, "deterministic": deterministic, "backend": backend}
 
 
 def backends() -> dict[str, bool]:

@@ -170,12 +170,6 @@ def refuse_slope_gradient(alibi_slopes: Tensor) -> None:
         raise ValueError(NO_SLOPE_GRADIENT)
 
 
-def refuse_number_gradient(name: str, number: object) -> None:
-    """Raise where a gradient of a number that is given as a tensor is asked for, of which there is none."""
-    if isinstance(number, Tensor) and torch.is_grad_enabled() and number.requires_grad:
-        raise ValueError(f"flash_cute: {name}: expected a number that does not require grad, got a tensor that does")
-
-
 def refuse_tangents(*given: object) -> None:
     """Raise where a tensor carries a forward-mode tangent, which would be lost without a word."""
     if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in given):

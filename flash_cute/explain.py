@@ -17,6 +17,8 @@ from ._refusals import (
     check_capability,
     check_deterministic,
     check_flag,
+    check_longest,
+    check_number,
     mask_name,
     raise_refusal,
     window_sides,
@@ -108,6 +110,10 @@ def explain(
     try:
         causal = mask_name(causal)
         left, right = (None, None) if window is None else window_sides(window)
+        check_number("scale", scale)
+        check_number("softcap", softcap)
+        check_longest("max_seqlen_q", max_seqlen_q)
+        check_longest("max_seqlen_k", max_seqlen_k)
         *tensors, sinks = _ops.autocast(q, k, v, sinks)
         call = (*(lengths if packed else ()), causal, left, right, softcap, sinks, alibi_slopes, scale)
         asked = "auto" if backend is None else backend

@@ -1,13 +1,13 @@
 """Attention of packed sequences: many sequences of different lengths in one tensor, without padding."""
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import has_torch_function
 
 from . import _check_lengths
-from ._call import attend, differentiate
-from ._refusals import Window
+from ._call import attend, differentiate, record
+from ._refusals import Window, check_longest
 from .autograd import VARLEN
 
 if TYPE_CHECKING:
@@ -18,44 +18,23 @@ if TYPE_CHECKING:
 
 @overload
 def varlen_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    causal: bool | str = False,
-    *,
-    return_lse: Literal[False] = False,
-    **options: "Unpack[VarlenOptions]",
-) -> Tensor: ...
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, causal: bool | str = False, *,
+    return_lse: Literal[False] = False, **options: "Unpack[VarlenOptions]",
+) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def varlen_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    causal: bool | str = False,
-    *,
-    return_lse: Literal[True],
-    **options: "Unpack[VarlenOptions]",
-) -> tuple[Tensor, Tensor]: ...
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, causal: bool | str = False, *,
+    return_lse: Literal[True], **options: "Unpack[VarlenOptions]",
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 @overload
 def varlen_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    causal: bool | str = False,
-    *,
-    return_lse: bool,
-    **options: "Unpack[VarlenOptions]",
-) -> Tensor | tuple[Tensor, Tensor]: ...
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, causal: bool | str = False, *,
+    return_lse: bool, **options: "Unpack[VarlenOptions]",
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 def varlen_attention(
@@ -95,7 +74,8 @@ def varlen_attention(
         cu_seqlens_k: the same of k and v.
         causal, window: as in `attention`, in each sequence: row i of Nq has position `i + Nk - Nq` (`"top_left"`: i).
         max_seqlen_q, max_seqlen_k: the longest sequence's length, where it is known on the host: a hint for the choice
-            of a kernel. A wrong one costs speed and never changes what is computed.
+            of a kernel. A wrong one costs speed and never changes what is computed. A tensor is refused: its value
+            would have to be waited for.
         seqused_q, seqused_k: `(B,)` int32, contiguous, on q's device: how many of each sequence's rows and keys are
             used, counted from its first; Nq and Nk are these then. `None`: all.
         softcap, sinks, scale, deterministic, backend, accumulate: as in `attention`.
@@ -128,13 +108,13 @@ def varlen_attention(
         >>> torch.allclose(out[3:], alone.transpose(0, 1), atol=1e-5)
         True
     """
-    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
-        options = _options(lengths, window, softcap, sinks, alibi_slopes, scale, deterministic, backend)
-        options["accumulate"] = accumulate
-        options["return_lse"] = return_lse
-        positional = (q, k, v, cu_seqlens_q, cu_seqlens_k, causal)
-        return handle_torch_function(varlen_attention, (q, k, v), *positional, **options)
+        return record(varlen_attention, locals())
+    if max_seqlen_q is not None and type(max_seqlen_q) is not int:
+        check_longest("max_seqlen_q", max_seqlen_q)
+    if max_seqlen_k is not None and type(max_seqlen_k) is not int:
+        check_longest("max_seqlen_k", max_seqlen_k)
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     if _check_lengths.ENABLED:
         _check_lengths.check_lengths(q, k, lengths)
     score = (causal, scale, window, softcap, sinks, alibi_slopes)
@@ -178,11 +158,13 @@ def varlen_fwd(
         >>> out.shape, lse.shape
         (torch.Size([10, 8, 64]), torch.Size([8, 10]))
     """
-    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
-        options = _options(lengths, window, softcap, sinks, alibi_slopes, scale, deterministic, backend)
-        options["accumulate"] = accumulate
-        return handle_torch_function(varlen_fwd, (q, k, v), q, k, v, cu_seqlens_q, cu_seqlens_k, causal, **options)
+        return record(varlen_fwd, locals())
+    if max_seqlen_q is not None and type(max_seqlen_q) is not int:
+        check_longest("max_seqlen_q", max_seqlen_q)
+    if max_seqlen_k is not None and type(max_seqlen_k) is not int:
+        check_longest("max_seqlen_k", max_seqlen_k)
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     if _check_lengths.ENABLED:
         _check_lengths.check_lengths(q, k, lengths)
     score = (causal, scale, window, softcap, sinks, alibi_slopes)
@@ -239,29 +221,15 @@ def varlen_bwd(
         >>> dq.shape
         torch.Size([10, 4, 64])
     """
-    tensors = (dout, q, k, v, out, lse, dlse)
+    if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
+        return record(varlen_bwd, locals())
+    if max_seqlen_q is not None and type(max_seqlen_q) is not int:
+        check_longest("max_seqlen_q", max_seqlen_q)
+    if max_seqlen_k is not None and type(max_seqlen_k) is not int:
+        check_longest("max_seqlen_k", max_seqlen_k)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
-    if not isinstance(q, Tensor) and has_torch_function(tensors):  # torch.fx.symbolic_trace's proxies
-        options = _options(lengths, window, softcap, sinks, alibi_slopes, scale, deterministic, backend)
-        positional = (*tensors[:6], cu_seqlens_q, cu_seqlens_k, causal)
-        return handle_torch_function(varlen_bwd, tensors, *positional, dlse=dlse, **options)
+    tensors = (dout, q, k, v, out, lse, dlse)
     if _check_lengths.ENABLED:
         _check_lengths.check_lengths(q, k, lengths)
     score = (causal, scale, window, softcap, sinks, alibi_slopes)
     return differentiate(VARLEN, tensors, lengths, *score, deterministic, backend)
-
-
-def _options(
-    lengths: tuple[Any, ...],
-    window: Any,
-    softcap: Any,
-    sinks: Any,
-    alibi_slopes: Any,
-    scale: Any,
-    deterministic: Any,
-    backend: Any,
-) -> dict[str, Any]:
-    """The arguments by keyword of a call that torch.fx records."""
-    of_lengths = dict(zip(("seqused_q", "seqused_k", "max_seqlen_q", "max_seqlen_k"), lengths[2:], strict=True))
-    score = {"window": window, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes, "scale": scale}
-    return {**of_lengths, **score, "deterministic": deterministic, "backend": backend}

@@ -56,7 +56,7 @@ class Packed:
             (self.cu_seqlens_q, self.seqused_q, self.q.shape[0]),
             (self.cu_seqlens_k, self.seqused_k, self.k.shape[0]),
         )
-        rows, keys = (flash_cute.reference._ranges(*side) for side in sides)
+        rows, keys = (flash_cute.reference.packed.ranges(*side) for side in sides)
         return list(zip(rows, keys, strict=True))
 
     def unused(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from numerics import assert_gradients_match, assert_matches, same_bits
@@ -230,15 +231,35 @@ def test_what_stands_for_an_int(module: Any, with_gradients: bool, rng: torch.Ge
     assert same_bits(
         (module.flash_attn_func(q, k, v, window_size=torch.tensor([-1, -1])),), (module.flash_attn_func(q, k, v),)
     )
-    for window in (torch.tensor([3.0, 5.0]), (3.5, 2), torch.tensor([3, 5, 7]), ("3", 5)):
+    bools = ((True, 5), (3, np.True_), torch.tensor([True, False]))
+    elsewhere = torch.tensor([3, 5], device="meta")  # as on a GPU: its values would have to be waited for
+    for window in (torch.tensor([3.0, 5.0]), (3.5, 2), torch.tensor([3, 5, 7]), ("3", 5), *bools, elsewhere):
         with pytest.raises(ValueError, match=r"^flash_cute: window_size: expected \(left, right\)"):
             module.flash_attn_func(q, k, v, window_size=window)
     rows, bounds = [x[0] for x in (q, k, v)], offsets([20])
-    for longest in (20, torch.tensor(20), None):
+    for longest in (20, torch.tensor(20), torch.tensor(20, device="meta"), None):
         given = module.flash_attn_varlen_func(*rows, bounds, bounds, longest, longest, window_size=(3, 5))
         assert same_bits((given,), (expected[0],))
-    with pytest.raises(ValueError, match=r"^flash_cute: max_seqlen_q: expected None or a number of rows, got 'x'"):
-        module.flash_attn_varlen_func(*rows, bounds, bounds, "x", 20)
+    for no_number in ("x", True):
+        with pytest.raises(ValueError, match=rf"^flash_cute: max_seqlen_q: expected .* of rows, got {no_number!r}"):
+            module.flash_attn_varlen_func(*rows, bounds, bounds, no_number, 20)
+
+
+@MODULES
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.parametrize("value", [True, np.True_, torch.tensor(True), torch.tensor(0.5, device="meta")], ids=str)
+def test_what_is_no_number(module: Any, with_gradients: bool, value: Any, rng: torch.Generator) -> None:
+    """It would be taken for 1, or waited for. What a number is written as does not matter."""
+    q, k, v = (torch.randn(1, 20, 2, 8, generator=rng).requires_grad_(with_gradients) for _ in range(3))
+    rows, bounds = [x[0] for x in (q, k, v)], offsets([20])
+    for theirs, ours in (("softmax_scale", "scale"), ("softcap", "softcap")):
+        with pytest.raises(ValueError, match=rf"^flash_cute: {ours}: expected None or a number"):
+            module.flash_attn_func(q, k, v, **{theirs: value})
+        with pytest.raises(ValueError, match=rf"^flash_cute: {ours}: expected None or a number"):
+            module.flash_attn_varlen_func(*rows, bounds, bounds, 20, 20, **{theirs: value})
+        expected = module.flash_attn_func(q, k, v, **{theirs: 2.0})
+        for same in (2, np.float64(2), np.int64(2), torch.tensor(2.0)):
+            assert same_bits((module.flash_attn_func(q, k, v, **{theirs: same}),), (expected,))
 
 
 DEVICE_ERRORS = {

@@ -14,7 +14,7 @@ import background
 import numpy as np
 import pytest
 
-pytest.importorskip("pybind11", reason="the extra flash_cute[inspect] is not installed")
+pytest.importorskip("pybind11", reason="the extra inspect is not installed")
 
 import compiled
 

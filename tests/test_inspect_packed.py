@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_inspect import kernels  # noqa: F401  (a fixture)
 
-pytest.importorskip("matplotlib", reason="the extra flash_cute[inspect] is not installed")
+pytest.importorskip("matplotlib", reason="the extra inspect is not installed")
 
 from flash_cute import inspect
 from flash_cute.inspect import __main__ as command

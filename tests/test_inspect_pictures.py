@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_inspect import broken, broken_csrc, kernels  # noqa: F401  (fixtures)
 
-pytest.importorskip("matplotlib", reason="the extra flash_cute[inspect] is not installed")
+pytest.importorskip("matplotlib", reason="the extra inspect is not installed")
 
 from flash_cute import inspect
 from flash_cute.inspect import __main__ as command

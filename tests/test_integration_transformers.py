@@ -195,6 +195,9 @@ def test_padding_never_influences(rng: torch.Generator) -> None:
     [
         ({"dropout": 0.1}, "dropout: expected 0"),
         ({"output_attentions": True}, "output_attentions: expected None"),
+        ({"scaling": True}, "scale: expected None or a number, got True"),
+        ({"softcap": True}, "softcap: expected None or a number, got True"),
+        ({"sliding_window": True}, "sliding_window: expected None or a number, got True"),
         ({"position_bias": torch.zeros(1)}, "position_bias: expected None"),
         ({"cache": object()}, "cache: expected None"),
         ({"cu_seq_lens_q": torch.tensor([0, 4])}, "cu_seq_lens_k: expected offsets"),

@@ -107,6 +107,14 @@ def test_passed_on(name: str, through: str, rng: torch.Generator) -> None:
         F.scaled_dot_product_attention(*tensors, **options)
 
 
+def test_a_scale_that_is_no_number(rng: torch.Generator) -> None:
+    """PyTorch takes True for 1; its own function's True is 1 before `enable()`'s kernel sees it."""
+    tensors = [x.detach() for x in _tensors(((2, 4, 9, 8),) * 3, rng)]
+    for scale in (True, torch.tensor(0.5)):
+        assert same_bits((sdpa.sdpa(*tensors, scale=scale),), (PYTORCHS(*tensors, scale=scale),))
+    assert sdpa.report().passed_on == {"scale: expected None or a finite number > 0, got another": 2}
+
+
 def test_examples() -> None:
     for module, fewest in ((sdpa, 10), (_varlen_attn, 3)):
         results = doctest.testmod(module, extraglobs={"torch": torch})

@@ -86,6 +86,47 @@ def test_in_a_graph_too(name: str, rng: torch.Generator) -> None:
         torch.compile(sdpa.sdpa, backend="eager")(*tensors, **options)
 
 
+def _jagged(lengths: list[int], rng: torch.Generator) -> torch.Tensor:
+    """(B, 2, N, 8), the sequences N long."""
+    parts = [torch.randn(length, 2, 8, generator=rng) for length in lengths]
+    return torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_jagged_value_of_other_sequences(compiled: bool, rng: torch.Generator) -> None:
+    """As many rows in all, so that a kernel that is given key's offsets alone would read the wrong ones."""
+    torch.compiler.reset()
+    function = torch.compile(sdpa.sdpa, backend="eager") if compiled else sdpa.sdpa
+    query, key, other = (_jagged(lengths, rng) for lengths in ([2, 7], [3, 5], [4, 4]))
+    for k, v in ((key, other), (other, key), (key, _jagged([3, 5], rng))):
+        with pytest.raises(ValueError, match=r"^flash_cute: value: expected key's sequences, .*j\d.*, got .*j\d"):
+            function(query, k, v)
+    assert sdpa.report().passed_on == {}
+    rows = other.transpose(1, 2).values()
+    value = torch.nested.nested_tensor_from_jagged(rows, key.transpose(1, 2).offsets()).transpose(1, 2)
+    out = function(query, key, value).transpose(1, 2).unbind()
+    parts = (x.transpose(1, 2).unbind() for x in (query, key, value))
+    for given, *alone in zip(out, *parts, strict=True):
+        expected, _ = flash_cute.reference.attention(*(x.transpose(0, 1)[None] for x in alone))
+        torch.testing.assert_close(given.transpose(0, 1)[None].double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_strided_nested_value_of_other_sequences(rng: torch.Generator) -> None:
+    lengths = ([2, 7], [3, 5], [4, 4], [3, 5])
+    parts = [[torch.randn(2, length, 8, generator=rng) for length in x] for x in lengths]
+    query, key, other, value = (torch.nested.nested_tensor(x, layout=torch.strided) for x in parts)
+    with pytest.raises(
+        ValueError, match=r"^flash_cute: value: expected key's numbers of rows, \[3, 5\], got \[4, 4\]$"
+    ):
+        sdpa.sdpa(query, key, other)
+    out = sdpa.sdpa(query, key, value).unbind()
+    for given, *alone in zip(out, query.unbind(), key.unbind(), value.unbind(), strict=True):
+        expected, _ = flash_cute.reference.attention(*(x[None] for x in alone))
+        torch.testing.assert_close(given[None].double(), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_random_shapes(seed: int, rng: torch.Generator) -> None:
     """What PyTorch's math serves is served, with the same values, and nothing else is."""
     draw = random.Random(seed)

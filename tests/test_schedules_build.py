@@ -73,11 +73,11 @@ def test_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(_compile, "find_nvcc", lambda: None)
     monkeypatch.setattr(_library, "installed", lambda: None)
     assert _library.compiled() is None and schedules.report() == []
-    with pytest.raises(schedules.SchedulesError, match=r"no CUDA compiler: pip install 'flash_cute\[schedules\]'"):
+    with pytest.raises(schedules.SchedulesError, match=r"no CUDA compiler: pip install '\.\[schedules\]'"):
         schedules.library()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert command.main(["--D", "64"]) == 2
-    assert "flash_cute[schedules]" in capsys.readouterr().err
+    assert "'.[schedules]' in a checkout" in capsys.readouterr().err
 
 
 def test_report_of_the_compiler_is_read() -> None:

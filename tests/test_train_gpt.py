@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("tqdm", reason="the extra flash_cute[examples] is not installed")
-pytest.importorskip("matplotlib", reason="the extra flash_cute[examples] is not installed")
+pytest.importorskip("tqdm", reason="the extra examples is not installed")
+pytest.importorskip("matplotlib", reason="the extra examples is not installed")
 
 FILE = Path(__file__).parents[1] / "examples" / "train_gpt.py"
 

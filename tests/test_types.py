@@ -93,6 +93,25 @@ def test_numpy() -> None:
         ("scale", 1j, "None or a number, got 1j"),
         ("scale", [0.5], "None or a number, got list"),
         ("scale", torch.ones(2), "None or a number, got torch.Tensor"),
+        *(
+            (name, given, f"None or a number, got {shown}")
+            for name in ("scale", "softcap")
+            for given, shown in (
+                (True, "True"),
+                (False, "False"),
+                (np.True_, "numpy.bool"),
+                (np.array(True), "numpy.ndarray"),
+                (torch.tensor(True), "torch.Tensor"),
+            )
+        ),
+        *(  # as one on a GPU: its value is not here
+            (
+                name,
+                torch.tensor(0.5, device="meta"),
+                "None or a number that is on the CPU, got a tensor on meta, whose value a call does not wait for",
+            )
+            for name in ("scale", "softcap")
+        ),
         ("softcap", "1", "None or a number, got '1'"),
         ("softcap", [0.5], "None or a number, got list"),
         ("sinks", 1.5, "a torch.Tensor, got float"),

@@ -230,6 +230,26 @@ def test_hints_beyond_64_bits(name: str, given: int) -> None:
         _python({name: given})
 
 
+@pytest.mark.parametrize("name", ["max_seqlen_q", "max_seqlen_k"])
+@pytest.mark.parametrize("given", [True, False, torch.tensor(True), torch.tensor(5), torch.tensor(5, device="meta")])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_hints_that_are_no_numbers(name: str, given: Any, requires_grad: bool) -> None:
+    """A tensor is not read, wherever it is: on a GPU that would wait."""
+    why = "torch.Tensor, whose value a call does not wait for" if isinstance(given, torch.Tensor) else given
+    q = torch.zeros(12, 4, 8, requires_grad=requires_grad)
+    call = {"cu_seqlens_q": GOOD, "cu_seqlens_k": GOOD, name: given}
+    backward = (q.detach(), q, q, q, q.detach(), torch.zeros(4, 12))
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: flash_cute.varlen_attention(q, q, q, **call),
+        lambda: flash_cute.varlen_fwd(q, q, q, **call),
+        lambda: flash_cute.varlen_bwd(*backward, **call),
+        lambda: flash_cute.explain(q, q, q, **call),
+    )
+    for function in calls:
+        with pytest.raises(ValueError, match=rf"^flash_cute: {name}: expected None or a number of rows, got {why}$"):
+            function()
+
+
 def test_sparse_offsets() -> None:
     with pytest.raises(ValueError, match=r"^flash_cute: cu_seqlens_q: expected a strided tensor, got a sparse"):
         _python({"cu_seqlens_q": GOOD.to_sparse()})

@@ -1,6 +1,7 @@
 """See the kernels: layouts, schedules and budgets, computed from the traits that are compiled.
 
-Needs the extra `flash_cute[inspect]` and a C++ compiler, and no GPU. `python -m flash_cute.inspect --help`.
+Needs the extra `inspect` (`pip install '.[inspect]'` in a checkout) and a C++ compiler, and no GPU.
+`python -m flash_cute.inspect --help`.
 """
 
 from .build import InspectError

@@ -72,7 +72,7 @@ def matplotlib() -> Any:
         import matplotlib as package
         import matplotlib.figure
     except ImportError:
-        raise InspectError("pictures need matplotlib: pip install 'flash_cute[inspect]'.") from None
+        raise InspectError("pictures need matplotlib: pip install matplotlib.") from None
     return package
 
 

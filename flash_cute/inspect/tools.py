@@ -45,7 +45,7 @@ def find_tools() -> Tools:
             missing.append(name)
     if missing or cutlass is None or cuda is None:
         raise InspectError(
-            f"flash_cute.inspect needs {', '.join(missing)}: pip install 'flash_cute[inspect]'"
+            f"flash_cute.inspect needs {', '.join(missing)}: pip install '.[inspect]' in a checkout of flash_cute"
             " (or set CUTLASS_DIR and CUDA_HOME to a checkout and a toolkit that have them)."
         )
     import pybind11
@@ -80,7 +80,7 @@ def _find_ninja() -> str:
                 return str(candidate)
     path = shutil.which("ninja")
     if path is None:
-        raise InspectError("ninja was not found: pip install 'flash_cute[inspect]'.")
+        raise InspectError("ninja was not found: pip install ninja.")
     return path
 
 

@@ -29,155 +29,74 @@ __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
 _ROWS = 128  # softmax_d's rows are a multiple of them
 
 
+# The argument lists are flash-attn's, in its order.
 def fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor | None,
-    alibi_slopes: Tensor | None,
-    p_dropout: float,
-    softmax_scale: float | None,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    return_softmax: bool,
-    gen: Any,
-) -> list[Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, alibi_slopes: Tensor | None,
+    p_dropout: float, softmax_scale: float | None, is_causal: bool, window_size_left: int, window_size_right: int,
+    softcap: float, return_softmax: bool, gen: Any,
+) -> list[Tensor]:  # fmt: skip
     """`[out, softmax_lse, p, rng_state]` of `(B, N, H, D)` tensors: see the module."""
     _refuse_dropout(p_dropout, return_softmax)
     window = (window_size_left, window_size_right)
-    result, lse = _flash_options.dense(q, k, v, softmax_scale, is_causal, window, softcap, alibi_slopes, False, True)
+    score = (softmax_scale, is_causal, window, softcap, alibi_slopes, False)
+    result, lse = _flash_options.dense(q, k, v, score, True)
     return _forward_results(result, lse, out)
 
 
 def varlen_fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor | None,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    seqused_k: Tensor | None,
-    leftpad_k: Tensor | None,
-    block_table: Tensor | None,
-    alibi_slopes: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    p_dropout: float,
-    softmax_scale: float | None,
-    zero_tensors: bool,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    return_softmax: bool,
-    gen: Any,
-) -> list[Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor | None,
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, seqused_k: Tensor | None, leftpad_k: Tensor | None,
+    block_table: Tensor | None, alibi_slopes: Tensor | None, max_seqlen_q: int, max_seqlen_k: int,
+    p_dropout: float, softmax_scale: float | None, zero_tensors: bool, is_causal: bool, window_size_left: int,
+    window_size_right: int, softcap: float, return_softmax: bool, gen: Any,
+) -> list[Tensor]:  # fmt: skip
     """`[out, softmax_lse, p, rng_state]` of packed sequences: see the module."""
     _refuse_dropout(p_dropout, return_softmax)
     if leftpad_k is not None or block_table is not None:
         _flash_options.refuse(leftpad_k=leftpad_k, block_table=block_table)
     lengths = (cu_seqlens_q, cu_seqlens_k, None, seqused_k, max_seqlen_q, max_seqlen_k)
     window = (window_size_left, window_size_right)
-    result, lse = _flash_options.packed(
-        q, k, v, lengths, softmax_scale, is_causal, window, softcap, alibi_slopes, False, True
-    )
+    score = (softmax_scale, is_causal, window, softcap, alibi_slopes, False)
+    result, lse = _flash_options.packed(q, k, v, lengths, score, True)
     return _forward_results(result, lse, out)
 
 
 def bwd(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-    alibi_slopes: Tensor | None,
-    p_dropout: float,
-    softmax_scale: float | None,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    deterministic: bool,
-    gen: Any,
-    rng_state: Any,
-) -> list[Tensor]:
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor,
+    dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, alibi_slopes: Tensor | None,
+    p_dropout: float, softmax_scale: float | None, is_causal: bool, window_size_left: int, window_size_right: int,
+    softcap: float, deterministic: bool, gen: Any, rng_state: Any,
+) -> list[Tensor]:  # fmt: skip
     """`[dq, dk, dv, softmax_d]` of `(B, N, H, D)` tensors: see the module."""
     _refuse_dropout(p_dropout, False)
     _check_dims({"dout": dout, "q": q, "k": k, "v": v, "out": out}, 4, "(B, N, H, D)")
     _check_buffers((dq, dk, dv), (q, k, v))
+    window = (window_size_left, window_size_right)
+    score = _score(softmax_scale, window, softcap, alibi_slopes, deterministic)
     dout, q, k, v, out = (x.transpose(1, 2) for x in (dout, q, k, v, out))
-    gradients = attention_bwd(
-        dout,
-        q,
-        k,
-        v,
-        out,
-        softmax_lse,
-        is_causal,
-        scale=softmax_scale,
-        window=_flash_options.window((window_size_left, window_size_right)),
-        softcap=softcap or None,
-        alibi_slopes=alibi_slopes,
-        deterministic=deterministic or None,
-    )
+    gradients = attention_bwd(dout, q, k, v, out, softmax_lse, is_causal, **score)
     results = _into((dq, dk, dv), tuple(x.transpose(1, 2) for x in gradients))
     sums = _row_sums(dout, out)  # (B, Hq, N)
     return [*results, torch.nn.functional.pad(sums, (0, -sums.shape[2] % _ROWS))]
 
 
 def varlen_bwd(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    alibi_slopes: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    p_dropout: float,
-    softmax_scale: float | None,
-    zero_tensors: bool,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    deterministic: bool,
-    gen: Any,
-    rng_state: Any,
-) -> list[Tensor]:
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor,
+    dq: Tensor | None, dk: Tensor | None, dv: Tensor | None,
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, alibi_slopes: Tensor | None, max_seqlen_q: int, max_seqlen_k: int,
+    p_dropout: float, softmax_scale: float | None, zero_tensors: bool, is_causal: bool, window_size_left: int,
+    window_size_right: int, softcap: float, deterministic: bool, gen: Any, rng_state: Any,
+) -> list[Tensor]:  # fmt: skip
     """`[dq, dk, dv, softmax_d]` of packed sequences: see the module. Rows and keys of no sequence have gradients 0."""
     _refuse_dropout(p_dropout, False)
     _check_dims({"dout": dout, "q": q, "k": k, "v": v, "out": out}, 3, "(T, H, D)")
     _check_buffers((dq, dk, dv), (q, k, v))
+    window = (window_size_left, window_size_right)
+    score = _score(softmax_scale, window, softcap, alibi_slopes, deterministic)
+    given = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    longest = {name: _flash_options.hint(name, x) for name, x in given.items()}
     gradients = attention_varlen_bwd(
-        dout,
-        q,
-        k,
-        v,
-        out,
-        softmax_lse,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        is_causal,
-        max_seqlen_q=_flash_options.hint(max_seqlen_q),
-        max_seqlen_k=_flash_options.hint(max_seqlen_k),
-        scale=softmax_scale,
-        window=_flash_options.window((window_size_left, window_size_right)),
-        softcap=softcap or None,
-        alibi_slopes=alibi_slopes,
-        deterministic=deterministic or None,
+        dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, is_causal, **longest, **score
     )
     results = _into((dq, dk, dv), gradients)
     sums = _row_sums(dout, out)  # (Tq, Hq)
@@ -194,6 +113,14 @@ def varlen_bwd(
 def fwd_kvcache(*args: Any, **kwargs: Any) -> NoReturn:
     """Raises NotImplementedError: KV caches come in a later version of flash_cute."""
     _flash_options.refuse_cache()
+
+
+def _score(
+    softmax_scale: float | None, window: Any, softcap: float, alibi_slopes: Tensor | None, deterministic: bool
+) -> dict[str, Any]:
+    """As flash_cute's backwards take them."""
+    score = {"scale": softmax_scale, "window": _flash_options.window(window), "softcap": _flash_options.cap_of(softcap)}
+    return {**score, "alibi_slopes": alibi_slopes, "deterministic": deterministic or None}
 
 
 def _refuse_dropout(p_dropout: float, return_softmax: bool) -> None:

@@ -46,9 +46,14 @@ def prepare(
     if type(is_causal) is not bool or type(enable_gqa) is not bool:
         return "is_causal, enable_gqa: expected bools, got another type"
     if query.is_nested or key.is_nested or value.is_nested:
+        _refuse_ragged(key, value)
         return "query, key, value: expected strided tensors, got a nested one"
     shape_q, shape_k, shape_v = query.shape, key.shape, value.shape
-    plain = attn_mask is None and dropout_p == 0 and (scale is None or 0 < scale < math.inf)
+    plain = (
+        attn_mask is None
+        and dropout_p == 0
+        and (scale is None or (not isinstance(scale, (bool, Tensor)) and 0 < scale < math.inf))
+    )
     if plain and len(shape_q) == len(shape_k) == len(shape_v) == 4:
         batch, heads, rows, head_dim = shape_q
         batch_k, heads_kv, keys, head_dim_k = shape_k
@@ -116,6 +121,27 @@ def refuse_malformed(
                 f"flash_cute: attn_mask: expected a shape that broadcasts to (..., {shape_q[-2]}, {shape_k[-2]}) of "
                 f"query's heads and batches, got {tuple(attn_mask.shape)}"
             )
+
+
+def _refuse_ragged(key: Tensor, value: Tensor) -> None:
+    """Raise where a nested key and value are of other sequences: PyTorch's kernels on CUDA read key's lengths alone.
+
+    Nothing is waited for. Strided nested tensors keep their sizes on the host. Of jagged ones the symbolic sizes are
+    compared, which are equal where the offsets are one tensor: so PyTorch compares them wherever two tensors meet.
+    """
+    if not (key.is_nested and value.is_nested) or key.layout != value.layout or key.dim() != value.dim():
+        return  # PyTorch says it
+    if key.layout == torch.strided:
+        of_key, of_value = (x._nested_tensor_size()[:, -2] for x in (key, value))
+        if not torch.equal(of_key, of_value):
+            raise MalformedCall(
+                f"flash_cute: value: expected key's numbers of rows, {of_key.tolist()}, got {of_value.tolist()}"
+            )
+    elif key.shape[:-1] != value.shape[:-1]:
+        raise MalformedCall(
+            f"flash_cute: value: expected key's sequences, {tuple(key.shape)}, got {tuple(value.shape)}; "
+            "torch.nested.nested_tensor_from_jagged(values, key.offsets()) makes a tensor of them"
+        )
 
 
 def _fit(*shapes: tuple[int, ...]) -> bool:

@@ -5,39 +5,21 @@ from typing import Any, overload
 from torch import Tensor
 
 from .._refusals import check_flag
-from ._flash_options import packed
+from ._flash_options import UNLIMITED, packed
 
 
 @overload
 def varlen_attn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: None = None,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-) -> Tensor: ...
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
+    return_aux: None = None, scale: float | None = None, window_size: tuple[int, int] = UNLIMITED,
+) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def varlen_attn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: Any,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-) -> Tensor | tuple[Tensor, Tensor]: ...
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
+    return_aux: Any, scale: float | None = None, window_size: tuple[int, int] = UNLIMITED,
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 def varlen_attn(
@@ -51,7 +33,7 @@ def varlen_attn(
     *,
     return_aux: Any = None,
     scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`torch.nn.attention.varlen.varlen_attn` (torch 2.11) by flash_cute: attention of packed sequences.
 
@@ -78,7 +60,8 @@ def varlen_attn(
     """
     lengths = (cu_seq_q, cu_seq_k, None, None, max_q, max_k)
     return_lse = return_aux is not None and _asks_for_lse(return_aux)
-    out, lse = packed(query, key, value, lengths, scale, False, window_size, 0.0, None, False, return_lse)
+    score = (scale, False, window_size, 0.0, None, False)
+    out, lse = packed(query, key, value, lengths, score, return_lse)
     return out if lse is None else (out, lse)
 
 

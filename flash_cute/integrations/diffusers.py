@@ -20,7 +20,7 @@ from torch import Tensor
 
 import flash_cute
 
-from ._flash_options import dense
+from ._flash_options import UNLIMITED, dense
 
 __all__ = ["attention", "register"]
 
@@ -88,7 +88,8 @@ def attention(
     out: Tensor
     lse: Tensor | None
     if not is_causal or query.shape[1] == key.shape[1]:  # a mask's alignment does not matter: the layers' operator
-        out, lse = dense(query, key, value, scale, bool(is_causal), (-1, -1), 0.0, None, False, return_lse)
+        score = (scale, bool(is_causal), UNLIMITED, 0.0, None, False)
+        out, lse = dense(query, key, value, score, return_lse)
     else:
         q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         out, lse = flash_cute.fwd(q, k, v, "top_left", scale=scale)

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from . import _flash_options
 from ._flash_attn_modules import install, uninstall
+from ._flash_options import UNLIMITED
 
 __all__ = [
     "flash_attn_func",
@@ -55,7 +56,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -83,9 +84,8 @@ def flash_attn_func(
     """
     if dropout_p != 0:
         _flash_options.refuse(dropout_p=dropout_p)
-    out, lse = _flash_options.dense(
-        q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    )
+    score = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    out, lse = _flash_options.dense(q, k, v, score, return_attn_probs)
     return out if lse is None else (out, lse, None)
 
 
@@ -95,7 +95,7 @@ def flash_attn_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -112,18 +112,8 @@ def flash_attn_kvpacked_func(
     """
     if dropout_p != 0:
         _flash_options.refuse(dropout_p=dropout_p)
-    out, lse = _flash_options.dense_stacked(
-        q,
-        kv,
-        None,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    score = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    out, lse = _flash_options.dense_stacked(q, kv, None, score, return_attn_probs)
     return out if lse is None else (out, lse, None)
 
 
@@ -132,7 +122,7 @@ def flash_attn_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -148,18 +138,8 @@ def flash_attn_qkvpacked_func(
     """
     if dropout_p != 0:
         _flash_options.refuse(dropout_p=dropout_p)
-    out, lse = _flash_options.dense_stacked(
-        None,
-        qkv,
-        None,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    score = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    out, lse = _flash_options.dense_stacked(None, qkv, None, score, return_attn_probs)
     return out if lse is None else (out, lse, None)
 
 
@@ -174,7 +154,7 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -205,9 +185,8 @@ def flash_attn_varlen_func(
     if dropout_p != 0 or block_table is not None:
         _flash_options.refuse(dropout_p=dropout_p, block_table=block_table)
     lengths = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
-    out, lse = _flash_options.packed(
-        q, k, v, lengths, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    )
+    score = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    out, lse = _flash_options.packed(q, k, v, lengths, score, return_attn_probs)
     return out if lse is None else (out, lse, None)
 
 
@@ -221,7 +200,7 @@ def flash_attn_varlen_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -240,18 +219,8 @@ def flash_attn_varlen_kvpacked_func(
     if dropout_p != 0:
         _flash_options.refuse(dropout_p=dropout_p)
     lengths = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
-    out, lse = _flash_options.packed_stacked(
-        q,
-        kv,
-        lengths,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    score = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    out, lse = _flash_options.packed_stacked(q, kv, lengths, score, return_attn_probs)
     return out if lse is None else (out, lse, None)
 
 
@@ -262,7 +231,7 @@ def flash_attn_varlen_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -280,18 +249,8 @@ def flash_attn_varlen_qkvpacked_func(
     if dropout_p != 0:
         _flash_options.refuse(dropout_p=dropout_p)
     lengths = (cu_seqlens, cu_seqlens, None, None, max_seqlen, max_seqlen)
-    out, lse = _flash_options.packed_stacked(
-        None,
-        qkv,
-        lengths,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    score = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    out, lse = _flash_options.packed_stacked(None, qkv, lengths, score, return_attn_probs)
     return out if lse is None else (out, lse, None)
 
 
@@ -309,7 +268,7 @@ def flash_attn_with_kvcache(
     block_table: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
     alibi_slopes: Tensor | None = None,

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 from torch import Tensor
 
 from . import _flash_options
+from ._flash_options import UNLIMITED
 
 __all__ = ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
@@ -32,7 +33,7 @@ def flash_attn_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -61,9 +62,8 @@ def flash_attn_func(
         (torch.Size([2, 16, 8, 128]), torch.Size([2, 8, 16]))
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk, sm_margin)
-    out, lse = _flash_options.dense(
-        q, k, v, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs
-    )
+    score = (softmax_scale, causal, window_size, softcap, None, deterministic)
+    out, lse = _flash_options.dense(q, k, v, score, return_attn_probs)
     return out if lse is None else (out, lse)
 
 
@@ -74,7 +74,7 @@ def flash_attn_qkvpacked_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
     attention_chunk: int = 0,
     softcap: float = 0.0,
     deterministic: bool = False,
@@ -103,9 +103,8 @@ def flash_attn_qkvpacked_func(
         raise ValueError(
             f"flash_cute: num_heads_q: expected Hq of the Hq + 2 * Hkv = {heads} heads of qkv, got {num_heads_q}"
         )
-    out, lse = _flash_options.dense_stacked(
-        None, qkv, num_heads_q, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs
-    )
+    score = (softmax_scale, causal, window_size, softcap, None, deterministic)
+    out, lse = _flash_options.dense_stacked(None, qkv, num_heads_q, score, return_attn_probs)
     return out if lse is None else (out, lse)
 
 
@@ -125,7 +124,7 @@ def flash_attn_varlen_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -157,9 +156,8 @@ def flash_attn_varlen_func(
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk, sm_margin)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
-    out, lse = _flash_options.packed(
-        q, k, v, lengths, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs
-    )
+    score = (softmax_scale, causal, window_size, softcap, None, deterministic)
+    out, lse = _flash_options.packed(q, k, v, lengths, score, return_attn_probs)
     return out if lse is None else (out, lse)
 
 
@@ -185,7 +183,7 @@ def flash_attn_with_kvcache(
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = UNLIMITED,
     attention_chunk: int = 0,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,

@@ -68,8 +68,8 @@ def sdpa(
 
     Raises:
         ValueError, which is a RuntimeError too: for shapes that no implementation can serve, such as a value with more
-            rows than key. Else what `scaled_dot_product_attention` raises. `report()` counts what was passed on to it
-            (not in compiled graphs).
+            rows than key; and for a nested value of other sequences than key's (jagged: with other offsets). Else what
+            `scaled_dot_product_attention` raises. `report()` counts what was passed on to it (not in compiled graphs).
 
     Example:
         >>> query = torch.randn(2, 8, 128, 64)
@@ -228,6 +228,9 @@ def enable(*, strict: bool = False, devices: Sequence[str] = ("cuda",)) -> Enabl
     `torch.nn.MultiheadAttention` and `TransformerEncoderLayer` have a fast path in inference that does not call
     `scaled_dot_product_attention`: always on the CPU, on CUDA with a mask. `report()` counts it as passed on;
     `torch.backends.mha.set_fastpath_enabled(False)` turns it off.
+
+    Nested tensors reach the operators as packed rows with key's offsets, by which value is read too. PyTorch compares
+    the two on the CPU alone; `sdpa` refuses those that differ.
 
     `sdpa_kernel` without SDPBackend.FLASH_ATTENTION, and `torch.backends.cuda.enable_flash_sdp(False)`, turn it off.
 

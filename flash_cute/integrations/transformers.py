@@ -31,7 +31,7 @@ import flash_cute
 
 from .. import _ops
 from .._layers import is_plain
-from .._refusals import is_refusal
+from .._refusals import check_number, is_refusal
 from ._transformers_band import CAUSAL, WHOLE, Band, code_of
 from ._transformers_lengths import Known, Lengths, Order, by_heads_lengths, kept, kept_by_heads, padded, read
 from ._transformers_load import NAME, teach
@@ -166,7 +166,8 @@ def attention(
         lengths = _given(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
     elif position_ids is not None:
         lengths = _packed(module, query, key, position_ids)
-    if plain and (s_aux is None or not torch.is_grad_enabled()):
+    are_numbers = scaling is not True and softcap is not True and sliding_window is not True  # an operator takes True
+    if plain and are_numbers and (s_aux is None or not torch.is_grad_enabled()):
         try:  # every argument is written out: to pass a tuple on by `*` costs 0.2 us
             operator = _ops.heads_varlen_fwd
             if by_heads is None:
@@ -208,6 +209,7 @@ def attention(
         known = _of_mask(module, query, key, is_causal, sliding_window, attention_mask)
         lengths = known.lengths
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
+    check_number("sliding_window", sliding_window)
     if window is None and sliding_window is not None:
         window = (sliding_window - 1, 0 if is_causal else sliding_window - 1)
     options["window"] = window

@@ -2,7 +2,7 @@
 
 Each is a forward kernel of csrc/sm80/schedules, made of the same pieces as the library's own; docs/schedules.md
 explains them. They are studies: `flash_cute.fwd` never chooses one, and the library does not contain them. They are
-compiled on first use, where nvcc is installed (`pip install 'flash_cute[schedules]'`), or with the library
+compiled on first use, where nvcc is installed (`pip install '.[schedules]'` in a checkout), or with the library
 (FLASH_CUTE_SCHEDULES=1).
 
     python -m flash_cute.schedules          runs all on the GPU; without one, prints what is known of each

@@ -115,7 +115,8 @@ def _toolchain() -> tuple[Path, _compile.Toolchain, str]:
         lacks = "CUDA compiler" if nvcc is None else "headers of CuTe"
         raise SchedulesError(
             f"flash_cute.schedules compiles its kernels on first use and found no {lacks}: "
-            "pip install 'flash_cute[schedules]' (or set CUDA_HOME to a toolkit and CUTLASS_DIR to a CUTLASS checkout)."
+            "pip install '.[schedules]' in a checkout of flash_cute (or set CUDA_HOME to a toolkit and CUTLASS_DIR to "
+            "a CUTLASS checkout)."
         )
     if not (csrc / "sm80/schedules/ops.cpp").exists():
         raise SchedulesError(f"{csrc} has no sources of the schedules; reinstall flash_cute.")

@@ -11,7 +11,16 @@ from torch import Tensor, are_deterministic_algorithms_enabled
 
 from .. import _ops
 from .._progress import Progress
-from .._refusals import Window, check_deterministic, check_flag, mask_name, raise_refusal, window_sides
+from .._refusals import (
+    Window,
+    check_deterministic,
+    check_flag,
+    check_longest,
+    check_number,
+    mask_name,
+    raise_refusal,
+    window_sides,
+)
 from ..autograd import VARLEN
 from ._measure import Call, Measured, tune_call
 from ._table import Tuning, gpu_of, use_tuning
@@ -75,6 +84,10 @@ def tune(
     try:
         directions = (False, True) if check_flag("backward", backward) else (False,)
         mask = (mask_name(causal), *((None, None) if window is None else window_sides(window)))
+        check_number("scale", scale)
+        check_number("softcap", softcap)
+        check_longest("max_seqlen_q", max_seqlen_q)
+        check_longest("max_seqlen_k", max_seqlen_k)
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         q, k, v, sinks = _ops.autocast(q, k, v, sinks)

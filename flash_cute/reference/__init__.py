@@ -1,0 +1,17 @@
+"""Attention written down plainly: the float64 oracle, and the yardstick for how exact is exact enough."""
+
+from .oracle import attention, gradients, unfused
+from .packed import varlen_attention, varlen_gradients
+from .yardstick import Comparison, GradientComparison, compare, compare_gradients
+
+__all__ = [
+    "Comparison",
+    "GradientComparison",
+    "attention",
+    "compare",
+    "compare_gradients",
+    "gradients",
+    "unfused",
+    "varlen_attention",
+    "varlen_gradients",
+]
