@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
-# What a forward returns or writes to a folder beside its result, and how a loss is made of that.
+# What a forward returns or writes to a folder beside its result, and how a loss is made of that (Liger's losses too).
 _RESULTS = (
     "debug_io",
     "debug_io_dir",
@@ -18,13 +18,17 @@ _RESULTS = (
     "labels",
     "logits_to_keep",
     "num_items_in_batch",
+    "output_attention_mask",
     "output_hidden_states",
     "output_router_logits",
     "prune_layers",
     "return_dict",
     "return_loss",
     "return_shared_kv_states",
+    "return_token_accuracy",
     "shift_labels",
+    "skip_logits",
+    "use_token_scaling",
 )
 # Whether and where keys are kept: the cache has been used before the attention is called.
 _CACHE = ("cache_position", "use_cache")
@@ -33,9 +37,18 @@ _BATCHING = ("logits_indices", "logits_processor_args", "read_index", "write_ind
 # The kinds of tokens, which embeddings, experts, convolutions and states look at, and mask functions beside them.
 _TOKENS = ("mm_token_type_ids", "moe_mm_token_type_ids", "seq_idx", "token_type_ids")
 # How an image becomes embeddings. Transformers adds a configuration's values to the keywords of each forward.
-_IMAGES = ("vision_aspect_ratio", "vision_feature_layer", "vision_feature_select_strategy")
+_IMAGES = ("image_sizes", "vision_aspect_ratio", "vision_feature_layer", "vision_feature_select_strategy")
+# What tokenizers and image processors return beside the inputs of a model, for use after it.
+_PROCESSORS = (
+    "length",
+    "offset_mapping",
+    "original_sizes",
+    "overflow_to_sample_mapping",
+    "reshaped_input_sizes",
+    "special_tokens_mask",
+)
 
-HARMLESS = frozenset((*_RESULTS, *_CACHE, *_BATCHING, *_TOKENS, *_IMAGES))
+HARMLESS = frozenset((*_RESULTS, *_CACHE, *_BATCHING, *_TOKENS, *_IMAGES, *_PROCESSORS))
 
 # What is known to change the result and has no counterpart here.
 REASONS = {
