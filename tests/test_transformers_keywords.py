@@ -103,23 +103,32 @@ def test_what_transformers_says_that_users_may_give() -> None:
     assert keywords <= NAMED.keys() | HARMLESS | REASONS.keys()
 
 
-def test_what_layers_give_by_name() -> None:
-    """All that the sources of the installed Transformers write in a call of an attention function is known."""
-    folder = Path(transformers.__file__).parent / "models"
-    found: set[str] = set()
-    for path in folder.glob("*/modeling_*.py"):
-        text = path.read_text(encoding="utf-8")
-        for at in re.finditer(r"\battention_interface\(\n", text):
-            arguments = text[at.end() : text.index("\n" + " " * _indent(text, at.start()) + ")", at.end())]
-            found |= set(re.findall(r"^ *(\w+)=[^=]", arguments, re.MULTILINE))
-    assert {"scaling", "dropout", "position_ids", "s_aux", "position_bias"} <= found
+@pytest.fixture(scope="module")
+def sources() -> list[str]:
+    """Of the layers and attention functions of the installed Transformers."""
+    folder = Path(transformers.__file__).parent
+    paths = (*folder.glob("models/*/modeling_*.py"), *folder.glob("integrations/*_attention.py"))
+    return [path.read_text(encoding="utf-8") for path in paths]
+
+
+CALL = re.compile(r"^( *)(?:\S.*)?attention_interface\(\n([\s\S]*?)^\1\)", re.MULTILINE)
+FUNCTION = re.compile(r"^def (?:eager|sdpa|flash)_attention_forward\(\n([\s\S]*?)^\)", re.MULTILINE)
+
+
+def test_what_layers_give_by_name(sources: list[str]) -> None:
+    """All that is written in a call of an attention function is known."""
+    calls = [arguments for text in sources for _, arguments in CALL.findall(text)]
+    found = {name for x in calls for name in re.findall(r"^ *(\w+)=[^=]", x, re.MULTILINE)}
+    assert len(calls) > 300 and {"scaling", "dropout", "position_ids", "s_aux", "position_bias"} <= found
     assert found <= NAMED.keys() | HARMLESS | REASONS.keys(), found - NAMED.keys() - HARMLESS - REASONS.keys()
 
 
-def _indent(text: str, at: int) -> int:
-    """How far the line of a character is indented."""
-    line = text[text.rindex("\n", 0, at) + 1 : at]
-    return len(line) - len(line.lstrip())
+def test_what_attention_functions_look_at(sources: list[str]) -> None:
+    """None takes a keyword that is said to change nothing."""
+    functions = [parameters for text in sources for parameters in FUNCTION.findall(text)]
+    found = {name for x in functions for name in re.findall(r"^    (\w+):", x, re.MULTILINE)}
+    assert len(functions) > 200 and {"scaling", "dropout", "softcap", "position_bias", "is_causal"} <= found
+    assert not found & HARMLESS
 
 
 def test_offsets_of_keys_alone(rng: torch.Generator) -> None:
