@@ -30,8 +30,9 @@ _RESULTS = (
     "skip_logits",
     "use_token_scaling",
 )
-# Whether and where keys are kept: the cache has been used before the attention is called.
-_CACHE = ("cache_position", "use_cache")
+# Whether and where keys are kept: the cache has been used before the attention is called. Of Transformers 5.4 Nemotron-H
+# says `user_cache`.
+_CACHE = ("cache_position", "use_cache", "user_cache")
 # Continuous batching: where its cache has written, what of the result is used. `cu_seq_lens_k` says what to see.
 _BATCHING = ("logits_indices", "logits_processor_args", "read_index", "write_index")
 # The kinds of tokens, which embeddings, experts, convolutions and states look at, and mask functions beside them.
