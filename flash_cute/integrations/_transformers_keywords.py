@@ -30,7 +30,7 @@ _RESULTS = (
     "skip_logits",
     "use_token_scaling",
 )
-# Whether and where keys are kept: the cache has been used before the attention is called. Of Transformers 5.4 Nemotron-H
+# Whether and where keys are kept: the cache has been used before the attention is called. Nemotron-H of Transformers 5.4
 # says `user_cache`.
 _CACHE = ("cache_position", "use_cache", "user_cache")
 # Continuous batching: where its cache has written, what of the result is used. `cu_seq_lens_k` says what to see.
