@@ -30,8 +30,8 @@ _RESULTS = (
     "skip_logits",
     "use_token_scaling",
 )
-# Whether and where keys are kept: the cache has been used before the attention is called. Nemotron-H of Transformers 5.4
-# says `user_cache`.
+# Whether and where keys are kept: the cache has been used before the attention is called. `user_cache` is Nemotron-H's
+# in Transformers 5.4.
 _CACHE = ("cache_position", "use_cache", "user_cache")
 # Continuous batching: where its cache has written, what of the result is used. `cu_seq_lens_k` says what to see.
 _BATCHING = ("logits_indices", "logits_processor_args", "read_index", "write_index")
