@@ -38,7 +38,7 @@ _BATCHING = ("logits_indices", "logits_processor_args", "read_index", "write_ind
 # The kinds of tokens, which embeddings, experts, convolutions and states look at, and mask functions beside them.
 _TOKENS = ("mm_token_type_ids", "moe_mm_token_type_ids", "seq_idx", "token_type_ids")
 # How an image becomes embeddings. Transformers adds a configuration's values to the keywords of each forward.
-_IMAGES = ("image_sizes", "vision_aspect_ratio", "vision_feature_layer", "vision_feature_select_strategy")
+_IMAGES = ("grid_thw", "image_sizes", "vision_aspect_ratio", "vision_feature_layer", "vision_feature_select_strategy")
 # What tokenizers and image processors return beside the inputs of a model, for use after it.
 _PROCESSORS = (
     "length",
