@@ -153,8 +153,8 @@ def test_the_kernels_name_is_understood() -> None:
     q = torch.empty(1, 4, 1000, 128, dtype=torch.float16, device="meta")
     plans = {mode: flash_cute.explain(q, q, q, accumulate=mode, capability=90).data for mode in ("float32", *MODES)}
     assert [mode for mode, plan in plans.items() if kernel_matches(plan, NAME)] == ["float16_pv"]
-    packed = {**plans["float32"], **{x: plans["float16"][x] for x in ("family", "tile", "block_n", "threads", "variant")}}
-    packed |= {x: plans["float16"][x] for x in ("block_m", "stages", "ctas_per_sm")}
+    names = ("family", "tile", "block_m", "block_n", "threads", "stages", "ctas_per_sm", "variant")
+    packed = plans["float32"] | {x: plans["float16"][x] for x in names}
     plain = NAME.replace("Float16Traits", "Traits").replace(", (flash_cute::Accumulate)2", "")
     assert kernel_matches(packed, plain) and not kernel_matches(packed, NAME)
 

@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers", minversion="5.4")
 import hf_models  # noqa: E402 (needs transformers)
 
 import flash_cute.integrations.transformers as integration  # noqa: E402
+from flash_cute.integrations import _transformers_given  # noqa: E402
 
 EPS = torch.finfo(torch.float32).eps
 LENGTH = 14
@@ -276,8 +277,8 @@ def test_positions_are_read_once_a_forward(monkeypatch: pytest.MonkeyPatch, rng:
     """Of all layers, since reading waits for the GPU; what was read of an earlier forward is not used."""
     model, ids, reads = hf_models.build("llama"), tokens(rng, 1, 15), []
     model.set_attn_implementation("flash_cute")
-    read = integration._read_positions
-    monkeypatch.setattr(integration, "_read_positions", lambda positions: reads.append(1) or read(positions))
+    read = _transformers_given._read_positions
+    monkeypatch.setattr(_transformers_given, "_read_positions", lambda positions: reads.append(1) or read(positions))
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             positions = torch.cat([torch.arange(n) for n in (8, 7)])[None]

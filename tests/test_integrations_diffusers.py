@@ -167,6 +167,45 @@ def test_registered_once(dispatch: Any) -> None:
     assert dispatch._AttentionBackendRegistry.list_backends().count(member) == 1
 
 
+def _unet() -> torch.nn.Module:
+    from diffusers import UNet2DConditionModel
+
+    blocks = {"down_block_types": ["CrossAttnDownBlock2D"], "up_block_types": ["CrossAttnUpBlock2D"]}
+    sizes = {"block_out_channels": [8], "layers_per_block": 1, "norm_num_groups": 2, "cross_attention_dim": 8}
+    return UNet2DConditionModel(**blocks, **sizes, attention_head_dim=4)
+
+
+def test_models_without_the_dispatcher(dispatch: Any) -> None:
+    """What diffusers does with any backend, nothing, is refused of ours, before the process's backend is changed."""
+    model, active = _unet(), dispatch._AttentionBackendRegistry._active_backend
+    message = r"flash_cute: backend: expected .* dispatcher, got UNet2DConditionModel, whose AttnProcessor2_0 does not"
+    for name in ("flash_cute", "FLASH_CUTE", dispatch.AttentionBackendName("flash_cute")):
+        with pytest.raises(ValueError, match=message):
+            model.set_attention_backend(name)
+    assert dispatch._AttentionBackendRegistry._active_backend is active
+    model.set_attention_backend("native")
+
+
+def test_a_dispatcher_without_a_backend_of_the_layer(
+    dispatch: Any, calls: list[torch.Size], rng: torch.Generator
+) -> None:
+    """Cosmos's layers have no place for a backend, and take the process's, which is set too."""
+    from diffusers import ModelMixin
+    from diffusers.models.attention_processor import Attention
+    from diffusers.models.transformers.transformer_cosmos import CosmosAttnProcessor2_0
+
+    class Model(ModelMixin):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Attention(16, heads=2, dim_head=8, qk_norm="rms_norm", processor=CosmosAttnProcessor2_0())
+
+    model, x = Model(), torch.randn(1, 5, 16, generator=rng)
+    expected = model.layer(x)
+    model.set_attention_backend("flash_cute")
+    torch.testing.assert_close(model.layer(x), expected)
+    assert len(calls) == 1
+
+
 def test_another_registry(dispatch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(dispatch._AttentionBackendRegistry, "_supported_arg_names")
     with pytest.raises(ImportError, match=r"flash_cute: diffusers: version [\d.]+ keeps its attention backends"):

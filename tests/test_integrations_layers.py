@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import flash_cute
 from flash_cute import _ops
-from flash_cute.integrations import flash_attn, flash_attn_interface, sdpa, transformers
+from flash_cute.integrations import _transformers_given, flash_attn, flash_attn_interface, sdpa, transformers
 
 Call = Callable[..., torch.Tensor]
 PYTORCHS = F.scaled_dot_product_attention
@@ -248,8 +248,8 @@ def test_meta_tensors(calls: list[str]) -> None:
 def test_positions(calls: list[str], rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read by the first layer, unless there is one row or more than one batch item."""
     reads = []
-    read = transformers._read_positions
-    monkeypatch.setattr(transformers, "_read_positions", lambda x: reads.append(x) or read(x))
+    read = _transformers_given._read_positions
+    monkeypatch.setattr(_transformers_given, "_read_positions", lambda x: reads.append(x) or read(x))
     q, k, v = (x[:1] for x in _tensors("cpu", rng))
     positions = torch.arange(20)[None]
     for _ in range(3):

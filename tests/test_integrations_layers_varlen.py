@@ -32,7 +32,14 @@ from numerics import same_bits
 
 import flash_cute
 from flash_cute import _ops
-from flash_cute.integrations import _transformers_mask, flash_attn, flash_attn_interface, sdpa, transformers
+from flash_cute.integrations import (
+    _transformers_given,
+    _transformers_mask,
+    flash_attn,
+    flash_attn_interface,
+    sdpa,
+    transformers,
+)
 
 
 @pytest.fixture
@@ -247,7 +254,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """An item per call of `padded`, which waits for the GPU."""
     done: list[int] = []
     padded = _transformers_mask.padded
-    for module in (transformers, _transformers_mask):
+    for module in (_transformers_given, _transformers_mask):
         monkeypatch.setattr(module, "padded", lambda *args: done.append(1) or padded(*args))
     return done
 

@@ -43,8 +43,9 @@ def test_nothing_is_left_behind(example, tmp_path, monkeypatch, capsys):
 def test_sequences_that_see_each_other_fail(example, monkeypatch, capsys):
     """The example's check is one: without positions that begin again, packed documents see each other."""
     import flash_cute.integrations.transformers as integration
+    from flash_cute.integrations import _transformers_given
 
-    monkeypatch.setattr(integration, "_read_positions", lambda positions: None)
+    monkeypatch.setattr(_transformers_given, "_read_positions", lambda positions: None)
     monkeypatch.setattr(integration, "mask", lambda **arguments: None)
     integration.register()
     model = example.load(None).eval()

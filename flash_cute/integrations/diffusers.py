@@ -7,13 +7,17 @@
 
 or, for a while, `with diffusers.attention_backend("flash_cute"): ...`. It serves the models that call diffusers'
 dispatcher (Flux, Wan, Qwen-Image, ...). Those whose processors call `scaled_dot_product_attention` themselves (UNets,
-PixArt, ...) take no backend, and diffusers says nothing of it: `flash_cute.integrations.sdpa.enable()` serves them.
+PixArt, ...) take no backend: `flash_cute.integrations.sdpa.enable()` serves them. Of any backend diffusers lets them
+be, without a word; `register()` makes their `set_attention_backend("flash_cute")` raise.
 
 diffusers has no registration for others: its backends are the members of an enumeration and the entries of a private
 registry. `register()` adds one to each. The environment's DIFFUSERS_ATTN_BACKEND is read as diffusers is imported, and
 so cannot name it.
 """
 
+import functools
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -105,10 +109,36 @@ class _AnyName(set[str]):
         return True
 
 
+def _refusing(set_backend: Callable[[Any, str], None]) -> Callable[[Any, str], None]:
+    """A model's `set_attention_backend`, which raises where no layer would take ours."""
+
+    @functools.wraps(set_backend)
+    def setting(self: Any, backend: str) -> None:
+        if backend.lower() == NAME:
+            layers = [x for x in self.modules() if getattr(x, "processor", None) is not None]
+            if layers and not any(_takes_backend(x.processor) for x in layers):
+                raise ValueError(
+                    "flash_cute: backend: expected a model whose layers call diffusers' dispatcher, got "
+                    f"{type(self).__name__}, whose {type(layers[0].processor).__name__} does not; "
+                    "flash_cute.integrations.sdpa.enable() serves layers that call scaled_dot_product_attention"
+                )
+        set_backend(self, backend)
+
+    setting.knows_flash_cute = True  # type: ignore[attr-defined]
+    return setting
+
+
+def _takes_backend(processor: Any) -> bool:
+    """Whether a layer's processor has a place for a backend, or calls the dispatcher, which takes the process's."""
+    module = sys.modules.get(type(processor).__module__)
+    return hasattr(processor, "_attention_backend") or hasattr(module, "dispatch_attention_fn")
+
+
 def register() -> None:
     """Make the backend "flash_cute" known to diffusers: to `attention_backend` and `set_attention_backend`.
 
-    To be called once, before one of them; again does no harm.
+    To be called once, before one of them; again does no harm. `set_attention_backend("flash_cute")` raises a ValueError
+    from then on where none of a model's layers takes a backend.
 
     Raises:
         ImportError: diffusers is not installed, or its registry is not as this version of flash_cute knows it.
@@ -127,6 +157,7 @@ def register() -> None:
         tables = (_AttentionBackendRegistry._backends, _AttentionBackendRegistry._constraints)
         names = _AttentionBackendRegistry._supported_arg_names
         known, by_value = AttentionBackendName._member_map_, AttentionBackendName._value2member_map_
+        set_backend = diffusers.ModelMixin.set_attention_backend
     except (ImportError, AttributeError) as error:
         raise ImportError(
             f"flash_cute: diffusers: version {diffusers.__version__} keeps its attention backends in a way that this "
@@ -141,3 +172,5 @@ def register() -> None:
     backend = AttentionBackendName(NAME)
     for table, entry in zip((*tables, names), (attention, [], _AnyName()), strict=True):
         table[backend] = entry
+    if not hasattr(set_backend, "knows_flash_cute"):
+        diffusers.ModelMixin.set_attention_backend = _refusing(set_backend)

@@ -25,32 +25,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 import flash_cute
 
 from .. import _ops
 from .._layers import is_plain
 from .._refusals import check_number, is_refusal
-from ._transformers_band import CAUSAL, WHOLE, Band, code_of
-from ._transformers_lengths import Known, Lengths, Order, by_heads_lengths, kept, kept_by_heads, padded, read
+from ._transformers_band import Band
+from ._transformers_given import of_offsets, of_padding, of_positions, refuse_unsaid_window
+from ._transformers_keywords import HARMLESS, refuse, refuse_other_causality
+from ._transformers_lengths import Known, Lengths, Order, by_heads_lengths, kept, kept_by_heads, read
 from ._transformers_load import NAME, teach
-from ._transformers_mask import assert_not_packed, is_in_a_graph, mask
-from ._transformers_models import attends_only_to_itself, window_of
+from ._transformers_mask import mask
 
 __all__ = ["attention", "mask", "register"]
-
-# What models pass to an attention function that changes its result and has no counterpart here.
-_UNSERVED = {
-    "output_attentions": "the attention weights are never in memory",
-    "position_bias": "a bias added to the scores is not served",
-    "cache": "the paged cache of continuous batching is not served",
-    "block_table": "paged KV caches are not served",
-    "indices": "sparse attention is not served",
-    "block_indices": "sparse attention is not served",
-    "head_mask": "weights cannot be multiplied by a mask of heads",
-    "sinks": "sinks are s_aux, per head",
-}
 
 
 def register() -> None:
@@ -110,15 +98,15 @@ def attention(
         cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: offsets and longest of sequences packed into the rows
             of the batch.
         deterministic: whether the backward must give the same bits in every run, as `flash_cute.attention` has it.
-        kwargs: what else a model passes on; what would change the result is refused.
+        kwargs: what else a model passes on. None, False, or by a name of which it is known that nothing follows.
 
     Returns:
         `(B, Nq, Hq, Dv)`, and None for the weights. Rows of padding are 0, but for the last row where no gradients are
         needed (`generate` goes on from it) and for those that may be queries of cross-attention.
 
     Raises:
-        ValueError: the call cannot be served: a custom 4-D mask, dropout, weights, a bias, a paged cache, sparse keys;
-            and whatever `flash_cute.attention` refuses.
+        ValueError: the call cannot be served: a custom 4-D mask, dropout, weights, a bias, a paged cache, sparse keys,
+            a keyword that is not known; and whatever `flash_cute.attention` refuses.
 
     Example:
         >>> q, k, v = torch.randn(1, 8, 128, 64), torch.randn(1, 2, 128, 64), torch.randn(1, 2, 128, 64)
@@ -129,8 +117,11 @@ def attention(
     if dropout:
         raise ValueError(_of_dropout(module, dropout))
     for name in kwargs:
-        if name in _UNSERVED and kwargs[name] is not None and kwargs[name] is not False:
-            raise ValueError(f"flash_cute: {name}: expected None, since {_UNSERVED[name]}")
+        if name not in HARMLESS and kwargs[name] is not None and kwargs[name] is not False:
+            refuse(kwargs)
+    if cu_seq_lens_k is not None and cu_seq_lens_q is None:
+        raise ValueError("flash_cute: cu_seq_lens_q: expected offsets beside those of cu_seq_lens_k, got None")
+    given_causal = is_causal
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     plain = is_plain(query, key, value)
@@ -152,20 +143,22 @@ def attention(
             if known.options is not None:  # a mask says all: "eager" does not ask the layer
                 is_causal, sliding_window, window, simple = known.options
                 plain = plain and simple
+                if given_causal is not None and given_causal != is_causal:
+                    refuse_other_causality(module, given_causal, query.shape[2])
             if known.order is not None:
                 plain = False
             if cu_seq_lens_q is not None:
                 if lengths is not None and lengths[2] is not None:
                     raise ValueError("flash_cute: attention_mask: expected no padding beside cu_seq_lens_q, got some")
-                lengths = _given(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+                lengths = of_offsets(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
             elif lengths is None and position_ids is not None:  # no padding after all
-                lengths = _packed(module, query, key, position_ids)
+                lengths = of_positions(module, query, key, position_ids)
     elif cu_seq_lens_q is not None:
         if sliding_window is None:
-            _refuse_unsaid_window(module, max_length_k)
-        lengths = _given(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+            refuse_unsaid_window(module, max_length_k)
+        lengths = of_offsets(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
     elif position_ids is not None:
-        lengths = _packed(module, query, key, position_ids)
+        lengths = of_positions(module, query, key, position_ids)
     are_numbers = scaling is not True and softcap is not True and sliding_window is not True  # an operator takes True
     if plain and are_numbers and (s_aux is None or not torch.is_grad_enabled()):
         try:  # every argument is written out: to pass a tuple on by `*` costs 0.2 us
@@ -299,108 +292,4 @@ def _of_mask(
         return found
     if attention_mask.dim() != 2:
         return read(attention_mask, *sizes)
-    # Of a model's own mask. What is among the queries too is as the mask function has it.
-    own = is_causal or (sizes[1] == sizes[2] and attends_only_to_itself(getattr(module, "config", None)))
-    has_window = sliding_window is not None and sliding_window < sizes[2]
-    call = (*sizes, own, has_window)
-    known = _read_before(attention_mask, module)
-    if call not in known:
-        seen = attention_mask.shape[1]
-        if attention_mask.shape[0] != sizes[0] or seen > sizes[2]:
-            raise ValueError(
-                f"flash_cute: attention_mask: expected ({sizes[0]}, at most {sizes[2]}), got "
-                f"{tuple(attention_mask.shape)}"
-            )
-        first_row = seen - sizes[1] if own else None
-        waits = not is_in_a_graph(attention_mask.device)
-        band = WHOLE if not is_causal else (sliding_window - 1, 0) if sliding_window and has_window else CAUSAL
-        mask = padded(attention_mask, sizes, seen, first_row, code_of(*band), waits, has_window)
-        known[call] = Known() if mask is None else read(mask, *sizes)._replace(options=None)
-    return known[call]
-
-
-def _refuse_unsaid_window(module: torch.nn.Module, longest: Any) -> None:
-    """Raise where a layer has a window that only its mask would say, and there is none (continuous batching)."""
-    config = getattr(module, "config", None)
-    layer = getattr(module, "layer_idx", None)
-    window = window_of(config, layer)
-    if window is None or (isinstance(longest, int) and longest <= window):
-        return
-    types = getattr(config, "layer_types", None)
-    if types is None or layer is None or types[layer] == "sliding_attention":
-        raise ValueError(
-            f"flash_cute: sliding_window: expected {window}, config.sliding_window, of {type(module).__name__} where "
-            "sequences are packed without a mask (generate_batch), got None"
-        )
-
-
-def _given(offsets_q: Tensor, offsets_k: Tensor | None, longest_q: Any, longest_k: Any) -> Lengths:
-    """The offsets that a call is given."""
-    if offsets_k is None:
-        raise ValueError("flash_cute: cu_seq_lens_k: expected offsets beside those of cu_seq_lens_q, got None")
-    if offsets_q.dtype is not torch.int32 or offsets_k.dtype is not torch.int32:
-        offsets_q, offsets_k = offsets_q.int(), offsets_k.int()
-    # They are hints. A tensor's value would have to be waited for.
-    longest_q = longest_q if isinstance(longest_q, int) else None
-    longest_k = longest_k if isinstance(longest_k, int) else None
-    return offsets_q, offsets_k, None, None, longest_q, longest_k
-
-
-def _packed(module: torch.nn.Module, query: Tensor, key: Tensor, positions: Tensor) -> Lengths | None:
-    """The lengths where positions begin again; None: there is one sequence.
-
-    They are read without padding, with no keys before the queries', in a batch of one: the mask function sees packed
-    sequences where a model has no KV cache, and by default it has one, also where sequences are packed.
-    """
-    known = _read_before(positions, module)
-    if None in known:  # one sequence, whatever the tensors' lengths
-        return None
-    batch_size, _, length, _ = query.shape
-    if length == 1 or batch_size != 1 or key.shape[2] != length:
-        return None
-    if length not in known:
-        if positions.dim() != 2 or positions.shape[1] != length:
-            return None
-        if is_in_a_graph(positions.device):
-            assert_not_packed(positions)
-            return None
-        offsets = _read_positions(positions)
-        if offsets is None:
-            known[None] = None
-            return None
-        known[length] = (offsets, offsets, None, None, None, None)
-    return known[length]
-
-
-def _read_positions(positions: Tensor) -> Tensor | None:
-    """`(sequences + 1,)` int32: where positions begin again; None: there is one sequence."""
-    starts = (positions[0] == positions[0, 0]).nonzero()[:, 0]
-    if starts.numel() == 1:
-        return None
-    return torch.cat((starts, starts.new_tensor([positions.shape[1]]))).int()
-
-
-def _read_before(x: Tensor, module: torch.nn.Module) -> dict[object, Any]:
-    """What the layers before this one have read of a tensor, by what it depends on; what this one reads is added.
-
-    All layers of a forward are given the same tensor, and reading it waits for the GPU. So what was read is kept with
-    it until the tensor changes, which its version tells. In inference mode there is none: a layer then takes what one
-    before it has read, so that each forward's first layer reads.
-    """
-    if is_dynamo_compiling():
-        return {}
-    known: Any = getattr(x, "_flash_cute_lengths", None)
-    found: dict[object, Any]
-    if known is not None:
-        version, read_by, found = known
-        if version is not None:  # and so it was not made in inference mode, which a tensor's lifetime does not change
-            if version == x._version:
-                return found
-        elif (layer_idx := getattr(module, "layer_idx", None)) is not None and layer_idx > read_by:
-            return found
-    found = {}
-    if not x.is_inference():
-        x._flash_cute_lengths = (x._version, None, found)  # type: ignore[attr-defined]
-    elif (layer_idx := getattr(module, "layer_idx", None)) is not None:
-        x._flash_cute_lengths = (None, layer_idx, found)  # type: ignore[attr-defined]
-    return found
+    return of_padding(module, attention_mask, sizes, is_causal, sliding_window)
