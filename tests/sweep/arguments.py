@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers.cache_utils import DFlashCache
-from transformers.models.edgetam_video.modeling_edgetam_video import EdgeTamVideoInferenceSession
-from transformers.models.sam2_video.modeling_sam2_video import Sam2VideoInferenceSession
 
 from . import sizes
 
@@ -19,6 +18,10 @@ def _random(*shape: int) -> torch.Tensor:
 
 def _ids() -> torch.Tensor:
     return torch.randint(3, sizes.TOKENS, (2, 14), generator=torch.Generator().manual_seed(12))
+
+
+def _ids_and_mask(config: Any) -> dict[str, Any]:
+    return {"input_ids": _ids(), "attention_mask": torch.ones(2, 14, dtype=torch.long)}
 
 
 def _with_images(token: int, count: int) -> torch.Tensor:
@@ -167,6 +170,14 @@ def _qwen3_asr_encoder(config: Any) -> dict[str, Any]:
     return {"input_features": _random(2, config.num_mel_bins, frames), "input_features_mask": mask}
 
 
+def _qwen3_omni_moe(config: Any) -> dict[str, Any]:
+    """A turn of the user, and one of the assistant that has begun."""
+    given = _ids_and_mask(config)
+    given["input_ids"][:, 4:6] = torch.tensor([config.im_start_token_id, config.user_token_id])
+    given["input_ids"][:, 9:11] = torch.tensor([config.im_start_token_id, config.assistant_token_id])
+    return given
+
+
 def _sam2(config: Any) -> dict[str, Any]:
     return {
         "pixel_values": _random(2, 3, 64, 64),
@@ -175,17 +186,16 @@ def _sam2(config: Any) -> dict[str, Any]:
     }
 
 
-def _session(session_class: Any) -> Callable[[Any], dict[str, Any]]:
+def _session(config: Any) -> dict[str, Any]:
     """A video of three frames, and a point on an object in the first."""
-
-    def arguments(config: Any) -> dict[str, Any]:
-        session = session_class(_random(3, 3, 64, 64), 64, 64, dtype=torch.float32)
-        point = {"point_coords": torch.tensor([[[[20.0, 30.0]]]]), "point_labels": torch.ones(1, 1, 1).int()}
-        session.add_point_inputs(session.obj_id_to_idx(1), 0, point)
-        session.obj_with_new_inputs = [1]
-        return {"inference_session": session}
-
-    return arguments
+    name = config.model_type
+    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    session_class = getattr(module, type(config).__name__.replace("Config", "InferenceSession"))
+    session = session_class(_random(3, 3, 64, 64), 64, 64, dtype=torch.float32)
+    point = {"point_coords": torch.tensor([[[[20.0, 30.0]]]]), "point_labels": torch.ones(1, 1, 1).int()}
+    session.add_point_inputs(session.obj_id_to_idx(1), 0, point)
+    session.obj_with_new_inputs = [1]
+    return {"inference_session": session}
 
 
 def _vitpose_backbone(config: Any) -> dict[str, Any]:
@@ -214,16 +224,39 @@ def _with_image_outputs(model: Any) -> Callable[..., Any]:
     return model.forward
 
 
+def _of_speech(model: Any) -> Callable[..., Any]:
+    """Text, and speech of it, without choices at random."""
+    model.can_generate = lambda: False  # it does so here
+    if model.config.model_type == "qwen2_5_omni":
+        dit = model.token2wav.code2wav_dit_model.config
+        voice = {"cond": _random(1, dit.enc_emb_dim), "ref_mel": _random(1, 24, dit.mel_dim), "bos_token": 5}
+        model.speaker_map = {"Chelsie": voice}
+
+    def forward(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> list[torch.Tensor]:
+        text, speech = model.generate(
+            input_ids,
+            attention_mask=attention_mask,
+            thinker_max_new_tokens=4,
+            talker_max_new_tokens=8,
+            talker_do_sample=False,
+        )
+        return [text.double(), *speech]
+
+    return forward
+
+
 # By model type, or type:kind, what is called for a forward, where a model has none or has one for a part of its work.
 FORWARDS: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "edgetam_video": _of_video,
     "glm_image_vqmodel": lambda model: model.encode,
     "llama4:multimodal": _with_image_outputs,
+    "qwen2_5_omni": _of_speech,
+    "qwen3_omni_moe": _of_speech,
     "sam2_video": _of_video,
 }
 # By model type, the arguments of a forward; for what inputs.py does not find.
 ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "edgetam_video": _session(EdgeTamVideoInferenceSession),
+    "edgetam_video": _session,
     "efficientloftr": _efficientloftr,
     "fun_asr_nano_encoder": _fun_asr_nano_encoder,
     "gemma3n_audio": _gemma3n_audio,
@@ -244,9 +277,11 @@ ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "muse_glimmer_assistant": _muse_glimmer_assistant,
     "pe_audio_video": _pe_audio_video,
     "pocket_tts_audio_tokenizer_decoder": _latents,
+    "qwen2_5_omni": _ids_and_mask,
     "qwen3_asr_encoder": _qwen3_asr_encoder,
+    "qwen3_omni_moe": _qwen3_omni_moe,
     "sam2": _sam2,
-    "sam2_video": _session(Sam2VideoInferenceSession),
+    "sam2_video": _session,
     "vitpose_backbone": _vitpose_backbone,
     "voxtral_realtime": _voxtral_realtime,
 }

@@ -219,6 +219,11 @@ class Feed:
 
     def _pad(self, made: Inputs, pad: str) -> None:
         given = made.arguments
+        if "attention_mask" not in self.signature and "input_features_mask" in given and pad == "right":
+            mask = given["input_features_mask"]
+            mask[0, -mask.shape[1] // 4 :] = 0
+            made.part = 0.75
+            return
         if "attention_mask" not in self.signature:
             raise NotApplicable("the model takes no attention_mask")
         if "attention_mask" in given:
