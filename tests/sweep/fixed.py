@@ -45,6 +45,7 @@ FIXED: dict[str, Part] = {
     "qwen2_vl:multimodal": _WINDOW,  # images in one row, by offsets
     "idefics3:multimodal": Part(),
     "gemma3:causal": Part(refused=("inner", "image", "image left")),  # images within text see each other
+    "muse_glimmer_assistant:base": _WINDOW,  # layers put a context's keys before those of the block
     "t5:seq2seq": _AT_LOAD,  # a bias of positions
     "deepseek_v4:causal": _AT_LOAD,  # keys of its own beside those of the mask
     "doge:causal": _AT_LOAD,

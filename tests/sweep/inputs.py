@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from . import sizes
+from .arguments import ARGUMENTS
 from .outcome import NotApplicable
-from .recipes import ARGUMENTS
 from .sizes import MELS
 
 BATCH, LENGTH, TARGETS = 2, 14, 9  # tokens of an encoder, or of a model with one stack; of a decoder beside an encoder
@@ -43,7 +43,13 @@ def rng(seed: int = 3) -> torch.Generator:
 def on_device_of(model: Any, arguments: Any) -> Any:
     """Arguments with all tensors where the model's parameters are."""
     device = next(model.parameters()).device
-    return torch.utils._pytree.tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, arguments)
+
+    def moved(x: Any) -> Any:
+        if hasattr(x, "inference_device"):  # a session
+            x.inference_device = x.cache.inference_device = device
+        return x.to(device) if isinstance(x, Tensor) else x
+
+    return torch.utils._pytree.tree_map(moved, arguments)
 
 
 def tokens(batch: int, length: int, seed: int = 3) -> Tensor:
@@ -148,6 +154,7 @@ PATCHES: tuple[Callable[[Tensor, Any], Tensor], ...] = (
 MAIN = ("input_ids", "decoder_input_ids")
 MODALITIES = ("pixel_values", "pixel_values_videos", "input_features", "input_values", "past_values")
 GRIDS = ("grid_thw", "image_grid_thw")
+ROWS = ("input_ids", "inputs_embeds", "noise_embeds")
 
 
 class Feed:
@@ -163,7 +170,12 @@ class Feed:
 
     def _choose(self, model: Any) -> list[str]:
         if self.recipe is not None:
-            return []
+            try:
+                with torch.no_grad():
+                    model(**on_device_of(model, self.recipe(self.config)))
+            except Exception as error:
+                raise NotApplicable(f"{type(error).__name__}: {error}") from error
+            return [n for n in self.recipe(self.config) if n in BUILDERS]
         known = [n for n in self.signature if n in BUILDERS]
         required = [n for n in known if self.signature[n].default is inspect.Parameter.empty]
         text = [n for n in known if n in MAIN]
@@ -207,9 +219,16 @@ class Feed:
 
     def _pad(self, made: Inputs, pad: str) -> None:
         given = made.arguments
+        if "attention_mask" not in self.signature and "input_features_mask" in given and pad == "right":
+            mask = given["input_features_mask"]
+            mask[0, -mask.shape[1] // 4 :] = 0
+            made.part = 0.75
+            return
         if "attention_mask" not in self.signature:
             raise NotApplicable("the model takes no attention_mask")
-        if "input_ids" in given:
+        if "attention_mask" in given:
+            mask = ones(pad, given["attention_mask"].shape[1])
+        elif "input_ids" in given:
             mask = ones(pad, given["input_ids"].shape[1])
         elif "inputs_embeds" in given:
             mask = ones(pad, given["inputs_embeds"].shape[1])
@@ -224,8 +243,9 @@ class Feed:
         else:
             raise NotApplicable("the inputs have no padding of this kind")
         given["attention_mask"] = mask
-        if "input_ids" in given or "inputs_embeds" in given:
-            made.kept = mask.bool()
+        rows = next((given[n].shape[1] for n in ROWS if n in given), None)
+        if rows is not None:
+            made.kept = mask[:, -rows:].bool()  # the mask may be of keys before them too
         if "decoder_input_ids" in given and "decoder_attention_mask" in self.signature:
             of_targets = ones(pad, given["decoder_input_ids"].shape[1]).flip(0)
             given["decoder_attention_mask"] = of_targets

@@ -14,6 +14,8 @@ import transformers
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
+from .arguments import FORWARDS
+
 # By what a model is run as, the mappings of model types to classes, in the order in which they are asked. A type is run
 # as each of the first five kinds that it has, else as the first of the others.
 KINDS: dict[str, tuple[str, ...]] = {
@@ -101,6 +103,8 @@ def build(model: Model, config: Any, implementation: str) -> torch.nn.Module:
     for name, parameter in built.named_parameters():
         if parameter.numel() and parameter.is_floating_point():
             _make_heard(name, parameter)
+    if forward := FORWARDS.get(model.name) or FORWARDS.get(model.model_type):
+        built.forward = forward(built)
     return built.eval()
 
 

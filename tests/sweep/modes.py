@@ -61,6 +61,10 @@ def gradients(pad: str) -> Callable[..., Answers]:
 
 def images(pad: str) -> Callable[..., Answers]:
     def mode(model: Any, feed: Feed, is_eager: bool) -> Answers:
+        if feed.recipe is not None:
+            if not {"input_ids", "pixel_values"} <= feed.make().arguments.keys():
+                raise NotApplicable("the model takes no images within text")
+            return [_forward(model, feed.make(pad))]
         if feed.images is None:
             feed.images = Images(model, feed.signature)
         return [_forward(model, feed.images.make(pad))]
