@@ -88,7 +88,8 @@ class KernelFile:
     @property
     def seconds(self) -> int:
         """What nvcc takes for it, roughly."""
-        return sum(SECONDS[i.arch, i.direction].get(i.head_dim, 100) for i in self.instances)
+        kinds = {(i.arch, i.direction, i.head_dim, i.head_dim_v) for i in self.instances}
+        return sum(SECONDS[arch, direction].get(head_dim, 100) for arch, direction, head_dim, _ in kinds)
 
     @property
     def source(self) -> str:
