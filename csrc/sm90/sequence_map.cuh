@@ -14,6 +14,8 @@
 #include <cute/tensor.hpp>
 
 #include "../core/sequence.cuh"
+#include "load_tma.cuh"
+#include "store_tma.cuh"
 #include "tensor_map.cuh"
 
 namespace flash_cute::sm90 {
@@ -31,6 +33,14 @@ struct SequenceOrigin {
   CUTE_DEVICE static SequenceOrigin packed(int first, int length) { return {kEnd - length, first + length, kEnd}; }
   CUTE_DEVICE static SequenceOrigin dense(int batch) { return {0, batch, 0}; }
 };
+
+// The origin of the rows or keys [first, first + length) of a tile's sequence: of those that are used for loads, of all
+// for stores.
+template <class Params, class Tile>
+CUTE_DEVICE SequenceOrigin sequence_origin(Params const& params, Tile const& tile, int first, int length) {
+  if (params.sequences.cu_q == nullptr) return SequenceOrigin::dense(tile.batch);
+  return SequenceOrigin::packed(first, length);
+}
 
 // Loads rows [row, row + rows) of one head of a sequence, all columns.
 template <class Columns>
@@ -57,6 +67,24 @@ CUTE_DEVICE void store_sequence_tile(CUtensorMap const& map, typename Columns::E
   }
 }
 
+// A tile of a place: at a batch of a dense map, or at a sequence's origin.
+template <class Columns, class... Rest>
+CUTE_DEVICE void load_at(int batch, Rest&&... rest) {
+  load_tile<Columns>(rest..., batch);
+}
+template <class Columns, class... Rest>
+CUTE_DEVICE void load_at(SequenceOrigin const& origin, Rest&&... rest) {
+  load_sequence_tile<Columns>(rest..., origin);
+}
+template <class Columns, class... Rest>
+CUTE_DEVICE void store_at(int batch, Rest&&... rest) {
+  store_tile<Columns>(rest..., batch);
+}
+template <class Columns, class... Rest>
+CUTE_DEVICE void store_at(SequenceOrigin const& origin, Rest&&... rest) {
+  store_sequence_tile<Columns>(rest..., origin);
+}
+
 // Encodes the map (column, row, head, last, back). `sizes`: columns, rows, heads and batch of the tensor; a packed one
 // has no batch.
 template <class Element>
@@ -72,6 +100,17 @@ cudaError_t encode_sequence_map(CUtensorMap* map, void const* data, Strides stri
   constexpr uint64_t kEnd = SequenceOrigin::kEnd;
   return encode_map<Element, 5>(map, data, {uint64_t(sizes[0]), kEnd, uint64_t(sizes[2]), 2 * kEnd, kEnd + 1},
                                 {row_pitch, head_pitch, row_pitch, (uint64_t{1} << 34) - row_pitch}, box);
+}
+
+// The map of a kernel's place: (column, row, head, batch), or that of sequences that are read at run time.
+template <class Element, bool kReadsSequences>
+cudaError_t encode_place_map(CUtensorMap* map, void const* data, Strides strides, std::array<int, 4> const& sizes,
+                             bool packed, Box box) {
+  if constexpr (kReadsSequences) {
+    return encode_sequence_map<Element>(map, data, strides, sizes, packed, box);
+  } else {
+    return encode_map<Element>(map, data, strides, sizes, box);
+  }
 }
 
 }  // namespace flash_cute::sm90

@@ -16,7 +16,7 @@
 #include "../../core/memory_order.cuh"
 #include "../../core/registers.cuh"
 #include "dq_queue.cuh"
-#include "read_sequence.cuh"
+#include "place.cuh"
 #include "task.cuh"
 #include "scores.cuh"
 #include "traits.cuh"
@@ -113,6 +113,22 @@ CUTE_DEVICE void publish_dq(typename Traits::SharedStorage& smem, int warpgroup,
   smem.dq_pipeline[warpgroup].arrive_full(dq_state<Traits>(step));
 }
 
+// All of a key tile's dQ is in the sums. `task()`: the task.
+template <class Traits, class ReadTask>
+CUTE_DEVICE void end_key_tile(KernelArgs const& args, ReadTask const& task) {
+  BwdParams const& params = args.params;
+  if constexpr (reads_sequences(Traits::kVariant)) {
+    bulk_wait_written();
+    asm volatile("fence.proxy.async;" ::: "memory");
+    count_key_tile<Traits>(params, task());
+  } else {
+    int* done = head_counter(args, task().batch * params.heads_kv + task().head_kv);
+    if (task().parts != 0) wait_parts<Traits>(args, task());
+    if (task().parts < 0) done = part_counter(args, task().split);
+    count_up(done);
+  }
+}
+
 // Adds dQ from shared memory to the sums in global memory. One thread handles the even steps, another the odd ones, so
 // that the latency of an ordered add overlaps with the wait for the order at the next row tile.
 template <class Traits, int kParity>
@@ -124,13 +140,7 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
     smem.task_pipeline.wait_full(at_step(task_number));  // the producer has written the task
     auto task = [&]() -> typename Traits::Task const volatile& { return smem.task[opaque(task_number) & 1]; };
     if (task().dq_begin < 0) break;
-    auto lengths = [&]() -> decltype(auto) {
-      if constexpr (reads_sequences(Traits::kVariant)) {
-        return read_band(task().sequence);
-      } else {
-        return (params);
-      }
-    };
+    auto lengths = [&]() -> decltype(auto) { return lengths_of(params, task()); };
     RowTile row_tile{task().first.m_block, task().first.head};
 #pragma unroll 1
     for (int count = task().begin; count < task().end; ++count, row_tile.advance(args.params.heads_per_kv, task())) {
@@ -172,16 +182,7 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
       if (params.deterministic || is_first()) count_up(params.semaphores + index);
     }
     if (task().n_block >= 0) {
-      if constexpr (reads_sequences(Traits::kVariant)) {
-        bulk_wait_written();
-        asm volatile("fence.proxy.async;" ::: "memory");
-        count_key_tile<Traits>(params, task());
-      } else {
-        int* done = head_counter(args, task().batch * params.heads_kv + task().head_kv);
-        if (task().parts != 0) wait_parts<Traits>(args, task());
-        if (task().parts < 0) done = part_counter(args, task().split);
-        count_up(done);
-      }
+      end_key_tile<Traits>(args, task);
     }
     smem.task_pipeline.arrive_empty(at_step(task_number));
   }

@@ -6,7 +6,7 @@
 #include <cutlass/numeric_conversion.h>
 
 #include "../../core/registers.cuh"
-#include "read_sequence.cuh"
+#include "place.cuh"
 #include "task.cuh"
 #include "traits.cuh"
 #include "../warpgroup.cuh"

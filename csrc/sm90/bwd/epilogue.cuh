@@ -35,19 +35,9 @@ CUTE_DEVICE void epilogue(KernelArgs const& args, KeyTile const& tile, int task_
   named_sync(kResults + warpgroup, 128);  // all threads of the warpgroup have written their share of dK and dV
   if (thread % 128 == 0) {
     int const row = tile.n_block * Traits::kBlockN + warpgroup * Traits::kKeys;
-    int const head = tile.head_kv, batch = tile.batch;
-    if constexpr (reads_sequences(Traits::kVariant)) {
-      SequenceOrigin const origin = origin_of_results(args.params, smem.task[task_number & 1]);
-      store_sequence_tile<Traits>(args.dv, dv, Traits::kKeys, row, head, origin);
-      store_sequence_tile<Traits>(args.dk, dk, Traits::kKeys, row, head, origin);
-    } else {
-      CUTE_UNROLL
-      for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
-        int const offset = chunk * Traits::kKeys * Traits::kChunk;
-        SM90_TMA_STORE_4D::copy(&args.dv, dv + offset, chunk * Traits::kChunk, row, head, batch);
-        SM90_TMA_STORE_4D::copy(&args.dk, dk + offset, chunk * Traits::kChunk, row, head, batch);
-      }
-    }
+    auto const origin = origin_of_results(args.params, smem.task[task_number & 1]);
+    store_at<Traits>(origin, args.dv, dv, Traits::kKeys, row, tile.head_kv);
+    store_at<Traits>(origin, args.dk, dk, Traits::kKeys, row, tile.head_kv);
     tma_store_arrive();
   }
 }

@@ -6,25 +6,12 @@
 
 #include <cute/arch/copy_sm90_tma.hpp>
 
-#include "read_sequence.cuh"
+#include "place.cuh"
 #include "task.cuh"
 #include "../load_tma.cuh"
 #include "../pipeline.cuh"
 
 namespace flash_cute::sm90::bwd {
-
-// Loads `rows` rows of one head of a map, rows that a sequence does not have as zeros.
-template <class Traits, class Columns, class Tile>
-CUTE_DEVICE void load_tile_of(BwdParams const& params, CUtensorMap const& map, uint64_t* full,
-                              TMA::CacheHintSm90 hint, typename Traits::Element* smem, int rows, int row, int head,
-                              Tile const volatile& tile, bool of_keys) {
-  if constexpr (reads_sequences(Traits::kVariant)) {
-    SequenceOrigin const origin = of_keys ? origin_of_keys(params, tile) : origin_of_rows(params, tile);
-    load_sequence_tile<Columns>(map, full, hint, smem, rows, row, head, origin);
-  } else {
-    load_tile<Columns>(map, full, hint, smem, rows, row, head, tile.batch);
-  }
-}
 
 // A statistic of rows: in the workspace, and its stages in shared memory.
 struct StatBuffers {
@@ -52,11 +39,7 @@ struct alignas(16) StepMask {
       mask.lower = lengths.band.lower;
       mask.upper = lengths.band.upper;
     };
-    if constexpr (reads_sequences(Traits::kVariant)) {
-      write(read_band(tile.sequence));
-    } else {
-      write(params);
-    }
+    write(lengths_of(params, tile));
   }
 };
 
@@ -77,8 +60,8 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile
     constexpr uint32_t kBytes = kBlockN * Columns::kChunk * Columns::kChunks * sizeof(Element);
     PipelineState<1> const keys{0, tile.keys_phase};
     pipeline.wait_empty(keys);  // all consumer warps have finished their GEMMs with the last key tile's K or V
-    load_tile_of<Traits, Columns>(params, map, pipeline.expect(keys, kBytes), TMA::CacheHintSm90::EVICT_FIRST, buffer,
-                                  kBlockN, tile.n_block * kBlockN, tile.head_kv, tile, /*of_keys=*/true);
+    load_at<Columns>(origin_of_keys(params, tile), map, pipeline.expect(keys, kBytes), TMA::CacheHintSm90::EVICT_FIRST,
+                     buffer, kBlockN, tile.n_block * kBlockN, tile.head_kv);
   };
   RowTile row_tile{tile.first.m_block, tile.first.head};
   bool first = true;
@@ -98,9 +81,8 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile
       }
       uint64_t* const full = pipeline.expect(state, kElements * sizeof(Element) + sizeof...(stats) * kStatBytes);
       int const head = tile.head_kv * args.params.heads_per_kv + row_tile.head;
-      load_tile_of<Traits, Columns>(params, map, full, TMA::CacheHintSm90::EVICT_LAST,
-                                    buffer + state.stage * kElements, kBlockM, row_tile.m_block * kBlockM, head, tile,
-                                    /*of_keys=*/false);
+      load_at<Columns>(origin_of_rows(params, tile), map, full, TMA::CacheHintSm90::EVICT_LAST,
+                       buffer + state.stage * kElements, kBlockM, row_tile.m_block * kBlockM, head);
       int64_t const index = row_tile_index<Traits>(params, tile, row_tile);
       (SM90_BULK_COPY_G2S::copy(stats.rows + index * kBlockM, full, stats.stages + state.stage * kBlockM, kStatBytes),
        ...);

@@ -21,7 +21,7 @@
 #include "../../core/mask.cuh"
 #include "../../core/registers.cuh"
 #include "modified_scores.cuh"
-#include "read_sequence.cuh"
+#include "place.cuh"
 #include "task.cuh"
 #include "dq.cuh"
 #include "scores.cuh"
@@ -242,20 +242,10 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int task_
   static_assert(Traits::kStages == 2 && Traits::kScoreStages == 2);
   BwdParams const& params = args.params;
   // Where they are in shared memory, lengths and mask are read again at each use.
-  auto const lengths = [&]() -> decltype(auto) {
-    if constexpr (reads_sequences(Traits::kVariant)) {
-      return read_band(smem.task[opaque(task_number) & 1].sequence);
-    } else {
-      return (params);
-    }
-  };
-  auto const range = [&] {
-    if constexpr (reads_sequences(Traits::kVariant)) {
-      return row_range<kBlockM, kBlockN>(read_uniform(smem.task[task_number & 1].sequence), tile.n_block);
-    } else {
-      return row_range<kBlockM, kBlockN>(params, tile.n_block);
-    }
-  }();
+  auto const task = [&]() -> auto const& { return smem.task[opaque(task_number) & 1]; };
+  auto const lengths = [&]() -> decltype(auto) { return lengths_of(params, task()); };
+  auto const range =
+      row_range<kBlockM, kBlockN>(uniform_lengths_of(params, smem.task[task_number & 1]), tile.n_block);
   int const warpgroup = uniform((int(threadIdx.x) - 128) / 128);
 
   // The operands in shared memory.
@@ -307,13 +297,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int task_
     int const head = tile.head_kv * params.heads_per_kv + heads_before + row_tile.head;
     return params.scale_log2 * head_slope(params.score, tile.batch, head);
   };
-  auto const shift = [&] {
-    if constexpr (reads_sequences(Traits::kVariant)) {
-      return lengths().shift;
-    } else {
-      return dense_shift(params);
-    }
-  };
+  auto const shift = [&] { return shift_of(params, task()); };
   auto step = [&](int m_block, auto kind) __attribute__((always_inline)) {
     constexpr bool kFirst = kind == StepKind::kFirst, kDq = kind == StepKind::kWithDq;
     PipelineState<2> const rows = at_step(number);

@@ -30,16 +30,8 @@ CUTE_DEVICE void store_result(KernelArgs const& args, KeyTile const& tile, int t
   named_sync(kResults + warpgroup, 128);  // all threads of the warpgroup have written their share
   if (thread % 128 > 0) return;
   int const row = tile.n_block * Traits::kBlockN + warpgroup * Traits::kKeys;
-  if constexpr (reads_sequences(Traits::kVariant)) {
-    SequenceOrigin const origin = origin_of_results(args.params, smem.task[task_number & 1]);
-    store_sequence_tile<Columns>(map, buffer, Traits::kKeys, row, tile.head_kv, origin);
-  } else {
-    CUTE_UNROLL
-    for (int chunk = 0; chunk < Columns::kChunks; ++chunk) {
-      SM90_TMA_STORE_4D::copy(&map, buffer + chunk * Traits::kKeys * Columns::kChunk, chunk * Columns::kChunk, row,
-                              tile.head_kv, tile.batch);
-    }
-  }
+  auto const origin = origin_of_results(args.params, smem.task[task_number & 1]);
+  store_at<Columns>(origin, map, buffer, Traits::kKeys, row, tile.head_kv);
   tma_store_arrive();
 }
 

@@ -20,7 +20,7 @@
 #include "mainloop.cuh"
 #include "mla_traits.cuh"
 #include "modified_scores.cuh"
-#include "read_sequence.cuh"
+#include "place.cuh"
 #include "scores.cuh"
 #include "task.cuh"
 #include "../warpgroup.cuh"

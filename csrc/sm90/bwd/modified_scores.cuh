@@ -15,11 +15,6 @@ namespace flash_cute::sm90::bwd {
 
 using namespace cute;
 
-// Where row i of a dense batch has the position i + shift.
-CUTE_DEVICE int dense_shift(BwdParams const& params) {
-  return params.sequences.shift;
-}
-
 // How far the scores of a warp's rows reach, but for those whose P is nothing: a softcap's polynomials serve scores of
 // kNear and of kFar, see softcap.h.
 enum class Reach { kAny, kFar, kNear };

@@ -225,30 +225,4 @@ struct SequenceTask : SequenceKeyTile {
   DqChunk chunk;
 };
 
-// The coordinates of row 0 and key 0 of a tile's sequence, for loads of those that are used and stores of all.
-CUTE_DEVICE SequenceOrigin origin_of_rows(BwdParams const& params, SequenceKeyTile const volatile& tile) {
-  if (params.sequences.cu_q == nullptr) return SequenceOrigin::dense(tile.batch);
-  return SequenceOrigin::packed(tile.sequence.first_row, tile.sequence.len_q);
-}
-CUTE_DEVICE SequenceOrigin origin_of_keys(BwdParams const& params, SequenceKeyTile const volatile& tile) {
-  if (params.sequences.cu_q == nullptr) return SequenceOrigin::dense(tile.batch);
-  return SequenceOrigin::packed(tile.sequence.first_key, tile.sequence.len_k);
-}
-CUTE_DEVICE SequenceOrigin origin_of_results(BwdParams const& params, SequenceKeyTile const volatile& tile) {
-  if (params.sequences.cu_q == nullptr) return SequenceOrigin::dense(tile.batch);
-  return SequenceOrigin::packed(tile.sequence.first_key, tile.keys);
-}
-
-// The number of a row tile among those of all heads: the index of its statistics, its sums and its semaphore.
-template <class Traits, class Tile>
-CUTE_DEVICE int row_tile_index(BwdParams const& params, Tile const volatile& tile, RowTile const& row_tile) {
-  int const head = tile.head_kv * params.heads_per_kv + row_tile.head;
-  if constexpr (reads_sequences(Traits::kVariant)) {
-    constexpr int kPerListed = Traits::kListedRows / Traits::kBlockM;
-    return (head * params.m_blocks + tile.first_row_tile) * kPerListed + row_tile.m_block;
-  } else {
-    return (tile.batch * params.heads_q + head) * params.m_blocks + row_tile.m_block;
-  }
-}
-
 }  // namespace flash_cute::sm90::bwd

@@ -16,7 +16,7 @@
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
 #include "../../core/registers.cuh"
-#include "../bwd/read_sequence.cuh"
+#include "../bwd/place.cuh"
 #include "../warpgroup.cuh"
 #include "epilogue.cuh"
 #include "load.cuh"

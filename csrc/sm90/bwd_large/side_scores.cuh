@@ -6,7 +6,7 @@
 #include "../../core/convert.cuh"
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
-#include "../bwd/read_sequence.cuh"
+#include "../bwd/place.cuh"
 #include "scores.cuh"
 #include "side_traits.cuh"
 

@@ -72,19 +72,13 @@ CUTE_DEVICE void find_row_tile(BwdParams const& params, int number, RowTileTask&
           .sequence = sequence};
 }
 
-// The coordinates of a sequence's rows or keys [first, first + length): of those used for loads, of all for stores.
-template <class Tile>
-CUTE_DEVICE SequenceOrigin origin_in(BwdParams const& params, Tile const& tile, int first, int length) {
-  if (params.sequences.cu_q == nullptr) return SequenceOrigin::dense(tile.batch);
-  return SequenceOrigin::packed(first, length);
-}
 template <class Tile>
 CUTE_DEVICE SequenceOrigin origin_of_rows(BwdParams const& params, Tile const& tile) {
-  return origin_in(params, tile, tile.sequence.first_row, tile.sequence.len_q);
+  return sequence_origin(params, tile, tile.sequence.first_row, tile.sequence.len_q);
 }
 template <class Tile>
 CUTE_DEVICE SequenceOrigin origin_of_keys(BwdParams const& params, Tile const& tile) {
-  return origin_in(params, tile, tile.sequence.first_key, tile.sequence.len_k);
+  return sequence_origin(params, tile, tile.sequence.first_key, tile.sequence.len_k);
 }
 
 CUTE_DEVICE int row_steps(BwdParams const& params, KeyTile const volatile& tile) {
@@ -93,7 +87,7 @@ CUTE_DEVICE int row_steps(BwdParams const& params, KeyTile const volatile& tile)
 
 // The coordinates of dK's and dV's rows.
 CUTE_DEVICE SequenceOrigin origin_of_gradients(BwdParams const& params, KeyTile const& tile) {
-  return origin_in(params, tile, tile.sequence.first_key, tile.keys);
+  return sequence_origin(params, tile, tile.sequence.first_key, tile.keys);
 }
 
 CUTE_DEVICE int key_steps(RowTileTask const volatile& tile) {

@@ -14,11 +14,11 @@ namespace flash_cute::sm90::bwd_wide {
 // is outside the tensor. `buffer` is operand A of the warpgroup's WGMMAs, and no other warpgroup reads it. It may be
 // overwritten without a barrier: a warp writes the 16 rows that its own part of those WGMMAs reads, and it has waited
 // for that part. What other warps may still have in flight is the last GEMM, on stale data, whose result is not used.
-template <class Traits, int kColumns, class Accumulator, class Coordinates>
+template <class Traits, int kColumns, class Accumulator, class Origin>
 CUTE_DEVICE void store_sums(CUtensorMap const& map, typename Traits::Element* buffer, int warpgroup,
                             Accumulator const& sums,  // (MMA, MMA_M, MMA_D)
                             float factor, int row, int head,
-                            Coordinates const& origin) {  // the batch, or a SequenceOrigin
+                            Origin const& origin) {  // the batch, or a SequenceOrigin
   int const thread = threadIdx.x % 128;
   using Columns = typename Traits::template Columns<kColumns>;
   using Mma = typename Traits::template MmaSums<kColumns>;
@@ -26,15 +26,7 @@ CUTE_DEVICE void store_sums(CUtensorMap const& map, typename Traits::Element* bu
   tma_store_fence();
   named_sync(kResults + warpgroup, 128);  // all threads of the warpgroup have written their share
   if (thread == 0) {
-    if constexpr (reads_sequences(Traits::kVariant)) {
-      store_sequence_tile<Columns>(map, buffer, 64, row, head, origin);
-    } else {
-      CUTE_UNROLL
-      for (int chunk = 0; chunk < Columns::kChunks; ++chunk) {
-        SM90_TMA_STORE_4D::copy(&map, buffer + chunk * 64 * Columns::kChunk, chunk * Columns::kChunk, row, head,
-                                origin);
-      }
-    }
+    store_at<Columns>(origin, map, buffer, 64, row, head);
     tma_store_arrive();
     tma_store_wait<0>();  // shared memory must live until the TMA store has read it
   }

@@ -16,7 +16,7 @@
 #include "../../core/mask.cuh"
 #include "../bwd/load.cuh"
 #include "../bwd/modified_scores.cuh"
-#include "../bwd/read_sequence.cuh"
+#include "../bwd/place.cuh"
 #include "../bwd/scores.cuh"
 #include "epilogue.cuh"
 #include "traits.cuh"
@@ -29,26 +29,25 @@ using bwd::differentiate;
 using bwd::exponentiate;
 using bwd::load_key_tile;
 
-// Where the results of a key tile are: its batch, or the coordinates of its sequence.
-template <class Traits>
-CUTE_DEVICE auto coordinates_of_results(BwdParams const& params, typename Traits::Tile const volatile& tile) {
-  if constexpr (reads_sequences(Traits::kVariant)) {
-    return bwd::origin_of_results(params, tile);
-  } else {
-    return int{tile.batch};
-  }
+// The row tiles of a key tile.
+CUTE_DEVICE TileRange row_range_of(BwdParams const& params, KeyTile const volatile& tile) {
+  return row_range<64, 64>(params, tile.n_block);
+}
+CUTE_DEVICE TileRange row_range_of(BwdParams const&, bwd::SequenceKeyTile const volatile& tile) {
+  TileRange range = row_range<64, 64>(bwd::read_uniform(tile.sequence), uniform(tile.n_block));
+  if (uniform(tile.begin) == uniform(tile.end)) range.end = range.begin;  // keys that are not used
+  return range;
 }
 
-// The row tiles of a key tile.
+// Finds the CTA's key tile; n_block is -1 where there are fewer tiles than CTAs.
 template <class Traits>
-CUTE_DEVICE TileRange row_range_of(BwdParams const& params, typename Traits::Tile const volatile& tile) {
-  if constexpr (reads_sequences(Traits::kVariant)) {
-    TileRange range = row_range<64, 64>(bwd::read_uniform(tile.sequence), uniform(tile.n_block));
-    if (uniform(tile.begin) == uniform(tile.end)) range.end = range.begin;  // keys that are not used
-    return range;
-  } else {
-    return row_range<64, 64>(params, tile.n_block);
-  }
+CUTE_DEVICE void find_key_tile(KernelArgs const& args, KeyTile& tile) {
+  KeyTile::make<Traits>(args, blockIdx.x / args.params.n_blocks, blockIdx.x % args.params.n_blocks, tile);
+}
+template <class Traits>
+CUTE_DEVICE void find_key_tile(KernelArgs const& args, bwd::SequenceKeyTile& tile) {
+  tile.n_block = -1;
+  bwd::SequenceKeyTile::make<Traits>(args, blockIdx.x, tile);
 }
 
 // What the two roles have in common: the fragments' types, and the loop over row tiles. The scores are summed over
@@ -106,21 +105,9 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
   constexpr bool kModified = modifies_scores(Traits::kVariant);
   BwdParams const& params = args.params;
   typename Traits::Tile const volatile& tile = smem.tile;
-  TileRange const range = row_range_of<Traits>(params, tile);
-  auto const lengths = [&]() -> decltype(auto) {
-    if constexpr (reads_sequences(Traits::kVariant)) {
-      return bwd::read_band(tile.sequence);
-    } else {
-      return (params);
-    }
-  };
-  auto const shift = [&] {
-    if constexpr (reads_sequences(Traits::kVariant)) {
-      return lengths().shift;
-    } else {
-      return bwd::dense_shift(params);
-    }
-  };
+  TileRange const range = row_range_of(params, tile);
+  auto const lengths = [&]() -> decltype(auto) { return bwd::lengths_of(params, tile); };
+  auto const shift = [&] { return bwd::shift_of(params, tile); };
   KeysRole<Traits, Traits::kHeadDim, Traits::kHeadDimV> role{args, smem};
   Operands const operands(smem);
   auto tSrK = role.a_operand(smem.k);                  // (MMA, MMA_N, MMA_D)
@@ -217,7 +204,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     warpgroup_fence_operand(tSrS);
   });
   store_sums<Traits, Traits::kHeadDimV>(args.dv, smem.k, 0, tdVrdV, 1.f, tile.n_block * 64, tile.head_kv,
-                     coordinates_of_results<Traits>(params, tile));
+                     bwd::origin_of_results(params, tile));
 }
 
 // dS^T = P^T (V dO^T - delta), dK += dS^T Q.
@@ -225,7 +212,7 @@ template <class Traits>
 CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorage& smem) {
   using Element = typename Traits::Element;
   BwdParams const& params = args.params;
-  TileRange const range = row_range_of<Traits>(params, smem.tile);
+  TileRange const range = row_range_of(params, smem.tile);
   KeysRole<Traits, Traits::kHeadDimV, Traits::kHeadDim> role{args, smem};
   Operands const operands(smem);
   auto tSrV = role.a_operand(smem.v);               // (MMA, MMA_N, MMA_D)
@@ -281,7 +268,7 @@ CUTE_DEVICE void dk_consumer(KernelArgs const& args, typename Traits::KeysStorag
   });
   typename Traits::Tile const volatile& tile = smem.tile;
   store_sums<Traits, Traits::kHeadDim>(args.dk, smem.v, 1, tdKrdK, params.scale, tile.n_block * 64, tile.head_kv,
-                     coordinates_of_results<Traits>(params, tile));
+                     bwd::origin_of_results(params, tile));
 }
 
 template <class Traits>
@@ -296,12 +283,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_co
     prefetch_tma_descriptor(&args.k);
     prefetch_tma_descriptor(&args.v);
     smem.tile.begin = 0;
-    if constexpr (reads_sequences(Traits::kVariant)) {
-      smem.tile.n_block = -1;
-      bwd::SequenceKeyTile::make<Traits>(args, blockIdx.x, smem.tile);
-    } else {
-      KeyTile::make<Traits>(args, blockIdx.x / args.params.n_blocks, blockIdx.x % args.params.n_blocks, smem.tile);
-    }
+    find_key_tile<Traits>(args, smem.tile);
     smem.tile.keys_phase = 0;
     smem.k_pipeline.init(4);
     smem.v_pipeline.init(4);

@@ -18,7 +18,7 @@
 #include "../../core/registers.cuh"
 #include "../../core/softmax.cuh"
 #include "../bwd/modified_scores.cuh"
-#include "../bwd/read_sequence.cuh"
+#include "../bwd/place.cuh"
 #include "../bwd/scores.cuh"
 #include "epilogue.cuh"
 #include "traits.cuh"
@@ -75,7 +75,9 @@ CUTE_DEVICE BwdParams const& lengths_of(BwdParams const& params, QueryTile const
 CUTE_DEVICE Sequence lengths_of(BwdParams const&, SequenceQueryTile const& tile) {
   return bwd::read_band(tile.sequence);
 }
-CUTE_DEVICE int shift_of(BwdParams const& params, QueryTile const&) { return bwd::dense_shift(params); }
+CUTE_DEVICE int shift_of(BwdParams const& params, QueryTile const&) {
+  return params.sequences.shift;
+}
 CUTE_DEVICE int shift_of(BwdParams const&, SequenceQueryTile const& tile) { return tile.sequence.shift; }
 CUTE_DEVICE TileRange key_range_of(BwdParams const& params, QueryTile const& tile) {
   return key_range<QueryTile::kRows, 64>(params, tile.m_block);
@@ -86,30 +88,18 @@ CUTE_DEVICE TileRange key_range_of(BwdParams const&, SequenceQueryTile const& ti
   if (m_block * QueryTile::kRows >= uniform(tile.sequence.len_q)) range.end = range.begin;  // rows that are not used
   return range;
 }
-// The coordinates at which rows, keys and results begin: the batch, or those of the sequence.
-CUTE_DEVICE int coordinates_of_rows(BwdParams const&, QueryTile const& tile) { return tile.batch; }
-CUTE_DEVICE int coordinates_of_keys(BwdParams const&, QueryTile const& tile) { return tile.batch; }
-CUTE_DEVICE int coordinates_of_dq(BwdParams const&, QueryTile const& tile) { return tile.batch; }
-CUTE_DEVICE SequenceOrigin coordinates(BwdParams const& params, SequenceQueryTile const& tile, int first, int length) {
-  if (params.sequences.cu_q == nullptr) return SequenceOrigin::dense(tile.batch);
-  return SequenceOrigin::packed(first, length);
+// Where TMA finds row 0 and key 0, for loads and for stores of dQ: the batch, or the coordinates of the sequence.
+CUTE_DEVICE int origin_of_rows(BwdParams const&, QueryTile const& tile) { return tile.batch; }
+CUTE_DEVICE int origin_of_keys(BwdParams const&, QueryTile const& tile) { return tile.batch; }
+CUTE_DEVICE int origin_of_dq(BwdParams const&, QueryTile const& tile) { return tile.batch; }
+CUTE_DEVICE SequenceOrigin origin_of_rows(BwdParams const& params, SequenceQueryTile const& tile) {
+  return sequence_origin(params, tile, tile.sequence.first_row, tile.sequence.len_q);
 }
-CUTE_DEVICE SequenceOrigin coordinates_of_rows(BwdParams const& params, SequenceQueryTile const& tile) {
-  return coordinates(params, tile, tile.sequence.first_row, tile.sequence.len_q);
+CUTE_DEVICE SequenceOrigin origin_of_keys(BwdParams const& params, SequenceQueryTile const& tile) {
+  return sequence_origin(params, tile, tile.sequence.first_key, tile.sequence.len_k);
 }
-CUTE_DEVICE SequenceOrigin coordinates_of_keys(BwdParams const& params, SequenceQueryTile const& tile) {
-  return coordinates(params, tile, tile.sequence.first_key, tile.sequence.len_k);
-}
-CUTE_DEVICE SequenceOrigin coordinates_of_dq(BwdParams const& params, SequenceQueryTile const& tile) {
-  return coordinates(params, tile, tile.sequence.first_row, tile.sequence.rows);
-}
-template <class Columns, class... Rest>
-CUTE_DEVICE void load_at(int batch, Rest&&... rest) {
-  load_tile<Columns>(rest..., batch);
-}
-template <class Columns, class... Rest>
-CUTE_DEVICE void load_at(SequenceOrigin const& origin, Rest&&... rest) {
-  load_sequence_tile<Columns>(rest..., origin);
+CUTE_DEVICE SequenceOrigin origin_of_dq(BwdParams const& params, SequenceQueryTile const& tile) {
+  return sequence_origin(params, tile, tile.sequence.first_row, tile.sequence.rows);
 }
 
 template <class Traits>
@@ -126,7 +116,7 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
   auto load_rows = [&](int warpgroup) {
     uint64_t* const full = smem.rows_pipeline[warpgroup].expect({}, kBytes + kBytesV);
     int const row = tile.m_block * QueryTile::kRows + warpgroup * 64;
-    auto const origin = coordinates_of_rows(args.params, tile);
+    auto const origin = origin_of_rows(args.params, tile);
     load_at<ColumnsQ>(origin, args.q, full, TMA::CacheHintSm90::EVICT_FIRST, smem.q[warpgroup], 64, row, tile.head);
     load_at<ColumnsV>(origin, args.dout, full, TMA::CacheHintSm90::EVICT_FIRST, smem.dout[warpgroup], 64, row,
                       tile.head);
@@ -137,11 +127,11 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
 #pragma unroll 1
   for (int n = range.end - 1; n >= range.begin; --n) {
     smem.k_pipeline.wait_empty(k_state);  // all consumer warps have finished dQ += dS K of two steps ago
-    load_at<ColumnsK>(coordinates_of_keys(args.params, tile), args.k, smem.k_pipeline.expect(k_state, kBytes),
+    load_at<ColumnsK>(origin_of_keys(args.params, tile), args.k, smem.k_pipeline.expect(k_state, kBytes),
                        TMA::CacheHintSm90::EVICT_LAST, smem.k[k_state.stage], 64, n * 64, head_kv);
     k_state.advance();
     smem.v_pipeline.wait_empty(v_state);  // all consumer warps have finished dP = dO V^T of the step before
-    load_at<ColumnsV>(coordinates_of_keys(args.params, tile), args.v, smem.v_pipeline.expect(v_state, kBytesV),
+    load_at<ColumnsV>(origin_of_keys(args.params, tile), args.v, smem.v_pipeline.expect(v_state, kBytesV),
                       TMA::CacheHintSm90::EVICT_LAST, smem.v, 64, n * 64, head_kv);
     v_state.advance();
     if (n == range.end - 1) load_rows(1);
@@ -320,7 +310,7 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   auto const& out = query_tile<Traits>(args, smem);
   int const out_row = out.m_block * QueryTile::kRows + warpgroup * 64;
   store_sums<Traits, Traits::kHeadDim>(args.dq, smem.q[warpgroup], warpgroup, tdQrdQ, params.scale, out_row, out.head,
-                     coordinates_of_dq(params, out));
+                     origin_of_dq(params, out));
 }
 
 template <class Traits>

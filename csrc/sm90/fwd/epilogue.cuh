@@ -9,7 +9,7 @@
 #include "../../core/fwd_normalize.cuh"
 #include "../../core/layout.cuh"
 #include "../../core/registers.cuh"
-#include "scheduler.cuh"
+#include "place.cuh"
 #include "traits.cuh"
 #include "../warpgroup.cuh"
 
@@ -27,22 +27,6 @@ CUTE_DEVICE uint4 quad_transpose(uint4 word, unsigned thread) {
   exchange(word.x, word.z, upper, 2);
   exchange(word.y, word.w, upper, 2);
   return word;
-}
-
-// Where a row of a tile's sequence and head is in out, and row 0 in the LSE. The LSE of a packed batch is (heads_q,
-// len_q).
-CUTE_DEVICE int64_t out_offset(FwdParams const& params, FwdParams const&, TileCoord const& tile, int row) {
-  return tile.batch * params.out_strides.batch + tile.head * params.out_strides.head + row * params.out_strides.row;
-}
-CUTE_DEVICE int64_t out_offset(FwdParams const& params, Sequence const& sequence, TileCoord const& tile, int row) {
-  return out_offset(params, params, tile, sequence.first_row + row);
-}
-CUTE_DEVICE int64_t lse_offset(FwdParams const& params, FwdParams const&, TileCoord const& tile) {
-  return (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
-}
-CUTE_DEVICE int64_t lse_offset(FwdParams const& params, Sequence const& sequence, TileCoord const& tile) {
-  int const batch = params.sequences.cu_q != nullptr ? 0 : tile.batch;
-  return (int64_t{batch} * params.heads_q + tile.head) * params.len_q + sequence.first_row;
 }
 
 // The pieces of 8 columns of a thread: piece(i, j) has the columns from 8 (thread % 4 + j) on of its row i; j: a

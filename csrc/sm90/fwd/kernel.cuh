@@ -42,12 +42,8 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
       TileCoord const coord{.m_block = uniform(tile.m_block),
                             .head = warpgroup_head<Traits>(args.params, uniform(tile.head), warpgroup),
                             .batch = uniform(tile.batch)};
-      if constexpr (reads_sequences(Traits::kVariant)) {
-        Sequence const sequence = smem.tile[opaque(tile_number) & 1].sequence;
-        epilogue<Traits>(args.params, sequence, coord, warpgroup, smem, softmax, tOrO);
-      } else {
-        epilogue<Traits>(args.params, args.params, coord, warpgroup, smem, softmax, tOrO);
-      }
+      auto const& lengths = copy_of_lengths(args.params, smem.tile[opaque(tile_number) & 1]);
+      epilogue<Traits>(args.params, lengths, coord, warpgroup, smem, softmax, tOrO);
     }
     smem.tile_pipeline.release(at_step(tile_number));  // the producer may overwrite the tile
   }

@@ -17,11 +17,8 @@ cudaError_t encode_maps(KernelArgs& args) {
   FwdParams const& params = args.params;
   auto const encode = [&](CUtensorMap* map, void const* data, Strides strides, std::array<int, 4> const& sizes,
                           Box box) {
-    if constexpr (reads_sequences(Traits::kVariant)) {
-      return encode_sequence_map<Element>(map, data, strides, sizes, params.sequences.cu_q != nullptr, box);
-    } else {
-      return encode_map<Element>(map, data, strides, sizes, box);
-    }
+    constexpr bool kReads = reads_sequences(Traits::kVariant);
+    return encode_place_map<Element, kReads>(map, data, strides, sizes, params.sequences.cu_q != nullptr, box);
   };
   // Without keys nothing is loaded through the maps of K and V, but they must be valid.
   bool const keys = params.len_k > 0;

@@ -83,7 +83,7 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
     next_count = count + end - begin;
     auto const load = [&](auto columns, CUtensorMap const& map, uint64_t* full, TMA::CacheHintSm90 hint, auto* buffer,
                           int rows, int row, int head) {
-      load_tile<decltype(columns)>(map, full, hint, buffer, rows, row, head, tile.batch);
+      load_at<decltype(columns)>(tile.batch, map, full, hint, buffer, rows, row, head);
     };
     auto const publish_next = [&] {
       if constexpr (kEarly) publish_tile(tile_number + 1, next_count);
@@ -98,7 +98,6 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
 // Sequences read at run time: schedule_sequences publishes the tiles.
 template <class Traits>
 CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::SharedStorage& smem) {
-  bool const packed = args.params.sequences.cu_q != nullptr;
 #pragma unroll 1
   for (int tile_number = 0;; ++tile_number) {
     smem.tile_pipeline.wait_full(at_step(tile_number));  // the scheduler has written the tile
@@ -107,11 +106,10 @@ CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::Shar
     auto const load = [&](auto columns, CUtensorMap const& map, uint64_t* full, TMA::CacheHintSm90 hint, auto* buffer,
                           int rows, int row, int head) {
       bool const queries = &map == &args.q;
-      SequenceOrigin const origin =
-          !packed ? SequenceOrigin::dense(tile.batch)
-                  : SequenceOrigin::packed(queries ? tile.sequence.first_row : tile.sequence.first_key,
-                                           queries ? tile.sequence.len_q : tile.sequence.len_k);
-      load_sequence_tile<decltype(columns)>(map, full, hint, buffer, rows, row, head, origin);
+      Sequence const& sequence = tile.sequence;
+      SequenceOrigin const origin = sequence_origin(args.params, tile, queries ? sequence.first_row : sequence.first_key,
+                                                    queries ? sequence.len_q : sequence.len_k);
+      load_at<decltype(columns)>(origin, map, full, hint, buffer, rows, row, head);
     };
     auto const prepare_next = [&] { smem.next_tile.publish({0, tile_number & 1}); };
     if (tile.keys.end - tile.keys.begin <= kTilesAhead) prepare_next();

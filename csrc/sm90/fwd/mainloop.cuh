@@ -18,18 +18,12 @@
 #include "../../core/score.cuh"
 #include "../../core/softmax.cuh"
 #include "capped_scores.cuh"
+#include "place.cuh"
 #include "scheduler.cuh"
 #include "traits.cuh"
 #include "../warpgroup.cuh"
 
 namespace flash_cute::sm90::fwd {
-
-// Lengths and mask of a sequence in shared memory, for branches made uniform.
-CUTE_DEVICE Sequence uniform_sequence(Sequence const& sequence) {
-  return Sequence{.len_q = uniform(sequence.len_q),
-                  .len_k = uniform(sequence.len_k),
-                  .band = {.lower = uniform(sequence.band.lower), .upper = uniform(sequence.band.upper)}};
-}
 
 // The key tiles of a row tile that a warpgroup computes, [begin, end), among those that the CTA loads: what it needs to
 // know of the CTA's next tile before it can begin.
@@ -51,11 +45,7 @@ struct WarpgroupKeys {
     TileCoord const volatile& tile = smem.tile[tile_number & 1];
     int const cta_block = uniform(tile.m_block);
     exists = cta_block >= 0;
-    if constexpr (reads_sequences(Traits::kVariant)) {
-      set(params, uniform_sequence(smem.tile[tile_number & 1].sequence), tile, cta_block, warpgroup);
-    } else {
-      set(params, params, tile, cta_block, warpgroup);
-    }
+    set(params, uniform_lengths_of(params, smem.tile[tile_number & 1]), tile, cta_block, warpgroup);
   }
 
  private:
@@ -117,19 +107,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
   auto tile = [&]() -> TileCoord const volatile& { return smem.tile[opaque(tile_number) & 1]; };
   // Lengths and mask of the tile's sequence. Where they are in shared memory they are read again at each use, and for
   // branches made uniform.
-  auto sequence = [&]() -> auto const& {
-    if constexpr (reads_sequences(Traits::kVariant)) {
-      return smem.tile[opaque(tile_number) & 1].sequence;
-    } else {
-      return params;
-    }
-  };
+  auto sequence = [&]() -> auto const& { return lengths_of(params, smem.tile[opaque(tile_number) & 1]); };
   auto uniform_lengths = [&]() -> decltype(auto) {
-    if constexpr (reads_sequences(Traits::kVariant)) {
-      return uniform_sequence(sequence());
-    } else {
-      return (params);
-    }
+    return uniform_lengths_of(params, smem.tile[opaque(tile_number) & 1]);
   };
   PipelineState<2> k_state = at_step(tiles.count), v_state = k_state;
   auto issue_qk = [&] {

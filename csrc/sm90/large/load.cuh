@@ -29,22 +29,18 @@ CUTE_DEVICE void load_box(CUtensorMap const& map, uint64_t* full, TMA::CacheHint
 // A producer thread: loader.load(origin, walk) for each tile that schedule_sequences publishes.
 template <class Traits, class Loader>
 CUTE_DEVICE void produce(KernelArgs const& args, typename Traits::SharedStorage& smem, Loader loader) {
-  bool const packed = args.params.sequences.cu_q != nullptr;
 #pragma unroll 1
   for (int tile_number = 0;; ++tile_number) {
     smem.tile_pipeline.wait_full(at_step(tile_number));  // the scheduler has written the tile
     RowTile const& tile = smem.tile[tile_number & 1];
     if (tile.m_block < 0) break;
     Sequence const& sequence = tile.sequence;
-    auto const origin = [&](int first, int length) {
-      return packed ? SequenceOrigin::packed(first, length) : SequenceOrigin::dense(tile.batch);
-    };
     TileOrigin const from{.tile_number = tile_number,
                           .head = tile.head,
                           .head_kv = tile.head_kv,
                           .first_row = tile.m_block * Traits::kBlockM,
-                          .rows = origin(sequence.first_row, sequence.len_q),
-                          .keys = origin(sequence.first_key, sequence.len_k)};
+                          .rows = sequence_origin(args.params, tile, sequence.first_row, sequence.len_q),
+                          .keys = sequence_origin(args.params, tile, sequence.first_key, sequence.len_k)};
     loader.load(from, key_walk(args.params, tile.keys.begin, tile.keys.end, tile.wave));
     smem.tile_pipeline.arrive_empty(at_step(tile_number));  // the scheduler may overwrite the tile
   }
