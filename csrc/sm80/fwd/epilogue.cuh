@@ -6,6 +6,7 @@
 #include "../../core/convert.cuh"
 #include "../../core/fwd_normalize.cuh"
 #include "../../core/layout.cuh"
+#include "../../core/place.cuh"
 #include "../../contract/tile_order.h"
 #include "traits.cuh"
 #include "../load_cp_async.cuh"
@@ -25,13 +26,7 @@ CUTE_DEVICE void epilogue(FwdParams const& params, Lengths const& sequence, RowT
   auto acc = rowcol_view(tOrO);  // (rows, head dim)
   auto cO = make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{});
   auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO));  // (rows, head dim) -> (row, column)
-  float* lse;  // of the sequence's row 0; a packed batch has one LSE, (heads_q, len_q)
-  if constexpr (reads_sequences(Traits::kVariant)) {
-    int const batch = params.sequences.cu_q != nullptr ? 0 : tile.batch;
-    lse = params.lse + (int64_t{batch} * params.heads_q + tile.head) * params.len_q + sequence.first_row;
-  } else {
-    lse = params.lse + (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
-  }
+  float* const lse = params.lse + lse_offset(params, sequence, tile);
   normalize(sequence, lse, first_row, softmax, acc, tOcO, row_factors<Element>(params, softmax, tile.head));
 
   // O overwrites Q. A warp writes only rows that it alone has read, so that no barrier is needed before.
@@ -42,8 +37,7 @@ CUTE_DEVICE void epilogue(FwdParams const& params, Lengths const& sequence, RowT
   copy(Copy_Atom<UniversalCopy<uint32_t>, Element>{}, copy_o.retile_S(rO), copy_o.partition_D(sO));
   __syncthreads();  // all threads have written sO
 
-  auto* out = static_cast<Element*>(params.out);
-  if constexpr (reads_sequences(Traits::kVariant)) out += sequence.first_row * params.out_strides.row;
+  auto* const out = static_cast<Element*>(params.out) + ::flash_cute::first_row(sequence) * params.out_strides.row;
   int const columns = value_columns<Traits>(params);
   auto mO = make_head_tensor(out, params.out_strides, tile.batch, tile.head, written_rows(sequence), columns);
   auto gO = local_tile(mO, Shape<Int<kBlockM>, Int<kHeadDim>>{}, make_coord(tile.m_block, _0{}));  // (BLK_M, D)

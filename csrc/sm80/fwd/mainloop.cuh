@@ -11,6 +11,7 @@
 #include "../../core/convert.cuh"
 #include "../../core/layout.cuh"
 #include "../../core/mask.cuh"
+#include "../../core/place.cuh"
 #include "../../core/score.cuh"
 #include "../../contract/tile_order.h"
 #include "../../core/softmax.cuh"
@@ -62,7 +63,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
   int const head_kv = tile.head / (params.heads_q / params.heads_kv);
 
   auto const key_tiles = [&] {
-    if constexpr (reads_sequences(Traits::kVariant)) {
+    if constexpr (Traits::kRereads) {
       return smem.tile.keys;
     } else {
       return key_range<kBlockM, kBlockN>(sequence, tile.m_block);
@@ -87,11 +88,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
   Element const* gQ = tile_begin(params.q, params.q_strides, tile.head, tile.m_block * kBlockM);
   Element const* gK = tile_begin(params.k, params.k_strides, head_kv, (range.end - 1) * kBlockN);
   Element const* gV = tile_begin(params.v, params.v_strides, head_kv, (range.end - 1) * kBlockN);
-  if constexpr (reads_sequences(Traits::kVariant)) {
-    gQ += sequence.first_row * params.q_strides.row;
-    gK += sequence.first_key * params.k_strides.row;
-    gV += sequence.first_key * params.v_strides.row;
-  }
+  gQ += first_row(sequence) * params.q_strides.row;
+  gK += first_key(sequence) * params.k_strides.row;
+  gV += first_key(sequence) * params.v_strides.row;
 
   // The MMAs, and the copies from shared memory to registers.
   typename Traits::Mma mma;
@@ -151,14 +150,14 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
 
   // The tiles at the band's edges, recomputed at each use, or read again from shared memory: kept in registers, they
   // spilled. With eight warps the recomputation spilled too: they branch, which costs 1 %.
-  constexpr bool kBranches = Traits::kWarps == 8 && !reads_sequences(Traits::kVariant);
+  constexpr bool kBranches = Traits::kWarps == 8 && !Traits::kRereads;
   auto begin = [&] {
-    if constexpr (reads_sequences(Traits::kVariant)) return smem.tile.keys.begin;
+    if constexpr (Traits::kRereads) return smem.tile.keys.begin;
     if (kBranches && !sequence.band.has_lower()) return 0;
     return first_column(sequence, opaque(tile.m_block) * kBlockM) / kBlockN;
   };
   auto whole_begin = [&] {
-    if constexpr (reads_sequences(Traits::kVariant)) return smem.tile.keys.whole_begin;
+    if constexpr (Traits::kRereads) return smem.tile.keys.whole_begin;
     if (kBranches && !sequence.band.has_lower()) return 0;
     return ceil_div(first_column(sequence, opaque(tile.m_block) * kBlockM + (kBlockM - 1)), kBlockN);
   };

@@ -3,7 +3,7 @@
 // which are overloaded by the tile's type.
 #pragma once
 
-#include "../../core/sequence.cuh"
+#include "../../core/place.cuh"
 #include "../warpgroup.cuh"
 #include "scheduler.cuh"
 
@@ -25,21 +25,5 @@ CUTE_DEVICE Sequence uniform_lengths_of(FwdParams const&, SequenceTile const& ti
 // A copy of the lengths, for what is done after the main loop.
 CUTE_DEVICE FwdParams const& copy_of_lengths(FwdParams const& params, TileCoord const&) { return params; }
 CUTE_DEVICE Sequence copy_of_lengths(FwdParams const&, SequenceTile const& tile) { return tile.sequence; }
-
-// Where a row of a tile's head is in out, and row 0 in the LSE. The LSE of a packed batch is (heads_q, len_q). `lengths`:
-// as above.
-CUTE_DEVICE int64_t out_offset(FwdParams const& params, FwdParams const&, TileCoord const& tile, int row) {
-  return tile.batch * params.out_strides.batch + tile.head * params.out_strides.head + row * params.out_strides.row;
-}
-CUTE_DEVICE int64_t out_offset(FwdParams const& params, Sequence const& sequence, TileCoord const& tile, int row) {
-  return out_offset(params, params, tile, sequence.first_row + row);
-}
-CUTE_DEVICE int64_t lse_offset(FwdParams const& params, FwdParams const&, TileCoord const& tile) {
-  return (int64_t{tile.batch} * params.heads_q + tile.head) * params.len_q;
-}
-CUTE_DEVICE int64_t lse_offset(FwdParams const& params, Sequence const& sequence, TileCoord const& tile) {
-  int const batch = params.sequences.cu_q != nullptr ? 0 : tile.batch;
-  return (int64_t{batch} * params.heads_q + tile.head) * params.len_q + sequence.first_row;
-}
 
 }  // namespace flash_cute::sm90::fwd

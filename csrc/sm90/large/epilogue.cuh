@@ -23,7 +23,7 @@ CUTE_DEVICE void store_columns(FwdParams const& params, Sequence const& sequence
   auto acc = rowcol_view(tOrO);  // (rows, head dim)
   auto cO = domain_offset(make_coord(0, first_column), make_identity_tensor(Shape<Int<kRows>, Int<kColumns>>{}));
   auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO));  // (rows, head dim) -> (row, column)
-  float* const lse = params.lse + fwd::lse_offset(params, sequence, tile);
+  float* const lse = params.lse + lse_offset(params, sequence, tile);
   normalize(sequence, lse, first_row, softmax, acc, tOcO, row_factors<Element>(params, softmax, tile.head));
   auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)
   convert(tOrO, rO);
@@ -32,7 +32,7 @@ CUTE_DEVICE void store_columns(FwdParams const& params, Sequence const& sequence
   CUTE_UNROLL
   for (int i = 0; i < size<0>(words); ++i) {
     int const row = first_row + get<0>(tOcO(i, _0{}));
-    auto* const out = static_cast<Element*>(params.out) + fwd::out_offset(params, sequence, tile, row);
+    auto* const out = static_cast<Element*>(params.out) + out_offset(params, sequence, tile, row);
     CUTE_UNROLL
     for (int j = 0; j < size<1>(words); j += 4) {
       uint4 const block =
