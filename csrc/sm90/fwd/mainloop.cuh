@@ -21,6 +21,7 @@
 #include "place.cuh"
 #include "scheduler.cuh"
 #include "traits.cuh"
+#include "../scores.cuh"
 #include "../warpgroup.cuh"
 
 namespace flash_cute::sm90::fwd {
@@ -132,30 +133,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     v_state.advance();
   };
   int offset;  // the key tile's: the tile's first row minus its first column
-  // ALiBi, of the tile's head and sequence. Key tiles at offsets from `left_from` on have no columns on the right of
-  // the positions of rows that see them; those at `right_to` and below have none on the left.
-  float slope = 0.f;
-  int thread_offset = 0, left_from = 0;
-  auto modify = [&](auto& shift) __attribute__((always_inline)) {
-    if constexpr (Traits::kVariant == Variant::kModified) {
-      if (params.score.softcap_scale != 0.f) cap_scores(scores, params.score);
-      shift[0] = shift[1] = 0.f;
-      if (slope != 0.f) {
-        int const right_to = left_from - (kRows - 1) - (kBlockN - 1), distance = offset + thread_offset;
-        // Steeper slopes would cost the linear form's differences their precision.
-        constexpr float kSteepest = 4.f;  // per column, in units of the exponents of 2
-        bool const one_sided = offset >= left_from || offset <= right_to;
-        if (one_sided && fabsf(slope) * params.scale_log2 <= kSteepest) {
-          add_linear_biases(scores, tScS_0, offset >= left_from ? slope : -slope, distance, shift);
-        } else {
-          add_biases(scores, tScS_0, slope, distance);
-        }
-      }
-    }
-  };
+  using Modifier = ScoresOf<modifies_scores(Traits::kVariant), kRows, kBlockN>;
+  Modifier modify;
   // Turns S(n) into P(n), and rescales the accumulator if the maximum changes.
   using Softmax = OnlineSoftmax<2>;
-  using Shift = std::conditional_t<Traits::kVariant == Variant::kModified, Softmax::Shift, Softmax::NoShift>;
   [[maybe_unused]] CappedScores<decltype(scores)> capped{softmax, scores, params.score};
   auto finish_scores = [&](auto&& mask, auto& rescaled, auto wait_product,
                            auto release) __attribute__((always_inline)) {
@@ -167,8 +148,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
         return;
       }
     }
-    Shift shift;
-    modify(shift);
+    typename Modifier::Shift shift;
+    modify(params, scores, tScS_0, offset, shift);
     mask();
     softmax.update_max<Traits::kTile.late_wait>(scores, rescaled, wait_product, release, shift);
     softmax.numerators(scores, shift);
@@ -224,12 +205,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
 
   int left = tiles.end - tiles.begin - 1;                    // key tiles after this one
   offset = tiles.first_row - (tiles.end - 1) * kBlockN;
-  if constexpr (Traits::kVariant == Variant::kModified) {
-    slope = head_slope(params.score, uniform(tile().batch), uniform(tile().head));
-    int const position_shift = uniform(sequence().shift);
-    thread_offset = position_shift + thread_distance(rowcol_view(mma_qk.get_slice(threadIdx.x % 128).partition_C(cS)));
-    left_from = uniform(sequence().band.upper) <= position_shift ? -kNoLimit : kBlockN - 1 - position_shift;
-  }
+  modify.begin(params, tile(), sequence(),
+               [&] { return rowcol_view(mma_qk.get_slice(threadIdx.x % 128).partition_C(cS)); });
   auto mask = [&](int columns) __attribute__((always_inline)) {
     // (rows, columns) -> (row, column)
     auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));

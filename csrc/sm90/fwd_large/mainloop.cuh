@@ -48,7 +48,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
                           ScoreExchange<Traits>& exchange, OnlineSoftmax<2>& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
-  using Modifier = large::ScoreModifier<Traits::kVariant, kBlockM, kBlockN>;
+  using Modifier = ScoresOf<modifies_scores(Traits::kVariant), kBlockM, kBlockN>;
   constexpr int kStepsPerUnit = kUnitKeys / 16;
   constexpr int kUnitsOfV = kParts * kBlockN / kUnitKeys;  // per tile
   static_assert(kUnitsOfVRing % kUnitsOfV == 0, "the stages of a tile follow each other");
@@ -193,7 +193,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     if (steps == 0) return;
   }
   auto const whole = large::whole_tiles<kBlockM, kBlockN, /*kWarpgroups=*/1>(tile(), 0);
-  Modifier const modify(params, tile(), coordinates());
+  Modifier modify;
+  modify.begin(params, tile(), tile().sequence, coordinates);
   int const first_row = uniform(tile().m_block) * kBlockM;
 
 #pragma unroll 1
@@ -211,7 +212,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
 
     int const n = walk.tile(i), first_key = n * kBlockN;
     typename Modifier::Shift shift;
-    modify(scores, tScS_0, first_row - first_key, shift);
+    modify(params, scores, tScS_0, first_row - first_key, shift);
     if (!whole.contains(n)) {
       Sequence const& sequence = tile().sequence;
       apply_mask(scores, coordinates(), tScS_0, sequence, first_row - first_key, sequence.len_k - first_key);

@@ -44,7 +44,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
                           RingStates& states, Messages<Traits>& messages, OnlineSoftmax<2>& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
-  using Modifier = large::ScoreModifier<Traits::kVariant, kRows, kBlockN>;
+  using Modifier = ScoresOf<modifies_scores(Traits::kVariant), kRows, kBlockN>;
 
   auto sQ = make_tensor(make_smem_ptr(smem.q[warpgroup]), typename Traits::SmemLayoutQ{});  // (64, D of chunk, chunk)
   auto sK = make_tensor(make_smem_ptr(smem.units[0]), typename Traits::SmemLayoutK{});      // (BLK_N, D of unit, unit)
@@ -86,7 +86,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     if (steps == 0) return;
   }
   auto const whole = large::whole_tiles<kRows, kBlockN, Traits::kWarpgroups>(tile(), warpgroup);
-  Modifier const modify(params, tile(), coordinates());
+  Modifier modify;
+  modify.begin(params, tile(), tile().sequence, coordinates);
   int const first_row = uniform(tile().m_block) * kBlockM + warpgroup * kRows;
 
   auto release = [&]() __attribute__((always_inline)) {
@@ -172,7 +173,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
 
     int const n = walk.tile(i), first_key = n * kBlockN;
     typename Modifier::Shift shift;
-    modify(scores, tScS_0, first_row - first_key, shift);
+    modify(params, scores, tScS_0, first_row - first_key, shift);
     if (!whole.contains(n)) {
       Sequence const& sequence = tile().sequence;
       apply_mask(scores, coordinates(), tScS_0, sequence, first_row - first_key, sequence.len_k - first_key);
