@@ -120,7 +120,7 @@ def test_faults_are_seen(attention: dict[str, Any], fault: str, mode: str, resul
         if fault in ("no window", "no padding"):
             options["sliding_window"], mask = options["sliding_window"] if fault == "no padding" else None, None
         if fault == "no offsets":
-            options["cu_seq_lens_q"] = options["position_ids"] = mask = None
+            options["cu_seq_lens_q"] = options["cu_seq_lens_k"] = options["position_ids"] = mask = None
         out, weights = right(module, query, key, value, mask, **options)
         if fault == "another gradient":
             out = out + 0.5 * (value.mean() - value.mean().detach())
