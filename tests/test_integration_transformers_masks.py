@@ -16,7 +16,7 @@ from test_integration_transformers import LENGTH, assert_like_eager, padding, to
 import flash_cute  # noqa: E402
 import flash_cute.integrations.transformers as integration  # noqa: E402
 from flash_cute import _ops  # noqa: E402
-from flash_cute.integrations import flash_attn  # noqa: E402
+from flash_cute.integrations import _transformers_band, flash_attn  # noqa: E402
 
 KINDS = ["none", "left", "right", "inner"]
 
@@ -119,6 +119,25 @@ def test_in_one_graph(pad: str, rng: torch.Generator) -> None:
     torch.compiler.reset()
     exported = torch.export.export(model, (), inputs, strict=False).module()(**inputs).logits
     torch.testing.assert_close(exported[kept], expected[kept])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("pad", "dynamic"), [("none", False), ("left", True)])
+@torch.no_grad()
+def test_a_window_is_first_met_in_a_graph(
+    pad: str, dynamic: bool, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside layers without a window, of whose masks the graph has read before that there is none."""
+    for name in ("_BANDS", "_OPTIONS"):
+        monkeypatch.setattr(_transformers_band, name, getattr(_transformers_band, name)[:2])
+    model, mask = hf_models.build("gemma3"), mask_of(pad)
+    inputs = {"input_ids": tokens(rng, 2), "attention_mask": mask, "use_cache": False}
+    model.set_attn_implementation("eager")
+    kept, expected = kept_of(mask), model(**inputs).logits
+    model.set_attn_implementation("flash_cute")
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")(**inputs).logits
+    torch.testing.assert_close(compiled[kept], expected[kept], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")

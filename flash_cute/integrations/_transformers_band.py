@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 # How many keys before its position and behind it a row sees; None: no limit. Causal: (None or a window, 0).
 Band: TypeAlias = tuple[int | None, int | None]
@@ -69,12 +70,29 @@ def code_of(left: int | None, right: int | None) -> int:
 
 def is_code(code: int) -> bool:
     """Whether it is that of a band."""
-    return 0 < code <= len(_OPTIONS)
+    return 0 < code <= (_count() if is_dynamo_compiling() else len(_OPTIONS))
 
 
 def options_of(code: int) -> Options:
     """The arguments that a code stands for."""
-    return _OPTIONS[code - 1]
+    if not is_dynamo_compiling():
+        return _OPTIONS[code - 1]
+    # Dynamo would take the list as it was when a frame read it first, without the bands that `code_of` adds meanwhile.
+    known = next(i for i in range(1, _count() + 1) if i == code)  # a number, where the size is a symbol
+    left, right = _limit(known, 0), _limit(known, 1)
+    return options_of_band((None if left < 0 else left, None if right < 0 else right))
+
+
+@torch.compiler.assume_constant_result
+def _count() -> int:
+    return len(_BANDS)
+
+
+@torch.compiler.assume_constant_result
+def _limit(code: int, side: int) -> int:
+    """How far a band goes on a side, -1 for no limit: what is constant for Dynamo has to be a number."""
+    limit = _BANDS[code - 1][side]
+    return -1 if limit is None else limit
 
 
 def pattern_of(function: MaskFunction, end: int) -> Pattern | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import time
 import warnings
@@ -26,6 +27,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60, help="how long one mode of a model may take")
+    parser.add_argument("--shuffle", action="store_true", help="models in random order, for a run that is ended early")
     parser.add_argument("--fixed", action="store_true", help="the part that CI runs")
     parser.add_argument("--failed", action="store_true", help="only what was wrong, unclear, not reached or not built")
     parser.add_argument("--again", action="store_true", help="run also what is known")
@@ -78,6 +80,8 @@ def main() -> int:
         if modes_left := left(model.name):
             work.append((model, modes_left))
 
+    if options.shuffle:
+        random.shuffle(work)
     begin, count = time.monotonic(), 0
 
     def done(model: Any, found: dict[str, Any]) -> None:

@@ -173,7 +173,12 @@ def generate_batch(model: Any, feed: Feed, is_eager: bool) -> Answers:
         max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cache=True
     )
     paging = ContinuousBatchingConfig(block_size=32, num_blocks=16, max_batch_tokens=64, auto_switch_to_flash=False)
-    answers = model.generate_batch(inputs=prompts, generation_config=options, continuous_batching_config=paging)
+    implementation = model.config._attn_implementation
+    try:
+        answers = model.generate_batch(inputs=prompts, generation_config=options, continuous_batching_config=paging)
+    finally:
+        if model.config._attn_implementation != implementation:  # it failed before it was reset
+            model.set_attn_implementation(implementation)
     found = {}
     for i, (_, answer) in enumerate(sorted(answers.items(), key=lambda item: len(item[1].prompt_ids))):
         if answer.error:
