@@ -17,7 +17,7 @@ What all functions have in common:
 * q `(B, N, Hq, D)`, k `(B, Nk, Hkv, D)`, v `(B, Nk, Hkv, Dv)`, read in place; packed q `(Tq, Hq, D)`, k and v likewise,
   with `cu_seqlens` `(batch + 1,)` int32. float16 or bfloat16, on the CPU also float32 and float64. Hkv divides Hq.
 * `causal` is aligned to the bottom right: row i sees the keys j <= i + Nk - Nq. `window_size=(left, right)`: from
-  i + Nk - Nq - left to i + Nk - Nq + right, -1 is no limit. Rows that see no key are 0.
+  i + Nk - Nq - left to i + Nk - Nq + right, -1 is no limit; UNLIMITED is (-1, -1). Rows that see no key are 0.
 * `softmax_scale=None` is `1 / sqrt(D)`; `softcap=0.0` is none; `alibi_slopes` `(Hq,)` or `(B, Hq)`, float32, subtracts
   `slope * |i + Nk - Nq - j|`.
 * They return out, laid out as q is, or with `return_attn_probs=True` `(out, softmax_lse, None)`: `(B, Hq, N)`, packed
