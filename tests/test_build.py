@@ -212,8 +212,9 @@ def test_unchanged_instances_keep_their_time_stamps(tools: Callable, tmp_path: P
     }
     header = (tmp_path / "instances.h").read_text()
     for direction in directions:
-        assert f"{direction.upper()}_INSTANCES_SM80(X) X(sm80::{direction}, 64, 64)\n" in header
-    assert "FWD_INSTANCES_SM90(X)\n" in header and "BWD_INSTANCES_SM90(X)\n" in header
+        assert f"{direction.upper()}_INSTANCES(X) X(sm80::{direction}, 64, 64)\n" in header
+        assert f"namespace flash_cute::sm80::{direction} {{ template <int, int>" in header
+    assert "sm90" not in header
 
 
 def test_each_instance_is_in_one_file(tools: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
