@@ -23,6 +23,7 @@ from torch import Tensor
 from .. import bwd as attention_bwd
 from .. import varlen_bwd as attention_varlen_bwd
 from . import _flash_options
+from ._flash_options import UNLIMITED
 
 __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
 
@@ -37,7 +38,7 @@ def fwd(
 ) -> list[Tensor]:  # fmt: skip
     """`[out, softmax_lse, p, rng_state]` of `(B, N, H, D)` tensors: see the module."""
     _refuse_dropout(p_dropout, return_softmax)
-    window = (window_size_left, window_size_right)
+    window = UNLIMITED if window_size_left == window_size_right == -1 else (window_size_left, window_size_right)
     score = (softmax_scale, is_causal, window, softcap, alibi_slopes, False)
     result, lse = _flash_options.dense(q, k, v, score, True)
     return _forward_results(result, lse, out)
@@ -55,7 +56,7 @@ def varlen_fwd(
     if leftpad_k is not None or block_table is not None:
         _flash_options.refuse(leftpad_k=leftpad_k, block_table=block_table)
     lengths = (cu_seqlens_q, cu_seqlens_k, None, seqused_k, max_seqlen_q, max_seqlen_k)
-    window = (window_size_left, window_size_right)
+    window = UNLIMITED if window_size_left == window_size_right == -1 else (window_size_left, window_size_right)
     score = (softmax_scale, is_causal, window, softcap, alibi_slopes, False)
     result, lse = _flash_options.packed(q, k, v, lengths, score, True)
     return _forward_results(result, lse, out)
