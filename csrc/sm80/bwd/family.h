@@ -3,6 +3,7 @@
 
 #include "../../planning/backward.h"
 #include "../../planning/family.h"
+#include "../../planning/work.h"
 #include "../table.h"
 #include "order.h"
 #include "tile.h"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../planning/forward.h"
+#include "../../planning/work.h"
 #include "../table.h"
 #include "float16_tile.h"
 #include "tile.h"

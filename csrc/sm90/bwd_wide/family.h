@@ -4,6 +4,7 @@
 
 #include "../../planning/backward.h"
 #include "../../planning/family.h"
+#include "../../planning/work.h"
 #include "tile.h"
 #include "time.h"
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "../../planning/forward.h"
+#include "../../planning/work.h"
 #include "tile.h"
 #include "time.h"
 
