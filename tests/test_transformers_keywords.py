@@ -169,3 +169,19 @@ def test_an_encoder_as_a_decoder(rng: torch.Generator) -> None:
     model.set_attn_implementation("sdpa")
     torch.testing.assert_close(logits, model(tokens, is_causal=True).logits)
     assert (logits - model(tokens).logits).abs().max() > 1e-2
+
+
+def test_layers_that_leave_causality_to_the_mask(rng: torch.Generator) -> None:
+    """Moonshine's decoder says False of it where there is a mask; of other layers it is somebody else who does."""
+    module, x = torch.nn.Module(), torch.randn(2, 2, LENGTH, 8, generator=rng)
+    module.is_causal = True
+    mask = integration.mask(2, LENGTH, LENGTH, attention_mask=padding().bool())
+    expected = integration.attention(module, x, x, x, mask)[0]
+    module.config = transformers.MoonshineConfig()
+    assert torch.equal(integration.attention(module, x, x, x, mask, is_causal=False)[0], expected)
+    module.config = transformers.LlamaConfig()
+    with pytest.raises(ValueError, match=r"is_causal: expected True, .*, got False"):
+        integration.attention(module, x, x, x, mask, is_causal=False)
+    step = integration.mask(2, 1, LENGTH, LENGTH - 1, attention_mask=padding().bool())
+    one_row = integration.attention(module, x[:, :, -1:], x, x, step, is_causal=False)[0]  # sees all keys in any case
+    torch.testing.assert_close(one_row, expected[:, -1:])
