@@ -74,7 +74,8 @@ def markdown(results: dict[str, OfModel], versions: str) -> str:
         rows[tuple(_cell(of_model, modes) for modes in COLUMNS.values())].append(name)
     for cells, names in sorted(rows.items(), key=lambda row: (-len(row[1]), row[1])):
         lines.append(f"| {', '.join(names)} | " + " | ".join(cells) + " |")
-    lines += ["", "Empty: the model has nothing of that, or eager itself fails.", "", "What is refused at a call:", ""]
+    lines += ["", f"Empty: the model has nothing of that, or eager itself fails.{_parts(run)}", ""]
+    lines += ["What is refused at a call:", ""]
     lines += _sentences({n: x for n, of_model in run.items() for x in [_first(of_model)] if x})
     lines += ["", "What is refused at load:", ""]
     lines += _sentences({name: x["text"] for name, x in refused.items()})
@@ -82,6 +83,13 @@ def markdown(results: dict[str, OfModel], versions: str) -> str:
         lines += ["", "What could not be compared:", "", "| model | result | reason |", "| --- | --- | --- |"]
         lines += [f"| {n} | {x['result']} | {_short(x['text'])} |" for n, x in other.items()]
     return "\n".join(lines) + "\n"
+
+
+def _parts(run: dict[str, OfModel]) -> str:
+    """A sentence on the columns of which a part of the models was run."""
+    counts = {column: sum(modes[0] in x for x in run.values()) for column, modes in COLUMNS.items()}
+    parts = [f"{column} ({n})" for column, n in counts.items() if n < len(run)]
+    return f" Run for some of the models alone, chosen at random: {', '.join(parts)}." if parts else ""
 
 
 def _cell(of_model: OfModel, modes: tuple[str, ...]) -> str:
