@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ._transformers_layers import adapt
 from ._transformers_mask import without_sdpa
-from ._transformers_models import REFUSED, TESTED
+from ._transformers_models import NOT_REFUSED, REFUSED, TESTED
 
 NAME = "flash_cute"
 
@@ -89,7 +89,7 @@ def _check(model: Any) -> None:
             f"{kind.__name__}, whose attention has masks, biases or keys of its own, or does not use Transformers' "
             "interface (_supports_flash_attn is False)"
         )
-    if _architecture(kind) in REFUSED:
+    if _architecture(kind) in REFUSED and kind.__name__ not in NOT_REFUSED:
         raise ValueError(
             f"flash_cute: attn_implementation: expected another model, got {kind.__name__}: "
             f"{REFUSED[_architecture(kind)]}; attn_implementation='sdpa' serves it"

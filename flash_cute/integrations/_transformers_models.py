@@ -24,6 +24,8 @@ TESTED = {
 
 # Architectures that flash-attention serves and we do not, and why.
 REFUSED = {"sam3": "its layers give a mask that is not bool to PyTorch's attention"}
+# Models of those that have none of these layers.
+NOT_REFUSED = frozenset({"Sam3ViTModel", "Sam3VisionModel"})
 
 # By `config.model_type`, models whose layers say something else of causality than their masks, so that None will not do
 # for a mask. Transformers' "sdpa" goes by the layers where there is no padding, and is wrong.

@@ -253,6 +253,7 @@ FORWARDS: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "qwen2_5_omni": _of_speech,
     "qwen3_omni_moe": _of_speech,
     "sam2_video": _of_video,
+    "sam3_tracker_video": _of_video,
 }
 # By model type, the arguments of a forward; for what inputs.py does not find.
 ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
@@ -282,6 +283,8 @@ ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "qwen3_omni_moe": _qwen3_omni_moe,
     "sam2": _sam2,
     "sam2_video": _session,
+    "sam3_tracker": _sam2,
+    "sam3_tracker_video": _session,
     "vitpose_backbone": _vitpose_backbone,
     "voxtral_realtime": _voxtral_realtime,
 }

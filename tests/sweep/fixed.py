@@ -46,6 +46,8 @@ FIXED: dict[str, Part] = {
     "idefics3:multimodal": Part(),
     "gemma3:causal": Part(refused=("inner", "image", "image left")),  # images within text see each other
     "muse_glimmer_assistant:base": _WINDOW,  # layers put a context's keys before those of the block
+    "sam3_tracker:base": Part(),
+    "sam3:base": _AT_LOAD,  # its layers give PyTorch's attention a mask; those of its vision model, as above, have none
     "t5:seq2seq": _AT_LOAD,  # a bias of positions
     "deepseek_v4:causal": _AT_LOAD,  # keys of its own beside those of the mask
     "doge:causal": _AT_LOAD,

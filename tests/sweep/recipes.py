@@ -28,6 +28,10 @@ _SAM2_VIDEO: dict[str, Any] = {
     "memory_fuser_embed_dim": _WIDE,
     "memory_fuser_intermediate_dim": sizes.INNER,
 }
+_SAM3_VISION: dict[str, Any] = {
+    "backbone_config": {"image_size": 64, "patch_size": 16},
+    "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+}
 _EDGETAM_VIDEO: dict[str, Any] = {
     **_SAM2_VIDEO,
     "memory_attention_mlp_hidden_size": sizes.INNER,
@@ -197,6 +201,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
     },
     "sam3_lite_text_text_model": {"num_hidden_layers": 3},
+    "sam3_tracker": {**_SAM2, "vision_config": _SAM3_VISION},
+    "sam3_tracker_video": {
+        **_SAM2_VIDEO,
+        "vision_config": {**_SAM3_VISION, "fpn_hidden_size": _WIDE},
+        "memory_attention_feed_forward_hidden_size": sizes.INNER,
+    },
     "timm_backbone": {"backbone": "resnet18"},
     "vitpose_backbone": {"part_features": 16},
     "xclip": {
