@@ -185,3 +185,10 @@ def test_layers_that_leave_causality_to_the_mask(rng: torch.Generator) -> None:
     step = integration.mask(2, 1, LENGTH, LENGTH - 1, attention_mask=padding().bool())
     one_row = integration.attention(module, x[:, :, -1:], x, x, step, is_causal=False)[0]  # sees all keys in any case
     torch.testing.assert_close(one_row, expected[:, -1:])
+
+
+def test_positions_of_patches_are_refused(rng: torch.Generator) -> None:
+    """Rows and columns (as some versions of Transformers give Pixtral's layers) do not say where one image ends and the next begins."""
+    q = torch.randn(1, 2, 6, 16, generator=rng)
+    with pytest.raises(ValueError, match="position_ids: expected one position of a token"):
+        call(q, is_causal=False, position_ids=torch.zeros(6, 2, dtype=torch.long))

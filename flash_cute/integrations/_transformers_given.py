@@ -57,6 +57,11 @@ def of_positions(module: torch.nn.Module, query: Tensor, key: Tensor, positions:
     if length == 1 or batch_size != 1 or key.shape[2] != length:
         return None
     if length not in known:
+        if positions.shape == (length, 2):
+            raise ValueError(
+                "flash_cute: position_ids: expected one position of a token, got the row and column of a patch, "
+                "which do not say where an image ends: load the vision model with another attn_implementation"
+            )
         if positions.dim() != 2 or positions.shape[1] != length:
             return None
         if is_in_a_graph(positions.device):
