@@ -188,7 +188,7 @@ def test_layers_that_leave_causality_to_the_mask(rng: torch.Generator) -> None:
 
 
 def test_positions_of_patches_are_refused(rng: torch.Generator) -> None:
-    """Rows and columns (as some versions of Transformers give Pixtral's layers) do not say where one image ends and the next begins."""
+    """Rows and columns, as some versions give them to Pixtral's layers, do not say where an image ends."""
     q = torch.randn(1, 2, 6, 16, generator=rng)
     with pytest.raises(ValueError, match="position_ids: expected one position of a token"):
         call(q, is_causal=False, position_ids=torch.zeros(6, 2, dtype=torch.long))
