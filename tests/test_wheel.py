@@ -73,9 +73,14 @@ def pack(folder: Path) -> Path:
     tag = (dist.read_text("WHEEL") or "").split("Tag: ")[1].split()[0]
     path = folder / f"flash_cute-{dist.version}-{tag}.whl"
     installers_own = ("INSTALLER", "REQUESTED", "direct_url.json")
+    kept = [file for file in files if file.name not in installers_own]
+    names = {str(file) for file in kept}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-        for file in files:
-            if file.name not in installers_own:
+        for file in kept:
+            if file.name == "RECORD":  # the installer has added its own files
+                rows = [row for row in file.read_text().splitlines() if row.rsplit(",", 2)[0].strip('"') in names]
+                packed.writestr(str(file), "\n".join(rows) + "\n")
+            else:
                 packed.write(str(file.locate()), str(file))
     return path
 

@@ -159,7 +159,7 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
   plan.deterministic = problem.deterministic;
   plan.parts = 1;
   plan.sequences_per_part = problem.batch;
-  plan.scales_dout = problem.has_sinks && problem.has_dlse && plan.dtype == DType::kFloat16;
+  plan.scales_dout = problem.has_sinks_and_dlse() && plan.dtype == DType::kFloat16;
   decision.instance->family->plan(plan, problem, choice, gpu);
   return decision;
 }

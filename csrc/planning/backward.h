@@ -93,7 +93,4 @@ inline Variant bwd_variant(Problem const& problem) {
   return problem.modifies_scores() ? Variant::kDenseModified : Variant::kDense;
 }
 
-// Whether a gradient of the LSE reaches rows with sinks, see BwdParams::scaled_dout.
-inline bool has_sinks_and_dlse(Problem const& problem) { return problem.has_sinks && problem.has_dlse; }
-
 }  // namespace flash_cute

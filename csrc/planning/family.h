@@ -1,6 +1,6 @@
 // A kernel family: the kernels of a folder of csrc/<arch>/, and what the host knows of them.
 //
-// The folder's family.h has a struct Family with the functions below, and api/families.h lists it. The planner asks
+// The folder's family.h has a struct Family with the functions below, and api/families.cpp lists it. The planner asks
 // each family that the GPU can run; it knows no kernel itself.
 #pragma once
 

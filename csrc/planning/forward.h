@@ -26,6 +26,13 @@ inline int64_t fwd_tiles(FwdPlan const& plan, Problem const& problem) {
   return tiles;
 }
 
+// Of a family whose tile, or number of CTAs, follows from the number of tiles: what `explain` says of it.
+inline std::string tiles_text(FwdPlan const& plan, Problem const& problem, Gpu gpu) {
+  return std::string(", with ") + (problem.packed ? "at most " : "") +
+         std::to_string(most_row_tiles(problem, plan.shape.block_m)) + " tiles for " + std::to_string(gpu.num_sms) +
+         " multiprocessors";
+}
+
 // The mean of K's and V's.
 inline int mean_head_dim(Problem const& problem) {
   return (problem.padded_head_dim() + problem.padded_head_dim_v()) / 2;

@@ -72,6 +72,9 @@ struct Problem {
   // Whether some row does not see some key.
   bool is_masked() const { return band.has_lower() || band.has_upper(); }
 
+  // Whether a gradient of the LSE reaches rows with sinks, see BwdParams::scaled_dout.
+  bool has_sinks_and_dlse() const { return has_sinks && has_dlse; }
+
   // Whether a score is more than scale * q.k.
   bool modifies_scores() const { return softcap > 0 || has_alibi; }
 };

@@ -296,8 +296,9 @@ def _in_place(x: Tensor, write: Callable[[Tensor], object]) -> Tensor:
     """x, which `write` has written to; of a leaf that requires grad another tensor with what was written, and with its
     gradient: PyTorch lets nobody write to such a leaf itself, flash-attn does."""
     compiling = is_dynamo_compiling()  # views have no base there
-    is_leaf = x.is_leaf or not (compiling or x._base is None or not x._base.is_leaf)
-    if not (is_leaf and x.requires_grad and torch.is_grad_enabled()):
+    # Whether it is a leaf is asked of no other tensor: PyTorch refuses to tell of some views made without gradients.
+    recorded = torch.is_grad_enabled() and x.requires_grad
+    if not (recorded and (x.is_leaf or not (compiling or x._base is None or not x._base.is_leaf))):
         write(x)
         return x
     out: Tensor = x.clone() if compiling else _Alias.apply(x)

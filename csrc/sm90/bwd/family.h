@@ -28,7 +28,7 @@ struct Family : OneTile {
     plan.variant = bwd_variant(problem);
     bool const reads = reads_sequences(plan.variant);
     if (is_mla(plan.head_dim, plan.head_dim_v)) {
-      plan.scales_dout = has_sinks_and_dlse(problem);  // its dS is made from P in float16, whatever the dtype
+      plan.scales_dout = problem.has_sinks_and_dlse();  // its dS is made from P in float16, whatever the dtype
     }
     plan.shape = kernel_shape(plan.head_dim, plan.head_dim_v, plan.variant);
     lay_out_in_parts(plan, problem,

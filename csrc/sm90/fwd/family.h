@@ -46,11 +46,10 @@ struct Family : OneTile {
     plan.shape = kernel_shape(plan.head_dim, plan.entry, plan.head_dim_v);
     int64_t const tiles = fwd_tiles(plan, problem);
     if (tiles == 0) return;  // perhaps there is no head, and no order of tiles then
-    Work const work = time_model::work_of(problem, gpu);
     bool const reads = reads_sequences(plan.variant), masked = problem.is_masked();
     bool const may_draw = reads ? tiles > gpu.num_sms : masked;
-    plan.draws_tiles = may_draw && draws_tiles(work, plan.shape);
-    if (!reads && choice.split == 1) plan.split = split_tiles(work, plan.shape);
+    plan.draws_tiles = may_draw && draws_tiles(time_model::work_of(problem, gpu), plan.shape);
+    if (!reads && choice.split == 1) plan.split = split_tiles(time_model::work_of(problem, gpu), plan.shape);
     bool const only_split = plan.split.tiles > 0 && plan.split.tiles == tiles;
     plan.ctas = only_split ? plan.split.ranges : std::min<int64_t>(tiles, gpu.num_sms);
     lay_out_workspace(plan);
@@ -63,9 +62,7 @@ struct Family : OneTile {
   static char const* tile_name(FwdPlan const& plan) { return kEntryNames[plan.entry]; }
 
   static std::string why_tile(FwdPlan const& plan, Problem const& problem, Gpu gpu) {
-    return std::string(", with ") + (problem.packed ? "at most " : "") +
-           std::to_string(most_row_tiles(problem, plan.shape.block_m)) + " tiles for " + std::to_string(gpu.num_sms) +
-           " multiprocessors";
+    return tiles_text(plan, problem, gpu);
   }
 
  private:

@@ -12,9 +12,7 @@ struct TwoCtaFamily : OneTile {
   static bool serves(HeadDims, Problem const& problem) { return problem.accumulate == Accumulate::kFloat32; }
 
   static std::string why_tile(FwdPlan const& plan, Problem const& problem, Gpu gpu) {
-    return std::string(", with ") + (problem.packed ? "at most " : "") +
-           std::to_string(most_row_tiles(problem, plan.shape.block_m)) + " tiles for " + std::to_string(gpu.num_sms) +
-           " multiprocessors";
+    return tiles_text(plan, problem, gpu);
   }
 
   static std::vector<std::string> notes(FwdPlan const&, Problem const&) {
