@@ -44,9 +44,8 @@ CUTE_DEVICE SequenceOrigin sequence_origin(Params const& params, Tile const& til
 
 // Loads rows [row, row + rows) of one head of a sequence, all columns.
 template <class Columns>
-CUTE_DEVICE void load_sequence_tile(CUtensorMap const& map, uint64_t* full, TMA::CacheHintSm90 hint,
-                                    typename Columns::Element* smem, int rows, int row, int head,
-                                    SequenceOrigin const& origin) {
+CUTE_DEVICE void load_tile(CUtensorMap const& map, uint64_t* full, TMA::CacheHintSm90 hint,
+                           typename Columns::Element* smem, int rows, int row, int head, SequenceOrigin const& origin) {
   constexpr int kChunk = Columns::kChunk;
   CUTE_UNROLL
   for (int chunk = 0; chunk < Columns::kChunks; ++chunk) {
@@ -57,32 +56,14 @@ CUTE_DEVICE void load_sequence_tile(CUtensorMap const& map, uint64_t* full, TMA:
 
 // Stores such a tile. Rows that the sequence does not have are not written.
 template <class Columns>
-CUTE_DEVICE void store_sequence_tile(CUtensorMap const& map, typename Columns::Element const* smem, int rows, int row,
-                                     int head, SequenceOrigin const& origin) {
+CUTE_DEVICE void store_tile(CUtensorMap const& map, typename Columns::Element const* smem, int rows, int row, int head,
+                            SequenceOrigin const& origin) {
   constexpr int kChunk = Columns::kChunk;
   CUTE_UNROLL
   for (int chunk = 0; chunk < Columns::kChunks; ++chunk) {
     SM90_TMA_STORE_5D::copy(&map, smem + chunk * rows * kChunk, chunk * kChunk, origin.row + row, head, origin.last,
                             origin.back);
   }
-}
-
-// A tile of a place: at a batch of a dense map, or at a sequence's origin.
-template <class Columns, class... Rest>
-CUTE_DEVICE void load_at(int batch, Rest&&... rest) {
-  load_tile<Columns>(rest..., batch);
-}
-template <class Columns, class... Rest>
-CUTE_DEVICE void load_at(SequenceOrigin const& origin, Rest&&... rest) {
-  load_sequence_tile<Columns>(rest..., origin);
-}
-template <class Columns, class... Rest>
-CUTE_DEVICE void store_at(int batch, Rest&&... rest) {
-  store_tile<Columns>(rest..., batch);
-}
-template <class Columns, class... Rest>
-CUTE_DEVICE void store_at(SequenceOrigin const& origin, Rest&&... rest) {
-  store_sequence_tile<Columns>(rest..., origin);
 }
 
 // Encodes the map (column, row, head, last, back). `sizes`: columns, rows, heads and batch of the tensor; a packed one

@@ -36,8 +36,8 @@ CUTE_DEVICE void epilogue(KernelArgs const& args, KeyTile const& tile, int task_
   if (thread % 128 == 0) {
     int const row = tile.n_block * Traits::kBlockN + warpgroup * Traits::kKeys;
     auto const origin = origin_of_results(args.params, smem.task[task_number & 1]);
-    store_at<Traits>(origin, args.dv, dv, Traits::kKeys, row, tile.head_kv);
-    store_at<Traits>(origin, args.dk, dk, Traits::kKeys, row, tile.head_kv);
+    store_tile<Traits>(args.dv, dv, Traits::kKeys, row, tile.head_kv, origin);
+    store_tile<Traits>(args.dk, dk, Traits::kKeys, row, tile.head_kv, origin);
     tma_store_arrive();
   }
 }

@@ -60,8 +60,8 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile
     constexpr uint32_t kBytes = kBlockN * Columns::kChunk * Columns::kChunks * sizeof(Element);
     PipelineState<1> const keys{0, tile.keys_phase};
     pipeline.wait_empty(keys);  // all consumer warps have finished their GEMMs with the last key tile's K or V
-    load_at<Columns>(origin_of_keys(params, tile), map, pipeline.expect(keys, kBytes), TMA::CacheHintSm90::EVICT_FIRST,
-                     buffer, kBlockN, tile.n_block * kBlockN, tile.head_kv);
+    load_tile<Columns>(map, pipeline.expect(keys, kBytes), TMA::CacheHintSm90::EVICT_FIRST, buffer, kBlockN,
+                       tile.n_block * kBlockN, tile.head_kv, origin_of_keys(params, tile));
   };
   RowTile row_tile{tile.first.m_block, tile.first.head};
   bool first = true;
@@ -81,8 +81,8 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile
       }
       uint64_t* const full = pipeline.expect(state, kElements * sizeof(Element) + sizeof...(stats) * kStatBytes);
       int const head = tile.head_kv * args.params.heads_per_kv + row_tile.head;
-      load_at<Columns>(origin_of_rows(params, tile), map, full, TMA::CacheHintSm90::EVICT_LAST,
-                       buffer + state.stage * kElements, kBlockM, row_tile.m_block * kBlockM, head);
+      load_tile<Columns>(map, full, TMA::CacheHintSm90::EVICT_LAST, buffer + state.stage * kElements, kBlockM,
+                         row_tile.m_block * kBlockM, head, origin_of_rows(params, tile));
       int64_t const index = row_tile_index<Traits>(params, tile, row_tile);
       (SM90_BULK_COPY_G2S::copy(stats.rows + index * kBlockM, full, stats.stages + state.stage * kBlockM, kStatBytes),
        ...);

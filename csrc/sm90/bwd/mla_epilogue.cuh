@@ -31,7 +31,7 @@ CUTE_DEVICE void store_result(KernelArgs const& args, KeyTile const& tile, int t
   if (thread % 128 > 0) return;
   int const row = tile.n_block * Traits::kBlockN + warpgroup * Traits::kKeys;
   auto const origin = origin_of_results(args.params, smem.task[task_number & 1]);
-  store_at<Columns>(origin, map, buffer, Traits::kKeys, row, tile.head_kv);
+  store_tile<Columns>(map, buffer, Traits::kKeys, row, tile.head_kv, origin);
   tma_store_arrive();
 }
 

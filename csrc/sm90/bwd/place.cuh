@@ -61,11 +61,21 @@ CUTE_DEVICE int row_tile_index(BwdParams const& params, KeyTile const volatile& 
   int const head = tile.head_kv * params.heads_per_kv + row_tile.head;
   return (tile.batch * params.heads_q + head) * params.m_blocks + row_tile.m_block;
 }
+// Of a sequence: its first tile is counted in units of the sequence list's.
+template <class Traits>
+CUTE_DEVICE int sequence_row_tile_index(BwdParams const& params, int head_kv, int first_row_tile,
+                                        RowTile const& row_tile) {
+  constexpr int kPerListed = Traits::kListedRows / Traits::kBlockM;
+  int const head = head_kv * params.heads_per_kv + row_tile.head;
+  return (head * params.m_blocks + first_row_tile) * kPerListed + row_tile.m_block;
+}
 template <class Traits>
 CUTE_DEVICE int row_tile_index(BwdParams const& params, SequenceKeyTile const volatile& tile, RowTile const& row_tile) {
-  constexpr int kPerListed = Traits::kListedRows / Traits::kBlockM;
-  int const head = tile.head_kv * params.heads_per_kv + row_tile.head;
-  return (head * params.m_blocks + tile.first_row_tile) * kPerListed + row_tile.m_block;
+  return sequence_row_tile_index<Traits>(params, tile.head_kv, tile.first_row_tile, row_tile);
+}
+template <class Traits>
+CUTE_DEVICE int row_tile_index(BwdParams const& params, DqChunk const volatile& chunk, RowTile const& row_tile) {
+  return sequence_row_tile_index<Traits>(params, chunk.head_kv, chunk.first_row_tile, row_tile);
 }
 
 }  // namespace flash_cute::sm90::bwd

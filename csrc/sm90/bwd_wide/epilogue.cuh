@@ -26,7 +26,7 @@ CUTE_DEVICE void store_sums(CUtensorMap const& map, typename Traits::Element* bu
   tma_store_fence();
   named_sync(kResults + warpgroup, 128);  // all threads of the warpgroup have written their share
   if (thread == 0) {
-    store_at<Columns>(origin, map, buffer, 64, row, head);
+    store_tile<Columns>(map, buffer, 64, row, head, origin);
     tma_store_arrive();
     tma_store_wait<0>();  // shared memory must live until the TMA store has read it
   }

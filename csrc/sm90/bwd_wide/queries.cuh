@@ -117,9 +117,9 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
     uint64_t* const full = smem.rows_pipeline[warpgroup].expect({}, kBytes + kBytesV);
     int const row = tile.m_block * QueryTile::kRows + warpgroup * 64;
     auto const origin = origin_of_rows(args.params, tile);
-    load_at<ColumnsQ>(origin, args.q, full, TMA::CacheHintSm90::EVICT_FIRST, smem.q[warpgroup], 64, row, tile.head);
-    load_at<ColumnsV>(origin, args.dout, full, TMA::CacheHintSm90::EVICT_FIRST, smem.dout[warpgroup], 64, row,
-                      tile.head);
+    load_tile<ColumnsQ>(args.q, full, TMA::CacheHintSm90::EVICT_FIRST, smem.q[warpgroup], 64, row, tile.head, origin);
+    load_tile<ColumnsV>(args.dout, full, TMA::CacheHintSm90::EVICT_FIRST, smem.dout[warpgroup], 64, row,
+                        tile.head, origin);
   };
   load_rows(0);
   PipelineState<2> k_state;
@@ -127,12 +127,12 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
 #pragma unroll 1
   for (int n = range.end - 1; n >= range.begin; --n) {
     smem.k_pipeline.wait_empty(k_state);  // all consumer warps have finished dQ += dS K of two steps ago
-    load_at<ColumnsK>(origin_of_keys(args.params, tile), args.k, smem.k_pipeline.expect(k_state, kBytes),
-                       TMA::CacheHintSm90::EVICT_LAST, smem.k[k_state.stage], 64, n * 64, head_kv);
+    load_tile<ColumnsK>(args.k, smem.k_pipeline.expect(k_state, kBytes), TMA::CacheHintSm90::EVICT_LAST,
+                        smem.k[k_state.stage], 64, n * 64, head_kv, origin_of_keys(args.params, tile));
     k_state.advance();
     smem.v_pipeline.wait_empty(v_state);  // all consumer warps have finished dP = dO V^T of the step before
-    load_at<ColumnsV>(origin_of_keys(args.params, tile), args.v, smem.v_pipeline.expect(v_state, kBytesV),
-                      TMA::CacheHintSm90::EVICT_LAST, smem.v, 64, n * 64, head_kv);
+    load_tile<ColumnsV>(args.v, smem.v_pipeline.expect(v_state, kBytesV), TMA::CacheHintSm90::EVICT_LAST, smem.v, 64,
+                        n * 64, head_kv, origin_of_keys(args.params, tile));
     v_state.advance();
     if (n == range.end - 1) load_rows(1);
   }

@@ -83,7 +83,7 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
     next_count = count + end - begin;
     auto const load = [&](auto columns, CUtensorMap const& map, uint64_t* full, TMA::CacheHintSm90 hint, auto* buffer,
                           int rows, int row, int head) {
-      load_at<decltype(columns)>(tile.batch, map, full, hint, buffer, rows, row, head);
+      load_tile<decltype(columns)>(map, full, hint, buffer, rows, row, head, tile.batch);
     };
     auto const publish_next = [&] {
       if constexpr (kEarly) publish_tile(tile_number + 1, next_count);
@@ -109,7 +109,7 @@ CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::Shar
       Sequence const& sequence = tile.sequence;
       SequenceOrigin const origin = sequence_origin(args.params, tile, queries ? sequence.first_row : sequence.first_key,
                                                     queries ? sequence.len_q : sequence.len_k);
-      load_at<decltype(columns)>(origin, map, full, hint, buffer, rows, row, head);
+      load_tile<decltype(columns)>(map, full, hint, buffer, rows, row, head, origin);
     };
     auto const prepare_next = [&] { smem.next_tile.publish({0, tile_number & 1}); };
     if (tile.keys.end - tile.keys.begin <= kTilesAhead) prepare_next();
