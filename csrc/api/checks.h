@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "parse.h"
-#include "sm80/fwd/float16_tile.h"
+#include "sm80/forward/rows/float16_tile.h"
 
 namespace flash_cute {
 
@@ -153,7 +153,7 @@ inline void check_accumulate(FwdArgs const& args, Problem const& problem, bool o
                    name, "', which 'sm80' has");
   FLASH_CUTE_CHECK(!problem.modifies_scores(),
                    "accumulate: expected 'float32' with softcap or alibi_slopes, got '", name, "'");
-  int const max_head_dim = sm80::fwd::float16_max_head_dim(problem.accumulate);
+  int const max_head_dim = sm80::forward::rows::float16_max_head_dim(problem.accumulate);
   FLASH_CUTE_CHECK(std::max(problem.head_dim, problem.head_dim_v) <= max_head_dim,
                    "accumulate: expected 'float32' for head dims above ", max_head_dim, ", got '", name, "'");
 }

@@ -12,16 +12,16 @@ std::span<BwdInstance const> bwd_instances() { return {}; }
 #else
 
 // The families.
-#include "sm80/bwd/family.h"
-#include "sm80/bwd_large/family.h"
-#include "sm80/fwd/family.h"
-#include "sm80/fwd_large/family.h"
-#include "sm90/bwd/family.h"
-#include "sm90/bwd_large/family.h"
-#include "sm90/bwd_wide/family.h"
-#include "sm90/fwd/family.h"
-#include "sm90/fwd_large/family.h"
-#include "sm90/fwd_wide/family.h"
+#include "sm80/backward/dq_in_memory/family.h"
+#include "sm80/backward/streamed/family.h"
+#include "sm80/forward/rows/family.h"
+#include "sm80/forward/streamed/family.h"
+#include "sm90/backward/dq_in_memory/family.h"
+#include "sm90/backward/dq_in_registers_large/family.h"
+#include "sm90/backward/dq_in_registers/family.h"
+#include "sm90/forward/rows/family.h"
+#include "sm90/forward/pair_by_columns/family.h"
+#include "sm90/forward/pair_by_turns/family.h"
 
 #include "instances.h"  // generated: the kernels of this build
 

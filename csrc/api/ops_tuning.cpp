@@ -28,7 +28,7 @@ void boxed_tuner_runs(StableIValue* stack, uint64_t, uint64_t) {
 void boxed_choices(StableIValue* stack, uint64_t, uint64_t) {
   std::string names;
   for (char const* chip : sm80::kChipNames) names += std::string(" sm80:") + chip;
-  for (char const* entry : sm90::fwd::kEntryNames) names += std::string(" sm90:") + entry;
+  for (char const* entry : sm90::forward::rows::kEntryNames) names += std::string(" sm90:") + entry;
   stack[0] = stable::from(names.substr(1));
 }
 

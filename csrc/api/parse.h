@@ -6,8 +6,8 @@
 #include <string_view>
 
 #include "call.h"
-#include "sm80/chip.h"
-#include "sm90/fwd/tile.h"
+#include "sm80/common/chip.h"
+#include "sm90/forward/rows/tile.h"
 
 namespace flash_cute {
 
@@ -39,7 +39,7 @@ inline Choice parse_choice(std::string_view text) {
       return found == std::end(names) ? -1 : static_cast<int>(found - std::begin(names));
     };
     int const entry = choice.backend == Backend::kSm80   ? find(sm80::kChipNames)
-                      : choice.backend == Backend::kSm90 ? find(sm90::fwd::kEntryNames)
+                      : choice.backend == Backend::kSm90 ? find(sm90::forward::rows::kEntryNames)
                                                          : -1;
     int const split = find(std::array<std::string_view, 2>{"whole", "split"});
     FLASH_CUTE_CHECK(entry >= 0 || split >= 0, "backend: expected a tile or a table that exists, got '", text, "'");

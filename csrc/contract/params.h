@@ -32,7 +32,7 @@ struct Band {
 constexpr int kNoLimit = Band::kNoLimit;
 constexpr int kLargestHeadDim = 1024;
 constexpr int kMaxUnsplitHeadDim = 256;  // above it, the head dim is split: the kernels of <arch>/fwd_large, bwd_large;
-                                         // the sm90 forward has its own limit, sm90::fwd::kMaxHeadDim
+                                         // the sm90 forward has its own limit, sm90::forward::rows::kMaxHeadDim
 constexpr int kMaxLength = 1'000'000'000;  // of rows and keys: row + kNoLimit + the rows of a tile still fits in an int
 
 // The sequences of a batch for the kernels that read them at run time: dense, each with len_q rows and len_k keys, or

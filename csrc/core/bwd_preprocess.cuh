@@ -18,7 +18,7 @@
 #include <cutlass/array.h>
 #include <cutlass/numeric_conversion.h>
 
-#include "../contract/plan.h"
+#include "contract/plan.h"
 #include "sequence_tiles.cuh"
 #include "sink.cuh"
 

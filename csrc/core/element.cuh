@@ -5,7 +5,7 @@
 
 #include <cutlass/numeric_types.h>
 
-#include "../contract/plan.h"
+#include "contract/plan.h"
 
 namespace flash_cute {
 

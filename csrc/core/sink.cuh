@@ -3,7 +3,7 @@
 
 #include <cute/tensor.hpp>
 
-#include "../contract/params.h"
+#include "contract/params.h"
 
 namespace flash_cute {
 

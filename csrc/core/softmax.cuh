@@ -25,7 +25,7 @@
 #include <cute/tensor.hpp>
 
 #include "convert.cuh"
-#include "../contract/power_scale.h"
+#include "contract/power_scale.h"
 
 namespace flash_cute {
 

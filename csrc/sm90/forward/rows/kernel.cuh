@@ -1,0 +1,86 @@
+// The Hopper forward: persistent CTAs of one producer warpgroup, of which one thread issues all TMA loads, and one to
+// four consumer warpgroups with 64 query rows of a tile each. The producer gives registers to the consumers
+// (setmaxnreg). Where sequences are read at run time, another warp of the producer warpgroup schedules the tiles.
+#pragma once
+
+#include "core/registers.cuh"
+#include "sm90/forward/common/args.cuh"
+#include "epilogue.cuh"
+#include "load.cuh"
+#include "mainloop.cuh"
+#include "sm90/forward/common/scheduler.cuh"
+#include "sm90/forward/common/sequence_scheduler.cuh"
+#include "split.cuh"
+#include "traits.cuh"
+#include "sm90/common/dependent_launch.cuh"
+#include "sm90/common/warpgroup.cuh"
+
+namespace flash_cute::sm90::forward::rows {
+
+template <class Traits>
+CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
+  TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>::start(warpgroup);
+  typename Traits::MmaPV mma;
+  WarpgroupKeys<Traits> tiles;
+  if constexpr (Traits::kReadsAhead) tiles.read(args.params, smem, 0, warpgroup);
+#pragma unroll 1
+  for (int tile_number = 0;; ++tile_number) {
+    if constexpr (!Traits::kReadsAhead) tiles.read(args.params, smem, tile_number, warpgroup);
+    if (!tiles.exists) break;
+    OnlineSoftmax<2> softmax(args.params.scale_log2, args.params.power_scale);
+    auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDimV>>{});  // (MMA, MMA_M, MMA_D)
+    mainloop<Traits>(args.params, tile_number, warpgroup, smem, tiles, softmax, tOrO);
+    int parts = 0;  // sequences that are read at run time are not split
+    if constexpr (!reads_sequences(Traits::kVariant)) {
+      parts = uniform(smem.tile[opaque(tile_number) & 1].parts);
+      if (parts < 0) store_part<Traits>(args.params, smem.range, warpgroup, softmax, tOrO);
+      if (parts > 0) merge_parts<Traits>(args.params, smem.range, parts, warpgroup, softmax, tOrO);
+    }
+    if (parts >= 0) {
+      // Recomputed: kept across the merge, it spilled.
+      TileCoord const volatile& tile = smem.tile[opaque(tile_number) & 1];
+      TileCoord const coord{.m_block = uniform(tile.m_block),
+                            .head = warpgroup_head<Traits>(args.params, uniform(tile.head), warpgroup),
+                            .batch = uniform(tile.batch)};
+      auto const& lengths = copy_of_lengths(args.params, smem.tile[opaque(tile_number) & 1]);
+      epilogue<Traits>(args.params, lengths, coord, warpgroup, smem, softmax, tOrO);
+    }
+    smem.tile_pipeline.release(at_step(tile_number));  // the producer may overwrite the tile
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constant__ KernelArgs const args) {
+  extern __shared__ char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
+  int const warpgroup = uniform(threadIdx.x / 128);
+
+  if (threadIdx.x == 0) {
+    prefetch_tma_descriptor(&args.q);
+    prefetch_tma_descriptor(&args.k);
+    prefetch_tma_descriptor(&args.v);
+    smem.k_pipeline.init(4 * Traits::kWarpgroups);
+    smem.v_pipeline.init(4 * Traits::kWarpgroups);
+    for (auto& pipeline : smem.q_pipeline) pipeline.init(4);
+    smem.tile_pipeline.init(4 * Traits::kWarpgroups + (reads_sequences(Traits::kVariant) ? 1 : 0));
+    if constexpr (reads_sequences(Traits::kVariant)) smem.next_tile.init(1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
+  }
+  wait_for_kernel_before();  // which zeroes counters and flags, if there are any
+  __syncthreads();  // thread 0 has initialised the barriers
+
+  if (warpgroup == 0) {
+    lower_max_registers<Traits::kProducerRegs>();
+    if constexpr (reads_sequences(Traits::kVariant)) {
+      if (uniform(threadIdx.x / 32) == 1) schedule_sequences<Traits>(args.params, smem);
+      if (threadIdx.x == 0) sequence_producer<Traits>(args, smem);
+    } else {
+      if (threadIdx.x == 0) producer<Traits>(args, smem);
+    }
+  } else {
+    raise_max_registers<Traits::kConsumerRegs>();
+    consumer<Traits>(args, smem, warpgroup - 1);
+  }
+}
+
+}  // namespace flash_cute::sm90::forward::rows

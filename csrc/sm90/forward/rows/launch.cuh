@@ -1,0 +1,93 @@
+// Launches a plan. Included only by the generated instance files.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/element.cuh"
+#include "contract/plan.h"
+#include "sm90/common/launch.cuh"
+#include "sm90/common/tensor_map.cuh"
+#include "kernel.cuh"
+
+namespace flash_cute::sm90::forward::rows {
+
+template <class Traits>
+cudaError_t encode_maps(KernelArgs& args) {
+  using Element = typename Traits::Element;
+  FwdParams const& params = args.params;
+  auto const encode = [&](CUtensorMap* map, void const* data, Strides strides, std::array<int, 4> const& sizes,
+                          Box box) {
+    constexpr bool kReads = reads_sequences(Traits::kVariant);
+    return encode_place_map<Element, kReads>(map, data, strides, sizes, params.sequences.cu_q != nullptr, box);
+  };
+  // Without keys nothing is loaded through the maps of K and V, but they must be valid.
+  bool const keys = params.len_k > 0;
+  void const* const k = keys ? params.k : params.q;
+  void const* const v = keys ? params.v : params.q;
+  Strides const k_strides = keys ? params.k_strides : Strides{0, 0, 0};
+  Strides const v_strides = keys ? params.v_strides : Strides{0, 0, 0};
+  int const len_k = keys ? params.len_k : 1, heads_q = params.heads_q, heads_kv = params.heads_kv, batch = params.batch;
+  int const columns = Traits::ColumnsQK::kChunk, columns_v = Traits::ColumnsV::kChunk;
+  cudaError_t error = encode(&args.q, params.q, params.q_strides, {params.head_dim, params.len_q, heads_q, batch},
+                             {.rows = Traits::kRows, .columns = columns});
+  if (error == cudaSuccess) {
+    error = encode(&args.k, k, k_strides, {params.head_dim, len_k, heads_kv, batch},
+                   {.rows = Traits::kBlockN, .columns = columns});
+  }
+  if (error == cudaSuccess) {
+    error = encode(&args.v, v, v_strides, {params.head_dim_v, len_k, heads_kv, batch},
+                   {.rows = Traits::kBlockN, .columns = columns_v});
+  }
+  return error;
+}
+
+template <class Traits>
+cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+  KernelArgs args;
+  args.params = params;
+  cudaError_t error = encode_maps<Traits>(args);
+  if (error != cudaSuccess) return error;
+  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
+  error = cudaFuncSetAttribute(fwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  if (error != cudaSuccess) return error;
+  Launch const shape{.ctas = plan.ctas, .threads = Traits::kThreads, .smem_bytes = kSmemBytes};
+  return zero_and_launch(params.ticket, plan.workspace.zeroed, fwd_kernel<Traits>, shape, args, stream);
+}
+
+template <int kHeadDim, int kHeadDimV, int kEntry, Variant kVariant>
+cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+  if constexpr (!has_kernel(kHeadDim, kHeadDimV, kEntry, kVariant)) {
+    return cudaErrorInvalidValue;
+  } else {
+    constexpr TileConfig kTile = tile_config(kHeadDim, kEntry, kHeadDimV);
+    return with_element(plan.dtype, [&]<class Element>(Element) {
+      return launch_kernel<Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV>>(plan, params, stream);
+    });
+  }
+}
+
+template <int kHeadDim, int kHeadDimV, int kEntry>
+cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+  using enum Variant;
+  switch (plan.variant) {
+    case kDense: return launch_kernel<kHeadDim, kHeadDimV, kEntry, kDense>(plan, params, stream);
+    case kPacked: return launch_kernel<kHeadDim, kHeadDimV, kEntry, kPacked>(plan, params, stream);
+    case kModified: return launch_kernel<kHeadDim, kHeadDimV, kEntry, kModified>(plan, params, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+template <int kHeadDim, int kHeadDimV>
+cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+  switch (plan.entry) {
+    case kTall: return launch_entry<kHeadDim, kHeadDimV, kTall>(plan, params, stream);
+    case kWide: return launch_entry<kHeadDim, kHeadDimV, kWide>(plan, params, stream);
+    case kWideLate: return launch_entry<kHeadDim, kHeadDimV, kWideLate>(plan, params, stream);
+    case kPair: return launch_entry<kHeadDim, kHeadDimV, kPair>(plan, params, stream);
+    case kPairLate: return launch_entry<kHeadDim, kHeadDimV, kPairLate>(plan, params, stream);
+    case kNarrow: return launch_entry<kHeadDim, kHeadDimV, kNarrow>(plan, params, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace flash_cute::sm90::forward::rows

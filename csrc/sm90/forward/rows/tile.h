@@ -1,0 +1,192 @@
+// The tile table of the sm90 forward. Plain constants: the kernel traits, the plan and the build's resource test all
+// read them here. docs/trials/sm90_forward.md has the measurements behind it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "contract/kernel_shape.h"
+#include "contract/tile_order.h"
+#include "contract/tile_split.h"
+#include "contract/variant.h"
+
+namespace flash_cute::sm90::forward::rows {
+
+constexpr int kMaxHeadDim = 320;  // larger ones: fwd_wide and fwd_large
+
+// One kernel's tuning. A consumer warpgroup owns 64 query rows.
+struct TileConfig {
+  int block_m;     // 64 * consumer warpgroups
+  int block_n;     // keys per mainloop step
+  int stages;      // K/V buffers
+  bool ping_pong;  // warpgroups take turns at the tensor cores: the softmax of one overlaps with GEMMs of the others
+  bool late_wait;  // waits for the GEMM in flight after the vote on a new maximum, else before
+};
+
+// The tiles by name. Each head dim has some of them, see has_entry.
+enum Entry : int {
+  kTall = 0,      // 256 rows, four warpgroups: the fastest step, where it is there
+  kWide = 1,      // 192 rows (above head dim 128: 128): the fastest step of the others, for many row tiles
+  kWideLate = 2,  // with the late wait
+  kPair = 3,      // 128 x 128: where the wide tile's last wave or last row tile leaves too much idle
+  kPairLate = 4,
+  kNarrow = 5,    // 64 rows, one warpgroup: few row tiles, many keys
+  kNumEntries = 6,
+};
+constexpr char const* kEntryNames[kNumEntries] = {"tall", "wide", "wide_late", "pair", "pair_late", "narrow"};
+
+constexpr bool has_entry(int head_dim, int entry) {
+  switch (entry) {
+    case kTall: return head_dim <= 64;
+    case kWide: return head_dim != 64;
+    case kWideLate: return head_dim <= 128;
+    case kPair: return head_dim > 32 && head_dim <= 128;
+    case kPairLate: return head_dim > 64 && head_dim <= 128;
+    case kNarrow: return true;
+    default: return false;
+  }
+}
+
+// The kernels of every kind: where sequences are read at run time, those of masked problems, and none of few rows. With
+// a head dim of v's own (192 and 128) there is one: 128 x 128 is faster than 192 x 80 by 1 to 6 %, than 128 x 112 by 1
+// to 4 %, and as fast with the late wait as without.
+constexpr bool has_kernel(int head_dim, int head_dim_v, int entry, Variant variant) {
+  if (head_dim_v != head_dim) return entry == kPair;
+  if (variant == Variant::kDense) return has_entry(head_dim, entry);
+  return has_entry(head_dim, entry) && (entry == kTall || entry == kPair || (entry == kWide && head_dim > 64));
+}
+
+constexpr TileConfig tile_config(int head_dim, int entry, int head_dim_v) {
+  bool const late_wait = entry == kWideLate || entry == kPairLate;
+  switch (entry) {
+    case kTall: return {.block_m = 256, .block_n = 64, .stages = 2, .ping_pong = true, .late_wait = false};
+    case kPair:
+    case kPairLate:
+      return {.block_m = 128, .block_n = 128, .stages = 2, .ping_pong = true, .late_wait = late_wait};
+    case kNarrow: {
+      int const block_n = head_dim <= 128 ? 128 : head_dim <= 192 ? 96 : head_dim <= 256 ? 80 : 64;
+      return {.block_m = 64, .block_n = block_n, .stages = 2, .ping_pong = false, .late_wait = false};
+    }
+    default: break;
+  }
+  if (head_dim_v > 256) return {.block_m = 128, .block_n = 48, .stages = 2, .ping_pong = true, .late_wait = false};
+  if (head_dim_v > 192) return {.block_m = 128, .block_n = 80, .stages = 2, .ping_pong = true, .late_wait = false};
+  if (head_dim_v > 128) return {.block_m = 128, .block_n = 112, .stages = 2, .ping_pong = true, .late_wait = false};
+  // Three warpgroups with 160 registers per thread: as many keys as the accumulators and P leave room for. The late
+  // wait gains 1 to 3 % without a mask from 4096 keys on, and loses as much with a mask, as it does in tiles of four
+  // warpgroups.
+  int const block_n = head_dim <= 64 ? 128 : head_dim <= 96 ? 112 : 80;
+  return {.block_m = 192, .block_n = block_n, .stages = 2, .ping_pong = true, .late_wait = late_wait};
+}
+constexpr TileConfig tile_config(int head_dim, int entry) { return tile_config(head_dim, entry, head_dim); }
+
+// Shared memory: Q, `stages` buffers each of K and V, 1 KB for barriers and tile coordinates; O, and a second buffer of
+// Q, where there is room for them.
+struct SmemBytes {
+  static constexpr int kLimit = 227 * 1024;
+
+  int total;
+  bool has_o = false;
+  int q_stages = 1;
+
+  constexpr SmemBytes(TileConfig tile, int head_dim, int head_dim_v) {
+    int const keys = tile.stages * tile.block_n, q = 2 * head_dim * tile.block_m, o = 2 * head_dim_v * tile.block_m;
+    total = q + 2 * (head_dim + head_dim_v) * keys + 1024;
+    if (total + o <= kLimit) {
+      total += o;
+      has_o = true;
+    }
+    if (total + q <= kLimit) {
+      total += q;
+      q_stages = 2;
+    }
+  }
+};
+constexpr int smem_bytes(TileConfig tile, int head_dim, int head_dim_v) {
+  return SmemBytes(tile, head_dim, head_dim_v).total;
+}
+
+constexpr KernelShape kernel_shape(int head_dim, int entry, int head_dim_v) {
+  TileConfig const tile = tile_config(head_dim, entry, head_dim_v);
+  return {.block_m = tile.block_m,
+          .block_n = tile.block_n,
+          .threads = 2 * tile.block_m + 128,
+          .stages = tile.stages,
+          .smem_bytes = smem_bytes(tile, head_dim, head_dim_v),
+          .ctas_per_sm = 1};
+}
+constexpr KernelShape kernel_shape(int head_dim, int entry) { return kernel_shape(head_dim, entry, head_dim); }
+
+// Floats of a part per thread: the accumulator, and maximum, sum and error of the thread's two rows, padded to float4.
+constexpr int part_floats(int head_dim_v) { return head_dim_v / 2 + 8; }
+constexpr int64_t parts_bytes(KernelShape const& shape, int head_dim_v, TileSplit const& split) {
+  return int64_t{4} * split.ranges * 2 * shape.block_m * part_floats(head_dim_v);
+}
+constexpr int part_flags(KernelShape const& shape, TileSplit const& split) { return split.ranges * shape.block_m / 16; }
+
+// The tiles that the plan chooses from. Of two that differ in the wait alone it is the faster one, which the head dim
+// decides: on an H200 the late wait gains 1.7 % with the wide tile at head dim 96 and nothing at the others, with
+// 128 x 128 5 % at head dim 96 and costs 0.6 % at 128.
+constexpr bool is_candidate(int head_dim, int head_dim_v, int entry, Variant variant) {
+  if (!has_kernel(head_dim, head_dim_v, entry, variant)) return false;
+  if (variant != Variant::kDense || head_dim_v != head_dim) return true;
+  switch (entry) {
+    case kWide: return head_dim > 128;
+    case kPair: return head_dim != 96;
+    case kPairLate: return head_dim == 96;
+    default: return true;
+  }
+}
+
+// The speed of a tile's steps, relative to the wide tile of the head dim (from times on an H200, see docs/tuning.md).
+constexpr double speed(int head_dim, int entry) {
+  switch (entry) {
+    case kPair:
+    case kPairLate: return head_dim <= 64 ? 0.8 : head_dim <= 96 ? 0.86 : 0.92;
+    case kTall: return head_dim <= 32 ? 1.05 : 1.02;
+    case kNarrow: return 0.57;
+    default: return 1;
+  }
+}
+
+// Row tiles that differ in length are dealt to the CTAs back and forth, the longest first, or else drawn by them, where
+// there are more waves than this. To draw them takes 1 to 2 us more, since a kernel zeroes the counter before;
+// dealt, they even out less. `alike`: all sequences are equally long, or none has two tiles.
+constexpr int most_dealt_waves(bool alike) { return alike ? 4 : 2; }
+
+// A row tile of one head visits, with a window, the window's keys and about as many as it has rows, of which each of
+// its warpgroups sees the window's and 64. So where heads share K and V, each warpgroup of a tall tile can have the
+// same 64 rows of another head. (Tiles of two and three warpgroups gain less, and at head dim 256 the kernel would
+// spill.)
+constexpr int most_tile_heads(int block_m) { return block_m == 256 ? 4 : 1; }
+
+// The heads of a row tile; `window`: it is narrow, most rows see the same number of keys.
+constexpr int tile_heads(KernelShape const& shape, bool window, int heads_per_kv) {
+  int const heads = most_tile_heads(shape.block_m);
+  return window && heads_per_kv % heads == 0 ? heads : 1;
+}
+
+// With a mask, row tiles differ in length and heads are grouped, longest tiles first. The fewer bytes of K and V per
+// group, the surer they stay in L2; but where a head has many keys, a group of few heads has too few tiles to overlap
+// with its longest ones, and tiles that are dealt even out only if each wave has shorter ones than the wave before. The
+// last group has at least one tile per SM, or its longest tile would start when other SMs run out of work.
+constexpr TileOrder tile_order(KernelShape const& shape, bool masked, int batch, int heads_q, int heads_kv, int len_q,
+                               int len_k, int head_dim, int num_sms, int tile_heads = 1) {
+  int const rows = shape.block_m / tile_heads;
+  heads_q /= tile_heads;
+  int const m_blocks = (len_q + rows - 1) / rows;
+  int const num_heads = batch * heads_q, heads_per_kv = heads_q / heads_kv;
+  bool const dealt = int64_t{m_blocks} * num_heads <= int64_t{num_sms} * most_dealt_waves(/*alike=*/true);
+  int64_t const l2_bytes = int64_t{len_k <= 1024 && !dealt ? 4 : 32} << 20;
+  int const group = masked ? heads_in_l2(l2_bytes, len_k, head_dim, heads_per_kv, num_heads) : num_heads;
+  int const last_heads = std::max(group, (num_sms + m_blocks - 1) / m_blocks);
+  return {.m_blocks = m_blocks,
+          .heads_q = heads_q,
+          .heads_per_kv = heads_per_kv,
+          .num_heads = num_heads,
+          .group = group,
+          .last_group = std::max(0, num_heads - last_heads) / group,
+          .longest_first = masked};
+}
+
+}  // namespace flash_cute::sm90::forward::rows
