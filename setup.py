@@ -38,7 +38,7 @@ class BuildPy(build_py):
             return
         sources = [ROOT / "csrc" / name for name in HOST_FILES]
         for source in sorted((ROOT / "csrc").rglob("*")):
-            if source.suffix in (".h", ".cuh") or source in sources:
+            if source.suffix in (".h", ".cuh", ".json") or source in sources:
                 target = package / source.relative_to(ROOT)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, target)

@@ -39,7 +39,7 @@ COLUMNS = 32  # of Q and K per sum in float16
 
 
 def block_n(head_dim: int) -> int:
-    """Keys per tile, csrc/sm80/fwd/float16_tile.h."""
+    """Keys per tile, csrc/sm80/forward/rows/float16_tile.h."""
     return 64 if head_dim <= 64 else 32
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,22 +11,11 @@ from .config import ROOT, BuildConfig
 
 DIRECTIONS = ("fwd", "bwd")
 
-# The kernel families, by architecture and direction: the folders of csrc/<arch>/, which are namespaces too, and the head
-# dims that they are compiled for, of q and k, and of v where it is another.
-FAMILIES: dict[tuple[str, str], dict[str, tuple[int | tuple[int, int], ...]]] = {
-    ("sm80", "fwd"): {"forward/rows": (32, 64, 96, 128, 192, 256), "forward/streamed": (1024,)},
-    ("sm80", "bwd"): {"backward/dq_in_memory": (32, 64, 96, 128, 192, 256), "backward/streamed": (1024,)},
-    ("sm90", "fwd"): {
-        "forward/rows": (32, 64, 96, 128, 192, (192, 128), 256, 320),
-        "forward/pair_by_turns": (512,),
-        "forward/pair_by_columns": (1024,),
-    },
-    ("sm90", "bwd"): {
-        "backward/dq_in_memory": (32, 64, 96, 128, (192, 128)),
-        "backward/dq_in_registers": (192, (192, 128), 256),
-        "backward/dq_in_registers_large": (320, 512, 1024),
-    },
-}
+FOLDERS = {"fwd": "forward/", "bwd": "backward/"}  # of csrc/<arch>/, in which the families have theirs
+
+# The kernel families by architecture: their folders of csrc/<arch>/, which are namespaces too, and their head dims, of q
+# and k, and of v where it is another.
+FAMILIES: dict[str, dict[str, list[int | list[int]]]] = json.loads((ROOT / "csrc/families.json").read_text())
 
 # Head dims that the kernel of a larger one serves just as fast, since it computes only the columns that there are: that
 # one is built for them.
@@ -118,12 +108,14 @@ def instances(config: BuildConfig) -> list[Instance]:
     The kernels of two head dims are built with those of the first.
     """
     built = []
-    for kind in itertools.product(config.gencode, DIRECTIONS):
-        served_by = SERVED_BY.get(kind, {})
+    for arch, direction in itertools.product(config.gencode, DIRECTIONS):
+        served_by = SERVED_BY.get((arch, direction), {})
         asked = {served_by.get(d, d) for d in config.head_dims}
-        for family, head_dims in FAMILIES[kind].items():
-            pairs = [d if isinstance(d, tuple) else (d, d) for d in head_dims]
-            built += [Instance(*kind, family, *pair) for pair in pairs if pair[0] in asked]
+        for family, head_dims in FAMILIES[arch].items():
+            if not family.startswith(FOLDERS[direction]):
+                continue
+            pairs = [(d, d) if isinstance(d, int) else tuple(d) for d in head_dims]
+            built += [Instance(arch, direction, family, d, d_v) for d, d_v in pairs if d in asked]
     return built
 
 

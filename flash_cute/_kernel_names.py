@@ -37,13 +37,13 @@ def kernel_matches(plan: Mapping[str, Any], kernel_name: str) -> bool:
 # Of TileConfig in csrc/<family>/tile.h, in order. The plan does not tell all of them: its `ctas_per_sm` are those that
 # fit, up to the budgeted ones. Other families have one tile.
 TILE_FIELDS: dict[str, tuple[str, ...]] = {
-    "sm80::fwd": ("block_m", "block_n", "warps", "stages", "q_in_regs", "budgeted_ctas"),
-    "sm80::bwd": (
+    "sm80::forward::rows": ("block_m", "block_n", "warps", "stages", "q_in_regs", "budgeted_ctas"),
+    "sm80::backward::dq_in_memory": (
         *("block_m", "block_n", "warps", "score_warps", "key_warps", "row_warps"),
         *("q_stages", "dout_stages", "budgeted_ctas"),
     ),
-    "sm90::fwd": ("block_m", "block_n", "stages", "ping_pong", "late_wait"),
-    "sm90::bwd": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
+    "sm90::forward::rows": ("block_m", "block_n", "stages", "ping_pong", "late_wait"),
+    "sm90::backward::dq_in_memory": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
 }
 _VARIANTS = ("dense", "packed", "modified", "dense modified")  # csrc/contract/variant.h
 _ACCUMULATE = ("float32", "float16_qk", "float16_pv", "float16")  # csrc/contract/accumulate.h
@@ -53,23 +53,22 @@ _ELEMENTS = {"half_t": "float16", "__half": "float16", "bfloat16_t": "bfloat16",
 def _facts(kernel_name: str) -> dict[str, Any] | None:
     """What a kernel's name says of it, or None for a kernel that is not ours.
 
-    Demangled: `flash_cute::sm80::fwd::fwd_kernel<flash_cute::sm80::fwd::Traits<cutlass::half_t, 128,
-    flash_cute::sm80::fwd::TileConfig{128, 64, 4, 1, false, 2}>>`; mangled, the same words come with lengths in front
-    and numbers as `Li128E`.
+    Demangled: `flash_cute::sm80::forward::rows::fwd_kernel<flash_cute::sm80::forward::rows::Traits<cutlass::half_t,
+    128, flash_cute::sm80::forward::rows::TileConfig{128, 64, 4, 1, false, 2}>>`; mangled, the same words come with lengths
+    in front and numbers as `Li128E`.
     """
-    namespace = r"flash_cute(?:::|4)(sm\d+)(?:::|\d)((?:fwd|bwd)(?:_large|_wide)?)"
-    kernel = re.search(namespace + r"(?:::|\d{2})(\w+?_kernel)(?:<|I)", kernel_name)
+    words = _qualified_name(kernel_name)
     element = re.search("|".join(_ELEMENTS), kernel_name)
     head_dim = re.search(r"(?:half_t|__half|bfloat16_t|__nv_bfloat16)(?:, (?:\(int\))?|ELi)(\d+)", kernel_name)
-    if not (kernel and element and head_dim):
+    if not (words and words[-1].endswith("_kernel") and element and head_dim):
         return None
     tile = re.search(r"TileConfig(?:\)?\{([^}]*)\}|E((?:L[a-z]\d+E)+))", kernel_name)
     values = re.findall(r"L[a-z](\d+)E|(\d+)(?![\w)])|\b(true|false)\b", tile[1] or tile[2]) if tile else []
     end = tile.end() if tile else head_dim.end()
     deterministic = re.match(r"[> ]*, (?:\(bool\))?(\w+)>|E+Lb(\d)E", kernel_name[end:])
     facts: dict[str, Any] = {
-        "family": f"{kernel[1]}::{kernel[2]}",
-        "kernel": kernel[3],
+        "family": "::".join(words[:-1]),
+        "kernel": words[-1],
         "dtype": _ELEMENTS[element[0]],
         "head_dim": int(head_dim[1]),
         "tile": [int(mangled or number or word == "true") for mangled, number, word in values],
@@ -77,9 +76,21 @@ def _facts(kernel_name: str) -> dict[str, Any] | None:
     if variant := re.search(r"Variant(?:\)|E)(\d)(?:(?:, |ELi)(\d+))?", kernel_name[end:]):
         facts["variant"] = _VARIANTS[int(variant[1])]
         facts["kernel_head_dim_v"] = int(variant[2] or head_dim[1])
-    if kernel[3] == "fwd_kernel":
+    if words[-1] == "fwd_kernel":
         accumulate = re.search(r"Accumulate(?:\)|E)(\d)", kernel_name[end:])
         facts["accumulate"] = _ACCUMULATE[int(accumulate[1]) if accumulate else 0]
     if deterministic:  # the mode has a kernel of its own
         facts["deterministic"] = (deterministic[1] or deterministic[2]) in ("1", "true")
     return facts
+
+
+def _qualified_name(kernel_name: str) -> list[str]:
+    """The words of the first name in flash_cute, without that one; none for a kernel that is not ours."""
+    if demangled := re.search(r"flash_cute::([\w:]+)", kernel_name):
+        return demangled[1].split("::")
+    begin, words = kernel_name.find("10flash_cute"), []
+    while begin >= 0 and (length := re.match(r"\d+", kernel_name[begin:])):
+        first = begin + length.end()
+        begin = first + int(length[0])
+        words.append(kernel_name[first:begin])
+    return words[1:]

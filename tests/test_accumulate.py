@@ -45,7 +45,7 @@ def variances(
     group = q.shape[1] // k.shape[1]
     q, k, v = (x.double() for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
     scale = q.shape[-1] ** -0.5
-    tile = 64 if q.shape[-1] <= 64 else 32  # csrc/sm80/fwd/float16_tile.h
+    tile = 64 if q.shape[-1] <= 64 else 32  # csrc/sm80/forward/rows/float16_tile.h
     scores = q @ k.mT * scale
     of_scores = torch.zeros_like(scores)
     for begin in range(0, q.shape[-1], COLUMNS):
@@ -142,8 +142,8 @@ def test_what_runs(capability: int) -> None:
 
 
 NAME = (
-    "void flash_cute::sm80::fwd::fwd_kernel<flash_cute::sm80::fwd::Float16Traits<cutlass::half_t, 128, "
-    "flash_cute::sm80::fwd::TileConfig{128, 32, 4, 1, false, 2}, (flash_cute::Variant)1, (flash_cute::Accumulate)2> >"
+    "void flash_cute::sm80::forward::rows::fwd_kernel<flash_cute::sm80::forward::rows::Float16Traits<cutlass::half_t, 128, "
+    "flash_cute::sm80::forward::rows::TileConfig{128, 32, 4, 1, false, 2}, (flash_cute::Variant)1, (flash_cute::Accumulate)2> >"
     "(flash_cute::FwdParams)"
 )
 

@@ -13,7 +13,7 @@ CSRC = default_csrc()
 # Each may include from itself and from those before it. api/ knows the families by families.cpp and, for the names of
 # tiles and chips that a caller may give, by their tile tables.
 LAYERS = ("contract", "planning", "core", "sm80", "sm90", "api")
-STUDIES = "sm80/schedules"  # call api's code
+STUDIES = "studies/schedules"  # call api's code
 
 
 def _includes() -> list[tuple[Path, Path]]:

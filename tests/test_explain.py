@@ -21,20 +21,20 @@ BACKWARDS = {arch: dims for arch in ("sm80", "sm90") if (dims := cases.backward_
 needs_kernels = pytest.mark.skipif(not report.load()["kernels"], reason="this build has no CUDA kernels")
 
 DEMANGLED = (
-    "void flash_cute::sm80::fwd::fwd_kernel<flash_cute::sm80::fwd::Traits<cutlass::half_t, 128, "
-    "flash_cute::sm80::fwd::TileConfig{128, 64, 4, 1, false, 2}> >"
+    "void flash_cute::sm80::forward::rows::fwd_kernel<flash_cute::sm80::forward::rows::Traits<cutlass::half_t, 128, "
+    "flash_cute::sm80::forward::rows::TileConfig{128, 64, 4, 1, false, 2}> >"
     "(flash_cute::FwdParams)"
 )
 OLD_DEMANGLED = DEMANGLED.replace(
-    "flash_cute::sm80::fwd::TileConfig{128, 64, 4, 1, false, 2}",
-    "(flash_cute::sm80::fwd::TileConfig){128, 64, (int)4, 1, (bool)0, 2}",
+    "flash_cute::sm80::forward::rows::TileConfig{128, 64, 4, 1, false, 2}",
+    "(flash_cute::sm80::forward::rows::TileConfig){128, 64, (int)4, 1, (bool)0, 2}",
 )
 MANGLED = (
     "_ZN10flash_cute4sm803fwd10fwd_kernelINS1_6TraitsIN7cutlass6half_tELi128EXtl"
     "NS1_10TileConfigELi128ELi64ELi4ELi1ELb0ELi2EEEEEEEvNS_9FwdParamsE"
 )
 PLAN = {
-    "family": "sm80::fwd",
+    "family": "sm80::forward::rows",
     "tile": "",
     "kernel": "fwd_kernel",
     "dtype": "float16",
@@ -59,7 +59,7 @@ def test_kernel_names_are_understood(name):
         PLAN | {"dtype": "bfloat16"}, name.replace("6half_t", "10bfloat16_t").replace("half_t", "bfloat16_t")
     )
     different = {
-        "family": "sm90::fwd",
+        "family": "sm90::forward::rows",
         "dtype": "bfloat16",
         "kernel_head_dim": 64,
         "block_m": 64,
@@ -73,20 +73,20 @@ def test_kernel_names_are_understood(name):
 
 def test_sm90_kernel_names_are_understood():
     sm90 = DEMANGLED.replace("sm80", "sm90").replace("{128, 64, 4, 1, false, 2}", "{128, 176, 2, true, false}")
-    plan = PLAN | {"family": "sm90::fwd", "block_n": 176, "stages": 2, "threads": 384}
+    plan = PLAN | {"family": "sm90::forward::rows", "block_n": 176, "stages": 2, "threads": 384}
     assert kernel_matches(plan, sm90)
     assert not kernel_matches(plan | {"stages": 1}, sm90)
     assert not kernel_matches(PLAN, sm90)
 
 
 BACKWARD = (
-    "void flash_cute::sm90::bwd::bwd_kernel<flash_cute::sm90::bwd::Traits<cutlass::bfloat16_t, 128, "
-    "flash_cute::sm90::bwd::TileConfig{64, 128, 2, true, 4}> >(flash_cute::sm90::bwd::KernelArgs)"
+    "void flash_cute::sm90::backward::dq_in_memory::bwd_kernel<flash_cute::sm90::backward::dq_in_memory::Traits<cutlass::bfloat16_t, 128, "
+    "flash_cute::sm90::backward::dq_in_memory::TileConfig{64, 128, 2, true, 4}> >(flash_cute::sm90::backward::dq_in_memory::KernelArgs)"
 )
 
 
 def test_backward_kernel_names_are_understood():
-    plan = PLAN | {"family": "sm90::bwd", "kernel": "bwd_kernel", "dtype": "bfloat16", "mask": "full", "stages": 2}
+    plan = PLAN | {"family": "sm90::backward::dq_in_memory", "kernel": "bwd_kernel", "dtype": "bfloat16", "mask": "full", "stages": 2}
     plan |= {"block_m": 64, "block_n": 128, "threads": 384}
     assert kernel_matches(plan, BACKWARD)
     assert not kernel_matches(plan | {"kernel": "fwd_kernel"}, BACKWARD)
@@ -107,14 +107,14 @@ def test_the_deterministic_modes_kernel_is_told_apart(deterministic, form):
         true, false = name % 1, name % 0
     else:
         name = (
-            "void flash_cute::sm80::bwd::bwd_kernel<flash_cute::sm80::bwd::Traits<cutlass::bfloat16_t, 64, "
-            "flash_cute::sm80::bwd::TileConfig{64, 128, 4, 4, 4, 2, 1, 1, 2}>, %s>(flash_cute::BwdParams)"
+            "void flash_cute::sm80::backward::dq_in_memory::bwd_kernel<flash_cute::sm80::backward::dq_in_memory::Traits<cutlass::bfloat16_t, 64, "
+            "flash_cute::sm80::backward::dq_in_memory::TileConfig{64, 128, 4, 4, 4, 2, 1, 1, 2}>, %s>(flash_cute::BwdParams)"
         )
         flag = form.format("bool")
         true, false = name % flag, name % flag.replace("1", "0").replace("true", "false")
     plan = {
         **PLAN,
-        **{"family": "sm80::bwd", "kernel": "bwd_kernel", "dtype": "bfloat16", "kernel_head_dim": 64, "mask": "full"},
+        **{"family": "sm80::backward::dq_in_memory", "kernel": "bwd_kernel", "dtype": "bfloat16", "kernel_head_dim": 64, "mask": "full"},
         **{"block_m": 64, "block_n": 128, "deterministic": deterministic},
     }
     assert kernel_matches(plan, true) == deterministic
@@ -128,15 +128,15 @@ def test_the_deterministic_modes_kernel_is_told_apart(deterministic, form):
 def test_kernels_of_sm80_that_read_sequences(deterministic, variant, traits):
     tile = (64, 64, 4, 2, 2, 2, 1, 1, 2)
     names = (
-        f"void flash_cute::sm80::bwd::bwd_sequences_kernel<flash_cute::sm80::bwd::{traits}<cutlass::half_t, 128, "
-        f"flash_cute::sm80::bwd::TileConfig{{{', '.join(map(str, tile))}}}> >(flash_cute::BwdParams)",
+        f"void flash_cute::sm80::backward::dq_in_memory::bwd_sequences_kernel<flash_cute::sm80::backward::dq_in_memory::{traits}<cutlass::half_t, 128, "
+        f"flash_cute::sm80::backward::dq_in_memory::TileConfig{{{', '.join(map(str, tile))}}}> >(flash_cute::BwdParams)",
         f"_ZN10flash_cute4sm803bwd20bwd_sequences_kernelINS1_{len(traits)}{traits}IN7cutlass6half_tELi128E"
         f"XtlNS1_10TileConfigE{''.join(f'Li{number}E' for number in tile)}EEEEEEvNS_9BwdParamsE",
     )
     plan = {
         **PLAN,
         **{
-            "family": "sm80::bwd",
+            "family": "sm80::backward::dq_in_memory",
             "kernel": "bwd_sequences_kernel",
             "variant": variant,
             "deterministic": deterministic,

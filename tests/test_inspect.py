@@ -85,7 +85,7 @@ def test_no_limit_is_the_headers() -> None:
 
 
 def test_kernels_are_those_of_the_library(kernels: tuple[Kernel, ...]) -> None:
-    listed = {(kernel.arch, kernel.folder[:3], kernel.head_dim) for kernel in kernels}
+    listed = {(kernel.arch, "fwd" if kernel.is_forward else "bwd", kernel.head_dim) for kernel in kernels}
     for arch, direction, head_dim, _ in report.built_instances():
         assert (arch, direction, head_dim) in listed
     assert report.built_architectures() <= {kernel.arch for kernel in kernels}
@@ -95,9 +95,11 @@ def test_default_kernels_are_the_builds() -> None:
     config = pytest.importorskip("build_tools.config", reason="not in a checkout")
     instances = pytest.importorskip("build_tools.instances")
     assert config.HEAD_DIMS == build.HEAD_DIMS
-    for name in ("MAX_UNSPLIT_HEAD_DIM", "LARGER_UNSPLIT_HEAD_DIMS", "WIDE_HEAD_DIMS"):
-        assert getattr(instances, name) == getattr(build, name)
-    assert (tuple(config.GENCODE), instances.DIRECTIONS) == (build.ARCHS, build.DIRECTIONS)
+    assert (tuple(config.GENCODE), instances.DIRECTIONS, instances.FOLDERS) == (
+        build.ARCHS,
+        build.DIRECTIONS,
+        build.FOLDERS,
+    )
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
@@ -107,7 +109,9 @@ def test_explain_says_what_the_traits_say(backward: bool, kernels: tuple[Kernel,
     if not built:
         pytest.skip("this build has no CUDA kernels")
     by_name = {
-        (k.arch, k.head_dim, k.entry_index): k for k in kernels if k.folder[:3] == direction and k.entry != "queries"
+        (k.arch, k.head_dim, k.entry_index): k
+        for k in kernels
+        if k.is_forward != backward and k.entry != "queries"
     }
     told = set()
     for arch, head_dim, index in by_name:
@@ -153,7 +157,7 @@ def test_the_driver_says_what_the_report_says(
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     ran = [event["args"] for event in events if event.get("cat") == "kernel" and "flash_cute" in event["name"]]
     assert len(ran) == 1
-    name = ("fwd", plan["backend"], plan["kernel_head_dim"], plan["entry"])
+    name = ("forward/rows", plan["backend"], plan["kernel_head_dim"], plan["entry"])
     kernel = next(k for k in kernels if (k.folder, k.arch, k.head_dim, k.entry_index) == name)
     assert ran[0]["registers per thread"] == plan["compiled"]["registers"]
     assert ran[0]["shared memory"] == kernel.facts["smem_bytes"] + plan["compiled"]["smem_static"]

@@ -6,6 +6,7 @@ That every check holds of them is in test_inspect.py.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,12 @@ def large() -> tuple[Kernel, ...]:
 
 def test_there_is_one_of_each(large: tuple[Kernel, ...]) -> None:
     names = {(kernel.arch, kernel.folder, kernel.head_dim, kernel.entry) for kernel in large}
-    expected = {("sm80", folder, d, chip) for folder in ("fwd_large", "bwd_large") for d in HEAD_DIMS for chip in CHIPS}
-    expected |= {("sm90", "fwd", 320, "wide"), ("sm90", "fwd", 320, "narrow")}
-    expected |= {("sm90", folder, d, "large") for folder, d in (("fwd_wide", 512), ("fwd_large", 1024))}
-    expected |= {("sm90", "bwd_large", d, entry) for d in HEAD_DIMS for entry in ("keys", "queries")}
+    streamed = ("forward/streamed", "backward/streamed")
+    expected = {("sm80", folder, d, chip) for folder in streamed for d in HEAD_DIMS for chip in CHIPS}
+    expected |= {("sm90", "forward/rows", 320, "wide"), ("sm90", "forward/rows", 320, "narrow")}
+    expected |= {("sm90", "forward/pair_by_turns", 512, "large"), ("sm90", "forward/pair_by_columns", 1024, "large")}
+    backward = "backward/dq_in_registers_large"
+    expected |= {("sm90", backward, d, entry) for d in HEAD_DIMS for entry in ("keys", "queries")}
     assert names == expected and len(large) == len(names)
 
 
@@ -85,14 +88,14 @@ def spoil(kernel: Kernel, names: tuple[str, ...], change: Change, monkeypatch: p
 def test_a_spoiled_flow_is_caught(
     what: str, chip: str, large: tuple[Kernel, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = inspect.find(large, 512, "sm80", chip, "fwd_large")
+    kernel = inspect.find(large, 512, "sm80", chip, "forward/streamed")
     assert kernel.tile["left_resident"] == (chip == "h100") and not checks.data_flow(kernel)
     spoil(kernel, *SPOILED[what], monkeypatch)
     assert checks.data_flow(kernel)
 
 
 def test_rows_without_the_permutation_conflict(large: tuple[Kernel, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = inspect.find(large, 512, "sm80", "a100", "fwd_large")
+    kernel = inspect.find(large, 512, "sm80", "a100", "forward/streamed")
     spoil(kernel, ("S.ldsm", "P.store", "O.read"), lambda a: a ^ ((a >> 7 & 7) << 4), monkeypatch)
     found = "\n".join(checks.bank_conflicts(kernel))
     assert "Q and K to registers (ldmatrix.x4)" in found and "28 more passes at worst" in found
@@ -117,8 +120,8 @@ SPOILED_LAYOUTS: dict[str, tuple[str, Change]] = {
 @pytest.mark.parametrize(
     ("folder", "head_dim", "what"),
     [
-        *(("fwd_wide", 512, what) for what in SPOILED_LAYOUTS),
-        *(("fwd_large", 1024, what) for what in (*SPOILED_LAYOUTS, *SPOILED_P)),
+        *(("forward/pair_by_turns", 512, what) for what in SPOILED_LAYOUTS),
+        *(("forward/pair_by_columns", 1024, what) for what in (*SPOILED_LAYOUTS, *SPOILED_P)),
     ],
 )
 def test_a_spoiled_layout_is_caught(
@@ -157,7 +160,7 @@ def fresh_masks() -> Iterator[None]:
 def test_a_spoiled_mask_is_caught(
     head_dim: int, entry: str, what: str, large: tuple[Kernel, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = inspect.find(large, head_dim, "sm90", entry, "bwd_large")
+    kernel = inspect.find(large, head_dim, "sm90", entry, "backward/dq_in_registers_large")
     problem = inspect.Problem(1, 1, 1, 150, 200, head_dim, "bottom_right")
     assert not checks._mask(kernel, problem)
     real = Kernel.masked
@@ -166,7 +169,7 @@ def test_a_spoiled_mask_is_caught(
 
 
 def test_kernels_that_mask_in_other_pieces_are_not_taken_for_the_same(large: tuple[Kernel, ...]) -> None:
-    named = [inspect.find(large, d, "sm90", entry, "bwd_large") for d in HEAD_DIMS for entry in ("keys", "queries")]
+    named = [inspect.find(large, d, "sm90", entry, "backward/dq_in_registers_large") for d in HEAD_DIMS for entry in ("keys", "queries")]
     assert [kernel.facts.get("pieces", 1) for kernel in named] == [1, 1, 2, 2, 4, 4]
     assert len({checks._SameMask(kernel) for kernel in named}) == len(named)
 
@@ -183,7 +186,7 @@ def test_what_the_backward_shares_out(large: tuple[Kernel, ...]) -> None:
     }
     for head_dim in HEAD_DIMS:
         for entry in ("keys", "queries"):
-            kernel = inspect.find(large, head_dim, "sm90", entry, "bwd_large")
+            kernel = inspect.find(large, head_dim, "sm90", entry, "backward/dq_in_registers_large")
             *buffers, rest = kernel.details().buffers
             expected = (one_cta if head_dim == 320 else side)[entry]
             assert {buffer.name: buffer.bytes / 1024 for buffer in buffers} == expected
@@ -206,8 +209,8 @@ def test_what_the_backward_shares_out(large: tuple[Kernel, ...]) -> None:
 @pytest.mark.parametrize("sms", [1, 2, 7, 132])
 def test_ctas_that_share_a_tile_have_one_slot(arch: str, sms: int, large: tuple[Kernel, ...]) -> None:
     named = {
-        "sm80": (("fwd_large", 512, 1), ("fwd_large", 1024, 2)),
-        "sm90": (("fwd_wide", 512, 2), ("fwd_large", 1024, 2)),
+        "sm80": (("forward/streamed", 512, 1), ("forward/streamed", 1024, 2)),
+        "sm90": (("forward/pair_by_turns", 512, 2), ("forward/pair_by_columns", 1024, 2)),
     }
     for folder, head_dim, ctas in named[arch]:
         kernel = inspect.find(large, head_dim, arch, None, folder)
@@ -226,7 +229,7 @@ def test_budgets(large: tuple[Kernel, ...], capsys: pytest.CaptureFixture[str]) 
     rows = {(row["chip"], row["arch"], row["kernel"], row["head_dim"]): row for row in tables.rows(large)}
     # Chips and both directions of sm80; sm90's forwards, and its two backward kernels.
     assert len(rows) == 5 * 2 * len(HEAD_DIMS) + len(HEAD_DIMS) + 2 * len(HEAD_DIMS)
-    one, two = (rows["A100", "sm80", "fwd_large", d] for d in (512, 1024))
+    one, two = (rows["A100", "sm80", "forward/streamed", d] for d in (512, 1024))
     assert (one["smem_bytes"], one["ctas_sm"], one["stages"]) == (151552, 1, 4)
     assert two["mma_clk"] == one["mma_clk"]  # two CTAs share the products at 1024
     one, two = (rows["A100", "sm80", "bwd_keys", d] for d in (512, 1024))
@@ -250,7 +253,7 @@ def test_roofline_by_hand(large: tuple[Kernel, ...]) -> None:
             scores *= (1 if kernel.is_forward else 2) / ctas
             out = 8 * (columns // 4 + (256 if columns > 320 else 224))
             assert clocks["shared memory"] == scores + 128 + out, str(kernel)
-        elif kernel.folder == "fwd_wide":
+        elif kernel.folder == "forward/pair_by_turns":
             products, turns = 2 / ctas, 2
             # By turns both warpgroups read Q and K for the scores, TMA writes K, and a message is written and read.
             moved = (2 * (2 * (m // 2 + n) * d) + 2 * n * d + 2 * (2 * m * n + 16 * 256)) // 2
@@ -272,7 +275,7 @@ def test_roofline_by_hand(large: tuple[Kernel, ...]) -> None:
 
 
 def test_the_warps_share_out_the_results(large: tuple[Kernel, ...], tmp_path: Path) -> None:
-    picture = warps.warp_picture(inspect.find(large, 512, "sm80", None, "fwd_large"))
+    picture = warps.warp_picture(inspect.find(large, 512, "sm80", None, "forward/streamed"))
     scores, out = (np.array(panel["warps"]) for panel in picture.data["panels"])
     assert scores.shape == (64 // 16, 128 // 8) and out.shape == (64 // 16, 512 // 8)
     for grid in (scores, out):
@@ -282,7 +285,7 @@ def test_the_warps_share_out_the_results(large: tuple[Kernel, ...], tmp_path: Pa
     assert [len(set(np.nonzero(out == warp)[0])) for warp in range(8)] == [4] * 8
     assert picture.save(tmp_path, ("svg",))[0].exists()
     with pytest.raises(ValueError, match="of sm80's forwards"):
-        warps.warp_picture(inspect.find(large, 512, "sm90", None, "fwd_wide"))
+        warps.warp_picture(inspect.find(large, 512, "sm90", None, "forward/pair_by_turns"))
 
 
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
@@ -303,15 +306,20 @@ def test_all_pictures_are_drawn(arch: str, direction: str, large: tuple[Kernel, 
 
 def test_pictures_that_there_are_not(large: tuple[Kernel, ...]) -> None:
     with pytest.raises(ValueError, match="it computes addresses, without layouts"):
-        pictures.bank_picture(inspect.find(large, 512, "sm80", None, "fwd_large"))
+        pictures.bank_picture(inspect.find(large, 512, "sm80", None, "forward/streamed"))
 
 
 def test_kernels_that_other_headers_do_not_have_are_left_out(tmp_path: Path) -> None:
-    for folder in ("sm80/fwd", "sm80/fwd_large", "sm90/fwd"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "traits.cuh").touch()
+    families = {
+        "sm80": {"forward/rows": [128, 256], "forward/streamed": [320, 512]},
+        "sm90": {"forward/rows": [[192, 128], 256, 320]},
+    }
+    (tmp_path / "families.json").write_text(json.dumps(families))
     units = build.units(tmp_path, build.ARCHS, build.DIRECTIONS, (256, 320, 512))
-    expected = ["sm80_fwd_d256", "sm80_fwd_large_d320", "sm80_fwd_large_d512", "sm90_fwd_d256", "sm90_fwd_d320"]
+    expected = [
+        *("sm80_forward_rows_d256", "sm80_forward_streamed_d320", "sm80_forward_streamed_d512"),
+        *("sm90_forward_rows_d256", "sm90_forward_rows_d320"),
+    ]
     assert [unit.name for unit in units] == expected
 
 

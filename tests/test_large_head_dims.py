@@ -132,7 +132,7 @@ def test_plan_on_sm90(head_dim: int) -> None:
     kernel_head_dim = 512 if head_dim <= 512 else 1024
     if ("sm90", "fwd", kernel_head_dim, kernel_head_dim) not in built_instances():
         pytest.skip("this build has no sm90 kernels for large head dims")
-    name, block_m = ("fwd_wide_kernel", 128) if head_dim <= 512 else ("fwd_large_kernel", 64)
+    name, block_m = ("fwd_pair_by_turns_kernel", 128) if head_dim <= 512 else ("fwd_pair_by_columns_kernel", 64)
     row_tiles = -(-300 // block_m)
     for heads in (2, 200):
         q = torch.empty(1, heads, 300, head_dim, dtype=HALF)
@@ -153,13 +153,13 @@ def test_plan(capability: int, head_dim: int, head_dim_v: int) -> None:
     q = torch.empty(1, 2, 300, head_dim, dtype=HALF)
     v = torch.empty(1, 2, 300, head_dim_v, dtype=HALF)
     made = plan(q, q, v, capability=capability)
-    kernel = "fwd_large_kernel" if head_dim_v <= 512 else "fwd_large_pair_kernel"
+    kernel = "fwd_streamed_kernel" if head_dim_v <= 512 else "fwd_streamed_pair_kernel"
     assert (made["backend"], made["kernel"], made["kernel_head_dim"]) == ("sm80", kernel, 1024)
     assert made["column_parts"] == -(-head_dim_v // 512)
     assert made["smem_bytes"] <= (163 if capability == 80 else 99) * 1024
     assert made["stages"] >= 3 and made["tiles"] == 2 * 5
     assert set(made["copies"].values()) == {None} and (made["workspace_bytes"] == 0) == (head_dim_v <= 512)
     explanation = flash_cute.explain(q, q, v, capability=capability)
-    assert f"flash_cute::sm80::fwd_large::{kernel}" in str(explanation)
+    assert f"flash_cute::sm80::forward::streamed::{kernel}" in str(explanation)
     compiled = explanation.data["compiled"]
     assert compiled is None or compiled["spill_stores"] == compiled["spill_loads"] == 0

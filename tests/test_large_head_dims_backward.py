@@ -223,7 +223,7 @@ def test_plan(capability: int, head_dim: int, head_dim_v: int) -> None:
     assert any(split in reason for reason in made["reasons"])
     assert any("Deterministic in either mode" in reason for reason in made["reasons"])
     explanation = flash_cute.explain(q, k, v, capability=capability, backend="sm80", backward=True)
-    assert f"flash_cute::sm80::bwd_large::{kernel}" in str(explanation)
+    assert f"flash_cute::sm80::backward::streamed::{kernel}" in str(explanation)
     compiled = explanation.data["compiled"]
     assert compiled is None or compiled["spill_stores"] == compiled["spill_loads"] == 0
 
@@ -249,7 +249,7 @@ def test_plan_on_sm90(head_dim: int, head_dim_v: int, kernel_head_dim: int, ctas
     assert any(f"A tile has {ctas_per_tile}" in reason for reason in made["reasons"])
     assert any("Deterministic in either mode" in reason for reason in made["reasons"])
     explanation = flash_cute.explain(q, k, v, capability=90, backward=True)
-    assert "flash_cute::sm90::bwd_large::bwd_keys_kernel" in str(explanation)
+    assert "flash_cute::sm90::backward::dq_in_registers_large::bwd_keys_kernel" in str(explanation)
     compiled = explanation.data["compiled"]
     assert compiled is None or compiled["spill_stores"] == compiled["spill_loads"] == 0
 

@@ -140,16 +140,16 @@ def test_plan(capability: int) -> None:
     for heads in (1, 2, 500):
         q = torch.empty(1, heads, 300, 1024, dtype=HALF)
         made = plan(q, q, q, capability=capability, backend="sm80")
-        assert (made["kernel"], made["column_parts"], made["tiles"]) == ("fwd_large_pair_kernel", 2, 5 * heads)
+        assert (made["kernel"], made["column_parts"], made["tiles"]) == ("fwd_streamed_pair_kernel", 2, 5 * heads)
         pairs, rest = divmod(made["workspace_bytes"] - 128, 4 * MESSAGE + 2 * 128)
         assert rest == 0 and pairs <= 5 * heads and (heads == 500 or pairs == 5 * heads)
         assert pairs < 200
         assert any("sends P to the other one" in reason for reason in made["reasons"])
         assert not any("draws" in reason for reason in made["reasons"])
         explanation = flash_cute.explain(q, q, q, capability=capability, backend="sm80")
-        assert "flash_cute::sm80::fwd_large::fwd_large_pair_kernel" in str(explanation)
+        assert "flash_cute::sm80::forward::streamed::fwd_streamed_pair_kernel" in str(explanation)
         compiled = explanation.data["compiled"]
         assert compiled is None or compiled["spill_stores"] == compiled["spill_loads"] == 0
     q, k, v = (torch.empty(1, 2, 300, head_dim, dtype=HALF) for head_dim in (1024, 1024, 512))
     alone = plan(q, k, v, capability=capability, backend="sm80")
-    assert (alone["kernel"], alone["column_parts"], alone["workspace_bytes"]) == ("fwd_large_kernel", 1, 0)
+    assert (alone["kernel"], alone["column_parts"], alone["workspace_bytes"]) == ("fwd_streamed_kernel", 1, 0)

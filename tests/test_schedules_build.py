@@ -35,7 +35,7 @@ ptxas info    : Used 167 registers, used 1 barriers
 
 
 def test_names_are_those_of_the_kernels() -> None:
-    text = (inspect_build.default_csrc() / "sm80/schedules/tile.h").read_text()
+    text = (inspect_build.default_csrc() / "studies/schedules/tile.h").read_text()
     found = re.search(r"kScheduleNames\[kNumSchedules\] = \{(.*?)\};", text, re.DOTALL)
     assert found and tuple(re.findall(r'"(\w+)"', found[1])) == schedules.names()
     found = re.search(r"kHeadDims\[\] = \{(.*?)\};", text)

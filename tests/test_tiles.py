@@ -16,7 +16,7 @@ from flash_cute.report import built_architectures
 
 pytestmark = pytest.mark.kernel
 
-# Of csrc/sm80/chip.h, with the shared memory that a CTA of such a chip may have, and csrc/sm90/fwd/tile.h.
+# Of csrc/sm80/chip.h, with the shared memory that a CTA of such a chip may have, and csrc/sm90/forward/rows/tile.h.
 CHIPS = {"a100": 163 << 10, "99kb": 99 << 10, "h100": 227 << 10}
 TILES = ("tall", "wide", "wide_late", "pair", "pair_late", "narrow")
 BLOCK_M = {"tall": 256, "pair": 128, "pair_late": 128, "narrow": 64}
@@ -25,12 +25,12 @@ BANDS: tuple[tuple[Causal, Window], ...] = ((False, (None, None)), (True, (None,
 MASKS = pytest.mark.parametrize(("causal", "window"), BANDS, ids=["full", "causal", "window"])
 DTYPES = pytest.mark.parametrize("dtype", CUDA_DTYPES, ids=str)
 BOTH = pytest.mark.parametrize("deterministic", [False, True], ids=["default", "deterministic"])
-PLAIN_SEQUENCE_HEAD_DIMS = (64, 96, 128)  # of csrc/sm80/bwd/tile.h
+PLAIN_SEQUENCE_HEAD_DIMS = (64, 96, 128)  # of csrc/sm80/backward/dq_in_memory/tile.h
 FORCED = [f"sm80:{chip}" for chip in CHIPS] + [f"sm90:{tile}" for tile in TILES]
 
 
 def _has(backend: str, head_dim: int) -> bool:
-    """Whether csrc/sm90/fwd/tile.h has the tile for that head dim; the sm80 tables have all."""
+    """Whether csrc/sm90/forward/rows/tile.h has the tile for that head dim; the sm80 tables have all."""
     tile = backend.partition(":")[2]
     limits = {"tall": (0, 64), "wide_late": (0, 128), "pair": (33, 128), "pair_late": (65, 128)}
     low, high = limits.get(tile, (0, 256))

@@ -31,7 +31,7 @@ struct Band {
 };
 constexpr int kNoLimit = Band::kNoLimit;
 constexpr int kLargestHeadDim = 1024;
-constexpr int kMaxUnsplitHeadDim = 256;  // above it, the head dim is split: the kernels of <arch>/fwd_large, bwd_large;
+constexpr int kMaxUnsplitHeadDim = 256;  // above it, the head dim is split: the kernels of sm80/forward/streamed and so on;
                                          // the sm90 forward has its own limit, sm90::forward::rows::kMaxHeadDim
 constexpr int kMaxLength = 1'000'000'000;  // of rows and keys: row + kNoLimit + the rows of a tile still fits in an int
 
@@ -90,12 +90,12 @@ struct FwdParams {
   void* out;      // (batch, heads_q,  len_q, head_dim_v)
   float* lse;     // (batch, heads_q,  len_q), contiguous, natural log of the scaled scores
 
-  // Workspace, see FwdWorkspace. On sm80 only pairs of CTAs have these, see sm80/large/pair.cuh.
+  // Workspace, see FwdWorkspace. On sm80 only pairs of CTAs have these, see sm80/streaming/pair.cuh.
   int* ticket;      // begins as 0: CTAs draw row tiles from it, or their rank where tiles are split; on
                     // sm80 their place in a pair
   int* part_flags;  // begin as 0: one flag per warp of each range, set when its part is in global memory;
                     // on sm80 the messages that each CTA has sent
-  float* parts;     // partial results of split tiles, see sm90/fwd/split.cuh; on sm80 the messages
+  float* parts;     // partial results of split tiles, see sm90/forward/rows/split.cuh; on sm80 the messages
 
   Strides q_strides;
   Strides k_strides;
@@ -117,7 +117,7 @@ struct FwdParams {
   bool draws_tiles;  // dynamic schedule, from the ticket; else the tiles are dealt
 
   int head_dim_v;  // of v and out: a multiple of 8, at most the kernel's kHeadDimV
-  int tile_heads;  // heads of a row tile, see sm90/fwd/tile.h; the order counts heads in units of it
+  int tile_heads;  // heads of a row tile, see sm90/forward/rows/tile.h; the order counts heads in units of it
 
   Sinks sinks;
   Sequences sequences;  // read only by the kernels that take sequences at run time
@@ -160,10 +160,10 @@ struct BwdParams {
   void* scaled_dout;  // (batch, heads_q, lse_rows, head_dim_v), contiguous: dO times a power of two per row, see
                       // core/bwd_preprocess.cuh; null where the kernels read dO itself
   int* semaphores;  // (batch, heads_q, row tiles): counts the ordered adds to dq_acc, and on sm90, reused later, the
-                    // parts of split tiles in memory; see <arch>/bwd/dq.cuh; null without dq_acc
+                    // parts of split tiles in memory; see <arch>/backward/dq_in_memory/dq.cuh; null without dq_acc
   int* counters;    // [0]: the ticket from which CTAs draw tasks; [1 + h]: progress of KV head h (over all batches),
-                    // see head_counter in sm90/bwd/dq.cuh, or the DqQueue; null without dq_acc
-  int* dq_queue;    // sm90, sequences read at run time, (2, heads_q, row tiles): see sm90/bwd/dq_queue.cuh
+                    // see head_counter in sm90/backward/dq_in_memory/dq.cuh, or the DqQueue; null without dq_acc
+  int* dq_queue;    // sm90, sequences read at run time, (2, heads_q, row tiles): see sm90/backward/dq_in_memory/dq_queue.cuh
   int* drawn;       // sm80, deterministic, dense: (key tiles) the ticket that each CTA drew; else null
 
   Strides q_strides;
@@ -193,8 +193,8 @@ struct BwdParams {
   int n_blocks;  // key tiles per KV head
   int heads_per_kv;          // query heads per KV head
   LaunchOrder launch_order;  // sm80
-  TaskOrder task_order;      // sm90, not bwd_wide
-  TileSplit split;           // sm90, not bwd_wide: of key tiles, by rows
+  TaskOrder task_order;      // sm90, dq_in_memory
+  TileSplit split;           // sm90, dq_in_memory: of key tiles, by rows
 
   int head_dim_v;  // of v, out, dout and dv: a multiple of 8, at most the kernel's kHeadDim
   Sinks sinks;     // read before the kernels, with whose statistics they need not know of it
@@ -206,7 +206,7 @@ struct BwdParams {
   SequenceTiles tiles;
   ScoreTerms score;
 
-  void* pairs;  // workspace: what pairs of CTAs share, see sm80/bwd_large/pair.h; null without pairs
+  void* pairs;  // workspace: what pairs of CTAs share, see sm80/backward/streamed/pair.h; null without pairs
 };
 
 }  // namespace flash_cute

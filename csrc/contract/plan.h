@@ -66,7 +66,7 @@ struct FwdPlan {
   int column_parts;  // large head dims: CTAs per row tile, each of which computes so much of out's columns
   TileSplit split;
   bool draws_tiles;
-  bool pairs_ctas;    // sm80, large head dims: two CTAs work together on row tiles, see sm80/large/pair.cuh
+  bool pairs_ctas;    // sm80, large head dims: two CTAs work together on row tiles, see sm80/streaming/pair.cuh
   int64_t row_tiles;  // with it: of all heads; of packed sequences at most
   FwdWorkspace workspace;
 };
@@ -93,7 +93,7 @@ struct BwdPlan {
   int64_t ctas;       // of the kernel that computes dK and dV
   int64_t dq_ctas;    // of the kernel that computes dQ, or converts its float32 sums; 0 where there is none
   int key_pairs;      // sm80, large head dims: pairs of CTAs that compute dK and dV together, see
-                      // sm80/bwd_large/pair.cuh; 0: each CTA works alone
+                      // sm80/backward/streamed/pair.cuh; 0: each CTA works alone
   int row_pairs;      // the same of dQ
   LaunchOrder launch_order;
   TaskOrder task_order;

@@ -31,7 +31,7 @@ CUTE_DEVICE bool is_visited(Sequence const& sequence, int m_block) {
   return visiting.begin < visiting.end;
 }
 
-// The numbers in BwdParams::counters where sequences are read at run time, see sm90/bwd/dq_queue.cuh.
+// The numbers in BwdParams::counters where sequences are read at run time, see sm90/backward/dq_in_memory/dq_queue.cuh.
 struct DqQueue {
   static constexpr int kTicket = 0;
   static constexpr int kExpected = 1;  // chunks of all sequences that have a key tile

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import importlib.util
 import itertools
+import json
 import os
 import re
 import shutil
@@ -48,39 +49,41 @@ __all__ = [
 MODULE = Path(__file__).resolve().parent / "module"
 ARCHS = ("sm80", "sm90")
 DIRECTIONS = ("fwd", "bwd")
+FOLDERS = {"fwd": "forward/", "bwd": "backward/"}  # of csrc/<arch>/, in which the families have theirs
 # Where the library has no kernels to tell: those of build_tools/config.py.
 HEAD_DIMS = (32, 64, 96, 128, 192, 256, 320, 512, 1024)
-# Above these the kernels are those of <arch>/fwd_large and bwd_large; see build_tools/instances.py.
-MAX_UNSPLIT_HEAD_DIM = 256
-LARGER_UNSPLIT_HEAD_DIMS = {("sm90", "fwd"): 320}
-# Those of fwd_wide and bwd_wide; the latter's are told with the other backward kernels.
-WIDE_HEAD_DIMS = {("sm90", "fwd"): (320, 512), ("sm90", "bwd"): (128, 256)}
 # Layouts are read from types: there is nothing for an optimizer to do. The parameters keep g++ from collecting its
 # garbage again and again, an eighth of the time.
 GXX_MEMORY = ("--param=ggc-min-expand=400", "--param=ggc-min-heapsize=1000000")
 CXX_FLAGS = ("-O0", "-g0", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-w")
 BAND_FLAGS = ("-O1",)  # band.cpp walks over millions of tiles
 # Seconds of one core that a unit takes, and the headers that all share. Every further unit of a module takes half.
-SECONDS = {"fwd": 9, "bwd": 9, "fwd_wide": 6, "fwd_large": 6, "bwd_large": 5, "schedules": 16, "band": 9, "headers": 12}
+SECONDS = {"forward/rows": 9, "backward/dq_in_memory": 9, "schedules": 16, "band": 9, "headers": 12}
+SECONDS_OF_OTHERS = 6
 MOST_UNITS = 6  # of a module: its compiler takes 2 GB
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The kernels of one direction of an architecture, or the "schedules", at one head dim."""
+    """The kernels of one family, or the "schedules", at one head dim."""
 
     arch: str
-    direction: str  # "fwd_wide", "fwd_large" and "bwd_large": the kernels for large head dims
+    folder: str  # of csrc/<arch>/
     head_dim: int
 
     @property
+    def header(self) -> str:
+        """The name of its file in module/, and the namespace."""
+        return f"{self.arch}_{self.folder}".replace("/", "_")
+
+    @property
     def name(self) -> str:
-        return f"{self.arch}_{self.direction}_d{self.head_dim}"
+        return f"{self.header}_d{self.head_dim}"
 
 
 @dataclass(frozen=True)
 class Group:
-    """What is compiled into one module: units of one direction of an architecture."""
+    """What is compiled into one module: units of one family."""
 
     units: tuple[Unit, ...]
 
@@ -90,7 +93,7 @@ class Group:
 
     @property
     def source(self) -> str:
-        header = f"{self.units[0].arch}_{self.units[0].direction}"
+        header = self.units[0].header
         calls = " ".join(f"inspect::{header}::add<{unit.head_dim}>(registry);" for unit in self.units)
         return f'#include "host.h"\n#include "{header}.h"\nvoid add_all(Registry& registry) {{ {calls} }}\n'
 
@@ -122,27 +125,21 @@ def cache_folder() -> Path:
 
 def units(csrc: Path, archs: Sequence[str], directions: Sequence[str], head_dims: Sequence[int]) -> list[Unit]:
     """The units of these kernels; those that csrc does not have are left out."""
-    archs = [arch for arch in archs if (csrc / arch / "fwd" / "traits.cuh").exists()]
+    families = json.loads((csrc / "families.json").read_text()) if (csrc / "families.json").exists() else {}
+    archs = [arch for arch in archs if arch in families]
     if not archs:
         raise InspectError(f"{csrc} holds none of the kernel folders {', '.join(ARCHS)}.")
     for head_dim in head_dims:
         if head_dim not in HEAD_DIMS:
             raise InspectError(f"head dims: expected some of {', '.join(map(str, HEAD_DIMS))}, got {head_dim}.")
-    found = [
-        Unit(arch, _kind(arch, direction, head_dim), head_dim)
+    return [
+        Unit(arch, folder, head_dim)
         for direction in directions
         for arch in archs
         for head_dim in sorted(head_dims)
+        for folder, of_folder in families[arch].items()
+        if folder.startswith(FOLDERS[direction]) and head_dim in of_folder
     ]
-    return [unit for unit in found if (csrc / unit.arch / unit.direction / "traits.cuh").exists()]
-
-
-def _kind(arch: str, direction: str, head_dim: int) -> str:
-    above, up_to = WIDE_HEAD_DIMS.get((arch, direction), (0, 0))
-    if direction == "fwd" and above < head_dim <= up_to:
-        return "fwd_wide"
-    unsplit = LARGER_UNSPLIT_HEAD_DIMS.get((arch, direction), MAX_UNSPLIT_HEAD_DIM)
-    return direction if head_dim <= unsplit else f"{direction}_large"
 
 
 def build_modules(csrc: Path, wanted: Sequence[Unit | str]) -> list[ModuleType]:
@@ -244,7 +241,7 @@ def _groups(missing: Sequence[Unit], cores: int) -> list[Group]:
     """As few modules as keep all cores busy: a unit that shares a module takes half of the time."""
     most = max(1, min(MOST_UNITS, len(missing) // max(1, cores)))
     groups = []
-    for _, kinds in itertools.groupby(missing, lambda unit: (unit.arch, unit.direction)):
+    for _, kinds in itertools.groupby(missing, lambda unit: (unit.arch, unit.folder)):
         alike = tuple(kinds)
         parts = -(-len(alike) // most)
         groups += [Group(alike[len(alike) * i // parts : len(alike) * (i + 1) // parts]) for i in range(parts)]
@@ -261,10 +258,10 @@ def _link(path: Path, target: str) -> None:
 def _announce(folder: Path, missing: Sequence[Unit | str]) -> None:
     """One line before minutes of silence."""
     cores = min(len(missing), _cores())
-    kinds = [unit if isinstance(unit, str) else unit.direction for unit in missing]
+    kinds = [unit if isinstance(unit, str) else unit.folder for unit in missing]
     units = [unit for unit in missing if isinstance(unit, Unit)]
     further = len(units) - len(_groups(units, _cores()))
-    seconds = SECONDS["headers"] + (sum(SECONDS[kind] for kind in kinds) - further * SECONDS["fwd"] / 2) / cores
+    seconds = SECONDS["headers"] + (sum(SECONDS.get(kind, SECONDS_OF_OTHERS) for kind in kinds) - further * SECONDS_OF_OTHERS / 2) / cores
     names = ", ".join(_name(unit) for unit in missing[:6]) + (", ..." if len(missing) > 6 else "")
     what = f"{len(missing)} unit{'s' if len(missing) > 1 else ''} of kernel types ({names})"
     print(

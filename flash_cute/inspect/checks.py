@@ -487,7 +487,7 @@ def shared_memory(kernel: Kernel) -> list[str]:
     found = []
     for name in ("block_m", "block_n", "threads", "stages", "smem_bytes"):
         # The plan tells the larger of the two kernels of the wide backward.
-        less = name == "smem_bytes" and kernel.folder == "bwd_wide" and facts[name] < kernel.shape[name]
+        less = name == "smem_bytes" and kernel.folder == "backward/dq_in_registers" and facts[name] < kernel.shape[name]
         if kernel.shape[name] != facts[name] and not less:
             found.append(f"{name}: the plan says {kernel.shape[name]}, the traits {facts[name]}")
     if facts["smem_bytes"] > facts["smem_limit"]:

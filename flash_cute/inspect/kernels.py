@@ -160,12 +160,18 @@ class Details:
         return next(item for item in self.buffers if name in item.name.replace(", then ", " ").split())
 
 
+LARGE_FOLDERS = (
+    *("forward/streamed", "backward/streamed", "forward/pair_by_turns", "forward/pair_by_columns"),
+    "backward/dq_in_registers_large",
+)
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One entry of a kernel's tile table for one head dim."""
 
     arch: str
-    folder: str  # of csrc/<arch>: "fwd", "bwd", "fwd_wide", "bwd_wide", "fwd_large" or "bwd_large"
+    folder: str  # of csrc/<arch>/, see families.json there
     head_dim: int
     entry: str  # its name in csrc/<arch>/<folder>/tile.h: sm80: the chip, "a100"; sm90: "wide"; "large" if it has none
     entry_index: int
@@ -180,12 +186,12 @@ class Kernel:
 
     @property
     def is_forward(self) -> bool:
-        return self.folder.startswith("fwd")
+        return self.folder.startswith("forward/")
 
     @property
     def is_large(self) -> bool:
         """Whether it is of the kernels for large head dims."""
-        return self.folder.endswith("_large") or self.folder == "fwd_wide"
+        return self.folder in LARGE_FOLDERS
 
     @property
     def is_recorded(self) -> bool:
@@ -311,7 +317,7 @@ def band_module(csrc: Path | str | None = None) -> ModuleType:
 
 
 def find(
-    among: Sequence[Kernel], head_dim: int, arch: str = "sm80", entry: str | None = None, folder: str = "fwd"
+    among: Sequence[Kernel], head_dim: int, arch: str = "sm80", entry: str | None = None, folder: str = "forward/rows"
 ) -> Kernel:
     """The kernel of that name, the first of its table unless `entry` says which."""
     named = [kernel for kernel in among if (kernel.arch, kernel.folder, kernel.head_dim) == (arch, folder, head_dim)]

@@ -71,15 +71,16 @@ COLUMNS = {
 
 # A kernel's __global__ function and the products of its step.
 _FUNCTIONS = {
-    ("fwd", ""): ("fwd_kernel", 2),
-    ("bwd", ""): ("bwd_kernel", 5),
-    ("bwd_wide", "keys"): ("bwd_keys_kernel", 4),
-    ("bwd_wide", "queries"): ("bwd_queries_kernel", 3),
-    ("fwd_wide", ""): ("fwd_wide_kernel", 2),
-    ("fwd_large", ""): ("fwd_large_kernel", 2),
-    ("bwd_large", ""): ("bwd_keys_kernel", 3),  # of the CTAs that compute dK, S and dP with it; dQ's are alike
-    ("bwd_large", "keys"): ("bwd_keys_kernel", 4),
-    ("bwd_large", "queries"): ("bwd_queries_kernel", 3),
+    ("forward/rows", ""): ("fwd_kernel", 2),
+    ("forward/streamed", ""): ("fwd_streamed_kernel", 2),
+    ("forward/pair_by_turns", ""): ("fwd_pair_by_turns_kernel", 2),
+    ("forward/pair_by_columns", ""): ("fwd_pair_by_columns_kernel", 2),
+    ("backward/dq_in_memory", ""): ("bwd_kernel", 5),
+    ("backward/streamed", ""): ("bwd_keys_kernel", 3),  # of the CTAs that compute dK, S and dP with it; dQ's are alike
+    ("backward/dq_in_registers", "keys"): ("bwd_keys_kernel", 4),
+    ("backward/dq_in_registers", "queries"): ("bwd_queries_kernel", 3),
+    ("backward/dq_in_registers_large", "keys"): ("bwd_keys_kernel", 4),
+    ("backward/dq_in_registers_large", "queries"): ("bwd_queries_kernel", 3),
 }
 
 
@@ -184,7 +185,7 @@ def compiled_kernel(kernel: Kernel, capability: int) -> dict[str, Any] | None:
     function, _ = _function(kernel)
     if kernel.is_recorded and _parts(kernel) > 1:
         function = function.replace("_kernel", "_pair_kernel")
-    family = f"{kernel.arch}::{kernel.folder}"
+    family = f"{kernel.arch}::{kernel.folder}".replace("/", "::")
     plan: dict[str, Any] = {"family": family, "kernel": function, "tile": kernel.entry, "dtype": "float16"}
     plan |= {"deterministic": False}
     # One instance serves all large head dims of sm80.
@@ -209,7 +210,10 @@ def step_smem_bytes(kernel: Kernel) -> int | None:
     if kernel.is_recorded:
         return large.step_smem_bytes(kernel)
     if kernel.is_forward:
-        own = {"fwd_wide": _sm90_wide_step_smem_bytes, "fwd_large": _sm90_large_step_smem_bytes}
+        own = {
+            "forward/pair_by_turns": _sm90_by_turns_step_smem_bytes,
+            "forward/pair_by_columns": _sm90_by_columns_step_smem_bytes,
+        }
         return own.get(kernel.folder, _fwd_step_smem_bytes)(kernel)
     return _sm80_bwd_step_smem_bytes(kernel) if kernel.arch == "sm80" else None
 
@@ -239,7 +243,7 @@ def _moved_by_unit(kernel: Kernel) -> dict[str, int]:
     return {name: _moved(access) for name, access in first.items() if " of stage " not in name}
 
 
-def _sm90_wide_step_smem_bytes(kernel: Kernel) -> int:
+def _sm90_by_turns_step_smem_bytes(kernel: Kernel) -> int:
     """Of a key tile, the mean of two: the scores by both warpgroups of one CTA, and a message with P to the other one,
     written and read; the CTA's columns of V by both. TMA writes K in one CTA, and V once."""
     moved, tile = _moved_by_unit(kernel), kernel.tile
@@ -251,7 +255,7 @@ def _sm90_wide_step_smem_bytes(kernel: Kernel) -> int:
     return own // _turns(kernel) + every
 
 
-def _sm90_large_step_smem_bytes(kernel: Kernel) -> int:
+def _sm90_by_columns_step_smem_bytes(kernel: Kernel) -> int:
     """Of a key tile: the scores by one warpgroup, which stores P for the other one; P and the halves of V by both. TMA
     writes K and V once. Two CTAs write their parts of the scores to each other, and read the other one's."""
     moved, tile, parts = _moved_by_unit(kernel), kernel.tile, _parts(kernel)
@@ -285,12 +289,13 @@ def registers_held(kernel: Kernel) -> dict[str, int]:
         names = ("S",) if kernel.is_forward else ("S", "dP")
         held = {"O" if kernel.is_forward else "a gradient": arrays["O.mma.register"].size}
         return held | dict.fromkeys(names, arrays["S.mma.register"].size)
-    if kernel.folder == "bwd_large":  # a warpgroup that has a sum, and scores unless another one computes them all
+    if kernel.folder == "backward/dq_in_registers_large":
+        # A warpgroup that has a sum, and scores unless another one computes them all.
         held = {"dK or dV" if kernel.entry == "keys" else "dQ": 64 * kernel.tile["columns_of_sums"] // 128}
         no_scores = kernel.entry == "queries" and kernel.tile["sides"] == 1
         return held if no_scores else held | {"S or dP": 64 * 64 // 128}
     if kernel.arch == "sm90" and not kernel.is_forward:  # 64 rows or keys of a sum, of a warpgroup's 128 threads
-        scores = {"S": 64 * (64 if kernel.folder == "bwd_wide" else kernel.block_m) // 128}
+        scores = {"S": 64 * (64 if kernel.folder == "backward/dq_in_registers" else kernel.block_m) // 128}
         if kernel.entry != "keys":
             scores["dP"] = scores["S"]
         results = {"all": ("dK", "dV"), "keys": ("dK or dV",), "queries": ("dQ",)}[kernel.entry]

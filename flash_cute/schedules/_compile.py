@@ -21,7 +21,7 @@ from typing import Any
 LIBRARY = "_schedules.abi3.so"
 REPORT = "schedules_report.json"
 
-# csrc/sm80/schedules/tile.h: names in the order of the enum, and each one's largest head dim.
+# csrc/studies/schedules/tile.h: names in the order of the enum, and each one's largest head dim.
 MAX_HEAD_DIM = {
     "split_kv": 128,
     "split_kv_2stages": 128,
@@ -45,7 +45,7 @@ LINK_FLAGS = (
     *("-Wl,-z,defs", "-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"),
     *("-ltorch_cpu", "-lc10", "-lrt", "-lpthread", "-ldl"),
 )
-HOST_FILES = ("sm80/schedules/ops.cpp", "api/device.cpp")
+HOST_FILES = ("studies/schedules/ops.cpp", "api/device.cpp")
 
 _ENTRY = re.compile(r"Compiling entry function '(?P<kernel>\S+)' for '(?P<arch>\S+)'")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -86,8 +86,8 @@ class Instance:
     def source(self) -> str:
         index = list(MAX_HEAD_DIM).index(self.schedule)
         return (
-            '#include "sm80/schedules/launch.cuh"\n'
-            "namespace flash_cute::sm80::schedules {\n"
+            '#include "studies/schedules/launch.cuh"\n'
+            "namespace flash_cute::studies::schedules {\n"
             f"template cudaError_t launch<Schedule({index}), {self.head_dim}>(DType, int64_t, FwdParams const&, "
             "cudaStream_t);\n"
             "}\n"

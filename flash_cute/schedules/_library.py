@@ -118,7 +118,7 @@ def _toolchain() -> tuple[Path, _compile.Toolchain, str]:
             "pip install '.[schedules]' in a checkout of flash_cute (or set CUDA_HOME to a toolkit and CUTLASS_DIR to "
             "a CUTLASS checkout)."
         )
-    if not (csrc / "sm80/schedules/ops.cpp").exists():
+    if not (csrc / "studies/schedules/ops.cpp").exists():
         raise SchedulesError(f"{csrc} has no sources of the schedules; reinstall flash_cute.")
     include = nvcc.parent.parent / "include"
     includes = (cutlass, include, *(folder for folder in (include / "cccl",) if folder.exists()))

@@ -1,5 +1,5 @@
 // Records what a thread of the kernels that compute addresses themselves does to shared memory: their own functions run
-// on the host, with these in place of the instructions. Included before csrc/sm80/large/products.cuh.
+// on the host, with these in place of the instructions. Included before csrc/sm80/streaming/products.cuh.
 #pragma once
 
 #include "host.h"
@@ -19,7 +19,7 @@ int atomicAdd(int* address, int value);
 template <class T>
 T __ldcg(T const* address);
 
-#include "sm80/large/shared.cuh"
+#include "sm80/streaming/shared.cuh"
 
 namespace inspect {
 
@@ -41,7 +41,7 @@ inline Recorder recorder;
 
 }  // namespace inspect
 
-namespace flash_cute::sm80::large {
+namespace flash_cute::sm80::streaming {
 
 inline void record_matrices(uint32_t (&x)[4], uint32_t address, bool transposed = false) {
   for (int i = 0; i < 4; ++i) x[i] = 4 * inspect::recorder.matrices.size() + i;
@@ -66,7 +66,7 @@ inline uint4 record_vector(uint32_t address) {
   return {address, address, address, address};
 }
 
-}  // namespace flash_cute::sm80::large
+}  // namespace flash_cute::sm80::streaming
 
 namespace cute {
 

@@ -53,7 +53,7 @@ struct Kernel {
   // (BLK_M, BLK_N): how many threads set this score to -inf when the tile is masked, plus 1000 times how many
   // hold it.
   Array (*masked)(Problem const&, int m_block, int n_block);
-  // (11, tiles), see sm90_fwd_packed.h. Null where there is no kernel of packed batches.
+  // (11, tiles), see sm90_forward_packed.h. Null where there is no kernel of packed batches.
   Array (*packed_schedule)(PackedProblem const&, int num_sms) = nullptr;
 };
 

@@ -2,14 +2,14 @@
 // one column tile.
 #pragma once
 
-#include "sm80_fwd.h"
+#include "sm80_forward_rows.h"
 
-#include "sm80/schedules/traits.cuh"
+#include "studies/schedules/traits.cuh"
 
 namespace inspect::sm80_schedules {
 
 using namespace flash_cute;
-using namespace flash_cute::sm80::schedules;
+using namespace flash_cute::studies::schedules;
 
 // What a mainloop makes of its traits: split_q's, shared_kv's and shared_qkv's.
 template <Schedule kSchedule, class Traits>
@@ -128,10 +128,10 @@ void add_kernel(Registry& registry) {
     using Traits = TraitsOf<kSchedule, cutlass::half_t, kHeadDim>;
     using MmaS = typename View<kSchedule, Traits>::MmaS;
     constexpr TileConfig kConfig = tile_config(kSchedule, kHeadDim);
-    constexpr sm80::fwd::TileConfig kTile = kConfig.tile;
+    constexpr sm80::forward::rows::TileConfig kTile = kConfig.tile;
     constexpr Traffic kTraffic = traffic(kSchedule, kHeadDim);
     registry.push_back({.arch = "sm80",
-                        .folder = "fwd",
+                        .folder = "forward/rows",
                         .entry = kScheduleNames[kSchedule],
                         .entry_index = kSchedule,
                         .head_dim = kHeadDim,
@@ -155,7 +155,7 @@ void add_kernel(Registry& registry) {
                                   {"parts", column_parts(kSchedule, kHeadDim)},
                                   {"max_head_dim", max_head_dim(kSchedule)}},
                         .describe = &describe<kSchedule, Traits>,
-                        .schedule = &sm80_fwd::schedule<Traits>,
+                        .schedule = &sm80_forward_rows::schedule<Traits>,
                         .masked = &masked<FwdParams, false, MmaS, Traits::kThreads, 1, Traits::kBlockM,
                                           Traits::kBlockN>});
   }

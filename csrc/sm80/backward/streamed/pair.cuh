@@ -1,4 +1,4 @@
-// Two CTAs that share a tile of a gradient, see ../large/pair.cuh: each computes W of every second tile of the other
+// Two CTAs that share a tile of a gradient, see sm80/streaming/pair.cuh: each computes W of every second tile of the other
 // side, and sends it to the other one. Both multiply the same 16 bits: the gradients do not depend on timing.
 //
 // A pair draws units of work from a counter until there are none, of each gradient of a kernel: its first CTA draws,

@@ -6,7 +6,7 @@
 
 namespace flash_cute::sm90::backward::dq_in_memory {
 
-// Those above head dim 128 are of sm90/bwd_wide. (Head dim 96 is not fitted, but scaled: when it ran in the kernel of
+// Those above head dim 128 are of dq_in_registers. (Head dim 96 is not fitted, but scaled: when it ran in the kernel of
 // 128 its rate was 545.)
 constexpr time_model::Rates kRates = {400, 630, 670, 715, 660, 745};
 constexpr double kLaunch = 12.7;  // of all its kernels

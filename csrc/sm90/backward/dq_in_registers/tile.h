@@ -11,7 +11,7 @@ constexpr int kKeys = 64;            // per CTA of dK and dV, and per step of dQ
 constexpr int kQueryTileRows = 128;  // per CTA of dQ
 constexpr int kStages = 2;
 
-// Of head dims 192 and 128 those that sm90/bwd does not have.
+// Of head dims 192 and 128 those that dq_in_memory does not have.
 constexpr bool has_kernel(int head_dim, int head_dim_v, Variant variant, bool bfloat16) {
   return head_dim == head_dim_v || !dq_in_memory::has_kernel(head_dim, head_dim_v, variant, bfloat16);
 }

@@ -1,4 +1,4 @@
-// Stores a warpgroup's columns of O from registers, and that of column 0 the LSE, see fwd/epilogue.cuh.
+// Stores a warpgroup's columns of O from registers, and that of column 0 the LSE, see rows/epilogue.cuh.
 #pragma once
 
 #include <cute/tensor.hpp>

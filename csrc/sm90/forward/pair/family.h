@@ -1,4 +1,4 @@
-// The plan of the Hopper forwards for large head dims, fwd_wide and fwd_large: two CTAs compute a row tile. There are
+// The plan of the Hopper forwards for large head dims, pair_by_turns and pair_by_columns: two CTAs compute a row tile. There are
 // two kernels of each, for plain and for modified scores, which read the sequences at run time.
 #pragma once
 

@@ -17,7 +17,7 @@
 
 namespace flash_cute::sm90::forward::pair {
 
-// A forward::SequenceTile with its wave.
+// A SequenceTile with its wave.
 struct RowTile : forward::TileCoord {
   int wave;  // TileOrder::wave
   Sequence sequence;

@@ -16,7 +16,7 @@ struct PairTicket {
   Pipeline<1> pipeline;
 };
 
-// Where a pair's tile numbers come from, see fwd/sequence_scheduler.cuh. CTA 0 draws for both.
+// Where a pair's tile numbers come from, see common/sequence_scheduler.cuh. CTA 0 draws for both.
 struct PairTickets {
   PairTicket& shared;
   int tile_number = 0;

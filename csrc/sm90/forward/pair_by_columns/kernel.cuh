@@ -2,7 +2,7 @@
 // of the columns (see exchange.cuh), a producer warpgroup and two consumer warpgroups. The accumulator is too large for
 // the registers of one warpgroup, so that each has half of its columns; the scores of the key tiles they compute by
 // turns, see mainloop.cuh. Of the producer warpgroup three threads issue the TMA loads, one for each ring, and another
-// warp schedules the tiles, as in fwd/ where sequences are read at run time.
+// warp schedules the tiles, as in rows/ where sequences are read at run time.
 #pragma once
 
 #include "core/registers.cuh"

@@ -34,7 +34,7 @@ struct Traits {
   static constexpr int kWarpgroups = pair_by_columns::kWarpgroups;
   static constexpr int kThreads = pair_by_columns::kThreads;
 
-  // Registers per thread, by setmaxnreg, see fwd/traits.cuh. The scheduler needs more than 24.
+  // Registers per thread, by setmaxnreg, see rows/traits.cuh. The scheduler needs more than 24.
   static constexpr int kProducerRegs = 40;
   static constexpr int kConsumerRegs = 232;
 

@@ -1,4 +1,4 @@
-// The tile of the Hopper forward for head dims above those of fwd/, up to 512. Plain constants: the kernel traits, the
+// The tile of the Hopper forward for head dims above those of rows/, up to 512. Plain constants: the kernel traits, the
 // plan and the build's resource test all read them here. docs/sm90_forward_large.md has the arithmetic behind them.
 #pragma once
 

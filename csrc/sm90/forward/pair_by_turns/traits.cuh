@@ -1,4 +1,4 @@
-// Types of the sm90 forward for head dims above those of fwd/, up to 512: MMAs, shared memory.
+// Types of the sm90 forward for head dims above those of rows/, up to 512: MMAs, shared memory.
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>
@@ -34,7 +34,7 @@ struct Traits {
   static constexpr int kThreads = pair_by_turns::kThreads;
   static constexpr int kChunk = pair_by_turns::kChunk;
 
-  // Registers per thread, by setmaxnreg, see fwd/traits.cuh. The scheduler needs more than 24.
+  // Registers per thread, by setmaxnreg, see rows/traits.cuh. The scheduler needs more than 24.
   static constexpr int kProducerRegs = 40;
   static constexpr int kConsumerRegs = 232;
 

@@ -12,7 +12,7 @@
 
 namespace flash_cute::sm90::forward::rows {
 
-constexpr int kMaxHeadDim = 320;  // larger ones: fwd_wide and fwd_large
+constexpr int kMaxHeadDim = 320;  // larger ones: pair_by_turns and pair_by_columns
 
 // One kernel's tuning. A consumer warpgroup owns 64 query rows.
 struct TileConfig {

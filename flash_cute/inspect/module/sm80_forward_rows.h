@@ -1,5 +1,5 @@
-// The sm80 forward's traits as data. The partitions are those of sm80/fwd/mainloop.cuh, sm80/load_cp_async.cuh and
-// sm80/fwd/epilogue.cuh, from the same types.
+// The sm80 forward's traits as data. The partitions are those of sm80/forward/rows/mainloop.cuh, sm80/common/load_cp_async.cuh and
+// sm80/forward/rows/epilogue.cuh, from the same types.
 #pragma once
 
 #include "describe.h"
@@ -7,13 +7,13 @@
 #include "ldmatrix.h"
 #include "problem.h"
 
-#include "sm80/fwd/tile.h"
-#include "sm80/fwd/traits.cuh"
+#include "sm80/forward/rows/tile.h"
+#include "sm80/forward/rows/traits.cuh"
 
-namespace inspect::sm80_fwd {
+namespace inspect::sm80_forward_rows {
 
 using namespace flash_cute;
-using namespace flash_cute::sm80::fwd;
+using namespace flash_cute::sm80::forward::rows;
 using flash_cute::sm80::kChipNames;
 using flash_cute::sm80::kMaxSmemBytes;
 using flash_cute::sm80::kNumChips;
@@ -108,10 +108,10 @@ Array schedule(Problem const& problem, int /*num_sms*/) {
 template <int kHeadDim, int kChip>
 Kernel kernel() {
   constexpr TileConfig kTile = tile_config(kHeadDim, kChip);
-  using Traits = sm80::fwd::Traits<cutlass::half_t, kHeadDim, kTile>;
-  static_assert(kSameLayouts<Traits, sm80::fwd::Traits<cutlass::bfloat16_t, kHeadDim, kTile>>);
+  using Traits = sm80::forward::rows::Traits<cutlass::half_t, kHeadDim, kTile>;
+  static_assert(kSameLayouts<Traits, sm80::forward::rows::Traits<cutlass::bfloat16_t, kHeadDim, kTile>>);
   return {.arch = "sm80",
-          .folder = "fwd",
+          .folder = "forward/rows",
           .entry = kChipNames[kChip],
           .entry_index = kChip,
           .head_dim = kHeadDim,
@@ -141,4 +141,4 @@ void add(Registry& registry) {
   }(std::make_integer_sequence<int, kNumChips>{});
 }
 
-}  // namespace inspect::sm80_fwd
+}  // namespace inspect::sm80_forward_rows

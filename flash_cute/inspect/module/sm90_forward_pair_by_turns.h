@@ -1,21 +1,21 @@
 // The sm90 forward for head dims 321 to 512 as data. Q, K and V lie in shared memory in units, which are the stages of
-// their tensors here; K and V in the same ones. The partitions are those of sm90/fwd_wide/mainloop.cuh, from the same
+// their tensors here; K and V in the same ones. The partitions are those of sm90/forward/pair_by_turns/mainloop.cuh, from the same
 // types.
 #pragma once
 
 #include "describe.h"
 #include "kernel_shape.h"
 #include "problem.h"
-#include "sm90_large.h"
+#include "sm90_forward_pair.h"
 #include "wgmma.h"
 
-#include "sm90/fwd_wide/tile.h"
-#include "sm90/fwd_wide/traits.cuh"
+#include "sm90/forward/pair_by_turns/tile.h"
+#include "sm90/forward/pair_by_turns/traits.cuh"
 
-namespace inspect::sm90_fwd_wide {
+namespace inspect::sm90_forward_pair_by_turns {
 
 using namespace flash_cute;
-using namespace flash_cute::sm90::fwd_wide;
+using namespace flash_cute::sm90::forward::pair_by_turns;
 
 // Never run: see describe.h.
 template <class Traits>
@@ -84,9 +84,9 @@ Details describe() {
 
 template <int kHeadDim>
 void add(Registry& registry) {
-  using Traits = sm90::fwd_wide::Traits<cutlass::half_t, kHeadDim, Variant::kPacked>;
+  using Traits = sm90::forward::pair_by_turns::Traits<cutlass::half_t, kHeadDim, Variant::kPacked>;
   registry.push_back({.arch = "sm90",
-                      .folder = "fwd_wide",
+                      .folder = "forward/pair_by_turns",
                       .entry = "large",
                       .entry_index = 0,
                       .head_dim = kHeadDim,
@@ -100,12 +100,12 @@ void add(Registry& registry) {
                                {"columns_of_o", kColumns},
                                {"message_bytes", kMessageBytes}},
                       .shape = shape_of(kernel_shape()),
-                      .facts = sm90_large::facts<Traits>(),
+                      .facts = sm90_forward_pair::facts<Traits>(),
                       .describe = &describe<Traits>,
-                      .schedule = &sm90_large::schedule<Traits>,
+                      .schedule = &sm90_forward_pair::schedule<Traits>,
                       .masked = &masked<FwdParams, false, typename Traits::MmaQK, 128, Traits::kWarpgroups, kRows,
                                         kBlockN>,
-                      .packed_schedule = &sm90_large::packed_schedule<Traits>});
+                      .packed_schedule = &sm90_forward_pair::packed_schedule<Traits>});
 }
 
-}  // namespace inspect::sm90_fwd_wide
+}  // namespace inspect::sm90_forward_pair_by_turns

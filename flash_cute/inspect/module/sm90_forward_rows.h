@@ -1,4 +1,4 @@
-// The sm90 forward's traits as data. The partitions are those of sm90/fwd/mainloop.cuh and sm90/fwd/epilogue.cuh, from the
+// The sm90 forward's traits as data. The partitions are those of sm90/forward/rows/mainloop.cuh and sm90/forward/rows/epilogue.cuh, from the
 // same types.
 #pragma once
 
@@ -7,18 +7,18 @@
 #include "describe.h"
 #include "kernel_shape.h"
 #include "problem.h"
-#include "sm90_fwd_packed.h"
+#include "sm90_forward_packed.h"
 #include "wgmma.h"
 
-#include "sm90/fwd/scheduler.cuh"
-#include "sm90/fwd/tile.h"
-#include "sm90/fwd/time.h"
-#include "sm90/fwd/traits.cuh"
+#include "sm90/forward/common/scheduler.cuh"
+#include "sm90/forward/rows/tile.h"
+#include "sm90/forward/rows/time.h"
+#include "sm90/forward/rows/traits.cuh"
 
-namespace inspect::sm90_fwd {
+namespace inspect::sm90_forward_rows {
 
 using namespace flash_cute;
-using namespace flash_cute::sm90::fwd;
+using namespace flash_cute::sm90::forward::rows;
 
 // Never run: see describe.h.
 template <class Traits>
@@ -90,7 +90,7 @@ Details describe() {
 
 // The layouts depend on neither the element type nor the wait: describe() is compiled once per tile.
 template <class Traits>
-using Canonical = sm90::fwd::Traits<cutlass::half_t, Traits::kHeadDim,
+using Canonical = sm90::forward::rows::Traits<cutlass::half_t, Traits::kHeadDim,
                                     TileConfig{.block_m = Traits::kBlockM,
                                                .block_n = Traits::kBlockN,
                                                .stages = Traits::kStages,
@@ -182,12 +182,12 @@ constexpr auto packed_schedule_of() -> Array (*)(PackedProblem const&, int) {
 template <int kHeadDim, int kEntry>
 Kernel kernel() {
   constexpr TileConfig kTile = tile_config(kHeadDim, kEntry);
-  using Traits = sm90::fwd::Traits<cutlass::half_t, kHeadDim, kTile>;
+  using Traits = sm90::forward::rows::Traits<cutlass::half_t, kHeadDim, kTile>;
   using Layouts = Canonical<Traits>;
   static_assert(kSameLayouts<Layouts, Traits>);
-  static_assert(kSameLayouts<Layouts, sm90::fwd::Traits<cutlass::bfloat16_t, kHeadDim, kTile>>);
+  static_assert(kSameLayouts<Layouts, sm90::forward::rows::Traits<cutlass::bfloat16_t, kHeadDim, kTile>>);
   return {.arch = "sm90",
-          .folder = "fwd",
+          .folder = "forward/rows",
           .entry = kEntryNames[kEntry],
           .entry_index = kEntry,
           .head_dim = kHeadDim,
@@ -226,4 +226,4 @@ void add(Registry& registry) {
   }(std::make_integer_sequence<int, kNumEntries>{});
 }
 
-}  // namespace inspect::sm90_fwd
+}  // namespace inspect::sm90_forward_rows

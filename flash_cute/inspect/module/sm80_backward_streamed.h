@@ -1,16 +1,16 @@
 // The sm80 backward for head dims above 256 as data: the CTAs that compute dK and dV, or dQ. Their products are the
-// forward's, see sm80_large.h; those that compute dV alone have a ring of their own.
+// forward's, see sm80_streaming.h; those that compute dV alone have a ring of their own.
 #pragma once
 
-#include "sm80_large.h"
+#include "sm80_streaming.h"
 
-#include "sm80/bwd_large/tile.h"
-#include "sm80/bwd_large/traits.cuh"
+#include "sm80/backward/streamed/tile.h"
+#include "sm80/backward/streamed/traits.cuh"
 
-namespace inspect::sm80_bwd_large {
+namespace inspect::sm80_backward_streamed {
 
-using namespace sm80_large;
-namespace kernel = flash_cute::sm80::bwd_large;
+using namespace sm80_streaming;
+namespace kernel = flash_cute::sm80::backward::streamed;
 
 template <int kHeadDim, int kChip>
 Details describe() {
@@ -28,7 +28,7 @@ Kernel entry() {
   constexpr KernelShape kShape = kernel::kernel_shape(kHeadDim, kHeadDim, kChip);
   constexpr Ring kRing = kernel::rings(kHeadDim, kHeadDim, kChip).gradients;
   return {.arch = "sm80",
-          .folder = "bwd_large",
+          .folder = "backward/streamed",
           .entry = kChipNames[kChip],
           .entry_index = kChip,
           .head_dim = kHeadDim,
@@ -59,4 +59,4 @@ void add(Registry& registry) {
   }(std::make_integer_sequence<int, kNumChips>{});
 }
 
-}  // namespace inspect::sm80_bwd_large
+}  // namespace inspect::sm80_backward_streamed

@@ -15,8 +15,8 @@
 #define copy_async record_copy
 #define load_shared_vector record_vector
 #define SM80_16x8x16_F32BF16BF16F32_TN RecordedMma
-#include "sm80/large/pipeline.cuh"
-#include "sm80/large/products.cuh"
+#include "sm80/streaming/pipeline.cuh"
+#include "sm80/streaming/products.cuh"
 #undef load_matrices
 #undef load_matrices_transposed
 #undef store_shared
@@ -24,13 +24,13 @@
 #undef load_shared_vector
 #undef SM80_16x8x16_F32BF16BF16F32_TN
 
-#include "sm80/large/steps.cuh"
-#include "sm80/large/tile.h"
+#include "sm80/streaming/steps.cuh"
+#include "sm80/streaming/tile.h"
 
-namespace inspect::sm80_large {
+namespace inspect::sm80_streaming {
 
 using namespace flash_cute;
-using namespace flash_cute::sm80::large;
+using namespace flash_cute::sm80::streaming;
 using flash_cute::sm80::kChipNames;
 using flash_cute::sm80::kMaxSmemBytes;
 using flash_cute::sm80::kNumChips;
@@ -229,4 +229,4 @@ inline void add_ring(Details& out, Ring const& ring, int chunks, int fixed_bytes
   out.buffers.push_back({"ring", begin, ring.stages * ring.stage_bytes()});
 }
 
-}  // namespace inspect::sm80_large
+}  // namespace inspect::sm80_streaming

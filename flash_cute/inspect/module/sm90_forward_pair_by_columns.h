@@ -1,20 +1,20 @@
 // The sm90 forward for head dims above 512 as data. Q, K and V lie in shared memory in units, which are the stages of their
-// tensors here. The partitions are those of sm90/fwd_large/mainloop.cuh, from the same types.
+// tensors here. The partitions are those of sm90/forward/pair_by_columns/mainloop.cuh, from the same types.
 #pragma once
 
 #include "describe.h"
 #include "kernel_shape.h"
 #include "problem.h"
-#include "sm90_large.h"
+#include "sm90_forward_pair.h"
 #include "wgmma.h"
 
-#include "sm90/fwd_large/tile.h"
-#include "sm90/fwd_large/traits.cuh"
+#include "sm90/forward/pair_by_columns/tile.h"
+#include "sm90/forward/pair_by_columns/traits.cuh"
 
-namespace inspect::sm90_fwd_large {
+namespace inspect::sm90_forward_pair_by_columns {
 
 using namespace flash_cute;
-using namespace flash_cute::sm90::fwd_large;
+using namespace flash_cute::sm90::forward::pair_by_columns;
 
 // With a head dim of v above 512, see parts_of_v.
 constexpr int kParts = 2;
@@ -104,9 +104,9 @@ Details describe() {
 
 template <int kHeadDim>
 void add(Registry& registry) {
-  using Traits = sm90::fwd_large::Traits<cutlass::half_t, kHeadDim, Variant::kPacked>;
+  using Traits = sm90::forward::pair_by_columns::Traits<cutlass::half_t, kHeadDim, Variant::kPacked>;
   registry.push_back({.arch = "sm90",
-                      .folder = "fwd_large",
+                      .folder = "forward/pair_by_columns",
                       .entry = "large",
                       .entry_index = 0,
                       .head_dim = kHeadDim,
@@ -119,11 +119,11 @@ void add(Registry& registry) {
                                {"units_of_v_ring", kUnitsOfVRing},
                                {"columns_of_o", kHalf}},
                       .shape = shape_of(kernel_shape()),
-                      .facts = sm90_large::facts<Traits>(),
+                      .facts = sm90_forward_pair::facts<Traits>(),
                       .describe = &describe<Traits>,
-                      .schedule = &sm90_large::schedule<Traits>,
+                      .schedule = &sm90_forward_pair::schedule<Traits>,
                       .masked = &masked<FwdParams, false, typename Traits::MmaQK, 128, 1, kBlockM, kBlockN>,
-                      .packed_schedule = &sm90_large::packed_schedule<Traits>});
+                      .packed_schedule = &sm90_forward_pair::packed_schedule<Traits>});
 }
 
-}  // namespace inspect::sm90_fwd_large
+}  // namespace inspect::sm90_forward_pair_by_columns

@@ -1,4 +1,4 @@
-// The schedule of a packed batch: sm90/fwd/sequence_scheduler.cuh, run on the host by a warp of every CTA.
+// The schedule of a packed batch: sm90/forward/common/sequence_scheduler.cuh, run on the host by a warp of every CTA.
 #pragma once
 
 #include <vector>
@@ -6,12 +6,12 @@
 #include "registry.h"
 #include "warp.h"
 
-#include "sm90/fwd/sequence_scheduler.cuh"
+#include "sm90/forward/common/sequence_scheduler.cuh"
 
-namespace inspect::sm90_fwd {
+namespace inspect::sm90_forward_rows {
 
 using namespace flash_cute;
-using namespace flash_cute::sm90::fwd;
+using namespace flash_cute::sm90::forward::rows;
 
 // The parameters of a packed batch, as csrc/api/fwd.cpp makes them.
 inline FwdParams packed_params(PackedProblem const& problem, int* ticket) {
@@ -137,4 +137,4 @@ Array packed_schedule(PackedProblem const& problem, int num_sms) {
   return drawn_tiles<kBlockM, kBlockN>(packed_params(problem, &ticket), num_sms);
 }
 
-}  // namespace inspect::sm90_fwd
+}  // namespace inspect::sm90_forward_rows

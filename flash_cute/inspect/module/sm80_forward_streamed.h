@@ -2,16 +2,16 @@
 // at run time what stays in shared memory.
 #pragma once
 
-#include "sm80_large.h"
+#include "sm80_streaming.h"
 
-#include "sm80/fwd/tile.h"
-#include "sm80/fwd_large/tile.h"
-#include "sm80/fwd_large/traits.cuh"
+#include "sm80/forward/rows/tile.h"
+#include "sm80/forward/streamed/tile.h"
+#include "sm80/forward/streamed/traits.cuh"
 
-namespace inspect::sm80_fwd_large {
+namespace inspect::sm80_forward_streamed {
 
-using namespace sm80_large;
-namespace kernel = flash_cute::sm80::fwd_large;
+using namespace sm80_streaming;
+namespace kernel = flash_cute::sm80::forward::streamed;
 
 template <int kHeadDim, int kChip>
 Details describe() {
@@ -24,12 +24,12 @@ Details describe() {
   return out;
 }
 
-// A CTA of each tile or, where two of them share the columns, the pairs' walks; see csrc/sm80/fwd_large/family.h.
+// A CTA of each tile or, where two of them share the columns, the pairs' walks; see csrc/sm80/forward/streamed/family.h.
 template <int kHeadDim, int kChip>
 Array schedule(Problem const& problem, int num_sms) {
   auto const params = params_of<FwdParams>(problem);
   constexpr KernelShape kShape = kernel::kernel_shape(kHeadDim, kChip);
-  TileOrder const order = sm80::fwd::tile_order(kShape, /*masked=*/true, params.batch, params.heads_q, params.heads_kv,
+  TileOrder const order = sm80::forward::tile_order(kShape, /*masked=*/true, params.batch, params.heads_q, params.heads_kv,
                                                 params.len_q, params.len_k, kHeadDim);
   bool const pairs_ctas = column_parts(kHeadDim) == 2 && num_sms > 1;
   int const pairs = num_sms / 2;
@@ -50,7 +50,7 @@ Kernel entry() {
   constexpr KernelShape kShape = kernel::kernel_shape(kHeadDim, kChip);
   constexpr Ring kRing = kernel::ring(kHeadDim, kChip);
   return {.arch = "sm80",
-          .folder = "fwd_large",
+          .folder = "forward/streamed",
           .entry = kChipNames[kChip],
           .entry_index = kChip,
           .head_dim = kHeadDim,
@@ -81,4 +81,4 @@ void add(Registry& registry) {
   }(std::make_integer_sequence<int, kNumChips>{});
 }
 
-}  // namespace inspect::sm80_fwd_large
+}  // namespace inspect::sm80_forward_streamed

@@ -1,4 +1,4 @@
-// The sm80 backward's traits as data. The partitions are those of sm80/bwd/products.cuh, load.cuh and epilogue.cuh, from
+// The sm80 backward's traits as data. The partitions are those of sm80/backward/dq_in_memory/products.cuh, load.cuh and epilogue.cuh, from
 // the same types. V is laid out and read as K is, dO as Q, P^T (where it is in shared memory) as dS^T, and dV leaves as
 // dK.
 #pragma once
@@ -10,13 +10,13 @@
 #include "ldmatrix.h"
 #include "problem.h"
 
-#include "sm80/bwd/tile.h"
-#include "sm80/bwd/traits.cuh"
+#include "sm80/backward/dq_in_memory/tile.h"
+#include "sm80/backward/dq_in_memory/traits.cuh"
 
-namespace inspect::sm80_bwd {
+namespace inspect::sm80_backward_dq_in_memory {
 
 using namespace flash_cute;
-using namespace flash_cute::sm80::bwd;
+using namespace flash_cute::sm80::backward::dq_in_memory;
 using flash_cute::sm80::kChipNames;
 using flash_cute::sm80::kMaxSmemBytes;
 using flash_cute::sm80::kNumChips;
@@ -136,9 +136,9 @@ Details describe() {
 template <int kHeadDim, int kChip>
 Kernel kernel() {
   constexpr TileConfig kTile = tile_config(kHeadDim, kChip);
-  using Traits = sm80::bwd::Traits<cutlass::half_t, kHeadDim, kTile>;
+  using Traits = sm80::backward::dq_in_memory::Traits<cutlass::half_t, kHeadDim, kTile>;
   return {.arch = "sm80",
-          .folder = "bwd",
+          .folder = "backward/dq_in_memory",
           .entry = kChipNames[kChip],
           .entry_index = kChip,
           .head_dim = kHeadDim,
@@ -173,4 +173,4 @@ void add(Registry& registry) {
   }(std::make_integer_sequence<int, kNumChips>{});
 }
 
-}  // namespace inspect::sm80_bwd
+}  // namespace inspect::sm80_backward_dq_in_memory

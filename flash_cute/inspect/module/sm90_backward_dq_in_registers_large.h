@@ -6,14 +6,14 @@
 #include "kernel_shape.h"
 #include "problem.h"
 
-#include "sm90/bwd_large/side_traits.cuh"
-#include "sm90/bwd_large/tile.h"
-#include "sm90/bwd_large/traits.cuh"
+#include "sm90/backward/dq_in_registers_large/side_traits.cuh"
+#include "sm90/backward/dq_in_registers_large/tile.h"
+#include "sm90/backward/dq_in_registers_large/traits.cuh"
 
-namespace inspect::sm90_bwd_large {
+namespace inspect::sm90_backward_dq_in_registers_large {
 
 using namespace flash_cute;
-using namespace flash_cute::sm90::bwd_large;
+using namespace flash_cute::sm90::backward::dq_in_registers_large;
 
 #define FLASH_CUTE_BUFFER(name, field) Buffer{name, int(offsetof(Storage, field)), int(sizeof(Storage::field))}
 template <class Storage>
@@ -56,7 +56,7 @@ Details describe_queries_side() {
 template <class Traits>
 Kernel kernel_of(char const* entry, int head_dim, int sides, int columns_of_sums) {
   return {.arch = "sm90",
-          .folder = "bwd_large",
+          .folder = "backward/dq_in_registers_large",
           .entry = entry,
           .entry_index = 0,
           .head_dim = head_dim,
@@ -78,7 +78,7 @@ Kernel kernel_of(char const* entry, int head_dim, int sides, int columns_of_sums
 
 template <int kHeadDim>
 void add_one_cta(Registry& registry) {
-  using Traits = sm90::bwd_large::Traits<cutlass::half_t, kHeadDim, Variant::kPacked>;
+  using Traits = sm90::backward::dq_in_registers_large::Traits<cutlass::half_t, kHeadDim, Variant::kPacked>;
   using Mma = typename Traits::MmaScores;
   Kernel keys = kernel_of<Traits>("keys", kHeadDim, 1, Traits::kColumns);
   keys.facts["consumer_registers"] = Traits::kConsumerRegs;
@@ -122,4 +122,4 @@ void add(Registry& registry) {
   }
 }
 
-}  // namespace inspect::sm90_bwd_large
+}  // namespace inspect::sm90_backward_dq_in_registers_large
