@@ -8,10 +8,10 @@
 
 #include "sm90/forward/common/sequence_scheduler.cuh"
 
-namespace inspect::sm90_forward_rows {
+namespace inspect::sm90_forward {
 
 using namespace flash_cute;
-using namespace flash_cute::sm90::forward::rows;
+using namespace flash_cute::sm90::forward;
 
 // The parameters of a packed batch, as csrc/api/fwd.cpp makes them.
 inline FwdParams packed_params(PackedProblem const& problem, int* ticket) {
@@ -137,4 +137,4 @@ Array packed_schedule(PackedProblem const& problem, int num_sms) {
   return drawn_tiles<kBlockM, kBlockN>(packed_params(problem, &ticket), num_sms);
 }
 
-}  // namespace inspect::sm90_forward_rows
+}  // namespace inspect::sm90_forward

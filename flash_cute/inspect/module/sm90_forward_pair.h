@@ -25,7 +25,7 @@ Array schedule(Problem const& problem, int num_sms) {
   int const tiles = params.batch * params.heads_q * ((params.len_q + kBlockM - 1) / kBlockM);
   int const slots = std::max(1, num_sms / Traits::kCtas);
   params.draws_tiles = tiles > slots;
-  Array const drawn = sm90_forward_rows::drawn_tiles<kBlockM, Traits::kBlockN>(params, std::min(tiles, slots));
+  Array const drawn = sm90_forward::drawn_tiles<kBlockM, Traits::kBlockN>(params, std::min(tiles, slots));
 
   constexpr int kFields = 11, kEnd = 6, kCta = 7, kTicket = 8;
   std::vector<int const*> in_order(tiles);
@@ -63,7 +63,7 @@ auto facts() -> decltype(Kernel::facts) {
 
 template <class Traits>
 Array packed_schedule(PackedProblem const& problem, int num_sms) {
-  return sm90_forward_rows::packed_schedule<Traits::kBlockM, Traits::kBlockN>(problem, std::max(1, num_sms / Traits::kCtas));
+  return sm90_forward::packed_schedule<Traits::kBlockM, Traits::kBlockN>(problem, std::max(1, num_sms / Traits::kCtas));
 }
 
 }  // namespace inspect::sm90_forward_pair

@@ -153,7 +153,7 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   }
   Sequence const& sequence = smem.tile.sequence;
   store_sums<Traits>(args.dq, smem.q, 1, tdQrdQ, params.scale, tile.m_block * kTileRows, sequence.len_q, tile.head,
-                     origin_in(params, smem.tile, sequence.first_row, sequence.rows));
+                     sequence_origin(params, smem.tile, sequence.first_row, sequence.rows));
 }
 
 // Grid: row tiles of all query heads.

@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_queries_kernel(__grid
                               {.row = tile.m_block * kTileRows,
                                .used = sequence.len_q,
                                .head = tile.head,
-                               .origin = origin_in(args.params, smem.tile, sequence.first_row, sequence.rows)});
+                               .origin = sequence_origin(args.params, smem.tile, sequence.first_row, sequence.rows)});
     } else {
       NoSums none;
       compute_products<Traits, ReadW::kAfterScores>(smem, key_steps(tile), warpgroup - 2, none);

@@ -16,6 +16,7 @@
 #include "core/sequence.cuh"
 #include "core/warp_sum.cuh"
 #include "scheduler.cuh"
+#include "sm90/common/pipeline.cuh"
 #include "sm90/common/warpgroup.cuh"
 
 namespace flash_cute::sm90::forward {
