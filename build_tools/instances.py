@@ -44,6 +44,7 @@ SECONDS = {
     ("sm90", "bwd"): {32: 80, 64: 80, 96: 80, 128: 85, 192: 65, 256: 45, 320: 30, 512: 30, 1024: 30},
 }
 
+
 @dataclass(frozen=True)
 class Instance:
     """The kernels of one family for one head dim, both dtypes and every tile."""

@@ -45,7 +45,17 @@ TILE_FIELDS: dict[str, tuple[str, ...]] = {
     "sm90::forward::rows": ("block_m", "block_n", "stages", "ping_pong", "late_wait"),
     "sm90::backward::dq_in_memory": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
 }
-_VARIANTS = ("dense", "packed", "modified", "dense modified")  # csrc/contract/variant.h
+# By whether it reads sequences, and modifies scores: csrc/contract/variant.h. Mangled, the last that are false are left out.
+_VARIANTS = {
+    (False, False): "dense",
+    (True, False): "packed",
+    (True, True): "modified",
+    (False, True): "dense modified",
+}
+_VARIANT = re.compile(
+    r"Variant(?:\)?\{(?:\(bool\))?(?P<reads>\w+), (?:\(bool\))?(?P<modifies>\w+)\}"
+    r"|E(?:Lb(?P<mangled_reads>\d)E)?(?:Lb(?P<mangled_modifies>\d)E)?EE)(?:(?:, |Li)(?P<head_dim_v>\d+))?"
+)
 _ACCUMULATE = ("float32", "float16_qk", "float16_pv", "float16")  # csrc/contract/accumulate.h
 _ELEMENTS = {"half_t": "float16", "__half": "float16", "bfloat16_t": "bfloat16", "__nv_bfloat16": "bfloat16"}
 
@@ -73,9 +83,11 @@ def _facts(kernel_name: str) -> dict[str, Any] | None:
         "head_dim": int(head_dim[1]),
         "tile": [int(mangled or number or word == "true") for mangled, number, word in values],
     }
-    if variant := re.search(r"Variant(?:\)|E)(\d)(?:(?:, |ELi)(\d+))?", kernel_name[end:]):
-        facts["variant"] = _VARIANTS[int(variant[1])]
-        facts["kernel_head_dim_v"] = int(variant[2] or head_dim[1])
+    if variant := _VARIANT.search(kernel_name[end:]):
+        reads = variant["reads"] or variant["mangled_reads"]
+        modifies = variant["modifies"] or variant["mangled_modifies"]
+        facts["variant"] = _VARIANTS[reads in ("true", "1"), modifies in ("true", "1")]
+        facts["kernel_head_dim_v"] = int(variant["head_dim_v"] or head_dim[1])
     if words[-1] == "fwd_kernel":
         accumulate = re.search(r"Accumulate(?:\)|E)(\d)", kernel_name[end:])
         facts["accumulate"] = _ACCUMULATE[int(accumulate[1]) if accumulate else 0]

@@ -59,7 +59,11 @@ def copy_with_mistakes(folder: Path) -> Path:
         path.write_text(text)
 
     edit("sm80/forward/rows/traits.cuh", r"Swizzle<kAtomColumns == 64 \? 3 : 2, 3, 3>", "Swizzle<0, 3, 3>")
-    edit("sm80/forward/rows/traits.cuh", r"Layout<Shape<Int<kThreads / kThreadsPerRow>", "Layout<Shape<Int<kThreads / 16>")
+    edit(
+        "sm80/forward/rows/traits.cuh",
+        r"Layout<Shape<Int<kThreads / kThreadsPerRow>",
+        "Layout<Shape<Int<kThreads / 16>",
+    )
     edit("sm80/forward/rows/traits.cuh", r"static_assert\(sizeof\(SharedStorage\)[^;]*;", "")
     edit("sm80/forward/rows/tile.h", r"\.block_n = \w+,", ".block_n = 16,")
     edit("sm80/forward/rows/tile.h", r"tile\.block_m \+ 2 \* tile\.stages", "2 * tile.stages")

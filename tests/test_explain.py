@@ -86,7 +86,13 @@ BACKWARD = (
 
 
 def test_backward_kernel_names_are_understood():
-    plan = PLAN | {"family": "sm90::backward::dq_in_memory", "kernel": "bwd_kernel", "dtype": "bfloat16", "mask": "full", "stages": 2}
+    plan = PLAN | {
+        "family": "sm90::backward::dq_in_memory",
+        "kernel": "bwd_kernel",
+        "dtype": "bfloat16",
+        "mask": "full",
+        "stages": 2,
+    }
     plan |= {"block_m": 64, "block_n": 128, "threads": 384}
     assert kernel_matches(plan, BACKWARD)
     assert not kernel_matches(plan | {"kernel": "fwd_kernel"}, BACKWARD)
@@ -114,7 +120,13 @@ def test_the_deterministic_modes_kernel_is_told_apart(deterministic, form):
         true, false = name % flag, name % flag.replace("1", "0").replace("true", "false")
     plan = {
         **PLAN,
-        **{"family": "sm80::backward::dq_in_memory", "kernel": "bwd_kernel", "dtype": "bfloat16", "kernel_head_dim": 64, "mask": "full"},
+        **{
+            "family": "sm80::backward::dq_in_memory",
+            "kernel": "bwd_kernel",
+            "dtype": "bfloat16",
+            "kernel_head_dim": 64,
+            "mask": "full",
+        },
         **{"block_m": 64, "block_n": 128, "deterministic": deterministic},
     }
     assert kernel_matches(plan, true) == deterministic

@@ -109,9 +109,7 @@ def test_explain_says_what_the_traits_say(backward: bool, kernels: tuple[Kernel,
     if not built:
         pytest.skip("this build has no CUDA kernels")
     by_name = {
-        (k.arch, k.head_dim, k.entry_index): k
-        for k in kernels
-        if k.is_forward != backward and k.entry != "queries"
+        (k.arch, k.head_dim, k.entry_index): k for k in kernels if k.is_forward != backward and k.entry != "queries"
     }
     told = set()
     for arch, head_dim, index in by_name:

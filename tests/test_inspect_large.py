@@ -169,7 +169,11 @@ def test_a_spoiled_mask_is_caught(
 
 
 def test_kernels_that_mask_in_other_pieces_are_not_taken_for_the_same(large: tuple[Kernel, ...]) -> None:
-    named = [inspect.find(large, d, "sm90", entry, "backward/dq_in_registers_large") for d in HEAD_DIMS for entry in ("keys", "queries")]
+    named = [
+        inspect.find(large, d, "sm90", entry, "backward/dq_in_registers_large")
+        for d in HEAD_DIMS
+        for entry in ("keys", "queries")
+    ]
     assert [kernel.facts.get("pieces", 1) for kernel in named] == [1, 1, 2, 2, 4, 4]
     assert len({checks._SameMask(kernel) for kernel in named}) == len(named)
 

@@ -110,7 +110,12 @@ def test_installed_package_is_small(wheel: Path) -> None:
 def test_wheel_has_what_the_schedules_are_compiled_from(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         names = set(packed.namelist())
-    sources = (*_compile.HOST_FILES, "studies/schedules/launch.cuh", "sm80/forward/rows/mainloop.cuh", "core/softmax.cuh")
+    sources = (
+        *_compile.HOST_FILES,
+        "studies/schedules/launch.cuh",
+        "sm80/forward/rows/mainloop.cuh",
+        "core/softmax.cuh",
+    )
     assert {f"flash_cute/csrc/{name}" for name in sources} <= names
 
 

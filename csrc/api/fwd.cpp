@@ -90,7 +90,7 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, VarlenArgs const* l
                    .head_dim_v = decision.padded_head_dim_v,
                    .tile_heads = plan.tile_heads,
                    .sinks = make_sinks(args)};
-  if (reads_sequences(plan.variant)) {
+  if (plan.variant.reads_sequences) {
     params.sequences = make_sequences(args, problem, lengths);
     params.sequences.tiles_before = workspace.part<int>(offsets.tiles_before);
     params.score = make_score_terms(args, problem);

@@ -225,8 +225,8 @@ void add_kernel(JsonObject& json, DecisionType const& decision, int64_t tiles) {
 }
 
 inline char const* variant_name(Variant variant) {
-  constexpr char const* kNames[] = {"dense", "packed", "modified", "dense modified"};
-  return kNames[static_cast<int>(variant)];
+  if (variant.reads_sequences) return variant.modifies_scores ? "modified" : "packed";
+  return variant.modifies_scores ? "dense modified" : "dense";
 }
 
 inline std::vector<std::string> cpu_reasons(Problem const& problem) {

@@ -3,19 +3,18 @@
 
 namespace flash_cute {
 
-enum class Variant {
-  kDense,          // dense batches, plain scores, v with the head dim of q
-  kPacked,         // the sequences of a batch are read at run time: packed or dense; plain scores
-  kModified,       // the same with modified scores: softcap, ALiBi
-  kDenseModified,  // dense batches, modified scores: sm90 backward
-};
+struct Variant {
+  bool reads_sequences;  // the sequences of a batch are read at run time, packed or dense; else the batch is dense
+  bool modifies_scores;  // softcap, ALiBi
 
-constexpr bool reads_sequences(Variant variant) {
-  return variant == Variant::kPacked || variant == Variant::kModified;
-}
-constexpr bool modifies_scores(Variant variant) {
-  return variant == Variant::kModified || variant == Variant::kDenseModified;
-}
+  static Variant const kDense, kPacked, kModified, kDenseModified;
+
+  friend constexpr bool operator==(Variant const&, Variant const&) = default;
+};
+constexpr Variant Variant::kDense = {.reads_sequences = false, .modifies_scores = false};
+constexpr Variant Variant::kPacked = {.reads_sequences = true, .modifies_scores = false};
+constexpr Variant Variant::kModified = {.reads_sequences = true, .modifies_scores = true};
+constexpr Variant Variant::kDenseModified = {.reads_sequences = false, .modifies_scores = true};
 
 // The columns of v and out. Dense kernels take those of q and k: one predicate less per load.
 template <class Traits, class Params>

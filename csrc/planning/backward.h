@@ -35,7 +35,7 @@ inline BwdWorkspace bwd_workspace(BwdPlan const& plan, Problem const& problem, B
     workspace.scaled_dout = layout.take(2 * all_rows * memory.head_dim_v);
   }
   if (memory.has_queue) workspace.dq_queue = layout.take(2 * 4 * plan.row_tiles);
-  if (reads_sequences(plan.variant)) {
+  if (plan.variant.reads_sequences) {
     int64_t const most_sequences = int64_t{problem.batch} + 2;  // see sequence_count
     workspace.row_sequence = layout.take(4 * int64_t{plan.m_blocks});
     workspace.key_sequence = layout.take(4 * int64_t{plan.n_blocks});
@@ -57,7 +57,7 @@ inline bool is_too_large(BwdPlan const& plan, Problem const& part) {
 
 // Fills in the tiles and the workspace of a plan whose variant and shape are known. Without tiles there is none.
 inline void lay_out(BwdPlan& plan, Problem const& problem, BwdMemory const& memory) {
-  bool const reads = reads_sequences(plan.variant);
+  bool const reads = plan.variant.reads_sequences;
   int const block_m = memory.block_m, block_n = plan.shape.block_n;
   plan.row_tiles = reads ? most_row_tiles(problem, block_m) : num_row_tiles(problem, block_m);
   plan.key_tiles = reads ? most_key_tiles(problem, block_n) : num_key_tiles(problem, block_n);

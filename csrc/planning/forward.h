@@ -20,7 +20,7 @@ inline Variant fwd_variant(HeadDims kernel, Problem const& problem) {
 
 // The row tiles that a kernel may have to compute, of all heads.
 inline int64_t fwd_tiles(FwdPlan const& plan, Problem const& problem) {
-  int64_t const tiles = reads_sequences(plan.variant) ? most_row_tiles(problem, plan.shape.block_m)
+  int64_t const tiles = plan.variant.reads_sequences ? most_row_tiles(problem, plan.shape.block_m)
                                                       : num_row_tiles(problem, plan.shape.block_m);
   check_row_tiles(problem, tiles, plan.shape.block_m);
   return tiles;

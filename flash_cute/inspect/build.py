@@ -261,7 +261,10 @@ def _announce(folder: Path, missing: Sequence[Unit | str]) -> None:
     kinds = [unit if isinstance(unit, str) else unit.folder for unit in missing]
     units = [unit for unit in missing if isinstance(unit, Unit)]
     further = len(units) - len(_groups(units, _cores()))
-    seconds = SECONDS["headers"] + (sum(SECONDS.get(kind, SECONDS_OF_OTHERS) for kind in kinds) - further * SECONDS_OF_OTHERS / 2) / cores
+    seconds = (
+        SECONDS["headers"]
+        + (sum(SECONDS.get(kind, SECONDS_OF_OTHERS) for kind in kinds) - further * SECONDS_OF_OTHERS / 2) / cores
+    )
     names = ", ".join(_name(unit) for unit in missing[:6]) + (", ..." if len(missing) > 6 else "")
     what = f"{len(missing)} unit{'s' if len(missing) > 1 else ''} of kernel types ({names})"
     print(

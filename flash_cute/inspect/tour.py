@@ -63,7 +63,9 @@ def needed(csrc: Path | str | None = None) -> tuple[Kernel, ...]:
 def pictures(tour: Tour, among: Sequence[Kernel]) -> dict[str, Picture]:
     """A tour's pictures by what they are called in its text."""
     kernel = tour.kernel(among)
-    alike = [other for other in among if (other.arch, other.folder, other.entry) == (tour.arch, "forward/rows", tour.entry)]
+    alike = [
+        other for other in among if (other.arch, other.folder, other.entry) == (tour.arch, "forward/rows", tour.entry)
+    ]
     drawn = {
         "schedule": gantt_picture([(kernel, problem) for problem in (FULL, CAUSAL, WINDOW)], tour.sms),
         "mask": mask_picture(kernel, replace(SHORT, causal="bottom_right")),
@@ -187,7 +189,9 @@ TOURS = (Tour("sm80", "a100", "A100", 10, _sm80_values), Tour("sm90", "wide", "H
 
 
 def _portable_large(among: Sequence[Kernel]) -> list[Picture]:
-    alike = [other for other in among if (other.arch, other.folder, other.entry) == ("sm80", "forward/streamed", "h100")]
+    alike = [
+        other for other in among if (other.arch, other.folder, other.entry) == ("sm80", "forward/streamed", "h100")
+    ]
     return [warp_picture(find(among, 512, "sm80", "h100", "forward/streamed")), budget_picture(alike, None)]
 
 

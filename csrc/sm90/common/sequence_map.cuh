@@ -15,7 +15,6 @@
 
 #include "core/sequence.cuh"
 #include "load_tma.cuh"
-#include "store_tma.cuh"
 #include "tensor_map.cuh"
 
 namespace flash_cute::sm90 {

@@ -13,6 +13,7 @@
 namespace inspect::sm80_forward_rows {
 
 using namespace flash_cute;
+using namespace flash_cute::sm80::forward;
 using namespace flash_cute::sm80::forward::rows;
 using flash_cute::sm80::kChipNames;
 using flash_cute::sm80::kMaxSmemBytes;

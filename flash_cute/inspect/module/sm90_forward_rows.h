@@ -18,6 +18,7 @@
 namespace inspect::sm90_forward_rows {
 
 using namespace flash_cute;
+using namespace flash_cute::sm90::forward;
 using namespace flash_cute::sm90::forward::rows;
 
 // Never run: see describe.h.
@@ -173,7 +174,7 @@ template <int kHeadDim, int kEntry>
 constexpr auto packed_schedule_of() -> Array (*)(PackedProblem const&, int) {
   if constexpr (has_kernel(kHeadDim, kHeadDim, kEntry, Variant::kPacked)) {
     constexpr TileConfig kTile = tile_config(kHeadDim, kEntry);
-    return &packed_schedule<kTile.block_m, kTile.block_n>;
+    return &sm90_forward::packed_schedule<kTile.block_m, kTile.block_n>;
   } else {
     return nullptr;
   }

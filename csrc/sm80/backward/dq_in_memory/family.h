@@ -33,12 +33,13 @@ struct Family : OneTile {
     int const chip = chosen.choice.entry;
     Variant const variant = problem.packed ? Variant::kPacked : Variant::kDense;
     bool const any_scores = problem.packed && !has_plain_sequence_kernel(kernel.head_dim, chip);
-    return dq_in_memory::predict(time_model::work_of(problem, gpu), kernel_shape(kernel.head_dim, chip, variant), any_scores);
+    KernelShape const shape = kernel_shape(kernel.head_dim, chip, variant);
+    return dq_in_memory::predict(time_model::work_of(problem, gpu), shape, any_scores);
   }
 
   static void plan(BwdPlan& plan, Problem const& problem, Choice const&, Gpu gpu) {
     plan.variant = problem.modifies_scores() ? Variant::kModified : problem.packed ? Variant::kPacked : Variant::kDense;
-    bool const reads = reads_sequences(plan.variant);
+    bool const reads = plan.variant.reads_sequences;
     plan.kernel = reads ? "bwd_sequences_kernel" : "bwd_kernel";
     plan.shape = kernel_shape(plan.head_dim, plan.entry, plan.variant);
     lay_out_in_parts(plan, problem,
@@ -61,7 +62,7 @@ struct Family : OneTile {
 
   static std::string why_tile(BwdPlan const& plan, Problem const&, Gpu) {
     bool const plain = plan.variant == Variant::kPacked && has_plain_sequence_kernel(plan.head_dim, plan.entry);
-    if (!reads_sequences(plan.variant) || plain) return chip_text(plan.entry);
+    if (!plan.variant.reads_sequences || plain) return chip_text(plan.entry);
     return " for packed batches and modified scores, on any chip";
   }
 };

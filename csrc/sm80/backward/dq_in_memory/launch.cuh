@@ -85,7 +85,7 @@ cudaError_t launch_entry(BwdPlan const& plan, BwdParams const& params, cudaStrea
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   static_assert(kHeadDimV == kHeadDim);
-  if (modifies_scores(plan.variant)) return launch_sequences<kHeadDim>(plan, params, stream);
+  if (plan.variant.modifies_scores) return launch_sequences<kHeadDim>(plan, params, stream);
   switch (plan.entry) {
     case kA100: return launch_entry<kHeadDim, kA100>(plan, params, stream);
     case kSmem99K: return launch_entry<kHeadDim, kSmem99K>(plan, params, stream);

@@ -91,8 +91,8 @@ constexpr int sequence_smem_bytes(TileConfig tile, int head_dim) {
 }
 
 constexpr KernelShape kernel_shape(int head_dim, int chip, Variant variant = Variant::kDense) {
-  bool const reads = reads_sequences(variant);
-  bool const plain = !modifies_scores(variant) && has_plain_sequence_kernel(head_dim, chip);
+  bool const reads = variant.reads_sequences;
+  bool const plain = !variant.modifies_scores && has_plain_sequence_kernel(head_dim, chip);
   TileConfig const tile = !reads  ? tile_config(head_dim, chip)
                           : plain ? plain_sequence_tile_config(head_dim, chip)
                                   : sequence_tile_config(head_dim);

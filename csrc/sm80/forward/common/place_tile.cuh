@@ -124,7 +124,7 @@ CUTE_DEVICE void place_tile(FwdParams const& params, SequenceTile& tile, int ind
       TileRange keys = key_range<Traits::kBlockM, Traits::kBlockN>(sequence, coord.m_block);
       if (coord.m_block * Traits::kBlockM >= sequence.len_q) keys.end = keys.begin;  // rows that are not used
       float slope = 0.f;
-      if (Traits::kVariant == Variant::kModified && coord.batch < params.batch) {
+      if (Traits::kVariant.modifies_scores && coord.batch < params.batch) {
         slope = head_slope(params.score, coord.batch, coord.head);
       }
       int const head_kv = coord.head / (params.heads_q / params.heads_kv);

@@ -42,7 +42,7 @@ struct Family : OneTile {
     int64_t const tiles = fwd_tiles(plan, problem);
     if (tiles == 0) return;  // perhaps there is no head, and no order of tiles then
     plan.ctas = tiles;
-    bool const reads = reads_sequences(plan.variant);
+    bool const reads = plan.variant.reads_sequences;
     if (!reads) plan.tile_heads = 1;
     if (!problem.packed) {
       int const head_dim = reads ? problem.padded_head_dim() : mean_head_dim(problem);

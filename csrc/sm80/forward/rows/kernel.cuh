@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.ctas_per_sm)
     fwd_kernel(__grid_constant__ FwdParams const params) {
   extern __shared__ char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::Storage*>(smem_raw);
-  if constexpr (reads_sequences(Traits::kVariant)) {
+  if constexpr (Traits::kVariant.reads_sequences) {
     place_tile<Traits>(params, smem.tile);
     if (smem.tile.coord.m_block >= 0) compute_tile<Traits>(params, smem.tile.sequence, smem.tile.coord, smem);
   } else {

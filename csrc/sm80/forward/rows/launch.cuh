@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/element.cuh"
+#include "core/with_variant.cuh"
 #include "core/sequence_prefix.cuh"
 #include "float16_products.cuh"
 #include "float16_tile.h"
@@ -11,7 +12,7 @@ namespace flash_cute::sm80::forward::rows {
 
 template <class Traits>
 cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
-  constexpr bool kSequences = reads_sequences(Traits::kVariant);
+  constexpr bool kSequences = Traits::kVariant.reads_sequences;
   constexpr int kSmemBytes = sizeof(typename Traits::Storage);
   if constexpr (kSmemBytes > 48 * 1024) {
     cudaError_t const error =
@@ -40,13 +41,8 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
 
 template <int kHeadDim, int kChip>
 cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
-  using enum Variant;
-  switch (plan.variant) {
-    case kDense: return launch_kernel<kHeadDim, kChip, kDense>(plan, params, stream);
-    case kPacked: return launch_kernel<kHeadDim, kChip, kPacked>(plan, params, stream);
-    case kModified: return launch_kernel<kHeadDim, kChip, kModified>(plan, params, stream);
-  }
-  return cudaErrorInvalidValue;
+  return with_variant<Variant::kDense, Variant::kPacked, Variant::kModified>(
+      plan.variant, [&]<Variant kVariant>() { return launch_kernel<kHeadDim, kChip, kVariant>(plan, params, stream); });
 }
 
 template <int kHeadDim, Accumulate kAccumulate>

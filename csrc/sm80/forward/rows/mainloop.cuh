@@ -203,7 +203,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     auto scores = rowcol_view(tSrS);  // (rows, columns)
     auto cS = make_identity_tensor(Shape<Int<kBlockM>, Int<kBlockN>>{});
     auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));  // (rows, columns) -> (row, column) of thread 0
-    if constexpr (Traits::kVariant == Variant::kModified) {
+    if constexpr (Traits::kVariant.modifies_scores) {
       auto tScS = rowcol_view(mma.get_slice(thread_again()).partition_C(cS));  // the same of this one
       int const first_position = tile.m_block * kBlockM + sequence.shift;
       int const offset = first_position - n * kBlockN;

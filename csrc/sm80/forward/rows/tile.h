@@ -80,7 +80,7 @@ constexpr int ctas_that_fit(TileConfig tile, int smem_bytes, int chip) {
 
 constexpr KernelShape kernel_shape(int head_dim, int chip, Variant variant = Variant::kDense) {
   TileConfig const tile = tile_config(head_dim, chip, variant);
-  int const smem = smem_bytes(tile, head_dim) + (reads_sequences(variant) ? kSequenceBytes : 0);
+  int const smem = smem_bytes(tile, head_dim) + (variant.reads_sequences ? kSequenceBytes : 0);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,
           .threads = 32 * tile.warps,

@@ -39,7 +39,7 @@ struct Traits {
       kVariant == Variant::kModified || (kVariant == Variant::kPacked && (kHeadDim == 128 || kHeadDim == 256));
   static constexpr bool kRecomputesQ = kRecomputes;  // the addresses of Q, too
   // Whether the addresses of a sequence's first key and a tile's last whole key tile are read again from shared memory.
-  static constexpr bool kRereads = reads_sequences(kVariant);
+  static constexpr bool kRereads = kVariant.reads_sequences;
   static constexpr PowerScale kPowerScale =
       (kHeadDim == 128 && kBlockN == 48) || (kHeadDim == 256 && kBlockM == 128) ? PowerScale::kComputed
                                                                                : PowerScale::kGiven;
@@ -89,7 +89,7 @@ struct Traits {
   struct SequenceStorage : SharedStorage {
     SequenceTile tile;
   };
-  using Storage = std::conditional_t<reads_sequences(kVariant), SequenceStorage, SharedStorage>;
+  using Storage = std::conditional_t<kVariant.reads_sequences, SequenceStorage, SharedStorage>;
   static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
   static_assert(sizeof(SequenceStorage) <= sizeof(SharedStorage) + kSequenceBytes);
 };

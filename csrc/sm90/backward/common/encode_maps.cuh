@@ -27,7 +27,7 @@ cudaError_t encode_maps(KernelArgs& args, MapBoxes const& boxes) {
                           int box_rows, int box_columns) {
     if (error != cudaSuccess) return;
     Box const box{.rows = box_rows, .columns = box_columns};
-    error = encode_place_map<Element, reads_sequences(kVariant)>(map, data, strides, sizes, packed, box);
+    error = encode_place_map<Element, kVariant.reads_sequences>(map, data, strides, sizes, packed, box);
   };
   std::array<int, 4> const query{params.head_dim, params.len_q, params.heads_q, batch};
   std::array<int, 4> const query_v{params.head_dim_v, params.len_q, params.heads_q, batch};

@@ -117,7 +117,7 @@ CUTE_DEVICE void publish_dq(typename Traits::SharedStorage& smem, int warpgroup,
 template <class Traits, class ReadTask>
 CUTE_DEVICE void end_key_tile(KernelArgs const& args, ReadTask const& task) {
   BwdParams const& params = args.params;
-  if constexpr (reads_sequences(Traits::kVariant)) {
+  if constexpr (Traits::kVariant.reads_sequences) {
     bulk_wait_written();
     asm volatile("fence.proxy.async;" ::: "memory");
     count_key_tile<Traits>(params, task());

@@ -20,13 +20,14 @@ struct Family : OneTile {
 
   static double predict(HeadDims kernel, Problem const& problem, Candidate const&, Gpu gpu) {
     Variant const variant = problem.packed ? Variant::kPacked : Variant::kDense;
-    return dq_in_memory::predict(time_model::work_of(problem, gpu), kernel_shape(kernel.head_dim, kernel.head_dim_v, variant));
+    KernelShape const shape = kernel_shape(kernel.head_dim, kernel.head_dim_v, variant);
+    return dq_in_memory::predict(time_model::work_of(problem, gpu), shape);
   }
 
   static void plan(BwdPlan& plan, Problem const& problem, Choice const& choice, Gpu gpu) {
     plan.kernel = "bwd_kernel";
     plan.variant = bwd_variant(problem);
-    bool const reads = reads_sequences(plan.variant);
+    bool const reads = plan.variant.reads_sequences;
     if (is_mla(plan.head_dim, plan.head_dim_v)) {
       plan.scales_dout = problem.has_sinks_and_dlse();  // its dS is made from P in float16, whatever the dtype
     }

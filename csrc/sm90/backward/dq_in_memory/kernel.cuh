@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
     int const warp = threadIdx.x / 32;
     if (threadIdx.x % 32 == 0) {
       if (warp == 0) {
-        if constexpr (reads_sequences(Traits::kVariant)) {
+        if constexpr (Traits::kVariant.reads_sequences) {
           sequence_producer<Traits>(args, smem);
         } else {
           producer<Traits>(args, smem);
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
         add_dq<Traits, 0>(args, smem);
       } else if (warp == 2) {
         add_dq<Traits, 1>(args, smem);
-      } else if constexpr (reads_sequences(Traits::kVariant)) {
+      } else if constexpr (Traits::kVariant.reads_sequences) {
         schedule_tasks<Traits>(args, smem);
       } else {
         watch_sums<Traits>(args, smem);

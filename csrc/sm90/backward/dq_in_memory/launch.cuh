@@ -3,6 +3,7 @@
 
 #include "core/bwd_preprocess.cuh"
 #include "core/element.cuh"
+#include "core/with_variant.cuh"
 #include "core/list_sequence_tiles.cuh"
 #include "sm90/backward/common/encode_maps.cuh"
 #include "kernel.cuh"
@@ -18,7 +19,7 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
                        .key_rows = Traits::kBlockN,
                        .columns = Traits::kChunk,
                        .columns_of_k = Traits::ColumnsK::kChunk};
-  constexpr bool kSequences = reads_sequences(Traits::kVariant);
+  constexpr bool kSequences = Traits::kVariant.reads_sequences;
   cudaError_t error = encode_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
@@ -55,14 +56,9 @@ cudaError_t launch_variant(BwdPlan const& plan, BwdParams const& params, cudaStr
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   static_assert(kHeadDimV == kHeadDim || is_mla(kHeadDim, kHeadDimV));
-  switch (plan.variant) {
-    case Variant::kDense: return launch_variant<kHeadDim, kHeadDimV, Variant::kDense>(plan, params, stream);
-    case Variant::kPacked: return launch_variant<kHeadDim, kHeadDimV, Variant::kPacked>(plan, params, stream);
-    case Variant::kModified: return launch_variant<kHeadDim, kHeadDimV, Variant::kModified>(plan, params, stream);
-    case Variant::kDenseModified:
-      return launch_variant<kHeadDim, kHeadDimV, Variant::kDenseModified>(plan, params, stream);
-    default: return cudaErrorInvalidValue;
-  }
+  return with_variant<Variant::kDense, Variant::kPacked, Variant::kModified, Variant::kDenseModified>(
+      plan.variant,
+      [&]<Variant kVariant>() { return launch_variant<kHeadDim, kHeadDimV, kVariant>(plan, params, stream); });
 }
 
 }  // namespace flash_cute::sm90::backward::dq_in_memory

@@ -112,7 +112,7 @@ CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const
                            Rounded& rP) {  // (MMA, MMA_N, MMA_M)
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   auto scores = rowcol_view(tSrS);  // (keys, rows)
-  constexpr bool kModified = modifies_scores(Traits::kVariant);
+  constexpr bool kModified = Traits::kVariant.modifies_scores;
   RowStats<kBlockM> const lse_log2(smem.lse_log2[rows.stage]);
   Reach reach = Reach::kAny;
   TileBias bias{};
@@ -310,7 +310,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int task_
     issue_scores<Traits>(smem, operands, warpgroup, rows, tSrK, tSrQ, tSrS);
     if (!kLateDp) issue_dp<Traits>(smem, operands, warpgroup, rows, tSrV, tSrV_regs, tSrdO, tSrdP);
     if (!kFirst) publish(number - 1);  // here, where the fence has no store in flight to wait for
-    constexpr bool kModified = modifies_scores(Traits::kVariant);
+    constexpr bool kModified = Traits::kVariant.modifies_scores;
     [[maybe_unused]] RowStats<kBlockM> delta;  // where it comes with Q
     if constexpr (Traits::kDeltaWithQ && !kModified) delta = RowStats<kBlockM>(smem.delta[rows.stage]);
     compute_p<Traits>(smem, params, lengths, shift, slope, range, tile.n_block, m_block, rows, tSrS, tSrdP, rP);

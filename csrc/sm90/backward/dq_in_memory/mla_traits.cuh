@@ -35,7 +35,7 @@ struct MlaTraits {
   static constexpr int kProducerRegs = 24;
   static constexpr int kConsumerRegs = 240;
   static_assert(kWarpgroups == 2 && kBlockM == 64 && kStages == 2);
-  static_assert(kHeadDim % 64 == 0 && kHeadDimV % 64 == 0 && kHeadDimV <= kHeadDim && !modifies_scores(kVariant));
+  static_assert(kHeadDim % 64 == 0 && kHeadDimV % 64 == 0 && kHeadDimV <= kHeadDim && !kVariant.modifies_scores);
 
   // Everything but dQ is computed transposed, each warpgroup for its 64 keys: S^T = K Q^T and dP^T = V dO^T from shared
   // memory; dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers.
@@ -123,7 +123,7 @@ struct MlaTraits {
   static constexpr int kPartRowTiles = part_row_tiles(kBlockM, kBlockN);
 
   static constexpr int kListedRows = kBlockM;  // of the row tiles in SequenceTiles
-  using Task = std::conditional_t<reads_sequences(kVariant), SequenceTask, dq_in_memory::Task>;
+  using Task = std::conditional_t<kVariant.reads_sequences, SequenceTask, dq_in_memory::Task>;
 
   struct alignas(1024) SharedStorage {
     Element k[kKElements];

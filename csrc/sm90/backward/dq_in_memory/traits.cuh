@@ -104,7 +104,7 @@ struct Traits {
   static constexpr int kPartRowTiles = part_row_tiles(kBlockM, kBlockN);
 
   static constexpr int kListedRows = kBlockM;  // of the row tiles in SequenceTiles
-  using Task = std::conditional_t<reads_sequences(kVariant), SequenceTask, dq_in_memory::Task>;
+  using Task = std::conditional_t<kVariant.reads_sequences, SequenceTask, dq_in_memory::Task>;
 
   struct alignas(1024) SharedStorage {
     Element k[kKElements];

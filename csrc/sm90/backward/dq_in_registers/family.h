@@ -19,7 +19,8 @@ struct Family : OneTile {
   }
 
   static double predict(HeadDims kernel, Problem const& problem, Candidate const&, Gpu gpu) {
-    return dq_in_registers::predict(time_model::work_of(problem, gpu), kernel_shape(kernel.head_dim, kernel.head_dim_v));
+    KernelShape const shape = kernel_shape(kernel.head_dim, kernel.head_dim_v);
+    return dq_in_registers::predict(time_model::work_of(problem, gpu), shape);
   }
 
   static void plan(BwdPlan& plan, Problem const& problem, Choice const&, Gpu) {
@@ -27,7 +28,7 @@ struct Family : OneTile {
     plan.dq_kernel = "bwd_queries_kernel";
     plan.variant = bwd_variant(problem);
     plan.shape = kernel_shape(plan.head_dim, plan.head_dim_v);
-    bool const reads = reads_sequences(plan.variant);
+    bool const reads = plan.variant.reads_sequences;
     lay_out_in_parts(plan, problem,
                      {.block_m = reads ? kQueryTileRows : kRows, .head_dim_v = problem.padded_head_dim_v()});
     check_num_tiles(plan, problem, kRows);

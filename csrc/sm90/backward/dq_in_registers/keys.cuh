@@ -102,7 +102,7 @@ struct KeysRole {
 template <class Traits>
 CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorage& smem) {
   using Element = typename Traits::Element;
-  constexpr bool kModified = modifies_scores(Traits::kVariant);
+  constexpr bool kModified = Traits::kVariant.modifies_scores;
   BwdParams const& params = args.params;
   typename Traits::Tile const volatile& tile = smem.tile;
   TileRange const range = row_range_of(params, tile);
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_keys_kernel(__grid_co
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
   __syncthreads();  // thread 0 has written the tile and initialised the barriers
-  if (reads_sequences(Traits::kVariant) && smem.tile.n_block < 0) return;  // there are fewer tiles than CTAs
+  if (Traits::kVariant.reads_sequences && smem.tile.n_block < 0) return;  // there are fewer tiles than CTAs
 
   if (warpgroup == 0) {
     lower_max_registers<Traits::kProducerRegs>();

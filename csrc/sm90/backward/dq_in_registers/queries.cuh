@@ -63,7 +63,7 @@ CUTE_DEVICE void find_query_tile(BwdParams const& params, SequenceQueryTile& til
 // What the roles know of their tile: a QueryTile, or the one in shared memory; its lengths and mask; its key tiles.
 template <class Traits>
 CUTE_DEVICE decltype(auto) query_tile(KernelArgs const& args, typename Traits::QueriesStorage const& smem) {
-  if constexpr (reads_sequences(Traits::kVariant)) {
+  if constexpr (Traits::kVariant.reads_sequences) {
     return (smem.tile);
   } else {
     return QueryTile(args);
@@ -238,7 +238,7 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   float lse_log2[2], delta[2];  // of this thread's two rows
   load_row_stats(params, tile, warpgroup, lse_log2, delta);
 
-  constexpr bool kModified = modifies_scores(Traits::kVariant);
+  constexpr bool kModified = Traits::kVariant.modifies_scores;
   [[maybe_unused]] backward::Reach reach = backward::Reach::kAny;  // of a softcap's scores
   [[maybe_unused]] float slope_log2 = 0.f;
   if constexpr (kModified) {
@@ -324,14 +324,14 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_queries_kernel(__grid
     prefetch_tma_descriptor(&args.dout);
     prefetch_tma_descriptor(&args.k);
     prefetch_tma_descriptor(&args.v);
-    if constexpr (reads_sequences(Traits::kVariant)) find_query_tile(args.params, smem.tile);
+    if constexpr (Traits::kVariant.reads_sequences) find_query_tile(args.params, smem.tile);
     for (auto& pipeline : smem.rows_pipeline) pipeline.init(4);
     smem.k_pipeline.init(8);
     smem.v_pipeline.init(8);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
   __syncthreads();  // thread 0 has initialised the barriers
-  if (reads_sequences(Traits::kVariant) && smem.tile.m_block < 0) return;  // there are fewer tiles than CTAs
+  if (Traits::kVariant.reads_sequences && smem.tile.m_block < 0) return;  // there are fewer tiles than CTAs
 
   if (warpgroup == 0) {
     lower_max_registers<Traits::kProducerRegs>();

@@ -76,7 +76,7 @@ struct Traits {
   static constexpr bool kDeltaWithQ = false;
   static constexpr bool kProducerMasks = false;
   static constexpr int kListedRows = kQueryTileRows;  // of the row tiles in SequenceTiles
-  using Tile = std::conditional_t<reads_sequences(kVariant), backward::SequenceKeyTile, KeyTile>;
+  using Tile = std::conditional_t<kVariant.reads_sequences, backward::SequenceKeyTile, KeyTile>;
 
   // dK and dV.
   struct alignas(1024) KeysStorage {

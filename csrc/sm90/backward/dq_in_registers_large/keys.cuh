@@ -69,7 +69,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     int const m = row_tile.m_block;
     RowStats<kTileRows> const lse_log2 = read_statistics(smem.lse_log2[q_state.stage]);
     auto rF = make_tensor_like<cutlass::half_t>(tSrS);  // (MMA, MMA_N, MMA_M): derivatives of modified scores
-    if constexpr (Traits::kVariant == Variant::kModified) {
+    if constexpr (Traits::kVariant.modifies_scores) {
       float const slope = head_slope(params.score, tile.batch, tile.head_kv * params.heads_per_kv + row_tile.head);
       cap_scores(tSrS, rF, params.score);
       add_bias_transposed(scores, coordinates(), tScS_0, slope,
@@ -84,7 +84,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
     smem.q_pipeline.release(q_state);  // the other release of this stage comes from the dK warpgroup
     convert(tSrS, rP);
     smem.p_pipeline.wait_empty(at_step(i));  // the dK warpgroup's four warps have read P^T of two steps before
-    if constexpr (Traits::kVariant == Variant::kModified) {
+    if constexpr (Traits::kVariant.modifies_scores) {
       multiply_by_derivatives(tSrS, rF, params.score);
       auto rGiven = make_tensor_like<Element>(tSrS);  // (MMA, MMA_N, MMA_M): for the dK warpgroup
       convert(tSrS, rGiven);

@@ -6,6 +6,7 @@
 
 #include "core/bwd_preprocess_large.cuh"
 #include "core/element.cuh"
+#include "core/with_variant.cuh"
 #include "core/list_sequence_tiles.cuh"
 #include "sm90/backward/common/encode_maps.cuh"
 #include "sm90/common/launch.cuh"
@@ -52,11 +53,8 @@ cudaError_t launch_variant(BwdPlan const& plan, BwdParams const& params, cudaStr
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   static_assert(kHeadDim == kHeadDimV);
-  switch (plan.variant) {
-    case Variant::kPacked: return launch_variant<kHeadDim, Variant::kPacked>(plan, params, stream);
-    case Variant::kModified: return launch_variant<kHeadDim, Variant::kModified>(plan, params, stream);
-    default: return cudaErrorInvalidValue;
-  }
+  return with_variant<Variant::kPacked, Variant::kModified>(
+      plan.variant, [&]<Variant kVariant>() { return launch_variant<kHeadDim, kVariant>(plan, params, stream); });
 }
 
 }  // namespace flash_cute::sm90::backward::dq_in_registers_large

@@ -83,7 +83,7 @@ CUTE_DEVICE void scores_consumer(KernelArgs const& args, typename Traits::Querie
     if (!last) smem.k_pipeline.wait_full(k_state);
     issue_s();  // after the last tile on stale data: the result is not used
     auto rF = make_tensor_like<cutlass::half_t>(tSrP);  // (MMA, MMA_M, MMA_N): derivatives of modified scores
-    if constexpr (Traits::kVariant == Variant::kModified) {
+    if constexpr (Traits::kVariant.modifies_scores) {
       cap_scores(tSrP, rF, params.score);
       add_bias(scores, coordinates(), tScS_0, head_slope(params.score, tile.batch, tile.head),
                first_row - n * kTileRows + tile.sequence.shift);
@@ -99,7 +99,7 @@ CUTE_DEVICE void scores_consumer(KernelArgs const& args, typename Traits::Querie
         scores(row, j) = exp2_approx(scores(row, j) * params.scale_log2 - own.lse_log2[row]);
       }
     }
-    if constexpr (Traits::kVariant == Variant::kModified) {
+    if constexpr (Traits::kVariant.modifies_scores) {
       multiply_by_derivatives(tSrP, rF, params.score);
     }
     warpgroup_wait<2>();  // the first unit of dP

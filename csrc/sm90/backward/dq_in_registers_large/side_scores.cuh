@@ -58,7 +58,7 @@ CUTE_DEVICE void make_scores_of_keys(KernelArgs const& args, typename Traits::Ke
     wait_for_parts(smem, i);
     sum_pieces<kSides>(smem.parts, kSideS, tSrS);
     auto rF = make_tensor_like<cutlass::half_t>(tSrS);  // (MMA, MMA_N, MMA_M): derivatives of modified scores
-    if constexpr (Traits::kVariant == Variant::kModified) {
+    if constexpr (Traits::kVariant.modifies_scores) {
       cap_scores(tSrS, rF, params.score);
       add_bias_transposed(scores, tScS, tScS_0, head_slope(params.score, tile.batch, head),
                           (m - tile.n_block) * kTileRows + first_row + backward::read_band(tile.sequence).shift);
@@ -69,7 +69,7 @@ CUTE_DEVICE void make_scores_of_keys(KernelArgs const& args, typename Traits::Ke
     }
     exponentiate(scores, lse_log2, params.scale_log2);
     convert(tSrS, rP);
-    if constexpr (Traits::kVariant == Variant::kModified) multiply_by_derivatives(tSrS, rF, params.score);
+    if constexpr (Traits::kVariant.modifies_scores) multiply_by_derivatives(tSrS, rF, params.score);
     sum_pieces<kSides>(smem.parts, kSideDp, tSrdP);
     backward::subtract(dscores, delta);
     backward::differentiate(tSrS, tSrdP);
@@ -110,7 +110,7 @@ CUTE_DEVICE void make_scores_of_queries(KernelArgs const& args, typename Traits:
     sum_pieces<kSides>(smem.parts, kSideS, tSrS);
     sum_pieces<kSides>(smem.parts, kSideDp, tSrdP);
     auto rF = make_tensor_like<cutlass::half_t>(tSrS);  // (MMA, MMA_M, MMA_N): derivatives of modified scores
-    if constexpr (Traits::kVariant == Variant::kModified) {
+    if constexpr (Traits::kVariant.modifies_scores) {
       cap_scores(tSrS, rF, params.score);
       add_bias(scores, tScS, tScS_0, head_slope(params.score, tile.batch, tile.head), offset + tile.sequence.shift);
     }
@@ -126,7 +126,7 @@ CUTE_DEVICE void make_scores_of_queries(KernelArgs const& args, typename Traits:
         dscores(row, j) -= own.delta[row];
       }
     }
-    if constexpr (Traits::kVariant == Variant::kModified) multiply_by_derivatives(tSrS, rF, params.score);
+    if constexpr (Traits::kVariant.modifies_scores) multiply_by_derivatives(tSrS, rF, params.score);
     backward::differentiate(tSrS, tSrdP);
     convert(tSrdP, rdS);
     send_to_side<Traits>(smem, i, rdS, kSideS);

@@ -32,7 +32,7 @@ template <class Element_, int kHeadDim, Variant kVariant_>
 struct SideTraits {
   using Element = Element_;
   static constexpr Variant kVariant = kVariant_;
-  static_assert(reads_sequences(kVariant), "dense batches run in the packed kernel");
+  static_assert(kVariant.reads_sequences, "dense batches run in the packed kernel");
   static constexpr int kCtas = ctas_per_tile(kHeadDim);  // CTA r is of side r % kSides
   static constexpr int kCtasPerSide = kCtas / kSides;
   static constexpr int kColumns = columns_per_cta(kHeadDim);

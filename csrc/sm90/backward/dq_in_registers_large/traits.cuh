@@ -24,7 +24,7 @@ template <class Element_, int kHeadDim, Variant kVariant_>
 struct Traits {
   using Element = Element_;
   static constexpr Variant kVariant = kVariant_;
-  static_assert(reads_sequences(kVariant), "dense batches run in the packed kernel");
+  static_assert(kVariant.reads_sequences, "dense batches run in the packed kernel");
   static constexpr int kCtas = ctas_per_tile(kHeadDim);
   static constexpr int kColumns = columns_per_cta(kHeadDim);
   static_assert(kCtas == 1 && kColumns >= kHeadDim && kColumns % 64 == 0);

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "core/element.cuh"
+#include "core/with_variant.cuh"
 #include "contract/plan.h"
 #include "sm90/forward/common/args.cuh"
 #include "sm90/common/launch.cuh"
@@ -56,14 +57,10 @@ cudaError_t launch_kernel(void (*kernel)(KernelArgs), FwdPlan const& plan, FwdPa
 template <template <class, int, Variant> class Traits, int kHeadDim, class KernelOf>
 cudaError_t launch_plan(KernelOf const& kernel_of, FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   return with_element(plan.dtype, [&]<class Element>(Element) {
-    auto const launch_variant = [&](auto traits) {
-      return launch_kernel<decltype(traits)>(kernel_of(traits), plan, params, stream);
-    };
-    switch (plan.variant) {
-      case Variant::kPacked: return launch_variant(Traits<Element, kHeadDim, Variant::kPacked>{});
-      case Variant::kModified: return launch_variant(Traits<Element, kHeadDim, Variant::kModified>{});
-      default: return cudaErrorInvalidValue;
-    }
+    return with_variant<Variant::kPacked, Variant::kModified>(plan.variant, [&]<Variant kVariant>() {
+      Traits<Element, kHeadDim, kVariant> const traits;
+      return launch_kernel<Traits<Element, kHeadDim, kVariant>>(kernel_of(traits), plan, params, stream);
+    });
   });
 }
 

@@ -48,7 +48,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
                           ScoreExchange<Traits>& exchange, OnlineSoftmax<2>& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
-  using Modifier = ScoresOf<modifies_scores(Traits::kVariant), kBlockM, kBlockN>;
+  using Modifier = ScoresOf<Traits::kVariant.modifies_scores, kBlockM, kBlockN>;
   constexpr int kStepsPerUnit = kUnitKeys / 16;
   constexpr int kUnitsOfV = kParts * kBlockN / kUnitKeys;  // per tile
   static_assert(kUnitsOfVRing % kUnitsOfV == 0, "the stages of a tile follow each other");

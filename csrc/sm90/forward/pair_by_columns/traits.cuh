@@ -23,7 +23,7 @@ struct Traits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr Variant kVariant = kVariant_;
-  static_assert(reads_sequences(kVariant), "dense batches run in the packed kernel");
+  static_assert(kVariant.reads_sequences, "dense batches run in the packed kernel");
   static constexpr int kBlockM = pair_by_columns::kBlockM;
   static constexpr int kBlockN = pair_by_columns::kBlockN;
   static constexpr int kRows = kBlockM;  // of a warpgroup, and of a box of Q

@@ -44,7 +44,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
                           RingStates& states, Messages<Traits>& messages, OnlineSoftmax<2>& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   using Element = typename Traits::Element;
-  using Modifier = ScoresOf<modifies_scores(Traits::kVariant), kRows, kBlockN>;
+  using Modifier = ScoresOf<Traits::kVariant.modifies_scores, kRows, kBlockN>;
 
   auto sQ = make_tensor(make_smem_ptr(smem.q[warpgroup]), typename Traits::SmemLayoutQ{});  // (64, D of chunk, chunk)
   auto sK = make_tensor(make_smem_ptr(smem.units[0]), typename Traits::SmemLayoutK{});      // (BLK_N, D of unit, unit)

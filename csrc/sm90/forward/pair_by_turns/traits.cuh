@@ -22,7 +22,7 @@ struct Traits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr Variant kVariant = kVariant_;
-  static_assert(reads_sequences(kVariant), "dense batches run in the packed kernel");
+  static_assert(kVariant.reads_sequences, "dense batches run in the packed kernel");
   static_assert(kHeadDim <= kMaxHeadDim);
   static constexpr int kBlockM = pair_by_turns::kBlockM;
   static constexpr int kBlockN = pair_by_turns::kBlockN;

@@ -46,7 +46,7 @@ struct Family : OneTile {
     plan.shape = kernel_shape(plan.head_dim, plan.entry, plan.head_dim_v);
     int64_t const tiles = fwd_tiles(plan, problem);
     if (tiles == 0) return;  // perhaps there is no head, and no order of tiles then
-    bool const reads = reads_sequences(plan.variant), masked = problem.is_masked();
+    bool const reads = plan.variant.reads_sequences, masked = problem.is_masked();
     bool const may_draw = reads ? tiles > gpu.num_sms : masked;
     plan.draws_tiles = may_draw && draws_tiles(time_model::work_of(problem, gpu), plan.shape);
     if (!reads && choice.split == 1) plan.split = split_tiles(time_model::work_of(problem, gpu), plan.shape);

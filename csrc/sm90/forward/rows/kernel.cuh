@@ -31,7 +31,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDimV>>{});  // (MMA, MMA_M, MMA_D)
     mainloop<Traits>(args.params, tile_number, warpgroup, smem, tiles, softmax, tOrO);
     int parts = 0;  // sequences that are read at run time are not split
-    if constexpr (!reads_sequences(Traits::kVariant)) {
+    if constexpr (!Traits::kVariant.reads_sequences) {
       parts = uniform(smem.tile[opaque(tile_number) & 1].parts);
       if (parts < 0) store_part<Traits>(args.params, smem.range, warpgroup, softmax, tOrO);
       if (parts > 0) merge_parts<Traits>(args.params, smem.range, parts, warpgroup, softmax, tOrO);
@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
     smem.k_pipeline.init(4 * Traits::kWarpgroups);
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.q_pipeline) pipeline.init(4);
-    smem.tile_pipeline.init(4 * Traits::kWarpgroups + (reads_sequences(Traits::kVariant) ? 1 : 0));
-    if constexpr (reads_sequences(Traits::kVariant)) smem.next_tile.init(1);
+    smem.tile_pipeline.init(4 * Traits::kWarpgroups + (Traits::kVariant.reads_sequences ? 1 : 0));
+    if constexpr (Traits::kVariant.reads_sequences) smem.next_tile.init(1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
   wait_for_kernel_before();  // which zeroes counters and flags, if there are any
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
 
   if (warpgroup == 0) {
     lower_max_registers<Traits::kProducerRegs>();
-    if constexpr (reads_sequences(Traits::kVariant)) {
+    if constexpr (Traits::kVariant.reads_sequences) {
       if (uniform(threadIdx.x / 32) == 1) schedule_sequences<Traits>(args.params, smem);
       if (threadIdx.x == 0) sequence_producer<Traits>(args, smem);
     } else {

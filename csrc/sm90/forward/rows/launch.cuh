@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "core/element.cuh"
+#include "core/with_variant.cuh"
 #include "contract/plan.h"
 #include "sm90/common/launch.cuh"
 #include "sm90/common/tensor_map.cuh"
@@ -17,7 +18,7 @@ cudaError_t encode_maps(KernelArgs& args) {
   FwdParams const& params = args.params;
   auto const encode = [&](CUtensorMap* map, void const* data, Strides strides, std::array<int, 4> const& sizes,
                           Box box) {
-    constexpr bool kReads = reads_sequences(Traits::kVariant);
+    constexpr bool kReads = Traits::kVariant.reads_sequences;
     return encode_place_map<Element, kReads>(map, data, strides, sizes, params.sequences.cu_q != nullptr, box);
   };
   // Without keys nothing is loaded through the maps of K and V, but they must be valid.
@@ -68,13 +69,8 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
 
 template <int kHeadDim, int kHeadDimV, int kEntry>
 cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
-  using enum Variant;
-  switch (plan.variant) {
-    case kDense: return launch_kernel<kHeadDim, kHeadDimV, kEntry, kDense>(plan, params, stream);
-    case kPacked: return launch_kernel<kHeadDim, kHeadDimV, kEntry, kPacked>(plan, params, stream);
-    case kModified: return launch_kernel<kHeadDim, kHeadDimV, kEntry, kModified>(plan, params, stream);
-  }
-  return cudaErrorInvalidValue;
+  return with_variant<Variant::kDense, Variant::kPacked, Variant::kModified>(
+      plan.variant, [&]<Variant kVariant>() { return launch_kernel<kHeadDim, kHeadDimV, kEntry, kVariant>(plan, params, stream); });
 }
 
 template <int kHeadDim, int kHeadDimV>

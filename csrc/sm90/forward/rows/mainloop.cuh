@@ -133,7 +133,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     v_state.advance();
   };
   int offset;  // the key tile's: the tile's first row minus its first column
-  using Modifier = ScoresOf<modifies_scores(Traits::kVariant), kRows, kBlockN>;
+  using Modifier = ScoresOf<Traits::kVariant.modifies_scores, kRows, kBlockN>;
   Modifier modify;
   // Turns S(n) into P(n), and rescales the accumulator if the maximum changes.
   using Softmax = OnlineSoftmax<2>;
@@ -214,7 +214,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
   };
   // Masks a tile if it crosses an edge. Where the band is in shared memory, a tile's number tells, from registers.
   auto mask_at_edge = [&](int n, int columns) __attribute__((always_inline)) {
-    if constexpr (reads_sequences(Traits::kVariant)) {
+    if constexpr (Traits::kVariant.reads_sequences) {
       if (unsigned(n - tiles.whole_begin) >= unsigned(tiles.whole_end - tiles.whole_begin)) mask(columns);
     } else {
       if (columns < kBlockN || crosses_band<kRows, kBlockN>(params, offset)) mask(columns);
@@ -237,7 +237,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
       step([&] { mask(kBlockN); });
     }
     for (; left > 0; --left) {
-      if constexpr (Traits::kVariant == Variant::kModified) offset += kBlockN;
+      if constexpr (Traits::kVariant.modifies_scores) offset += kBlockN;
       step(NoMask{});
     }
   }

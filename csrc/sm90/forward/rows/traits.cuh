@@ -45,23 +45,23 @@ struct Traits {
   // 128. Above, where the tensor cores bound the kernel and leave room for capping the scores first, it is 2 to 5 %
   // slower; the wide tile of head dim 96 spills with it.
   static constexpr bool kFoldsSoftcap =
-      modifies_scores(kVariant) && kHeadDim <= 128 && !(kHeadDim == 96 && kBlockM == 192);
+      kVariant.modifies_scores && kHeadDim <= 128 && !(kHeadDim == 96 && kBlockM == 192);
 
   // Q's descriptors are computed again in each step: there are too few registers to keep them.
-  static constexpr bool kComputesDescriptors = kHeadDim > 256 || (modifies_scores(kVariant) && kHeadDim > 128);
+  static constexpr bool kComputesDescriptors = kHeadDim > 256 || (kVariant.modifies_scores && kHeadDim > 128);
 
   // Whether a warpgroup reads what it needs to know of its next tile under the last product of a tile. Above head dim
   // 128 and with four warpgroups there are too few registers to keep it during the epilogue; sequences' tiles are
   // published too late for that.
-  static constexpr bool kReadsAhead = kHeadDim <= 128 && kWarpgroups < 4 && !reads_sequences(kVariant);
+  static constexpr bool kReadsAhead = kHeadDim <= 128 && kWarpgroups < 4 && !kVariant.reads_sequences;
 
-  static constexpr int kTileHeads = reads_sequences(kVariant) ? 1 : most_tile_heads(kBlockM);
+  static constexpr int kTileHeads = kVariant.reads_sequences ? 1 : most_tile_heads(kBlockM);
 
   // Registers per thread, by setmaxnreg in steps of 8. A CTA starts with the same number for every thread (65536 /
   // kThreads, rounded down to a multiple of 8), and the consumers can get only what the producer gives up: asking for
   // more hangs. Two warpgroups need 240 only above head dim 128; with 24, the producer of the other kernels spills.
   // The scheduler of sequences that are read at run time needs more than 24, too.
-  static constexpr bool kLargeAcc = kHeadDimV > 128 && !reads_sequences(kVariant);
+  static constexpr bool kLargeAcc = kHeadDimV > 128 && !kVariant.reads_sequences;
   static constexpr int kProducerRegs = kWarpgroups == 1 ? 56 : kWarpgroups > 2 ? 32 : kLargeAcc ? 24 : 40;
   static constexpr int kConsumerRegs =
       kWarpgroups == 1 ? 256 : kWarpgroups == 3 ? 160 : kWarpgroups == 4 ? 112 : kLargeAcc ? 240 : 232;
@@ -95,13 +95,13 @@ struct Traits {
   // Whether O passes through its buffer. With modified scores the wide tile of head dim 128 has too few registers for
   // that: it spilled.
   static constexpr bool kOutThroughSmem =
-      kSmem.has_o && !(modifies_scores(kVariant) && kHeadDim == 128 && kBlockM == 192);
+      kSmem.has_o && !(kVariant.modifies_scores && kHeadDim == 128 && kBlockM == 192);
 
   static constexpr int kQElements = kRows * kHeadDim;
   static constexpr int kKElements = kBlockN * kHeadDim;
   static constexpr int kVElements = kBlockN * kHeadDimV;
 
-  using Tile = std::conditional_t<reads_sequences(kVariant), SequenceTile, TileCoord>;
+  using Tile = std::conditional_t<kVariant.reads_sequences, SequenceTile, TileCoord>;
 
   struct alignas(1024) SharedStorage {
     Element k[kStages][kKElements];
