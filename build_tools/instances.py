@@ -13,8 +13,8 @@ DIRECTIONS = ("fwd", "bwd")
 
 FOLDERS = {"fwd": "forward/", "bwd": "backward/"}  # of csrc/<arch>/, in which the families have theirs
 
-# The kernel families by architecture: their folders of csrc/<arch>/, which are namespaces too, and their head dims, of q
-# and k, and of v where it is another.
+# The kernel families by architecture: their folders of csrc/<arch>/, which are namespaces too, and their head dims, of
+# q and k, and of v where it is another.
 FAMILIES: dict[str, dict[str, list[int | list[int]]]] = json.loads((ROOT / "csrc/families.json").read_text())
 
 # Head dims that the kernel of a larger one serves just as fast, since it computes only the columns that there are: that

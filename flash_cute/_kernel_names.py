@@ -45,7 +45,8 @@ TILE_FIELDS: dict[str, tuple[str, ...]] = {
     "sm90::forward::rows": ("block_m", "block_n", "stages", "ping_pong", "late_wait"),
     "sm90::backward::dq_in_memory": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
 }
-# By whether it reads sequences, and modifies scores: csrc/contract/variant.h. Mangled, the last that are false are left out.
+# By whether it reads sequences, and modifies scores: csrc/contract/variant.h. Mangled, what is false at the end may be
+# left out.
 _VARIANTS = {
     (False, False): "dense",
     (True, False): "packed",
@@ -64,8 +65,8 @@ def _facts(kernel_name: str) -> dict[str, Any] | None:
     """What a kernel's name says of it, or None for a kernel that is not ours.
 
     Demangled: `flash_cute::sm80::forward::rows::fwd_kernel<flash_cute::sm80::forward::rows::Traits<cutlass::half_t,
-    128, flash_cute::sm80::forward::rows::TileConfig{128, 64, 4, 1, false, 2}>>`; mangled, the same words come with lengths
-    in front and numbers as `Li128E`.
+    128, flash_cute::sm80::forward::rows::TileConfig{128, 64, 4, 1, false, 2}>>`; mangled, the same words come with
+    lengths in front and numbers as `Li128E`.
     """
     words = _qualified_name(kernel_name)
     element = re.search("|".join(_ELEMENTS), kernel_name)

@@ -142,9 +142,10 @@ def test_what_runs(capability: int) -> None:
 
 
 NAME = (
-    "void flash_cute::sm80::forward::rows::fwd_kernel<flash_cute::sm80::forward::rows::Float16Traits<cutlass::half_t, 128, "
-    "flash_cute::sm80::forward::rows::TileConfig{128, 32, 4, 1, false, 2}, flash_cute::Variant{true, false}, (flash_cute::Accumulate)2> >"
-    "(flash_cute::FwdParams)"
+    "void flash_cute::sm80::forward::rows::fwd_kernel<"
+    "flash_cute::sm80::forward::rows::Float16Traits<cutlass::half_t, 128, "
+    "flash_cute::sm80::forward::rows::TileConfig{128, 32, 4, 1, false, 2}, flash_cute::Variant{true, false}, "
+    "(flash_cute::Accumulate)2> >(flash_cute::FwdParams)"
 )
 
 

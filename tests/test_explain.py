@@ -30,7 +30,7 @@ OLD_DEMANGLED = DEMANGLED.replace(
     "(flash_cute::sm80::forward::rows::TileConfig){128, 64, (int)4, 1, (bool)0, 2}",
 )
 MANGLED = (
-    "_ZN10flash_cute4sm803fwd10fwd_kernelINS1_6TraitsIN7cutlass6half_tELi128EXtl"
+    "_ZN10flash_cute4sm807forward4rows10fwd_kernelINS1_6TraitsIN7cutlass6half_tELi128EXtl"
     "NS1_10TileConfigELi128ELi64ELi4ELi1ELb0ELi2EEEEEEEvNS_9FwdParamsE"
 )
 PLAN = {
@@ -79,9 +79,31 @@ def test_sm90_kernel_names_are_understood():
     assert not kernel_matches(PLAN, sm90)
 
 
+@pytest.mark.parametrize(
+    ("variant", "booleans"),
+    [("dense", (0, 0)), ("packed", (1, 0)), ("modified", (1, 1)), ("dense modified", (0, 1))],
+)
+@pytest.mark.parametrize("form", ["c++filt", "cu++filt", "mangled", "mangled, short"])
+def test_variants_are_understood(variant: str, booleans: tuple[int, int], form: str) -> None:
+    if form.startswith("mangled"):
+        kept = [f"Lb{x}E" for x in booleans]
+        while form == "mangled, short" and kept and kept[-1] == "Lb0E":
+            kept.pop()
+        name = MANGLED.replace("Li2EEEEEEE", f"Li2EEEXtlNS_7VariantE{''.join(kept)}EELi96EEEEE")
+    else:
+        words = [("false", "true")[x] if form == "c++filt" else f"(bool){x}" for x in booleans]
+        name = DEMANGLED.replace("2}> >", f"2}}, flash_cute::Variant{{{', '.join(words)}}}, 96> >")
+    plan = PLAN | {"variant": variant, "kernel_head_dim_v": 96}
+    assert kernel_matches(plan, name)
+    assert not kernel_matches(plan | {"variant": "packed" if variant == "modified" else "modified"}, name)
+    assert not kernel_matches(plan | {"kernel_head_dim_v": 128}, name)
+
+
 BACKWARD = (
-    "void flash_cute::sm90::backward::dq_in_memory::bwd_kernel<flash_cute::sm90::backward::dq_in_memory::Traits<cutlass::bfloat16_t, 128, "
-    "flash_cute::sm90::backward::dq_in_memory::TileConfig{64, 128, 2, true, 4}> >(flash_cute::sm90::backward::dq_in_memory::KernelArgs)"
+    "void flash_cute::sm90::backward::dq_in_memory::bwd_kernel<"
+    "flash_cute::sm90::backward::dq_in_memory::Traits<cutlass::bfloat16_t, 128, "
+    "flash_cute::sm90::backward::dq_in_memory::TileConfig{64, 128, 2, true, 4}> >"
+    "(flash_cute::sm90::backward::KernelArgs)"
 )
 
 
@@ -107,14 +129,16 @@ def test_the_deterministic_modes_kernel_is_told_apart(deterministic, form):
     if form == "mangled":
         tile = "".join(f"Li{number}E" for number in (64, 128, 4, 4, 4, 2, 1, 1, 2))
         name = (
-            "_ZN10flash_cute4sm803bwd10bwd_kernelINS1_6TraitsIN7cutlass10bfloat16_tELi64E"
+            "_ZN10flash_cute4sm808backward12dq_in_memory10bwd_kernelINS1_6TraitsIN7cutlass10bfloat16_tELi64E"
             f"XtlNS1_10TileConfigE{tile}EEEELb%dEEEvNS_9BwdParamsE"
         )
         true, false = name % 1, name % 0
     else:
         name = (
-            "void flash_cute::sm80::backward::dq_in_memory::bwd_kernel<flash_cute::sm80::backward::dq_in_memory::Traits<cutlass::bfloat16_t, 64, "
-            "flash_cute::sm80::backward::dq_in_memory::TileConfig{64, 128, 4, 4, 4, 2, 1, 1, 2}>, %s>(flash_cute::BwdParams)"
+            "void flash_cute::sm80::backward::dq_in_memory::bwd_kernel<"
+            "flash_cute::sm80::backward::dq_in_memory::Traits<cutlass::bfloat16_t, 64, "
+            "flash_cute::sm80::backward::dq_in_memory::TileConfig{64, 128, 4, 4, 4, 2, 1, 1, 2}>, %s>"
+            "(flash_cute::BwdParams)"
         )
         flag = form.format("bool")
         true, false = name % flag, name % flag.replace("1", "0").replace("true", "false")
@@ -140,9 +164,12 @@ def test_the_deterministic_modes_kernel_is_told_apart(deterministic, form):
 def test_kernels_of_sm80_that_read_sequences(deterministic, variant, traits):
     tile = (64, 64, 4, 2, 2, 2, 1, 1, 2)
     names = (
-        f"void flash_cute::sm80::backward::dq_in_memory::bwd_sequences_kernel<flash_cute::sm80::backward::dq_in_memory::{traits}<cutlass::half_t, 128, "
-        f"flash_cute::sm80::backward::dq_in_memory::TileConfig{{{', '.join(map(str, tile))}}}> >(flash_cute::BwdParams)",
-        f"_ZN10flash_cute4sm803bwd20bwd_sequences_kernelINS1_{len(traits)}{traits}IN7cutlass6half_tELi128E"
+        "void flash_cute::sm80::backward::dq_in_memory::bwd_sequences_kernel<"
+        f"flash_cute::sm80::backward::dq_in_memory::{traits}<cutlass::half_t, 128, "
+        f"flash_cute::sm80::backward::dq_in_memory::TileConfig{{{', '.join(map(str, tile))}}}> >"
+        "(flash_cute::BwdParams)",
+        "_ZN10flash_cute4sm808backward12dq_in_memory20bwd_sequences_kernel"
+        f"INS1_{len(traits)}{traits}IN7cutlass6half_tELi128E"
         f"XtlNS1_10TileConfigE{''.join(f'Li{number}E' for number in tile)}EEEEEEvNS_9BwdParamsE",
     )
     plan = {

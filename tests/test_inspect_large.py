@@ -233,7 +233,7 @@ def test_budgets(large: tuple[Kernel, ...], capsys: pytest.CaptureFixture[str]) 
     rows = {(row["chip"], row["arch"], row["kernel"], row["head_dim"]): row for row in tables.rows(large)}
     # Chips and both directions of sm80; sm90's forwards, and its two backward kernels.
     assert len(rows) == 5 * 2 * len(HEAD_DIMS) + len(HEAD_DIMS) + 2 * len(HEAD_DIMS)
-    one, two = (rows["A100", "sm80", "forward/streamed", d] for d in (512, 1024))
+    one, two = (rows["A100", "sm80", "fwd_streamed", d] for d in (512, 1024))
     assert (one["smem_bytes"], one["ctas_sm"], one["stages"]) == (151552, 1, 4)
     assert two["mma_clk"] == one["mma_clk"]  # two CTAs share the products at 1024
     one, two = (rows["A100", "sm80", "bwd_keys", d] for d in (512, 1024))

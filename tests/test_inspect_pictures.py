@@ -254,7 +254,7 @@ def test_command(kernels: tuple[Kernel, ...], tmp_path: Path, capsys: pytest.Cap
     ("arguments", "sentence"),
     [
         ("draw banks --head-dim 40", "--head-dim: expected one of "),
-        ("draw mask --head-dim 64 --entry tiny", "no kernel sm80 fwd d64 tiny; its entries are a100, 99kb, h100"),
+        ("draw mask --head-dim 64 --entry tiny", "no kernel sm80 forward/rows d64 tiny; its entries are a100"),
         ("draw mask --head-dim 64 --lengths 100000000 100000000", "expected at most 20000 tiles in a picture"),
         ("draw mask --head-dim 64 --direction bwd", "masks and schedules are drawn of forwards"),
         ("draw banks --head-dim 64 --operand X", "has no access 'X' 'registers'; it has "),
