@@ -17,7 +17,7 @@ from repository import ROOT
 from flash_cute.report import built_architectures
 
 # An older run of the H100's, with portable kernels beside the sm90 ones and FlashAttention-2, without FlashAttention-3.
-WITHOUT_FA3 = ROOT / "tests/bench/data/h100-paper.csv"
+WITHOUT_FA3 = ROOT / "tests/bench/data/h100/paper.csv"
 FACTS = {"gpu": "NVIDIA H200", "torch": "2.11.0", "cudnn": "9.19.0", "driver": "580", "commit": "abc"}
 # Rates of ours, cuDNN, FlashAttention-3 and FlashAttention-2, by head dim.
 RATES = {64: (500, 400, 450, 250), 256: (980, 600, 1000, 260)}
@@ -46,7 +46,8 @@ def paper(tmp_path: Path) -> Path:
                     for peer, theirs in zip(("cudnn", "fa3", "flash"), rates[1:], strict=True):
                         row |= {f"ratio_{peer}": rate / theirs, f"ratio_{peer}_spread": 0.004}
                 rows.append(row)
-    path = tmp_path / "h200-paper.csv"
+    path = tmp_path / "h200/paper.csv"
+    path.parent.mkdir()
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -63,7 +64,7 @@ def test_choices_table_and_plot(bench: SimpleNamespace, tmp_path: Path) -> None:
     rows = [{"direction": "fwd", **shape, "plan": "a", "best": "a", "ratio": "1.0000", **times}] * 3
     rows += [{"direction": "fwd", **shape, "plan": "a", "best": "b", "ratio": "1.1111", **times, "window": "127,0"}]
     rows += [{"direction": "bwd", **shape, "plan": "c", "best": "c", "ratio": "1.0000", **times, "lengths": "64+3"}]
-    path = tmp_path / "h200-choices.csv"
+    path = tmp_path / "choices.csv"
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -123,11 +124,12 @@ def test_each_row_names_the_best_peer(bench: SimpleNamespace, paper: Path) -> No
 
 def test_sentence_of_both_directions(bench: SimpleNamespace, paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fastest peer of each shape: 500 over 450 and 980 over 1000, so 1.04 in the mean and 0.98 at least."""
-    monkeypatch.setattr(bench.readme, "ROOT", paper.parent)
-    monkeypatch.setattr(bench.figures, "RESULTS", paper.parent)
+    results = paper.parents[1]
+    monkeypatch.setattr(bench.readme, "ROOT", results)
+    monkeypatch.setattr(bench.figures, "RESULTS", results)
     text = "<!-- bench:sentence:paper,paper -->\nold\n<!-- end bench -->"
-    filled = bench.readme.filled(text, paper.parent / "docs/page.md")
-    assert "](../h200-paper.png)" in filled and "old" not in filled
+    filled = bench.readme.filled(text, results / "docs/page.md")
+    assert "](../h200/paper.png)" in filled and "old" not in filled
     said = "is 1.04 times as fast as the best of cuDNN, FlashAttention-3 and FlashAttention-2 "
     assert f"{said}(geometric mean of 4 shapes, least 0.980)" in filled
 
@@ -152,13 +154,16 @@ def test_portable_kernels_are_compared_with_portable_peers(bench: SimpleNamespac
 def test_figures_of_the_newest_gpu_are_shown(
     bench: SimpleNamespace, paper: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench.figures, "RESULTS", paper.parent)
-    (paper.parent / "h100-paper.csv").write_text("")
-    (paper.parent / "h100-odd.csv").write_text("")
+    results = paper.parents[1]
+    monkeypatch.setattr(bench.figures, "RESULTS", results)
+    (results / "h100").mkdir()
+    (results / "h100/paper.csv").write_text("")
+    (results / "h100/odd.csv").write_text("")
     assert bench.figures.csv_of("paper") == paper
-    assert bench.figures.csv_of("odd").name == "h100-odd.csv"
-    assert bench.figures.csv_of("h100-paper").name == "h100-paper.csv"
-    assert bench.figures.csv_of("nothing").name == "h200-nothing.csv"
+    assert bench.figures.csv_of("odd") == results / "h100/odd.csv"
+    assert bench.figures.csv_of("h100/paper") == results / "h100/paper.csv"
+    assert bench.figures.csv_of("nothing") == results / "h200/nothing.csv"
+    assert bench.figures.name_of(results / "h100/odd.csv") == "h100/odd.csv"
 
 
 @pytest.mark.parametrize("gpu", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
@@ -177,9 +182,9 @@ def test_each_cell_of_the_main_grid_has_a_bar(bench: SimpleNamespace, gpu: str) 
 
 
 def test_summary_has_the_bars(paper: Path) -> None:
-    deterministic_csv = ROOT / "bench/results/h100-sm90-bwd-deterministic.csv"
+    deterministic_csv = ROOT / "bench/results/h100/sm90-bwd-deterministic.csv"
     printed = bench_commands.run("summary", str(deterministic_csv), str(WITHOUT_FA3))
-    deterministic, speed = printed.split("h100-paper.csv")
+    deterministic, speed = printed.split("\npaper.csv")
     assert deterministic.count("bar 0.85") == 24
     # of cuDNN, D 64, full, N 16384; and FlashAttention-2's for the portable kernels
     assert " bar 1.25 " in speed and speed.split("flash_cute (sm80) / the best peer")[1].count("bar 1.00") == 18
@@ -192,7 +197,7 @@ def test_plots_are_drawn(bench: SimpleNamespace, paper: Path, tmp_path: Path) ->
     """Lines over the length, bars where there is a single one, in both marks of those that were not measured."""
     pytest.importorskip("matplotlib")
     plot = importlib.import_module("bench.plot")
-    for csv_path in (paper, WITHOUT_FA3, *(bench.figures.RESULTS / f"h100-{name}.csv" for name in ("dims", "odd"))):
+    for csv_path in (paper, WITHOUT_FA3, *(bench.figures.RESULTS / f"h100/{name}.csv" for name in ("dims", "odd"))):
         picture = tmp_path / f"{csv_path.stem}.png"
         assert plot.main([str(csv_path), "--out", str(picture)]) == 0
         assert picture.read_bytes().startswith(b"\x89PNG")
