@@ -1,6 +1,6 @@
 """How exact flash_cute is beside its peers: root mean square errors of out, dq, dk and dv against float64.
 
-    python bench/run.py --accuracy --out bench/results/NAME-accuracy.csv
+    python bench/run.py --accuracy --out bench/results/GPU/accuracy.csv
     python bench/run.py --accuracy --device cpu --head-dims 32 --N 128 --ours flash_cute --peers sdpa
 
 Every provider gets the same inputs of five kinds (`INPUTS`), in bf16 and fp16, full and causal, and its own forward's

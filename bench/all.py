@@ -3,8 +3,8 @@
     python bench/all.py --out bench/results --commit COMMIT
     python bench/all.py --out bench/results --only paper,bwd-paper --rounds 7 --seconds 0.2
 
-A run is a call of `bench/run.py`; it writes OUT/GPU-RUN.csv after each cell (GPU is h200, say), and what it prints
-to OUT/GPU-RUN.log. The most important come first, and none is started after `--budget` seconds. All of them take
+A run is a call of `bench/run.py`; it writes OUT/GPU/RUN.csv after each cell (GPU is h200, say), and what it prints
+to OUT/GPU/RUN.log. The most important come first, and none is started after `--budget` seconds. All of them take
 about eight minutes on an H200, and `--budget` ends it earlier.
 """
 
@@ -108,8 +108,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     flags = parse(arguments)
-    flags.out.mkdir(parents=True, exist_ok=True)
-    prefix = figures.gpu_prefix(torch.cuda.get_device_name())
+    folder = flags.out / figures.gpu_name(torch.cuda.get_device_name())
+    folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     failed = False
     for name in flags.only:
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if before - started > flags.budget:
             print(f"{name}: not started, {flags.budget:.0f} s are over", flush=True)
             continue
-        path = flags.out / f"{prefix}-{name}.csv"
+        path = folder / f"{name}.csv"
         with path.with_suffix(".log").open("w") as log, redirect_stdout(log):
             try:
                 status = run.main(arguments_of(name, flags, path))

@@ -1,9 +1,9 @@
 """How good the plan's choices are: beside the best of all choices, on random shapes.
 
-    python bench/run.py --choices --out bench/results/NAME-choices.csv
+    python bench/run.py --choices --out bench/results/GPU/choices.csv
     python bench/run.py --choices --shapes 20 --directions fwd
     python bench/run.py --choices --short
-    python bench/run.py --choices --judge bench/results/NAME-choices.csv
+    python bench/run.py --choices --judge bench/results/GPU/choices.csv
 
 Each shape is tuned as `flash_cute.tune` does it: every backend, tile and split that can serve the call is timed in
 turns on graph replays, and those near the best once more beside the plan's own. A row has the time of both, and their

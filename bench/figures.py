@@ -49,8 +49,8 @@ CLOCKS = {
 }
 
 
-def gpu_prefix(gpu: str) -> str:
-    """What the names of a GPU's CSVs begin with: h200 of "NVIDIA H200", h100 of "NVIDIA H100 80GB HBM3"."""
+def gpu_name(gpu: str) -> str:
+    """What the folder of a GPU's CSVs is called: h200 of "NVIDIA H200", h100 of "NVIDIA H100 80GB HBM3"."""
     words = [word for word in re.findall(r"\w+", gpu) if re.search(r"[a-zA-Z].*\d", word)]
     return (words[0] if words else gpu.split()[-1]).lower()
 
@@ -249,15 +249,21 @@ def read(path: Path) -> Results:
 
 def csv_of(name: str) -> Path:
     """The CSV of that name: itself, or that of the first of `GPUS` that has it; perhaps of none."""
-    prefixes = ("", *(f"{gpu}-" for gpu in GPUS))
-    found = (path for prefix in prefixes if (path := RESULTS / f"{prefix}{name}.csv").exists())
-    return next(found, RESULTS / f"{GPUS[0]}-{name}.csv")
+    folders = (RESULTS, *(RESULTS / gpu for gpu in GPUS))
+    found = (path for folder in folders if (path := folder / f"{name}.csv").exists())
+    return next(found, RESULTS / GPUS[0] / f"{name}.csv")
+
+
+def name_of(path: Path) -> str:
+    """What a CSV is called: h200/paper.csv if it is a published one, else as its file."""
+    absolute = path.resolve()
+    return absolute.relative_to(RESULTS).as_posix() if absolute.is_relative_to(RESULTS) else path.name
 
 
 @functools.cache
 def others(gpu: str) -> dict[tuple[str, ...], dict[str, str]]:
     """By `problem_key`: TFLOP/s of cuDNN, FlashAttention-3 and -4 side by side on such a GPU; see bench/README.md."""
-    path = BENCH / f"others_{gpu_prefix(gpu)}.csv"
+    path = BENCH / f"others_{gpu_name(gpu)}.csv"
     if not path.exists():
         return {}
     with path.open(newline="") as file:

@@ -1,6 +1,6 @@
 """Draw a CSV of bench/run.py: TFLOP/s over N, a panel per head dim and mask, or bars where the shapes are few.
 
-    python bench/plot.py bench/results/h100-paper.csv
+    python bench/plot.py bench/results/h100/paper.csv
 
 Writes a PNG beside each CSV. Lines need two lengths or more in each panel; other grids are drawn as bars, a group per
 shape. Hollow marks show where FlashAttention-3 and -4 would stand that were not in the run: the rate of a peer that
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str]) -> int:
             choice_table.draw(choice_table.read(path), out)
             continue
         if steps.is_layers(path):
-            print(f"{path.name}: a table, not a plot")
+            print(f"{figures.name_of(path)}: a table, not a plot")
             continue
         if steps.is_steps(path):
             plot_steps.draw(steps.read(path), out)
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str]) -> int:
         results = figures.read(path)
         for table in results.tables:
             if table.clock == "host" or len(results.tables) > 1:
-                print(f"{path.name}, clock {table.clock}: a table, not a plot")
+                print(f"{figures.name_of(path)}, clock {table.clock}: a table, not a plot")
                 continue
             draw(results, table, out)
     return 0

@@ -1,10 +1,10 @@
-"""Fill the tables of measured figures in the documentation from bench/results/*.csv.
+"""Fill the tables of measured figures in the documentation from the CSVs in bench/results/.
 
     python bench/readme.py            # rewrites README.md and docs/*.md
     python bench/readme.py --check    # exit status 1 if a table is not what its CSV says
 
-A table stands between `<!-- bench:NAME -->` and `<!-- end bench -->`, and comes from bench/results/NAME.csv or, where
-NAME begins with no GPU, from that of the newest GPU that has it (`figures.GPUS`); no figure is typed by hand.
+A table stands between `<!-- bench:NAME -->` and `<!-- end bench -->`, and comes from bench/results/NAME.csv. NAME is
+`h200/paper`, say; `paper` is that of the newest GPU that has it (`figures.GPUS`). No figure is typed by hand.
 `<!-- bench:sentence:FORWARD,BACKWARD -->` is a plot of the forward, and one sentence of both.
 """
 
@@ -26,7 +26,7 @@ if not __package__:
 from bench import choice_table, errors, figures, steps  # noqa: E402
 from bench.figures import Figure, Results, Table  # noqa: E402
 
-MARKED = re.compile(r"(<!-- bench:(sentence:)?([\w.,-]+) -->\n).*?(<!-- end bench -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- bench:(sentence:)?([\w.,/-]+) -->\n).*?(<!-- end bench -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -230,9 +230,9 @@ def section(path: Path, page: Path) -> str:
             notes.append(f"Not there to be measured: {figures.provider_title(name)} ({reason}).")
     image = path.with_suffix(".png")
     if image.exists():
-        lines += [f"![{path.stem}]({up}{image.relative_to(ROOT).as_posix()})", ""]
+        lines += [f"![{figures.name_of(path).removesuffix('.csv')}]({up}{image.relative_to(ROOT).as_posix()})", ""]
     link = path.relative_to(ROOT).as_posix()
-    lines.append(f"{figures.belongs_to(facts)}; [{path.name}]({up}{link}).")
+    lines.append(f"{figures.belongs_to(facts)}; [{figures.name_of(path)}]({up}{link}).")
     return "\n".join([*lines, *notes]) + "\n"
 
 
@@ -259,7 +259,7 @@ def sentence(forward: Path, backward: Path, page: Path) -> str:
 def filled(text: str, page: Path) -> str:
     def fill(match: re.Match[str]) -> str:
         paths = [figures.csv_of(name) for name in match[3].split(",")]
-        missing = [path.name for path in paths if not path.exists()]
+        missing = [figures.name_of(path) for path in paths if not path.exists()]
         if missing:
             body = f"Not measured yet (no {', '.join(missing)}).\n"
         else:

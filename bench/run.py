@@ -1,10 +1,10 @@
 """Measure flash_cute beside its peers.
 
-    python bench/run.py --grid paper --peers cudnn,flash --out bench/results/NAME.csv
-    python bench/run.py --direction bwd --grid paper --peers cudnn,flash --out bench/results/NAME.csv
-    python bench/run.py --accuracy --out bench/results/NAME.csv
-    python bench/run.py --models --out bench/results/NAME.csv
-    python bench/run.py --choices --out bench/results/NAME.csv
+    python bench/run.py --grid paper --peers cudnn,flash --out bench/results/GPU/NAME.csv
+    python bench/run.py --direction bwd --grid paper --peers cudnn,flash --out bench/results/GPU/NAME.csv
+    python bench/run.py --accuracy --out bench/results/GPU/NAME.csv
+    python bench/run.py --models --out bench/results/GPU/NAME.csv
+    python bench/run.py --choices --out bench/results/GPU/NAME.csv
 
 Prints a table (TFLOP/s, ratio to each peer, geometric mean of the ratios) and writes a CSV of every figure with its
 spread and with the GPU, torch, cuDNN and commit that it belongs to.

@@ -1,6 +1,6 @@
 """Fill the tables of docs/schedules.md from what `python -m flash_cute.schedules` wrote.
 
-    python -m flash_cute.schedules --D 64 128 256 512 --N 1024 4096 16384 --csv bench/results/h200-schedules.csv
+    python -m flash_cute.schedules --D 64 128 256 512 --N 1024 4096 16384 --csv bench/results/h200/schedules.csv
     python -m flash_cute.schedules --list --D 64 128 256 512 --chip H100 --csv bench/results/schedules-facts.csv
     python bench/schedules.py            # rewrites docs/schedules.md
     python bench/schedules.py --check    # exit status 1 if a table is not what its CSV says
@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/schedules.md"
 RESULTS = ROOT / "bench/results"
-MARKED = re.compile(r"(<!-- schedules:([\w.-]+) -->\n).*?(<!-- end schedules -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- schedules:([\w./-]+) -->\n).*?(<!-- end schedules -->)", re.DOTALL)
 
 Rows = list[dict[str, str]]
 

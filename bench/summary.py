@@ -1,6 +1,6 @@
 """Ratios of measured CSVs beside the bars that the project sets itself, cell by cell, with geometric means.
 
-    python bench/summary.py bench/results/h200-*.csv
+    python bench/summary.py bench/results/h200/*.csv
 
 The bar of the ratio to the best peer is 1 (with a window, packed, or with a head dim of v's own 1.05, and of a window
 of 128 keys 1.3), or more where a peer that was not in the run would have been ahead of it: by how far FlashAttention-3
@@ -112,7 +112,7 @@ def print_lines(title: str, lines: Sequence[Line]) -> None:
 
 
 def print_summary(results: Results) -> None:
-    print(f"\n{results.path.name}: {figures.belongs_to(results.facts)}")
+    print(f"\n{figures.name_of(results.path)}: {figures.belongs_to(results.facts)}")
     for table in results.tables:
         for ours in table.ours:
             title = f"{table.title}: {figures.provider_title(ours)}"
@@ -123,7 +123,8 @@ def print_summary(results: Results) -> None:
 
 def print_errors(found: errors.Errors) -> None:
     """The largest ratio of each result, and where."""
-    print(f"\n{found.path.name}: {figures.belongs_to(found.facts)}\nerrors over those of the best peer, the largest")
+    print(f"\n{figures.name_of(found.path)}: {figures.belongs_to(found.facts)}")
+    print("errors over those of the best peer, the largest")
     for ours in found.ours:
         for result in errors.RESULTS:
             row = max(found.of(ours), key=lambda row: float(row[f"ratio_{result}"]))
@@ -134,7 +135,8 @@ def print_errors(found: errors.Errors) -> None:
 
 def print_steps(found: steps.Steps) -> None:
     """The ratio of each step to that with the fastest peer; the bar is 1."""
-    print(f"\n{found.path.name}: {steps.belongs_to(found)}\na step's time with the best peer over that with flash_cute")
+    print(f"\n{figures.name_of(found.path)}: {steps.belongs_to(found)}")
+    print("a step's time with the best peer over that with flash_cute")
     for cell in found.cells:
         best = found.best_ratio(cell)
         text = f"{best[1]:.3f} {steps.TITLES.get(best[0], best[0])}" if best else "no peer"
@@ -148,7 +150,7 @@ def main(arguments: Sequence[str]) -> int:
         if errors.is_accuracy(path):
             print_errors(errors.read(path))
         elif steps.is_layers(path):
-            print(f"\n{path.name}: {figures.belongs_to(steps.layer_facts(path))}")
+            print(f"\n{figures.name_of(path)}: {figures.belongs_to(steps.layer_facts(path))}")
             print("\n".join(steps.layer_lines(path)))
         elif steps.is_steps(path):
             print_steps(steps.read(path))

@@ -17,7 +17,7 @@ import griffe
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")
-FIGURES = ("bench/results/*.png", "bench/results/*.csv")
+FIGURES = ("bench/results/**/*.png", "bench/results/**/*.csv")
 
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)")
 

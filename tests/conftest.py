@@ -29,6 +29,7 @@ from cases import Backward, Causal, Forward
 
 import flash_cute
 
+HELPERS = Path(numerics.__file__).parent
 MARKS = (
     "cuda: needs a GPU of compute capability 8.0 or newer",
     "kernel: tests a kernel, so it runs again for each backend forced with --backend",
@@ -163,11 +164,10 @@ def bwd(backend: str | None) -> Backward:
 @pytest.fixture
 def python(tmp_path: Path) -> Callable[..., str]:
     """Runs a script in a process of its own; returns what it printed, fails if it failed."""
-    tests = Path(__file__).parent
     package = Path(flash_cute.__file__).parents[1]
 
     def run(script: str, *, timeout: float = 120, **environment: str) -> str:
-        path = [str(tests), str(package), os.environ.get("PYTHONPATH", "")]
+        path = [str(HELPERS), str(package), os.environ.get("PYTHONPATH", "")]
         env: dict[str, Any] = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
