@@ -9,26 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._call_options import split_dense, split_packed
 from ._layout import empty_out
 from ._torch import without_modes
 
 
-def fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: str,
-    window_left: int | None,
-    window_right: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    alibi_slopes: Tensor | None,
-    scale: float | None,
-    backend: str,
-    deterministic: bool | None = None,
-) -> tuple[Tensor, Tensor]:
-    options = (causal, window_left, window_right, softcap, sinks, alibi_slopes, scale, backend)
-    _check(torch.ops.flash_cute.check_fwd.default, q, k, v, *options)
+def fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    options, (backend, *_) = split_dense(given)
+    _check(torch.ops.flash_cute.check_fwd.default, q, k, v, *options, backend)
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return empty_out(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
 
@@ -41,15 +29,10 @@ def bwd(
     out: Tensor,
     lse: Tensor,
     dlse: Tensor | None,
-    causal: str,
-    window_left: int | None,
-    window_right: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    *options: object,
+    *given: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    mask = (causal, window_left, window_right)
-    _check(torch.ops.flash_cute.check_bwd.default, dout, q, k, v, out, lse, dlse, *mask, softcap, sinks, *options)
+    _check(torch.ops.flash_cute.check_bwd.default, dout, q, k, v, out, lse, dlse, *given)
+    sinks = split_dense(given)[0].sinks
     dsinks = q.new_empty(0, dtype=torch.float32) if sinks is None else torch.empty_like(sinks)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsinks
 
@@ -62,11 +45,11 @@ def varlen_fwd(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, 
 
 
 def varlen_bwd(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None, *options: Any
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None, *given: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dims = (*(_PACKED,) * 5, _PACKED_LSE, _PACKED_LSE, *_LENGTHS, *_SCORE, (), ())
-    _check(torch.ops.flash_cute.check_varlen_bwd.default, dout, q, k, v, out, lse, dlse, *options, dims=dims)
-    sinks = options[len(_LENGTHS) + 4]
+    _check(torch.ops.flash_cute.check_varlen_bwd.default, dout, q, k, v, out, lse, dlse, *given, dims=dims)
+    sinks = split_packed(given)[1].sinks
     dsinks = q.new_empty(0, dtype=torch.float32) if sinks is None else torch.empty_like(sinks)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsinks
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _ops
+from ._call_options import CallOptions, Lengths
 from ._torch import direct_apply
 
 NO_DOUBLE_BACKWARD = (
@@ -30,9 +31,8 @@ NO_SLOPE_GRADIENT = "flash_cute: alibi_slopes: expected a tensor that does not r
 class Calls:
     """One kind of call: its operators, and the ways to call them with autograd.
 
-    A forward takes q, k and v, the lengths (none where the call is dense), the seven arguments of mask and score
-    (causal, window_left, window_right, softcap, sinks, alibi_slopes, scale), backend and deterministic. A backward
-    takes dout, q, k, v, out, lse, dlse, the lengths, mask and score, deterministic and backend.
+    A forward takes q, k and v, the lengths (none where the call is dense), the values of a CallOptions, backend and
+    deterministic. A backward takes dout, q, k, v, out, lse, dlse, the lengths, the options, deterministic and backend.
     """
 
     name: str  # what the operators' names begin with
@@ -125,8 +125,9 @@ class _Arguments:
     """Where a forward of one kind has what: its arguments after q, k and v, up to `deterministic`."""
 
     def __init__(self, length_names: tuple[str, ...]) -> None:
-        self.sinks = 3 + len(length_names) + 4  # followed by alibi_slopes
-        self.count = self.sinks + 5
+        options = 3 + len(length_names)
+        self.sinks = options + CallOptions._fields.index("sinks")  # followed by alibi_slopes
+        self.count = options + len(CallOptions._fields) + 2
         lengths = tuple(3 + i for i, x in enumerate(length_names) if not x.startswith("max_"))
         self.tensors = (*lengths, self.sinks, self.sinks + 1)  # or None
         self.others = tuple(i for i in range(3, self.count) if i not in self.tensors)
@@ -212,6 +213,4 @@ class DenseAttention(torch.autograd.Function):
 _DENSE_ARGUMENTS = _Arguments(())
 DENSE = _make_calls("", ())
 DENSE.differentiable = direct_apply(DenseAttention)
-VARLEN = _make_calls(
-    "varlen_", ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "max_seqlen_q", "max_seqlen_k")
-)
+VARLEN = _make_calls("varlen_", Lengths._fields)

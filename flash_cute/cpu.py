@@ -11,10 +11,13 @@ q and k, or they to v's. Where a window limits the keys to the left too, or scor
 of query rows at a time is computed by matrix products. Sinks are applied last, from each row's LSE.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from . import _vml  # noqa: F401 (before anything is computed)
+from ._call_options import split_dense
 from ._layout import empty_out
 from .band import Band, make_band, tile_rows
 from .score import Score, compute_dtype, make_score, share_of_keys
@@ -22,30 +25,17 @@ from .score import Score, compute_dtype, make_score, share_of_keys
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-def fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: str,
-    window_left: int | None,
-    window_right: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    alibi_slopes: Tensor | None,
-    scale: float | None,
-    backend: str,
-    deterministic: bool | None = None,
-) -> tuple[Tensor, Tensor]:
+def fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     """The kernel of `flash_cute::fwd` and `flash_cute::_fwd` for CPU tensors; the library checks the arguments.
 
-    `deterministic` is for the backward: a forward always is.
+    `given`: the values of a CallOptions, backend, and perhaps deterministic. That is for the backward: a forward always
+    is.
     """
-    factor: float = torch.ops.flash_cute.check_fwd(
-        q, k, v, causal, window_left, window_right, softcap, sinks, alibi_slopes, scale, backend
-    )
+    options, (backend, *_) = split_dense(given)
+    factor: float = torch.ops.flash_cute.check_fwd(q, k, v, *options, backend)
     with torch.no_grad():
-        band = make_band(causal, window_left, window_right, q.shape[2], k.shape[2])
-        return _fwd(q, k, v, band, make_score(q, k, causal, factor, softcap, alibi_slopes), sinks)
+        band = make_band(*options[:3], q.shape[2], k.shape[2])
+        return _fwd(q, k, v, band, make_score(options, q, k, factor), options.sinks)
 
 
 def copies(q: Tensor, k: Tensor, v: Tensor) -> dict[str, str | None]:

@@ -19,10 +19,12 @@ would err by as many times more as there are heads.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ._call_options import split_dense
 from .band import Band, make_band, tile_rows
 from .cpu import all_within, fold_heads, in_tiles, padded, readable, why_in_tiles
 from .score import LEAST_SHARE, Score, compute_dtype, gradient_of_sinks, make_score, share_of_keys
@@ -43,26 +45,18 @@ def bwd(
     out: Tensor,
     lse: Tensor,
     dlse: Tensor | None,
-    causal: str,
-    window_left: int | None,
-    window_right: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    alibi_slopes: Tensor | None,
-    scale: float | None,
-    deterministic: bool,
-    backend: str,
+    *given: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The kernel of `flash_cute::bwd` and `flash_cute::_bwd` for CPU tensors; the library checks the arguments.
 
-    It is deterministic whatever `deterministic` says.
+    `given`: the values of a CallOptions, deterministic, which it is in any case, and backend.
     """
-    options = (causal, window_left, window_right, softcap, sinks, alibi_slopes, scale, deterministic, backend)
-    factor: float = torch.ops.flash_cute.check_bwd(dout, q, k, v, out, lse, dlse, *options)
+    options, _ = split_dense(given)
+    factor: float = torch.ops.flash_cute.check_bwd(dout, q, k, v, out, lse, dlse, *given)
+    sinks = options.sinks
     with torch.no_grad():
-        band = make_band(causal, window_left, window_right, q.shape[2], k.shape[2])
-        score = make_score(q, k, causal, factor, softcap, alibi_slopes)
-        dq, dk, dv = _bwd(dout, q, k, v, out, lse, dlse, band, score, sinks)
+        band = make_band(*options[:3], q.shape[2], k.shape[2])
+        dq, dk, dv = _bwd(dout, q, k, v, out, lse, dlse, band, make_score(options, q, k, factor), sinks)
         dsinks = torch.empty(0) if sinks is None else gradient_of_sinks(dout, out, lse, sinks)
         return dq, dk, dv, dsinks
 

@@ -6,12 +6,13 @@ what the results are filled with first: out 0, lse -inf, gradients 0.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import cpu, cpu_bwd
+from ._call_options import CallOptions, Lengths, split_packed
 from ._layout import empty_out
 
 # Elements of a gathered batch's q or k: 16 MiB in float32.
@@ -33,42 +34,20 @@ class Batch(NamedTuple):
     keys: slice | Tensor  # of k and v
 
 
-def fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    seqused_q: Tensor | None,
-    seqused_k: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    causal: str,
-    window_left: int | None,
-    window_right: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    alibi_slopes: Tensor | None,
-    scale: float | None,
-    backend: str,
-    deterministic: bool | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The kernel of `flash_cute::varlen_fwd` and `_varlen_fwd` for CPU tensors; the library checks the arguments."""
-    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    mask = (causal, window_left, window_right, softcap)
-    torch.ops.flash_cute.check_varlen_fwd(
-        q, k, v, *lengths, max_seqlen_q, max_seqlen_k, *mask, sinks, alibi_slopes, scale, backend
-    )
+def fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    """The kernel of `flash_cute::varlen_fwd` and `_varlen_fwd` for CPU tensors; the library checks the arguments.
+
+    `given`: the values of Lengths and of a CallOptions, backend, and perhaps deterministic.
+    """
+    lengths, options, (backend, *_) = split_packed(given)
+    torch.ops.flash_cute.check_varlen_fwd(q, k, v, *lengths, *options, backend)
     compute = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.no_grad():
         out = empty_out(q, v.shape[2]).zero_()  # (Tq, Hq, Dv)
         lse = torch.full((q.shape[1], q.shape[0]), -torch.inf, dtype=compute)  # (Hq, Tq)
-        for batch in _batches(q, k, *lengths):
+        for batch in _batches(q, k, lengths):
             tensors = (_take(q, batch.rows, batch), _take(k, batch.keys, batch), _take(v, batch.keys, batch))
-            slopes = _slopes_of(alibi_slopes, batch)
-            part_out, part_lse = cpu.fwd(
-                *tensors, causal, window_left, window_right, softcap, sinks, slopes, scale, "cpu"
-            )
+            part_out, part_lse = cpu.fwd(*tensors, *_options_of(options, batch), "cpu")
             _put(out, batch.rows, part_out)
             lse[:, batch.rows] = part_lse.transpose(0, 1).flatten(1)
     return out, lse
@@ -82,38 +61,21 @@ def bwd(
     out: Tensor,
     lse: Tensor,
     dlse: Tensor | None,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    seqused_q: Tensor | None,
-    seqused_k: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    causal: str,
-    window_left: int | None,
-    window_right: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    alibi_slopes: Tensor | None,
-    scale: float | None,
-    deterministic: bool,
-    backend: str,
+    *given: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The kernel of `flash_cute::varlen_bwd` and `_varlen_bwd` for CPU tensors; the library checks the arguments.
 
-    It is deterministic whatever `deterministic` says.
+    `given`: the values of Lengths and of a CallOptions, deterministic, which it is in any case, and backend.
     """
-    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    mask = (causal, window_left, window_right, softcap)
-    tensors = (dout, q, k, v, out, lse, dlse)
-    torch.ops.flash_cute.check_varlen_bwd(
-        *tensors, *lengths, max_seqlen_q, max_seqlen_k, *mask, sinks, alibi_slopes, scale, deterministic, backend
-    )
+    lengths, options, (deterministic, _) = split_packed(given)
+    sinks = options.sinks
+    torch.ops.flash_cute.check_varlen_bwd(dout, q, k, v, out, lse, dlse, *given)
     with torch.no_grad():
         dq, dk, dv = (empty_out(x, x.shape[2]).zero_() for x in (q, k, v))
         # In float32 or float64, since the batches' parts are summed.
-        wide_sinks = None if sinks is None else sinks.to(lse.dtype)
-        dsinks = torch.zeros(0) if wide_sinks is None else torch.zeros_like(wide_sinks)
-        for batch in _batches(q, k, *lengths):
+        wide = options._replace(sinks=None if sinks is None else sinks.to(lse.dtype))
+        dsinks = torch.zeros(0) if wide.sinks is None else torch.zeros_like(wide.sinks)
+        for batch in _batches(q, k, lengths):
             for part in _alike(batch, lse, q.dtype):
                 part_dq, part_dk, part_dv, part_dsinks = cpu_bwd.bwd(
                     _take(dout, part.rows, part),
@@ -123,10 +85,7 @@ def bwd(
                     _take(out, part.rows, part),
                     _take_lse(lse, part),
                     None if dlse is None else _take_lse(dlse, part),
-                    *mask,
-                    wide_sinks,
-                    _slopes_of(alibi_slopes, part),
-                    scale,
+                    *_options_of(wide, part),
                     deterministic,
                     "cpu",
                 )
@@ -152,16 +111,10 @@ def spans(cu_seqlens: Tensor, seqused: Tensor | None, total: int) -> Spans:
     return Spans(start, length)
 
 
-def _batches(
-    q: Tensor,
-    k: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    seqused_q: Tensor | None,
-    seqused_k: Tensor | None,
-) -> Iterator[Batch]:
+def _batches(q: Tensor, k: Tensor, lengths: Lengths) -> Iterator[Batch]:
     """The sequences that have a row and a key; those of equal lengths together."""
-    of_q, of_k = spans(cu_seqlens_q, seqused_q, q.shape[0]), spans(cu_seqlens_k, seqused_k, k.shape[0])
+    of_q = spans(lengths.cu_seqlens_q, lengths.seqused_q, q.shape[0])
+    of_k = spans(lengths.cu_seqlens_k, lengths.seqused_k, k.shape[0])
     live = ((of_q.length > 0) & (of_k.length > 0)).nonzero().squeeze(-1)
     if live.numel() == 0 or q.shape[1] == 0:
         return
@@ -202,10 +155,9 @@ def _put(x: Tensor, rows: slice | Tensor, part: Tensor) -> None:
         x.index_copy_(0, rows, part)
 
 
-def _slopes_of(alibi_slopes: Tensor | None, batch: Batch) -> Tensor | None:
-    if alibi_slopes is None or alibi_slopes.dim() == 1:
-        return alibi_slopes
-    return alibi_slopes[batch.numbers]
+def _options_of(options: CallOptions, batch: Batch) -> CallOptions:
+    slopes = options.alibi_slopes
+    return options if slopes is None or slopes.dim() == 1 else options._replace(alibi_slopes=slopes[batch.numbers])
 
 
 def _alike(batch: Batch, lse: Tensor, dtype: torch.dtype) -> list[Batch]:

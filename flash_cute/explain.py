@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, are_deterministic_algorithms_enabled
 
 from . import _left, _ops, cpu, cpu_bwd, cpu_varlen, report
+from ._call_options import CallOptions
 from ._kernel_names import kernel_matches
 from ._refusals import (
     Window,
@@ -115,7 +116,8 @@ def explain(
         check_longest("max_seqlen_q", max_seqlen_q)
         check_longest("max_seqlen_k", max_seqlen_k)
         *tensors, sinks = _ops.autocast(q, k, v, sinks)
-        call = (*(lengths if packed else ()), causal, left, right, softcap, sinks, alibi_slopes, scale)
+        call = CallOptions(causal, left, right, softcap, sinks, alibi_slopes, scale)
+        given = (*(lengths if packed else ()), *call)
         asked = "auto" if backend is None else backend
         if accumulate is not None:
             asked = backend_with(asked, accumulate)
@@ -125,15 +127,15 @@ def explain(
         gpu = check_capability(capability)
         if check_flag("backward", backward):
             operator = _ops.varlen_bwd_plan if packed else _ops.bwd_plan
-            plan = json.loads(operator(*tensors, *call, asked, deterministic, gpu, dlse))
+            plan = json.loads(operator(*tensors, *given, asked, deterministic, gpu, dlse))
         else:
             operator = _ops.varlen_fwd_plan if packed else _ops.fwd_plan
-            plan = json.loads(operator(*tensors, *call, asked, gpu))
+            plan = json.loads(operator(*tensors, *given, asked, gpu))
     except Exception as error:
-        given = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
+        named = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
         if packed:
-            given |= dict(zip(VARLEN.length_names, lengths, strict=True))
-        raise_refusal(error, given, scale, window, softcap, backend)
+            named |= dict(zip(VARLEN.length_names, lengths, strict=True))
+        raise_refusal(error, named, scale, window, softcap, backend)
         raise
     if plan["backend"] == "cpu" and packed:
         plan["copies"] |= cpu_varlen.copies(q, k, v, backward)
@@ -141,8 +143,8 @@ def explain(
     elif plan["backend"] == "cpu":
         module = cpu_bwd if backward else cpu
         plan["copies"] |= module.copies(q, k, v)
-        band = make_band(causal, left, right, q.shape[2], k.shape[2])
-        score = make_score(q, k, causal, plan["scale"], softcap, alibi_slopes)
+        band = make_band(*call[:3], q.shape[2], k.shape[2])
+        score = make_score(call, q, k, plan["scale"])
         plan["reasons"] += module.reasons(q, k, v, band, score, sinks)
     else:
         plan["compiled"] = _compiled(plan)

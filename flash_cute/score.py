@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ._call_options import CallOptions
 from .band import Band
 
 
@@ -48,15 +49,13 @@ class Score(NamedTuple):
         return (torch.arange(keys.start, keys.stop) - positions.unsqueeze(-1)).abs()
 
 
-def make_score(
-    q: Tensor, k: Tensor, causal: str, scale: float, softcap: float | None, alibi_slopes: Tensor | None
-) -> Score:
-    """The scores of checked arguments."""
+def make_score(options: CallOptions, q: Tensor, k: Tensor, scale: float) -> Score:
+    """The scores of checked arguments. `scale`: the number, where the options may leave it to the head dim."""
     slopes = None
-    if alibi_slopes is not None and q.shape[1] > 0:
-        per_head = alibi_slopes.to(compute_dtype(q)).view(-1, q.shape[1])
+    if options.alibi_slopes is not None and q.shape[1] > 0:
+        per_head = options.alibi_slopes.to(compute_dtype(q)).view(-1, q.shape[1])
         slopes = per_head.unflatten(1, (k.shape[1], -1))[..., None, None]
-    return Score(scale, softcap, slopes, 0 if causal == "top_left" else k.shape[2] - q.shape[2])
+    return Score(scale, options.softcap, slopes, 0 if options.causal == "top_left" else k.shape[2] - q.shape[2])
 
 
 def compute_dtype(q: Tensor) -> torch.dtype:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ._call_options import CallOptions, Lengths
+
 
 def register() -> None:
     """Give torch.distributed.tensor the strategies."""
@@ -62,9 +64,9 @@ def varlen_bwd(
     return found
 
 
-LENGTHS = 6  # arguments of a packed call before those of its mask
+LENGTHS = len(Lengths._fields)
 # Where `sinks` and `alibi_slopes` stand after the last tensor of either operator's.
-SINKS, ALIBI_SLOPES = 4, 5
+SINKS, ALIBI_SLOPES = (CallOptions._fields.index(x) for x in ("sinks", "alibi_slopes"))
 
 
 class _Way(NamedTuple):

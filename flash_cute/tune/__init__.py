@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, are_deterministic_algorithms_enabled
 
 from .. import _ops
+from .._call_options import CallOptions
 from .._progress import Progress
 from .._refusals import (
     Window,
@@ -91,8 +92,8 @@ def tune(
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         q, k, v, sinks = _ops.autocast(q, k, v, sinks)
-        score = (*mask, softcap, sinks, alibi_slopes, scale)
-        call = Call((q, k, v), lengths if packed else (), score, check_deterministic(deterministic))
+        options = CallOptions(*mask, softcap, sinks, alibi_slopes, scale)
+        call = Call((q, k, v), lengths if packed else (), options, check_deterministic(deterministic))
         call.plan(backward=False)  # raises what the call would raise
         if not q.is_cuda:
             raise ValueError(f"flash_cute: q: expected a CUDA tensor to time its kernels, got one on {q.device}")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import _ops
+from .._call_options import CallOptions
 from .._progress import Progress
 from .._timing import Contender, Ratio, Timing, input_sets, measure, rotate, speed_ratio
 
@@ -38,16 +39,16 @@ def choices_by_name() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Call:
-    """One attention; `lengths` of packed sequences, else empty; `score`: the operators' arguments of mask and score."""
+    """One attention; `lengths` of packed sequences, else empty."""
 
     tensors: tuple[Tensor, Tensor, Tensor]
     lengths: tuple[Any, ...]
-    score: tuple[Any, ...]
+    options: CallOptions
     deterministic: bool
 
     def plan(self, backward: bool, choice: str = "auto", capability: int = 0) -> dict[str, Any]:
         """What would run; raises ValueError where the choice cannot serve the call."""
-        call = (*self.tensors, *self.lengths, *self.score, choice)
+        call = (*self.tensors, *self.lengths, *self.options, choice)
         with choices_by_name():
             if backward:
                 operator = _ops.varlen_bwd_plan if self.lengths else _ops.bwd_plan
@@ -60,14 +61,14 @@ class Call:
 
     def forward(self, choice: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         operator = _ops.varlen_fwd_without_autograd if self.lengths else _ops.fwd_without_autograd
-        result: tuple[Tensor, Tensor] = operator(q, k, v, *self.lengths, *self.score, choice)
+        result: tuple[Tensor, Tensor] = operator(q, k, v, *self.lengths, *self.options, choice)
         return result
 
     def backward(self, choice: str, dout: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """`tensors`: q, k, v, out and lse."""
         operator = _ops.varlen_bwd_without_autograd if self.lengths else _ops.bwd_without_autograd
         gradients: tuple[Tensor, ...]
-        gradients = operator(dout, *tensors, None, *self.lengths, *self.score, self.deterministic, choice)
+        gradients = operator(dout, *tensors, None, *self.lengths, *self.options, self.deterministic, choice)
         return gradients
 
     def inputs(self, backward: bool) -> tuple[Tensor, ...]:

@@ -242,7 +242,7 @@ def test_backward(backend):
     assert data["tiles"] == 2 * 2 * -(-500 // data["block_n"])
     assert set(data["copies"]) == {"q", "k", "v", "out", "dout", "dq", "dk", "dv"}
     assert all("padded" in reason for reason in data["copies"].values())
-    assert f"flash_cute::{backend}::bwd::bwd_kernel" in text
+    assert f"flash_cute::{backend}::backward::dq_in_memory::bwd_kernel" in text
     assert f"workspace      {data['workspace_bytes'] / 2**20:.1f} MiB" in text
     assert "Deterministic: " in text
     assert "4 query heads" in text

@@ -29,6 +29,7 @@ class Calls(TorchDispatchMode):
 with Calls() as at_import:
     import flash_cute
 from flash_cute import cpu, cpu_bwd
+from flash_cute._call_options import CallOptions
 from flash_cute.band import make_band
 from flash_cute.score import make_score
 
@@ -38,7 +39,8 @@ with Calls() as in_use:
         sinks, slopes = torch.zeros(2), torch.tensor([0.5, 0.25])
         for causal, left, softcap, alibi in (("none", None, None, None), ("none", 7, 5.0, slopes)):
             band = make_band(causal, left, None, 40, 40)
-            score = make_score(q, k, causal, 0.2, softcap, alibi)
+            options = CallOptions(causal, left, None, softcap, None, alibi, 0.2)
+            score = make_score(options, q, k, 0.2)
             for some in (None, sinks):
                 out, lse = cpu._fwd(q, k, v, band, score, some)
                 cpu_bwd._bwd(dout, q, k, v, out, lse, lse, band, score, some)

@@ -1,0 +1,45 @@
+"""What the operators take after their tensors, as records. All but the schemas and the hot path pass these on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+__all__ = ["CallOptions", "Lengths", "split_dense", "split_packed"]
+
+
+class Lengths(NamedTuple):
+    """Of a packed call; in the order of the schemas (csrc/api/ops_varlen.cpp)."""
+
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    seqused_q: Tensor | None
+    seqused_k: Tensor | None
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+
+
+class CallOptions(NamedTuple):
+    """Mask and score of a call; in the order of the schemas (csrc/api/ops.cpp)."""
+
+    causal: str
+    window_left: int | None
+    window_right: int | None
+    softcap: float | None
+    sinks: Tensor | None
+    alibi_slopes: Tensor | None
+    scale: float | None
+
+
+def split_dense(given: Sequence[Any]) -> tuple[CallOptions, Sequence[Any]]:
+    """What follows a dense operator's tensors: its options, and the rest."""
+    count = len(CallOptions._fields)
+    return CallOptions(*given[:count]), given[count:]
+
+
+def split_packed(given: Sequence[Any]) -> tuple[Lengths, CallOptions, Sequence[Any]]:
+    """What follows a packed operator's tensors: its lengths, its options, and the rest."""
+    count = len(Lengths._fields)
+    return Lengths(*given[:count]), *split_dense(given[count:])
