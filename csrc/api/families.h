@@ -1,6 +1,7 @@
 // The kernels of this build: each instance with its family, see planning/family.h. families.cpp lists the families.
 #pragma once
 
+#include <climits>
 #include <span>
 
 #include "planning/family.h"
@@ -18,5 +19,30 @@ using BwdInstance = InstanceOf<BwdPlan, BwdParams>;
 
 std::span<FwdInstance const> fwd_instances();
 std::span<BwdInstance const> bwd_instances();
+
+template <class InstanceType>
+int size_of(InstanceType const& instance) {
+  return instance.head_dims.head_dim + instance.head_dims.head_dim_v;
+}
+
+// Whether an instance of that architecture holds the head dims and serves the call.
+template <class InstanceType>
+bool can_serve(InstanceType const& instance, Backend backend, Problem const& problem) {
+  HeadDims const dims = instance.head_dims;
+  return instance.family->backend == backend && dims.head_dim >= problem.head_dim &&
+         dims.head_dim_v >= problem.head_dim_v && instance.family->serves(dims, problem);
+}
+
+// That of the architecture's smallest instances that can serve the call; kNoInstance: this build has none.
+constexpr int kNoInstance = INT_MAX;
+template <class InstanceType>
+int smallest_size(std::span<InstanceType const> instances, Backend backend, Problem const& problem) {
+  int smallest = kNoInstance;
+  for (InstanceType const& instance : instances) {
+    int const size = size_of(instance);
+    if (size < smallest && can_serve(instance, backend, problem)) smallest = size;
+  }
+  return smallest;
+}
 
 }  // namespace flash_cute

@@ -46,40 +46,52 @@ struct Selection {
   Predicted predicted;
 };
 
-// Of the kernels that the GPU can run and that serve the call, the one with the least predicted time, or the one that is
-// asked for. Where times are not known, the architecture's own kernels come first.
+// Puts the kernel in the place of the best one so far if it is predicted to take less time. Where a time is not known,
+// the one that came first stays.
+template <class InstanceType>
+void compete(Selection<InstanceType>& best, InstanceType const& instance, Problem const& problem, Choice const& asked,
+             Gpu gpu) {
+  bool const competes = best.instance != nullptr;
+  Candidate const candidate = instance.family->choose(instance.head_dims, problem, asked, competes, gpu);
+  Predicted predicted;
+  if (competes) {
+    predicted.us = instance.family->predict(instance.head_dims, problem, candidate, gpu);
+    if (predicted.us == kNoTime) return;
+    auto const& rival = *best.instance;
+    predicted.rival = rival.family->backend;
+    predicted.rival_us = rival.family->predict(rival.head_dims, problem, best.candidate, gpu);
+    if (predicted.rival_us == kNoTime) return;
+    if (predicted.us >= predicted.rival_us) {
+      best.predicted = {.us = predicted.rival_us, .rival_us = predicted.us, .rival = instance.family->backend};
+      return;
+    }
+  }
+  best = {&instance, candidate, predicted};
+}
+
+// Of each architecture that the GPU can run, the smallest kernels that serve the call compete: one of each family that has
+// them. Several architectures do if the caller leaves all open.
 template <class InstanceType>
 Selection<InstanceType> select(std::span<InstanceType const> instances, Problem const& problem, Choice const& asked,
                                Gpu gpu) {
   check_gpu(instances, asked.backend, gpu);
   Selection<InstanceType> best;
   for (Backend backend : kArchitectures) {
-    bool const competes = best.instance != nullptr;
-    bool const may_run = competes ? asked.is_open() : asked.backend == Backend::kAuto || asked.backend == backend;
+    bool const may_run = best.instance != nullptr ? asked.is_open()
+                                                  : asked.backend == Backend::kAuto || asked.backend == backend;
     if (!may_run || !runs_on(backend, gpu)) continue;
-    InstanceType const* const instance = find_instance(instances, backend, problem);
-    if (instance == nullptr) continue;
-    Candidate candidate = instance->family->choose(instance->head_dims, problem, asked, competes, gpu);
-    Predicted predicted;
-    if (competes) {
-      predicted.us = instance->family->predict(instance->head_dims, problem, candidate, gpu);
-      if (predicted.us == kNoTime) continue;
-      auto const& rival = *best.instance;
-      predicted.rival = rival.family->backend;
-      predicted.rival_us = rival.family->predict(rival.head_dims, problem, best.candidate, gpu);
-      if (predicted.rival_us == kNoTime) continue;
-      if (predicted.us >= predicted.rival_us) {
-        best.predicted = {.us = predicted.rival_us, .rival_us = predicted.us, .rival = backend};
-        continue;
+    int const size = smallest_size(instances, backend, problem);
+    for (InstanceType const& instance : instances) {
+      if (size_of(instance) == size && can_serve(instance, backend, problem)) {
+        compete(best, instance, problem, asked, gpu);
       }
     }
-    best = {instance, candidate, predicted};
   }
   if (best.instance == nullptr) refuse(instances, asked.backend, problem, gpu);
   return best;
 }
 
-// Decides what is the same for both directions: kernel, tile, and the copies of q, k and v.
+// Decides what is the same for both directions: kernel, tile, and the copies of q, k and v. Returns the family's choice.
 template <class DecisionType, class InstanceType>
 Choice decide(DecisionType& decision, std::span<InstanceType const> instances, FwdArgs const& args,
               Problem const& problem, Tuning const& tuning, Gpu gpu) {

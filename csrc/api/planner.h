@@ -1,4 +1,8 @@
 // The plan: all decisions of the host about a call, made once. The launch, `explain` and the tests read them.
+//
+// Choice (architecture, row of the tile table, split) -> Candidate (with its predicted time) -> Selection (with its
+// instance) -> Decision (with the copies of tensors, and the plan). What the caller asks for is a Choice, too, and so is
+// what a tuning table says (Tuning).
 #pragma once
 
 #include "checks.h"
@@ -85,22 +89,6 @@ inline Copy write_copy(TensorInfo const& like) {
 inline Copy out_copy(TensorInfo const& q, int64_t head_dim_v) {
   if (head_dim_v % 8 != 0) return Copy::kHeadDimPadded;
   return out_strides(q, head_dim_v)[3] == 1 ? Copy::kNone : Copy::kLastDimStrided;
-}
-
-// The smallest kernel of an architecture that holds the head dims and serves the call; null: this build has none. Of
-// equally large ones it is the first.
-template <class InstanceType>
-InstanceType const* find_instance(std::span<InstanceType const> instances, Backend backend, Problem const& problem) {
-  InstanceType const* best = nullptr;
-  auto const size = [](HeadDims head_dims) { return head_dims.head_dim + head_dims.head_dim_v; };
-  for (InstanceType const& instance : instances) {
-    HeadDims const dims = instance.head_dims;
-    bool const holds = dims.head_dim >= problem.head_dim && dims.head_dim_v >= problem.head_dim_v;
-    bool const smaller = best == nullptr || size(dims) < size(best->head_dims);
-    if (!holds || !smaller || instance.family->backend != backend) continue;
-    if (instance.family->serves(dims, problem)) best = &instance;
-  }
-  return best;
 }
 
 FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu);

@@ -63,7 +63,7 @@ Tuning tune(std::span<InstanceType const> instances, FwdArgs const& args, Proble
   if (found.tuned != Tuned::kChosen) return result;
   if (asked.backend != Backend::kAuto && asked.backend != found.choice.backend) {
     result.tuned = Tuned::kNoEntry;
-  } else if (find_instance(instances, found.choice.backend, problem) == nullptr) {
+  } else if (smallest_size(instances, found.choice.backend, problem) == kNoInstance) {
     result.tuned = Tuned::kNotBuilt;
   } else {
     result.choice = found.choice;

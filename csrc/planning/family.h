@@ -35,8 +35,8 @@ struct FamilyOf {
   // Whether the kernel of these head dims, which hold the tensors', serves the call.
   bool (*serves)(HeadDims, Problem const&);
 
-  // The tile, and whether tiles are split: as asked for, or the best. `competes`: kernels of another architecture serve
-  // the call too.
+  // The tile, and whether tiles are split: as asked for, or the best. `competes`: a kernel that came first serves the
+  // call too.
   Candidate (*choose)(HeadDims, Problem const&, Choice const& asked, bool competes, Gpu);
 
   // The time that the choice takes, kNoTime where the model does not tell it.

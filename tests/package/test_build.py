@@ -212,6 +212,17 @@ def test_unchanged_instances_keep_their_time_stamps(tools: Callable, tmp_path: P
     assert "sm90" not in header
 
 
+def test_every_family_is_of_a_direction(tools: Callable) -> None:
+    """Else its kernels would be left out of the build without a word."""
+    module = tools("instances")
+    folders = tuple(module.FOLDERS[direction] for direction in module.DIRECTIONS)
+    families = [(arch, family) for arch, of_arch in module.FAMILIES.items() for family in of_arch]
+    assert all(family.startswith(folders) for _, family in families)
+    assert all((ROOT / "csrc" / arch / family / "launch.cuh").exists() for arch, family in families)
+    built = {(i.arch, i.family) for i in module.instances(tools("config").read_config({}))}
+    assert built == set(families)
+
+
 def test_each_instance_is_in_one_file(tools: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one direction; the report finds the instances in the files' names."""
     module = tools("instances")

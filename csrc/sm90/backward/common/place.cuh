@@ -1,7 +1,7 @@
 // Where the rows and keys of a key tile are. A KeyTile is of a dense batch, whose lengths and mask are the parameters'. A
 // SequenceKeyTile is of a sequence that is read at run time, and has it in shared memory. The kernels ask these
-// functions, which are overloaded by the tile's type, and read anew at each use: what they return spilled where it was
-// kept.
+// functions, which are overloaded by the tile's type, at each use. `volatile` makes each call read shared memory again:
+// values that were kept spilled.
 #pragma once
 
 #include "core/sequence.cuh"
@@ -17,7 +17,7 @@ CUTE_DEVICE Sequence read_band(Sequence const volatile& sequence) {
           .band = {.lower = sequence.band.lower, .upper = sequence.band.upper},
           .shift = sequence.shift};
 }
-// The same, uniform: for branches.
+// The same without the shift, uniform: for branches.
 CUTE_DEVICE Sequence read_uniform(Sequence const volatile& sequence) {
   return {.len_q = uniform(sequence.len_q),
           .len_k = uniform(sequence.len_k),
@@ -40,8 +40,8 @@ CUTE_DEVICE int shift_of(BwdParams const& params, KeyTile const volatile&) {
 }
 CUTE_DEVICE int shift_of(BwdParams const&, SequenceKeyTile const volatile& tile) { return tile.sequence.shift; }
 
-// Where TMA finds row 0 and key 0, for loads of those that are used and stores of all: the batch, or the coordinates of
-// the sequence.
+// Where TMA finds row 0 and key 0: the batch, or the coordinates of the sequence. Loads end behind the rows and keys that
+// are used; the stores of dK and dV (origin_of_results) cover all keys.
 CUTE_DEVICE int origin_of_rows(BwdParams const&, KeyTile const volatile& tile) { return tile.batch; }
 CUTE_DEVICE int origin_of_keys(BwdParams const&, KeyTile const volatile& tile) { return tile.batch; }
 CUTE_DEVICE int origin_of_results(BwdParams const&, KeyTile const volatile& tile) { return tile.batch; }
@@ -61,7 +61,7 @@ CUTE_DEVICE int row_tile_index(BwdParams const& params, KeyTile const volatile& 
   int const head = tile.head_kv * params.heads_per_kv + row_tile.head;
   return (tile.batch * params.heads_q + head) * params.m_blocks + row_tile.m_block;
 }
-// Of a sequence: its first tile is counted in units of the sequence list's.
+// Of a sequence. The list of sequences counts in tiles of kListedRows rows, of which a kernel may make several.
 template <class Traits>
 CUTE_DEVICE int sequence_row_tile_index(BwdParams const& params, int head_kv, int first_row_tile,
                                         RowTile const& row_tile) {

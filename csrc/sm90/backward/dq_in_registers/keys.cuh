@@ -1,11 +1,11 @@
 // dK and dV for head dims above 128. A CTA owns 64 keys and loops over the row tiles of all query heads that read them.
 // A warpgroup's registers hold only one of the two accumulators, so that one computes P^T and dV, the other dS^T and
-// dK:
+// dK. In step i, whose row tiles come from the last to the first:
 //
-//     warpgroup 0 | P^T(m)   to smem | dV += P^T(m) dO , S^T(m+1) = K Q^T
-//     warpgroup 1 | dS^T(m) from P^T | dK += dS^T(m) Q , dP^T(m+1) = V dO^T
+//     warpgroup 1, dv_consumer | P^T(i)   to smem | dV += P^T(i) dO , S^T(i+1) = K Q^T
+//     warpgroup 2, dk_consumer | dS^T(i) from P^T | dK += dS^T(i) Q , dP^T(i+1) = V dO^T
 //
-// The two are half a step apart, since dS^T needs P^T. One thread of a third warpgroup issues all loads.
+// The two are half a step apart, since dS^T needs P^T. One thread of warpgroup 0 issues all loads.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>

@@ -1,8 +1,8 @@
 // dK and dV for head dims 257 to 320. A CTA owns 64 keys and loops over the row tiles of all query heads that read
 // them. One warpgroup computes S^T and dV, the other dP^T and dK:
 //
-//     warpgroup 0 | P^T(m)   to smem | dV += P^T(m) dO , S^T(m+1) = K Q^T
-//     warpgroup 1 | dS^T(m) from P^T | dK += dS^T(m) Q , dP^T(m+1) = V dO^T
+//     dV's warpgroup | P^T(i)   to smem | dV += P^T(i) dO , S^T(i+1) = K Q^T
+//     dK's warpgroup | dS^T(i) from P^T | dK += dS^T(i) Q , dP^T(i+1) = V dO^T
 //
 // The two are half a step apart, since dS^T needs P^T. A warpgroup waits for each product before it issues the next
 // one, for which the sums leave no registers; the other one's products run then. Shared memory has room for one tile of
