@@ -160,7 +160,7 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
   decision.rows = asked.packed ? SeeingRows{.first = 0, .number = asked.len_q} : drop_blind_rows(problem);
   decision.band = problem.band;
   Choice const choice = decide(decision, instances, call, problem, tuning, gpu);
-  check_accumulate_of_bwd(problem);
+  check_accumulate_of_bwd(problem);  // `explain` asks for this plan without check_bwd
   decision.dout = dout ? read_copy(*dout) : out_copy(call.q, problem.head_dim_v);
   decision.out = out ? read_copy(*out) : out_copy(call.q, problem.head_dim_v);
   decision.dq = write_copy(call.q);
