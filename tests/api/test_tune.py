@@ -73,7 +73,7 @@ def load(path: Path, *calls: Measured, gpu: tuple[str, int] = H200) -> None:
 
 def planned(call: Call, backward: bool = False, capability: int = 90, backend: str = "auto") -> dict[str, Any]:
     """What a call would run that nobody tunes."""
-    arguments = (*call.tensors, *call.lengths, *call.score, backend)
+    arguments = (*call.tensors, *call.lengths, *call.options, backend)
     name = f"{'varlen_' if call.lengths else ''}{'bwd' if backward else 'fwd'}_plan"
     options = (call.deterministic, capability) if backward else (capability,)
     return json.loads(getattr(torch.ops.flash_cute, name)(*arguments, *options))
