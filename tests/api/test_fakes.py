@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,11 +19,11 @@ from bad_calls import (
     good_call,
     operator_call,
 )
-from cases import Case, mask_name
+from cases import Case
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flash_cute
-from flash_cute import _fakes
+from flash_cute._call_options import CallOptions, Lengths
 
 
 def _said(operator: str, call: Call) -> str:
@@ -200,9 +199,13 @@ def test_sizes_that_depend_on_data_beside_sinks_and_slopes(rng: torch.Generator)
             compiled(q, k, chosen, 0, sinks=torch.zeros(4).half())
 
 
-def test_one_signature() -> None:
-    """A fake takes what the operator's schema has."""
-    for name, fake in (("fwd", _fakes.fwd), ("check_fwd", _fakes.fwd)):
-        schema = [x.name for x in getattr(torch.ops.flash_cute, name).default._schema.arguments]
-        parameters = list(inspect.signature(fake).parameters)
-        assert schema[:11] == parameters[:11], mask_name(False)
+@pytest.mark.parametrize(
+    "name", ["fwd", "_fwd", "check_fwd", "bwd", "_bwd", "check_bwd", "varlen_fwd", "varlen_bwd", "check_varlen_bwd"]
+)
+def test_one_order(name: str) -> None:
+    """The records of a call's arguments have the order of the operators' schemas."""
+    schema = [x.name for x in getattr(torch.ops.flash_cute, name).default._schema.arguments]
+    tensors = ["dout", "q", "k", "v", "out", "lse", "dlse"] if "bwd" in name else ["q", "k", "v"]
+    lengths = Lengths._fields if "varlen" in name else ()
+    expected = [*tensors, *lengths, *CallOptions._fields]
+    assert schema[: len(expected)] == expected
