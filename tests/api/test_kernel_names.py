@@ -1,0 +1,191 @@
+"""What a kernel's name says of it, in each form that profilers and the compiler's report have."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from flash_cute._kernel_names import TILE_FIELDS, kernel_matches
+from flash_cute.inspect.build import default_csrc
+
+DEMANGLED = (
+    "void flash_cute::sm80::forward::rows::fwd_kernel<flash_cute::sm80::forward::rows::Traits<cutlass::half_t, 128, "
+    "flash_cute::sm80::forward::rows::TileConfig{128, 64, 4, 1, false, 2}> >"
+    "(flash_cute::FwdParams)"
+)
+OLD_DEMANGLED = DEMANGLED.replace(
+    "flash_cute::sm80::forward::rows::TileConfig{128, 64, 4, 1, false, 2}",
+    "(flash_cute::sm80::forward::rows::TileConfig){128, 64, (int)4, 1, (bool)0, 2}",
+)
+MANGLED = (
+    "_ZN10flash_cute4sm807forward4rows10fwd_kernelINS1_6TraitsIN7cutlass6half_tELi128EXtl"
+    "NS1_10TileConfigELi128ELi64ELi4ELi1ELb0ELi2EEEEEEEvNS_9FwdParamsE"
+)
+PLAN = {
+    "family": "sm80::forward::rows",
+    "tile": "",
+    "kernel": "fwd_kernel",
+    "dtype": "float16",
+    "kernel_head_dim": 128,
+    "mask": "causal",
+    "block_m": 128,
+    "block_n": 64,
+    "threads": 128,
+    "stages": 1,
+    "ctas_per_sm": 2,
+}
+
+
+@pytest.mark.parametrize("name", [DEMANGLED, OLD_DEMANGLED, MANGLED], ids=["demangled", "old", "mangled"])
+def test_kernel_names_are_understood(name):
+    assert kernel_matches(PLAN, name)
+    assert kernel_matches(
+        PLAN | {"dtype": "bfloat16"}, name.replace("6half_t", "10bfloat16_t").replace("half_t", "bfloat16_t")
+    )
+    different = {
+        "family": "sm90::forward::rows",
+        "dtype": "bfloat16",
+        "kernel_head_dim": 64,
+        "block_m": 64,
+        "block_n": 128,
+        "threads": 256,
+        "stages": 2,
+    }
+    for key, value in different.items():
+        assert not kernel_matches(PLAN | {key: value}, name), key
+
+
+def test_sm90_kernel_names_are_understood():
+    sm90 = DEMANGLED.replace("sm80", "sm90").replace("{128, 64, 4, 1, false, 2}", "{128, 176, 2, true, false}")
+    plan = PLAN | {"family": "sm90::forward::rows", "block_n": 176, "stages": 2, "threads": 384}
+    assert kernel_matches(plan, sm90)
+    assert not kernel_matches(plan | {"stages": 1}, sm90)
+    assert not kernel_matches(PLAN, sm90)
+
+
+@pytest.mark.parametrize(
+    ("variant", "booleans"),
+    [("dense", (0, 0)), ("packed", (1, 0)), ("modified", (1, 1)), ("dense modified", (0, 1))],
+)
+@pytest.mark.parametrize("form", ["c++filt", "cu++filt", "mangled", "mangled, short"])
+def test_variants_are_understood(variant: str, booleans: tuple[int, int], form: str) -> None:
+    if form.startswith("mangled"):
+        kept = [f"Lb{x}E" for x in booleans]
+        while form == "mangled, short" and kept and kept[-1] == "Lb0E":
+            kept.pop()
+        name = MANGLED.replace("Li2EEEEEEE", f"Li2EEEXtlNS_7VariantE{''.join(kept)}EELi96EEEEE")
+    else:
+        words = [("false", "true")[x] if form == "c++filt" else f"(bool){x}" for x in booleans]
+        name = DEMANGLED.replace("2}> >", f"2}}, flash_cute::Variant{{{', '.join(words)}}}, 96> >")
+    plan = PLAN | {"variant": variant, "kernel_head_dim_v": 96}
+    assert kernel_matches(plan, name)
+    assert not kernel_matches(plan | {"variant": "packed" if variant == "modified" else "modified"}, name)
+    assert not kernel_matches(plan | {"kernel_head_dim_v": 128}, name)
+
+
+BACKWARD = (
+    "void flash_cute::sm90::backward::dq_in_memory::bwd_kernel<"
+    "flash_cute::sm90::backward::dq_in_memory::Traits<cutlass::bfloat16_t, 128, "
+    "flash_cute::sm90::backward::dq_in_memory::TileConfig{64, 128, 2, true, 4}> >"
+    "(flash_cute::sm90::backward::KernelArgs)"
+)
+
+
+def test_backward_kernel_names_are_understood():
+    plan = PLAN | {
+        "family": "sm90::backward::dq_in_memory",
+        "kernel": "bwd_kernel",
+        "dtype": "bfloat16",
+        "mask": "full",
+        "stages": 2,
+    }
+    plan |= {"block_m": 64, "block_n": 128, "threads": 384}
+    assert kernel_matches(plan, BACKWARD)
+    assert not kernel_matches(plan | {"kernel": "fwd_kernel"}, BACKWARD)
+    assert not kernel_matches(plan | {"block_m": 128}, BACKWARD)
+    assert not kernel_matches(plan, BACKWARD.replace("bwd_kernel", "bwd_convert_kernel"))
+    assert not kernel_matches(plan, "void flash_cute::bwd_preprocess_kernel<cutlass::bfloat16_t>(int)")
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("form", ["({0})1", "true", "mangled"], ids=["cu++filt", "c++filt", "mangled"])
+def test_the_deterministic_modes_kernel_is_told_apart(deterministic, form):
+    if form == "mangled":
+        tile = "".join(f"Li{number}E" for number in (64, 128, 4, 4, 4, 2, 1, 1, 2))
+        name = (
+            "_ZN10flash_cute4sm808backward12dq_in_memory10bwd_kernelINS1_6TraitsIN7cutlass10bfloat16_tELi64E"
+            f"XtlNS1_10TileConfigE{tile}EEEELb%dEEEvNS_9BwdParamsE"
+        )
+        true, false = name % 1, name % 0
+    else:
+        name = (
+            "void flash_cute::sm80::backward::dq_in_memory::bwd_kernel<"
+            "flash_cute::sm80::backward::dq_in_memory::Traits<cutlass::bfloat16_t, 64, "
+            "flash_cute::sm80::backward::dq_in_memory::TileConfig{64, 128, 4, 4, 4, 2, 1, 1, 2}>, %s>"
+            "(flash_cute::BwdParams)"
+        )
+        flag = form.format("bool")
+        true, false = name % flag, name % flag.replace("1", "0").replace("true", "false")
+    plan = {
+        **PLAN,
+        **{
+            "family": "sm80::backward::dq_in_memory",
+            "kernel": "bwd_kernel",
+            "dtype": "bfloat16",
+            "kernel_head_dim": 64,
+            "mask": "full",
+        },
+        **{"block_m": 64, "block_n": 128, "deterministic": deterministic},
+    }
+    assert kernel_matches(plan, true) == deterministic
+    assert kernel_matches(plan, false) != deterministic
+    assert not kernel_matches(plan | {"block_n": 64}, true)
+
+
+@pytest.mark.parametrize("traits", ["SequenceTraits", "PlainSequenceTraits"])
+@pytest.mark.parametrize("variant", ["packed", "modified"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_kernels_of_sm80_that_read_sequences(deterministic, variant, traits):
+    tile = (64, 64, 4, 2, 2, 2, 1, 1, 2)
+    names = (
+        "void flash_cute::sm80::backward::dq_in_memory::bwd_sequences_kernel<"
+        f"flash_cute::sm80::backward::dq_in_memory::{traits}<cutlass::half_t, 128, "
+        f"flash_cute::sm80::backward::dq_in_memory::TileConfig{{{', '.join(map(str, tile))}}}> >"
+        "(flash_cute::BwdParams)",
+        "_ZN10flash_cute4sm808backward12dq_in_memory20bwd_sequences_kernel"
+        f"INS1_{len(traits)}{traits}IN7cutlass6half_tELi128E"
+        f"XtlNS1_10TileConfigE{''.join(f'Li{number}E' for number in tile)}EEEEEEvNS_9BwdParamsE",
+    )
+    plan = {
+        **PLAN,
+        **{
+            "family": "sm80::backward::dq_in_memory",
+            "kernel": "bwd_sequences_kernel",
+            "variant": variant,
+            "deterministic": deterministic,
+            "mask": "full",
+        },
+        **{"block_m": 64, "block_n": 64, "threads": 128, "stages": 1},
+    }
+    for name in names:
+        assert kernel_matches(plan, name)
+        assert not kernel_matches(plan | {"kernel": "bwd_kernel"}, name)
+        assert not kernel_matches(plan | {"block_n": 128}, name)
+        assert not kernel_matches(plan, name.replace("bwd_sequences_kernel", "bwd_convert_sequences_kernel"))
+
+
+@pytest.mark.parametrize("family", TILE_FIELDS)
+def test_the_tiles_fields_are_the_headers(family):
+    """The same fields in the same order: names of kernels have their values alone."""
+    header = (default_csrc() / family.replace("::", "/") / "tile.h").read_text()
+    members = re.search(r"struct TileConfig {(.*?)\n\n", header, re.DOTALL)[1]
+    fields = re.findall(r"^  (?:int|bool) (\w+);", members, re.MULTILINE)
+    assert list(TILE_FIELDS[family]) == [name.replace("ctas_per_sm", "budgeted_ctas") for name in fields]
+
+
+@pytest.mark.parametrize(
+    "name", ["", "void at::native::elementwise_kernel<128, 4>(int)", "flash_fwd_kernel<Flash_fwd_kernel_traits<128>>"]
+)
+def test_other_kernels_do_not_match(name):
+    assert not kernel_matches(PLAN, name)
