@@ -6,8 +6,8 @@
 The folder is `test/` of a checkout of PyTorch at the version that is installed; another's tests may fail for reasons of
 their own, in both runs. The tests need pytest and expecttest. Each file runs twice, without and with
 `flash_cute.integrations.sdpa.enable()`. Printed are what flash_cute served, and the tests whose outcome changed: first
-those that ask for an error, where flash_cute's words are others or it serves the call; then the rest, which must be
-none. Exits with 1 where there are any, or where a process died.
+those that ask for an error or a warning, where flash_cute's words are others, or it serves the call and has nothing to
+warn of; then the rest, which must be none. Exits with 1 where there are any, or where a process died.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ FILES = (
     "test_native_mha.py",
     "test_flop_counter.py",
 )
-# What a test that asks for an error says where it is not the error it expected: unittest's words and pytest's.
-OF_REFUSALS = ("not raised", "DID NOT RAISE", 'does not match "flash_cute: ', "MalformedCall: flash_cute: ")
+# What a test that asks for an error or a warning says where it gets another or none: unittest's words and pytest's.
+ASKING = ("not raised", "DID NOT RAISE", 'does not match "flash_cute: ', "MalformedCall: flash_cute: ")
+ASKING += ("Warning not triggered", "DID NOT WARN")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -95,14 +96,14 @@ def run(file: str, folder: Path, most: int, enable_on: str, more: list[str]) -> 
 
 
 def changed(before: dict[str, tuple[str, str]], after: dict[str, tuple[str, str]]) -> tuple[list[str], list[str]]:
-    """(tests that ask for an error, others) that fail in the second run and did not in the first, each with why."""
-    of_refusals, others = [], []
+    """(tests that ask for an error or a warning, others) that fail only in the second run, each with why."""
+    asking, others = [], []
     for name, (outcome, message) in after.items():
         if outcome in ("failure", "error") and before.get(name, ("missing",))[0] not in ("failure", "error"):
-            of_refusal = any(words in message for words in OF_REFUSALS)
+            asks = any(words in message for words in ASKING)
             line = message.strip().partition("\n")[0][:300]
-            (of_refusals if of_refusal else others).append(f"{name}: {line}")
-    return of_refusals, others
+            (asking if asks else others).append(f"{name}: {line}")
+    return asking, others
 
 
 def main() -> int:
@@ -127,7 +128,7 @@ def main() -> int:
         for name, text in (("without", printed), ("with", printed_after)) if args.logs else ():
             args.logs.mkdir(parents=True, exist_ok=True)
             (args.logs / f"{Path(file).stem}-{name}.log").write_text(text)
-        of_refusals, others = changed(before, after)
+        asking, others = changed(before, after)
         served = printed_after.partition(REPORT)[2]
         counts = [collections.Counter(outcome for outcome, _ in run.values()) for run in (before, after)]
         print(f"{file}: without {dict(counts[0])}, with {dict(counts[1])}", flush=True)
@@ -138,7 +139,7 @@ def main() -> int:
             print("  no results; the last lines of pytest:\n" + (printed_after if before else printed)[-3000:])
             continue
         print(f"  served by flash_cute: {served.strip()}")
-        for title, lines in (("ask for an error", of_refusals), ("FAIL WITH enable()", others)):
+        for title, lines in (("ask for an error or a warning", asking), ("FAIL WITH enable()", others)):
             print(f"  {title}: {len(lines)}", *(f"    {line}" for line in lines), sep="\n", flush=True)
         failed |= bool(others)
     return int(failed)
