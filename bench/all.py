@@ -5,7 +5,7 @@
 
 A run is a call of `bench/run.py`; it writes OUT/GPU/RUN.csv after each cell (GPU is h200, say), and what it prints
 to OUT/GPU/RUN.log. The most important come first, and none is started after `--budget` seconds. All of them take
-about eight minutes on an H200, and `--budget` ends it earlier.
+about nine minutes on an H200, and `--budget` ends it earlier.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ BOTH = "flash_cute:sm90,flash_cute:sm80"
 HOPPER_PEERS = "cudnn,fa3"  # these and the sm90 kernels use Hopper's own instructions
 ALL_PEERS = "cudnn,fa3,flash"
 WITH_AND_WITHOUT = "flash_cute:sm90,flash_cute:sm90:plain,flash_cute:sm80,flash_cute:sm80:plain"
+FLOAT8_AND_BFLOAT16 = "flash_cute:sm90,flash_cute:sm90:bf16"
 PACKED_AND_DENSE = "flash_cute:sm90,flash_cute:sm90:dense,flash_cute:sm80,flash_cute:sm80:dense"
 DEFAULT_AND_DETERMINISTIC = "flash_cute:{0},flash_cute:{0}:deterministic"
 
@@ -51,6 +52,8 @@ RUNS: dict[str, list[str]] = {
     "bwd-dv": speed("dv", BOTH, ALL_PEERS, "bwd"),
     "bwd-options": speed("options", WITH_AND_WITHOUT, "none", "bwd"),
     "accuracy": ["--accuracy", "--ours", BOTH, "--peers", ALL_PEERS],
+    "fp8": speed("fp8", FLOAT8_AND_BFLOAT16, "fa3,cudnn"),
+    "fp8-errors": ["--fp8-errors", "--ours", FLOAT8_AND_BFLOAT16, "--peers", "fa3,cudnn"],
     "llama": speed("llama", BOTH, ALL_PEERS),
     "bwd-llama": speed("llama", BOTH, ALL_PEERS, "bwd"),
     "models": ["--models"],
@@ -72,6 +75,9 @@ RUNS: dict[str, list[str]] = {
     "choices": ["--choices"],
 }
 
+# Runs with flags of their own: what they measure, and for how long, is theirs to say.
+UNTIMED = ("accuracy", "choices", "fp8-errors", "models")
+
 # Where a call takes ten milliseconds, a round of a fiftieth of a second has two, at whatever clock the provider before
 # has left. Such rounds are this many times as long.
 LONGER = {"large": 14}
@@ -79,7 +85,7 @@ LONGER = {"large": 14}
 
 def arguments_of(name: str, flags: argparse.Namespace, path: Path) -> list[str]:
     arguments = [*RUNS[name], "--out", str(path), "--commit", flags.commit]
-    if name in ("accuracy", "choices", "models"):
+    if name in UNTIMED:
         return arguments
     arguments += ["--seconds", str(flags.seconds * LONGER.get(name, 1))]
     # The host's time has short rounds and needs many of them: run.py's own number.

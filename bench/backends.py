@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from bench.figures import DENSE, DETERMINISTIC, PLAIN
-from bench.providers import flash_attn, ours, pytorch, triton_tutorial
+from bench.figures import BF16, DENSE, DETERMINISTIC, PLAIN
+from bench.providers import cudnn_frontend, flash_attn, ours, pytorch, triton_tutorial
 from bench.providers.base import (
     Backend,
     Unavailable,
@@ -37,22 +37,24 @@ PEERS = (*pytorch.SDPA, "flash-attn", *flash_attn.FLASH_ATTENTION_3, "triton")
 def pairs(providers: Sequence[str]) -> list[tuple[str, str]]:
     """(ours, peer) that are compared: each of ours with each peer, and ours with itself in another mode.
 
-    A deterministic mode is compared with the default mode, the default mode with the plain problem and the dense call.
-    A peer's deterministic mode is compared with ours alone.
+    A deterministic mode is compared with the default mode, the default mode with the plain problem, the dense call and
+    the same values in bfloat16. A peer's deterministic mode is compared with ours alone.
     """
     return [(mine, peer) for mine in providers for peer in providers if is_ours(mine) and _is_compared(mine, peer)]
 
 
 def _is_compared(mine: str, peer: str) -> bool:
     if is_ours(peer):
-        return mine == peer + DETERMINISTIC or peer in (mine + PLAIN, mine + DENSE)
-    if mine.endswith((PLAIN, DENSE)):
+        return mine == peer + DETERMINISTIC or peer in (mine + PLAIN, mine + DENSE, mine + BF16)
+    if mine.endswith((PLAIN, DENSE, BF16)):
         return False
     return is_deterministic(mine) or not is_deterministic(peer)
 
 
 def prepare(name: str, workload: Workload, device: torch.device, tutorial: Path | None = None) -> Backend:
     """The provider of that name for one workload; raises `Unavailable`."""
+    if workload.is_float8 and workload.direction != "fwd":
+        raise Unavailable("float8 has a forward alone")
     if workload.direction == "bwd":
         if name in OURS:
             return ours.backward(name, workload, device)
@@ -73,6 +75,8 @@ def _forward(name: str, workload: Workload, device: torch.device, tutorial: Path
         return ours.forward(name, workload, device)
     if pytorch.needs_flash_operator(name, workload) and device.type != "cpu":
         return pytorch.flash_operator(workload, device)
+    if name == "cudnn" and workload.is_float8:
+        return cudnn_frontend.float8_forward(workload, device)
     if name in pytorch.SDPA:
         return pytorch.sdpa(name, workload, device)
     if name == "flash-attn":

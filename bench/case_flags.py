@@ -20,6 +20,7 @@ DTYPE_NAMES = {
     "float": "fp32",
     "float64": "fp64",
     "double": "fp64",
+    "float8_e4m3fn": "e4m3",
 }
 
 
@@ -66,7 +67,7 @@ def add_shape_flags(parser: argparse.ArgumentParser) -> None:
         choices=["none", "bottom_right", "top_left"],
         help="causal mask; bottom_right unless said otherwise",
     )
-    shape.add_argument("--dtype", type=_dtype_name, default="bf16", help="bf16 (default), fp16, fp32, fp64")
+    shape.add_argument("--dtype", type=_dtype_name, default="bf16", help="bf16 (default), fp16, fp32, fp64, e4m3")
     shape.add_argument("--Dv", type=int, default=0, help="v's head dim (D)")
     shape.add_argument(
         "--window",

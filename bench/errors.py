@@ -1,4 +1,7 @@
-"""The CSVs of `bench/accuracy.py`: written, read back, and as a table. It imports neither torch nor flash_cute."""
+"""The CSVs of errors: written, read back, and as tables. It imports neither torch nor flash_cute.
+
+Those of `bench/accuracy.py`, and those of `bench/fp8_errors.py`, whose functions have float8 in their names.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,9 @@ COLUMNS = [
     *(f"{column}_{result}" for result in RESULTS for column in ("ratio", "best")),
     "missing",
 ]
+FLOAT8_COLUMNS = ["B", "H", "N", "D", "dtype", "causal", "inputs", "provider", "error", "arithmetic", "over_exact"]
+FLOAT8_COLUMNS += ["missing"]
+EXACT = "exact"  # exact arithmetic on float8 inputs, as if it were a provider
 
 
 def ratios_to_best(ours: Mapping[str, float], measured: Mapping[str, Mapping[str, float]]) -> dict[str, object]:
@@ -110,3 +116,35 @@ def markdown_tables(errors: Errors) -> Iterator[str]:
                 cells.append(f"{float(worst[f'ratio_{result}']):.2f} {worst['inputs']}")
             yield f"| {' | '.join(cells)} |"
         yield ""
+
+
+def is_float8(path: Path) -> bool:
+    with path.open() as file:
+        return "over_exact" in file.readline().split(",")
+
+
+def read_float8(path: Path) -> Errors:
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["error"]]
+    if not rows:
+        raise ValueError(f"{path}: no errors")
+    names = ("gpu", "torch", "cudnn", "driver", "commit")
+    return Errors(path, {name: rows[0].get(name) or "" for name in names}, rows)
+
+
+def float8_lines(errors: Errors) -> Iterator[str]:
+    """A line per head dim, mask, length and kind of inputs: each provider's error, and that over the exact one's."""
+    names = [name for name in errors.providers if name != EXACT]
+    yield f"| D | mask | N | inputs | exact | {' | '.join(map(figures.provider_title, names))} |"
+    yield f"| {' | '.join('---' for _ in range(5 + len(names)))} |"
+    cases: dict[tuple[str, ...], dict[str, dict[str, str]]] = {}
+    for row in errors.rows:
+        case = row["D"], figures.MASKS[row["causal"]], row["N"], row["inputs"]
+        cases.setdefault(case, {})[row["provider"]] = row
+    for case, found in cases.items():
+        cells = [*case, f"{float(found[EXACT]['error']):.4f}"]
+        for name in names:
+            row = found.get(name, {})
+            cells.append(f"{float(row['error']):.4f} ({float(row['over_exact']):.2f})" if row else "-")
+        yield f"| {' | '.join(cells)} |"
+    yield ""

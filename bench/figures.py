@@ -23,6 +23,7 @@ OPTION_COLUMNS = ("Dv", "window", "softcap", "sinks", "alibi", "lengths")
 DETERMINISTIC = ":deterministic"
 PLAIN = ":plain"  # the same problem without softcap, sinks and ALiBi
 DENSE = ":dense"  # a packed batch of equal lengths as a dense call
+BF16 = ":bf16"  # a float8 problem's values in bfloat16
 OTHERS = ("fa3", "fa4")  # peers that a run may lack, and that have figures in a run of their own (`others`)
 # Peers that, as the sm80 kernels, use no instruction that came with Hopper: what those kernels are compared with.
 PORTABLE = ("sdpa", "flash", "efficient", "math", "flash-attn", "triton")
@@ -186,6 +187,7 @@ class Table:
             "deterministic / default": ours.removesuffix(DETERMINISTIC),
             "with / without the option": ours + PLAIN,
             "packed / dense": ours + DENSE,
+            "float8 / bfloat16": ours + BF16,
         }
         return {title: name for title, name in names.items() if name != ours and self.ratios(ours, name)}
 
@@ -221,7 +223,7 @@ class Results:
 
 def csv_file(text: str) -> Path:
     """A flag's argument: a CSV that one of this folder's scripts wrote, with rows; argparse prints what is wrong."""
-    path, columns = Path(text), {"median_us", "rms_out", "plan_us", "over_us", "attention_share"}
+    path, columns = Path(text), {"median_us", "rms_out", "plan_us", "over_us", "attention_share", "over_exact"}
     try:
         with path.open(errors="replace") as file:
             header, row = file.readline(), file.readline()

@@ -196,7 +196,7 @@ def main(arguments: Sequence[str]) -> int:
         if choice_table.is_choices(path):
             choice_table.draw(choice_table.read(path), out)
             continue
-        if steps.is_layers(path):
+        if steps.is_layers(path) or errors.is_float8(path):
             print(f"{figures.name_of(path)}: a table, not a plot")
             continue
         if steps.is_steps(path):

@@ -212,6 +212,9 @@ def section(path: Path, page: Path) -> str:
     if errors.is_accuracy(path):
         found = errors.read(path)
         facts, lines = found.facts, list(errors.markdown_tables(found))
+    elif errors.is_float8(path):
+        found = errors.read_float8(path)
+        facts, lines = found.facts, list(errors.float8_lines(found))
     elif steps.is_layers(path):
         facts, lines = steps.layer_facts(path), list(steps.layer_lines(path))
     elif steps.is_steps(path):

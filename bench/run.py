@@ -5,6 +5,7 @@
     python bench/run.py --accuracy --out bench/results/GPU/NAME.csv
     python bench/run.py --models --out bench/results/GPU/NAME.csv
     python bench/run.py --choices --out bench/results/GPU/NAME.csv
+    python bench/run.py --fp8-errors --out bench/results/GPU/NAME.csv
 
 Prints a table (TFLOP/s, ratio to each peer, geometric mean of the ratios) and writes a CSV of every figure with its
 spread and with the GPU, torch, cuDNN and commit that it belongs to.
@@ -28,7 +29,7 @@ if not __package__:
     # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
-from bench import accuracy, backends, case_flags, choices, figures, models, workloads  # noqa: E402
+from bench import accuracy, backends, case_flags, choices, figures, fp8_errors, models, workloads  # noqa: E402
 from bench.environment import environment, matrix_product_tflops  # noqa: E402
 from bench.timing import Cell, time_cell  # noqa: E402
 from bench.workloads import Workload  # noqa: E402
@@ -166,7 +167,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         prog="bench/run.py",
         description=(__doc__ or "").split("\n")[0],
         epilog="--accuracy measures errors against float64 instead of speed, --models whole steps of models, --choices "
-        "the plan's choices beside the best ones: see --accuracy --help and so on. "
+        "the plan's choices beside the best ones, --fp8-errors the errors of float8: see --accuracy --help and so on. "
         f"providers: {', '.join(backends.OURS)} (ours); {', '.join(backends.PEERS)} (peers)",
     )
     parser.add_argument("--grid", help=f"one or several of {', '.join(workloads.GRIDS)}; without it, a single case")
@@ -208,6 +209,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     for grid in flags.grids:
         if grid not in workloads.GRIDS and grid != "case":
             parser.error(f"--grid: expected one or several of {', '.join(workloads.GRIDS)}, given {grid!r}")
+        if flags.direction != "fwd" and any(one.is_float8 for one in cells_of(grid, flags)):
+            parser.error(f"--direction: float8 has a forward alone, given {flags.direction}")
     flags.ours = _names(flags.ours)
     flags.peers = {"all": list(backends.PEERS), "none": []}.get(flags.peers, _names(flags.peers))
     for name in (*flags.ours, *flags.peers):
@@ -237,6 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return models.main([argument for argument in arguments if argument != "--models"])
     if "--choices" in arguments:
         return choices.main([argument for argument in arguments if argument != "--choices"])
+    if "--fp8-errors" in arguments:
+        return fp8_errors.main([argument for argument in arguments if argument != "--fp8-errors"])
     flags = parse(arguments)
     device = torch.device(flags.device)
     if device.type == "cuda" and device.index is None:

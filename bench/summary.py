@@ -7,7 +7,9 @@ of 128 keys 1.3), or more where a peer that was not in the run would have been a
 and -4 were ahead of it on that shape and GPU in a run of their own (`others_GPU.csv`). The peers of the sm80 kernels
 are those that use no Hopper instruction either, and their bar is 1. A deterministic mode is held to 0.85 times its
 default mode's speed, a packed batch to 0.97 of the dense call's, sinks to 0.99 of the speed without, and a softcap or
-ALiBi to 0.85, backward 0.9. A cell may miss its bar by its spread, by at most 0.02.
+ALiBi to 0.85, backward 0.9. A forward in float8 is held to 1.25 times the speed of the same values in bfloat16 and to
+1.02 times the best peer's, or with a head dim of 64 to their speeds. A cell may miss its bar by its spread, by at most
+0.02.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ DETERMINISTIC_BAR = 0.85
 PACKED_BAR = 0.97  # of the dense call
 SINKS_BAR = 0.99  # of the same call without
 MODIFIED_SCORE_BARS = {"fwd": 0.85, "bwd": 0.9, "train": 0.85}
+FLOAT8_BAR = 1.25  # of the same values in bfloat16; with a head dim below 128 1
+FLOAT8_AHEAD = 1.02  # of the best peer in float8; likewise
 AHEAD = 1.05  # of the best peer, where a problem is more than a shape
 FAR_AHEAD = 1.3  # with a window as narrow as a tile
 LARGEST_ALLOWANCE = 0.02
@@ -80,6 +84,8 @@ def bar_of_options(figure: Figure) -> float:
     row = figure.row
     if row.get("window") == "127,0":
         return FAR_AHEAD
+    if row["dtype"] == "e4m3":
+        return FLOAT8_AHEAD if int(row["D"]) >= 128 else 1.0
     return AHEAD if any(row.get(name) for name in ("window", "lengths", "Dv")) else 1.0
 
 
@@ -92,6 +98,8 @@ def to_baseline(table: Table, ours: str, base: str) -> list[Line]:
 def bar_of_baseline(figure: Figure, base: str) -> float:
     if base.endswith(figures.DENSE):
         return PACKED_BAR
+    if base.endswith(figures.BF16):
+        return FLOAT8_BAR if int(figure.row["D"]) >= 128 else 1.0
     if base.endswith(figures.PLAIN):
         modified = figure.row.get("softcap") or figure.row.get("alibi")
         return MODIFIED_SCORE_BARS[figure.direction] if modified else SINKS_BAR
@@ -149,6 +157,10 @@ def main(arguments: Sequence[str]) -> int:
     for path in parser.parse_args(arguments).csv:
         if errors.is_accuracy(path):
             print_errors(errors.read(path))
+        elif errors.is_float8(path):
+            of_float8 = errors.read_float8(path)
+            print(f"\n{figures.name_of(path)}: {figures.belongs_to(of_float8.facts)}")
+            print("\n".join(errors.float8_lines(of_float8)))
         elif steps.is_layers(path):
             print(f"\n{figures.name_of(path)}: {figures.belongs_to(steps.layer_facts(path))}")
             print("\n".join(steps.layer_lines(path)))

@@ -40,7 +40,7 @@ from bench.workloads import Workload  # noqa: E402
 
 SLOWER = 0.99
 LARGEST_SPREAD = 0.01
-LARGEST_DIFFERENCE = 0.02  # of ||x - y|| / ||y||, as in `bench/timing.py`
+LARGEST_DIFFERENCE, LARGEST_OF_FLOAT8 = 0.02, 0.08  # of ||x - y|| / ||y||, as in `bench/timing.py`
 SIDES = ("ours", "other")
 
 
@@ -119,7 +119,8 @@ class Cell:
     @property
     def is_wrong(self) -> bool:
         """NaN counts."""
-        return not self.missing and not self.difference <= LARGEST_DIFFERENCE
+        largest = LARGEST_OF_FLOAT8 if self.workload.is_float8 else LARGEST_DIFFERENCE
+        return not self.missing and not self.difference <= largest
 
 
 def spread(values: Sequence[float]) -> float:

@@ -86,7 +86,7 @@ class Worker:
     def _inputs(self, shape: dict[str, Any], seed: int) -> tuple[torch.Tensor, ...]:
         """q (B, H, N, D), k (B, Hkv, M, D), v (B, Hkv, M, Dv), for a backward dout (B, H, N, Dv) before them.
 
-        Of a packed batch (rows, H, D) and so on. Standard normal.
+        Of a packed batch (rows, H, D) and so on. Standard normal; float8 rounded from float32, with no factors.
         """
         generator = torch.Generator(self.device).manual_seed(seed)
 
@@ -94,7 +94,8 @@ class Worker:
             rows = (sum(shape["lengths"]),) if shape["lengths"] else ()
             size = (*rows, shape[heads]) if rows else (shape["B"], shape[heads], shape[length])
             dtype = getattr(torch, shape["dtype"])
-            return torch.randn(*size, shape[columns], generator=generator, device=self.device, dtype=dtype)
+            drawn = torch.float32 if dtype.itemsize == 1 else dtype
+            return torch.randn(*size, shape[columns], generator=generator, device=self.device, dtype=drawn).to(dtype)
 
         forward = (normal("H", "N", "D"), normal("Hkv", "M", "D"), normal("Hkv", "M", "Dv"))
         return (normal("H", "N", "Dv"), *forward) if shape["direction"] == "bwd" else forward

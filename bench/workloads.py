@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from bench import float8
 from bench.figures import OPTION_COLUMNS, SHAPE_COLUMNS, shape_label
 from bench.lengths import lengths_of
 
@@ -16,8 +17,9 @@ Causal = Literal["none", "top_left", "bottom_right"]
 # "train" is the forward and the backward, through autograd
 Direction = Literal["fwd", "bwd", "train"]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
+DTYPES["e4m3"] = torch.float8_e4m3fn  # a forward alone; see `bench/float8.py`
 
-# q, k and v; and dout, where there is a backward
+# q, k and v; and dout, where there is a backward; of float8 the factors of q, k and v
 Inputs = tuple[torch.Tensor, ...]
 
 
@@ -50,6 +52,10 @@ class Workload:
     @property
     def is_causal(self) -> bool:
         return self.causal != "none"
+
+    @property
+    def is_float8(self) -> bool:
+        return self.dtype == "e4m3"
 
     @property
     def head_dim_v(self) -> int:
@@ -100,7 +106,10 @@ class Workload:
         """Bytes of q, k, v and out, and so of their gradients."""
         of_q, of_k = self.rows * self.H, self.keys * self.Hkv
         elements = {"q": of_q * self.D, "k": of_k * self.D, "v": of_k * self.head_dim_v, "out": of_q * self.head_dim_v}
-        return {name: number * DTYPES[self.dtype].itemsize for name, number in elements.items()}
+        sizes = dict.fromkeys(elements, DTYPES[self.dtype].itemsize)
+        if self.is_float8:
+            sizes["out"] = 2  # bfloat16
+        return {name: number * sizes[name] for name, number in elements.items()}
 
     @property
     def input_bytes(self) -> int:
@@ -122,16 +131,19 @@ class Workload:
     def make_inputs(self, device: torch.device, seed: int) -> Inputs:
         """q (B, H, N, D), k (B, Hkv, M, D), v (B, Hkv, M, Dv), and where there is a backward dout (B, H, N, Dv).
 
-        Of a packed batch (rows, H, D) and so on. Standard normal.
+        Of a packed batch (rows, H, D) and so on. Standard normal. Of float8 see `float8.quantised`.
         """
         generator = torch.Generator(device).manual_seed(seed)
+        drawn = torch.float32 if self.is_float8 else DTYPES[self.dtype]
 
         def normal(heads: int, length: int, columns: int) -> torch.Tensor:
             shape = (self.rows, heads, columns) if self.lengths else (self.B, heads, length, columns)
-            return torch.randn(shape, generator=generator, device=device, dtype=DTYPES[self.dtype])
+            return torch.randn(shape, generator=generator, device=device, dtype=drawn)
 
         of_v = self.head_dim_v
         forward = (normal(self.H, self.N, self.D), normal(self.Hkv, self.M, self.D), normal(self.Hkv, self.M, of_v))
+        if self.is_float8:
+            return float8.quantised(*forward)
         return forward if self.direction == "fwd" else (*forward, normal(self.H, self.N, of_v))
 
     def make_offsets(self, device: torch.device) -> torch.Tensor:
@@ -297,6 +309,11 @@ def options_grid() -> list[Workload]:
     ]
 
 
+def fp8_grid() -> list[Workload]:
+    """The long shapes of the paper grid in float8: q, k and v in e4m3, out in bfloat16."""
+    return [replace(one, dtype="e4m3") for one in paper_grid() if one.N >= 4096]
+
+
 GRIDS: dict[str, Callable[[], list[Workload]]] = {
     "paper": paper_grid,
     "llama": llama_grid,
@@ -309,6 +326,7 @@ GRIDS: dict[str, Callable[[], list[Workload]]] = {
     "dv": dv_grid,
     "large": large_grid,
     "options": options_grid,
+    "fp8": fp8_grid,
     "deterministic": deterministic_grid,
     "host": host_grid,
     "cpu": cpu_grid,

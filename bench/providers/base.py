@@ -68,6 +68,11 @@ def refuse(workload: Workload, who: str, *options: str) -> None:
         raise Unavailable(f"{who} has no {' and no '.join(lacking)}")
 
 
+def refuse_float8(workload: Workload, who: str) -> None:
+    if workload.is_float8:
+        raise Unavailable(f"{who} takes no float8")
+
+
 def require_bottom_right(workload: Workload, who: str) -> None:
     """Raise `Unavailable` for a mask that a package which aligns masks to the bottom right does not have."""
     if workload.causal == "top_left" and workload.N != workload.M:

@@ -1,4 +1,4 @@
-"""The packages of FlashAttention: flash-attn (FlashAttention-2) and FlashAttention-3."""
+"""The packages of FlashAttention: flash-attn (FlashAttention-2) and FlashAttention-3, which has a forward in float8."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from bench.figures import DETERMINISTIC
 from bench.providers.base import (
     Backend,
     Function,
+    Unavailable,
     heads_after_length,
     heads_before_length,
     is_deterministic,
     module,
     refuse,
+    refuse_float8,
     require_bottom_right,
     window_limits,
 )
@@ -27,6 +29,7 @@ FLASH_ATTENTION_3 = ("fa3", f"fa3{DETERMINISTIC}")
 
 def flash_attn(workload: Workload, device: torch.device) -> Backend:
     refuse(workload, "flash-attn", "sinks")
+    refuse_float8(workload, "FlashAttention-2")
     options = _options(workload)
     if workload.alibi:
         options["alibi_slopes"] = workload.make_slopes(device)
@@ -38,7 +41,20 @@ def flash_attn_3(name: str, workload: Workload, device: torch.device) -> Backend
     options = _options(workload) | {"deterministic": is_deterministic(name)}
     if workload.direction == "fwd" and workload.N < workload.M:
         options["num_splits"] = 0  # as many as it finds best; by default it divides no row's keys among CTAs
-    return _backend(name, module("flash_attn_interface"), workload, device, options)
+    backend = _backend(name, module("flash_attn_interface"), workload, device, options)
+    return _with_factors(backend, workload) if workload.is_float8 else backend
+
+
+def _with_factors(backend: Backend, workload: Workload) -> Backend:
+    """For float8 inputs: their factors are (B, Hkv), q's too, and out is bfloat16."""
+    if workload.lengths:
+        raise Unavailable("packed batches in float8 are not measured")
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *factors: torch.Tensor) -> Any:
+        of_q, of_k, of_v = factors
+        return backend.call(q, k, v, q_descale=of_q, k_descale=of_k, v_descale=of_v)
+
+    return replace(backend, call=call)
 
 
 def _options(workload: Workload) -> dict[str, Any]:

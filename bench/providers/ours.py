@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
-from bench.figures import DENSE, DETERMINISTIC, PLAIN
+from bench import float8
+from bench.figures import BF16, DENSE, DETERMINISTIC, PLAIN
 from bench.providers.base import Backend, Function, Unavailable, is_deterministic, module
-from bench.workloads import Inputs, Workload
+from bench.workloads import DTYPES, Inputs, Workload
+from flash_cute._timing import first_line
 
-MODES = ("", DETERMINISTIC, PLAIN, DENSE)
+MODES = ("", DETERMINISTIC, PLAIN, DENSE, BF16)
 NAMES = tuple(f"flash_cute{forced}{mode}" for mode in MODES for forced in ("", ":sm80", ":sm90", ":cpu"))
 
 
@@ -42,7 +44,7 @@ def causal_argument(workload: Workload) -> bool | str:
 
 
 def own_problem(name: str, workload: Workload) -> Workload:
-    """What a provider of ours computes of a workload: with `:plain` and `:dense` something simpler."""
+    """What a provider of ours computes of a workload: with `:plain`, `:dense` and `:bf16` something simpler."""
     if name.endswith(PLAIN):
         if not (workload.softcap or workload.sinks or workload.alibi):
             raise Unavailable("there is no softcap, sink or ALiBi to be left out")
@@ -51,6 +53,10 @@ def own_problem(name: str, workload: Workload) -> Workload:
         if len(set(workload.sequences)) != 1:
             raise Unavailable("only a packed batch of equal lengths has the same work as a dense one")
         return replace(workload, lengths="")
+    if name.endswith(BF16):
+        if not workload.is_float8:
+            raise Unavailable("only a float8 problem has values to be given in bfloat16 instead")
+        return replace(workload, dtype="bf16")
     return workload
 
 
@@ -77,8 +83,16 @@ def length_options(workload: Workload, device: torch.device) -> dict[str, Any]:
     return {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets, **hints}
 
 
+def float8_options(factors: tuple[torch.Tensor, ...]) -> dict[str, Any]:
+    """The arguments of an attention that only float8 has; `factors` are those of q, k and v."""
+    names = ("descale_q", "descale_k", "descale_v")
+    return {**dict(zip(names, factors, strict=True)), "out_dtype": torch.bfloat16}
+
+
 def forward(name: str, workload: Workload, device: torch.device) -> Backend:
     workload = own_problem(name, workload)
+    if workload.is_float8:
+        return _float8_forward(name, workload, device)
     direction = "attention" if workload.direction == "train" else "fwd"
     return _with_layout(name, workload, Backend(name, _function(direction, name, workload, device)))
 
@@ -95,6 +109,19 @@ def backward(name: str, workload: Workload, device: torch.device) -> Backend:
     return _with_layout(name, workload, Backend(name, call, arrange=arrange))
 
 
+def _float8_forward(name: str, workload: Workload, device: torch.device) -> Backend:
+    """`attention` on e4m3 with its factors, out in bfloat16."""
+    if workload.lengths:
+        raise Unavailable("packed batches in float8 are not measured")
+    attention = functools.partial(require().attention, **score_options(workload, device), **own_options(name))
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *factors: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = attention(q, k, v, **float8_options(factors))
+        return out
+
+    return Backend(name, call)
+
+
 def _function(direction: str, name: str, workload: Workload, device: torch.device) -> Function:
     """`attention`, `fwd` or `bwd`, or that of packed sequences, with all that is no tensor of the inputs bound."""
     function = getattr(require(), f"varlen_{direction}" if workload.lengths else direction)
@@ -103,7 +130,9 @@ def _function(direction: str, name: str, workload: Workload, device: torch.devic
 
 
 def _with_layout(name: str, workload: Workload, backend: Backend) -> Backend:
-    """The backend for the workload's own inputs, which of `:dense` are packed: unpacked before anything is timed."""
+    """The backend for the workload's own inputs, which before anything is timed are unpacked or made bfloat16."""
+    if name.endswith(BF16):
+        return replace(backend, arrange=lambda inputs: backend.arrange(float8.dequantised(inputs, DTYPES["bf16"])))
     if not name.endswith(DENSE):
         return backend
 
@@ -115,15 +144,20 @@ def _with_layout(name: str, workload: Workload, backend: Backend) -> Backend:
 
 
 def plan(name: str, workload: Workload, inputs: Inputs) -> str:
-    """The kernel (the backward's, if it is run) and tile that the library names, in few words."""
+    """The kernel (the backward's, if it is run) and tile that the library names, in few words; or why it names none."""
     flash_cute = require()
     if not hasattr(flash_cute, "explain"):
         return ""
     workload = own_problem(name, workload)
     device = inputs[0].device
-    tensors = _with_layout(name, workload, Backend(name, flash_cute.fwd)).arrange(inputs[:3])
+    wanted = inputs if name.endswith(BF16) else inputs[:3]
+    tensors = _with_layout(name, workload, Backend(name, flash_cute.fwd)).arrange(wanted)
     options = score_options(workload, device) | length_options(workload, device) | own_options(name)
-    found = flash_cute.explain(*tensors, backward=workload.direction != "fwd", **options).data
+    options |= float8_options(inputs[3:]) if workload.is_float8 else {}
+    try:
+        found = flash_cute.explain(*tensors, backward=workload.direction != "fwd", **options).data
+    except Exception as error:
+        return f"no plan: {first_line(error)}"
     if not found.get("kernel"):
         return str(found["backend"])
     words = "{backend} {block_m}x{block_n} threads {threads} stages {stages}".format(**found)

@@ -17,6 +17,7 @@ from bench.providers.base import (
     heads_after_length,
     heads_before_length,
     refuse,
+    refuse_float8,
     require_bottom_right,
     window_limits,
 )
@@ -34,6 +35,7 @@ aten = torch.ops.aten
 
 
 def sdpa(name: str, workload: Workload, device: torch.device) -> Backend:
+    refuse_float8(workload, "SDPA")
     refuse(workload, "SDPA", "window", "softcap", "sinks", "alibi", "lengths")
     if workload.causal == "bottom_right" and workload.N != workload.M:
         raise Unavailable("SDPA aligns its causal mask to the top left: another problem when N and M differ")
@@ -152,6 +154,7 @@ def _flash_lengths(workload: Workload, device: torch.device) -> tuple[Any, ...]:
 def _flash_forward(workload: Workload, device: torch.device) -> Function:
     """From q, k and v, (B, N, H, D) or packed, to out, lse, the generator's state, an unused tensor and a mask."""
     refuse(workload, "PyTorch's FlashAttention-2", "softcap", "sinks")
+    refuse_float8(workload, "PyTorch's FlashAttention-2")
     require_bottom_right(workload, "FlashAttention-2")
     left, right = window_limits(workload)
     options: dict[str, Any] = {"window_size_left": left, "window_size_right": right}
