@@ -22,14 +22,14 @@ CUTE_DEVICE float row_lse(Sequence const& sequence, Softmax const& softmax, int 
 }
 
 // After softmax.finish(). `lse` points to row 0 of the sequence's head; inverse_of(i) is the factor of row i.
-template <int kRows, bool kLazy, PowerScale kPowerScale, class Lengths, class Accumulator, class Coords, class Inverse>
-CUTE_DEVICE void normalize(Lengths const& sequence, float* lse, int first_row,
-                           OnlineSoftmax<kRows, kLazy, kPowerScale> const& softmax,
+template <class Softmax, class Lengths, class Accumulator, class Coords, class Inverse>
+CUTE_DEVICE void normalize(Lengths const& sequence, float* lse, int first_row, Softmax const& softmax,
                            Accumulator& acc,      // (rows, head dim)
                            Coords const& coords,  // (rows, head dim) -> (row, column)
                            Inverse const& inverse_of) {
   // A row that sees no key gives 0, whatever is in its accumulator; one whose scores are all -inf gives 0/0 = NaN, as
   // by the definition.
+  constexpr int kRows = decltype(size<0>(acc))::value;
   bool blind[kRows], some_blind = false;
   float inverse[kRows];
   CUTE_UNROLL

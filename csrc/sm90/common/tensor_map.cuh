@@ -55,9 +55,13 @@ cudaError_t encode_map(CUtensorMap* map, void const* data, std::array<uint64_t, 
   extent_of_box[0] = box.columns;
   extent_of_box[1] = box.rows;
   steps.fill(1);
-  auto const type = std::is_same_v<Element, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                             : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  auto const swizzle = box.columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  auto const type = sizeof(Element) == 1                       ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                    : std::is_same_v<Element, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                               : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  int const row_bytes = box.columns * int{sizeof(Element)};
+  auto const swizzle = row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                       : row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                         : CU_TENSOR_MAP_SWIZZLE_32B;
   CUresult const result = encode(map, type, kRank, const_cast<void*>(data), extents.data(), bytes.data(),
                                  extent_of_box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

@@ -10,8 +10,8 @@
 #include "core/layout.cuh"
 #include "core/registers.cuh"
 #include "sm90/forward/common/quad_transpose.cuh"
-#include "place.cuh"
 #include "traits.cuh"
+#include "sm90/forward/common/place.cuh"
 #include "sm90/common/warpgroup.cuh"
 
 namespace flash_cute::sm90::forward::rows {

@@ -5,8 +5,8 @@
 
 #include "core/registers.cuh"
 #include "sm90/forward/common/args.cuh"
+#include "sm90/forward/common/load.cuh"
 #include "epilogue.cuh"
-#include "load.cuh"
 #include "mainloop.cuh"
 #include "sm90/forward/common/scheduler.cuh"
 #include "sm90/forward/common/sequence_scheduler.cuh"

@@ -55,6 +55,8 @@ struct Traits {
   // published too late for that.
   static constexpr bool kReadsAhead = kHeadDim <= 128 && kWarpgroups < 4 && !kVariant.reads_sequences;
 
+  static constexpr bool kValuesFirst = false;  // K of the next key tile is used before V
+
   static constexpr int kTileHeads = kVariant.reads_sequences ? 1 : most_tile_heads(kBlockM);
 
   // Registers per thread, by setmaxnreg in steps of 8. A CTA starts with the same number for every thread (65536 /

@@ -1,21 +1,20 @@
-// The producer: one thread loads Q, K and V of every tile into shared memory by TMA, as far ahead of the consumers as
-// there are stages, also across tiles.
+// The producer of the kernels whose CTA owns query rows: one thread loads Q, K and V of every tile into shared memory by
+// TMA, as far ahead of the consumers as there are stages, also across tiles. `Args`: the kernel's, with the maps q, k and
+// v and the parameters.
 #pragma once
 
 #include "core/mask.cuh"
 #include "sm90/common/load_tma.cuh"
 #include "sm90/common/sequence_map.cuh"
-#include "sm90/forward/common/args.cuh"
-#include "sm90/forward/common/scheduler.cuh"
-#include "traits.cuh"
+#include "scheduler.cuh"
 
-namespace flash_cute::sm90::forward::rows {
+namespace flash_cute::sm90::forward {
 
 // Loads the tiles [begin, end) of K and V, from the last to the first, and Q, in the order in which the consumers use
 // them. `count`: as in KeySpan. `load(columns, map, full, hint, smem, rows, row, head)` loads one tile. `prepare_next()`
 // is called when `ahead` key tiles are left to load, if that is ever so.
-template <class Traits, class Load, class PrepareNext>
-CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedStorage& smem, int tile_number, int count,
+template <class Traits, class Args, class Load, class PrepareNext>
+CUTE_DEVICE void load_row_tile(Args const& args, typename Traits::SharedStorage& smem, int tile_number, int count,
                                TileCoord const volatile& tile, int begin, int end, Load const& load, int ahead,
                                PrepareNext const& prepare_next) {
   using ColumnsQK = typename Traits::ColumnsQK;
@@ -44,14 +43,15 @@ CUTE_DEVICE void load_row_tile(KernelArgs const& args, typename Traits::SharedSt
 #pragma unroll 1
   for (int n = end - 1; n >= begin; --n, ++count) {
     if (n - begin == ahead) prepare_next();
+    if constexpr (Traits::kValuesFirst) load_keys(ColumnsV{}, n, count, args.v, smem.v_pipeline, smem.v);
     if (n > begin) load_keys(ColumnsQK{}, n - 1, count + 1, args.k, smem.k_pipeline, smem.k);
-    load_keys(ColumnsV{}, n, count, args.v, smem.v_pipeline, smem.v);
+    if constexpr (!Traits::kValuesFirst) load_keys(ColumnsV{}, n, count, args.v, smem.v_pipeline, smem.v);
   }
 }
 
 // Dense batches: the same thread schedules the tiles.
-template <class Traits>
-CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage& smem) {
+template <class Traits, class Args>
+CUTE_DEVICE void producer(Args const& args, typename Traits::SharedStorage& smem) {
   FwdParams const& params = args.params;
   // A CTA waits only for parts of CTAs of lower number. So numbers are drawn from the ticket: CUDA does not promise the
   // order in which CTAs start.
@@ -96,8 +96,8 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
 }
 
 // Sequences read at run time: schedule_sequences publishes the tiles.
-template <class Traits>
-CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::SharedStorage& smem) {
+template <class Traits, class Args>
+CUTE_DEVICE void sequence_producer(Args const& args, typename Traits::SharedStorage& smem) {
 #pragma unroll 1
   for (int tile_number = 0;; ++tile_number) {
     smem.tile_pipeline.wait_full(at_step(tile_number));  // the scheduler has written the tile
@@ -120,4 +120,4 @@ CUTE_DEVICE void sequence_producer(KernelArgs const& args, typename Traits::Shar
   }
 }
 
-}  // namespace flash_cute::sm90::forward::rows
+}  // namespace flash_cute::sm90::forward

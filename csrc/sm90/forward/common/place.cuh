@@ -5,9 +5,9 @@
 
 #include "core/place.cuh"
 #include "sm90/common/warpgroup.cuh"
-#include "sm90/forward/common/scheduler.cuh"
+#include "scheduler.cuh"
 
-namespace flash_cute::sm90::forward::rows {
+namespace flash_cute::sm90::forward {
 
 // Lengths and mask.
 CUTE_DEVICE FwdParams const& lengths_of(FwdParams const& params, TileCoord const&) { return params; }
@@ -26,4 +26,4 @@ CUTE_DEVICE Sequence uniform_lengths_of(FwdParams const&, SequenceTile const& ti
 CUTE_DEVICE FwdParams const& copy_of_lengths(FwdParams const& params, TileCoord const&) { return params; }
 CUTE_DEVICE Sequence copy_of_lengths(FwdParams const&, SequenceTile const& tile) { return tile.sequence; }
 
-}  // namespace flash_cute::sm90::forward::rows
+}  // namespace flash_cute::sm90::forward
