@@ -14,7 +14,7 @@ struct Descale {
   int64_t batch_stride;
   int64_t head_stride;
   int64_t block_stride;    // of q and k: of blocks of 128 rows of a sequence; of v: of its columns
-  int blocks;              // of q and k: entries of that dim; 1: a row's block does not matter
+  int blocks;              // entries of that dim
   int heads_per_entry;     // of q: the query heads that share an entry; of k and v 1, by KV head
 };
 
@@ -28,6 +28,8 @@ struct Fp8Terms {
   Descale q;
   Descale k;
   Descale v;
+  constexpr bool all_e4m3() const { return !q_is_e5m2 && !k_is_e5m2 && !v_is_e5m2; }
+
   Descale out;  // float8 results are divided by it; by query head; `block_stride` is 0
 };
 

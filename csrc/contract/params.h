@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "fp8.h"
 #include "orders.h"
 #include "softcap.h"
 #include "tile_order.h"
@@ -122,6 +123,7 @@ struct FwdParams {
   Sinks sinks;
   Sequences sequences;  // read only by the kernels that take sequences at run time
   ScoreTerms score;     // read only by the kernels of modified scores
+  Fp8Terms const* fp8;  // on the host, for the launch; null where tensors have 16 bits
 };
 
 // The tiles of a batch whose sequences the backward reads at run time, listed on the device by a kernel before it.

@@ -1,0 +1,86 @@
+// The Hopper forward in float8: the persistent CTAs of rows/kernel.cuh, with two more warps of the producer warpgroup at
+// work, which transpose V.
+#pragma once
+
+#include "args.cuh"
+#include "core/registers.cuh"
+#include "epilogue.cuh"
+#include "mainloop.cuh"
+#include "sm90/common/dependent_launch.cuh"
+#include "sm90/common/warpgroup.cuh"
+#include "sm90/forward/common/load.cuh"
+#include "sm90/forward/common/scheduler.cuh"
+#include "sm90/forward/common/sequence_scheduler.cuh"
+#include "traits.cuh"
+#include "transpose.cuh"
+
+namespace flash_cute::sm90::forward::fp8_rows {
+
+template <class Traits>
+CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
+  TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>::start(warpgroup);
+  typename Traits::MmaPV mma;
+  WarpgroupKeys<Traits> tiles;
+  if constexpr (Traits::kReadsAhead) tiles.read(args.params, smem, 0, warpgroup);
+#pragma unroll 1
+  for (int tile_number = 0;; ++tile_number) {
+    if constexpr (!Traits::kReadsAhead) tiles.read(args.params, smem, tile_number, warpgroup);
+    if (!tiles.exists) break;
+    Softmax softmax;
+    auto const piece = partition_shape_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kPiece>>{});
+    auto tOrO = make_tensor<float>(append<4>(piece, Int<Traits::kPieces>{}));  // (MMA, MMA_M, MMA_D, pieces)
+    mainloop<Traits>(args.params, args.fp8, tile_number, warpgroup, smem, tiles, softmax, tOrO);
+    TileCoord const volatile& tile = smem.tile[opaque(tile_number) & 1];
+    TileCoord const coord{.m_block = uniform(tile.m_block),
+                          .head = uniform(tile.head),
+                          .head_kv = uniform(tile.head_kv),
+                          .batch = uniform(tile.batch)};
+    auto const& lengths = copy_of_lengths(args.params, smem.tile[opaque(tile_number) & 1]);
+    epilogue<Traits>(args.params, args.fp8, lengths, coord, warpgroup, softmax, tOrO);
+    smem.tile_pipeline.release(at_step(tile_number));  // the producer may overwrite the tile
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constant__ KernelArgs const args) {
+  extern __shared__ char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
+  int const warpgroup = uniform(threadIdx.x / 128);
+
+  if (threadIdx.x == 0) {
+    prefetch_tma_descriptor(&args.q);
+    prefetch_tma_descriptor(&args.k);
+    prefetch_tma_descriptor(&args.v);
+    smem.k_pipeline.init(4 * Traits::kWarpgroups);
+    smem.v_pipeline.init(Traits::kTransposers);
+    smem.vt_pipeline.init(4 * Traits::kWarpgroups, Traits::kTransposers);
+    for (auto& pipeline : smem.q_pipeline) pipeline.init(4);
+    smem.tile_pipeline.init(4 * Traits::kWarpgroups + Traits::kTransposers +
+                            (Traits::kVariant.reads_sequences ? 1 : 0));
+    if constexpr (Traits::kVariant.reads_sequences) smem.next_tile.init(1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
+  }
+  if (threadIdx.x < sizeof(smem.ones) / 4) {
+    reinterpret_cast<uint32_t*>(smem.ones)[threadIdx.x] = 0x38383838u;  // four ones in e4m3
+    tma_store_fence();  // before WGMMA reads them
+  }
+  wait_for_kernel_before();  // which zeroes counters and flags, if there are any
+  __syncthreads();           // barriers and ones have been written
+
+  if (warpgroup == 0) {
+    lower_max_registers<Traits::kProducerRegs>();
+    int const warp = uniform(threadIdx.x / 32);
+    if (warp >= 2) transpose_values<Traits>(smem, warp - 2);
+    if constexpr (Traits::kVariant.reads_sequences) {
+      if (warp == 1) schedule_sequences<Traits>(args.params, smem);
+      if (threadIdx.x == 0) sequence_producer<Traits>(args, smem);
+    } else {
+      if (threadIdx.x == 0) producer<Traits>(args, smem);
+    }
+  } else {
+    raise_max_registers<Traits::kConsumerRegs>();
+    consumer<Traits>(args, smem, warpgroup - 1);
+  }
+}
+
+}  // namespace flash_cute::sm90::forward::fp8_rows

@@ -1,0 +1,58 @@
+// The tile table of the sm90 forward in float8. Plain constants. docs/trials/sm90_fp8.md has the measurements behind it.
+#pragma once
+
+#include "contract/kernel_shape.h"
+#include "contract/variant.h"
+
+namespace flash_cute::sm90::forward::fp8_rows {
+
+// A consumer warpgroup owns 64 query rows. A key tile is within one block of 128 keys, which share a factor.
+struct TileConfig {
+  int block_m;  // 64 * consumer warpgroups
+  int block_n;  // keys per mainloop step
+  int piece;    // columns of V in one product
+  bool ping_pong;
+
+  static constexpr int kStages = 2;
+};
+
+constexpr TileConfig tile_config(int head_dim_v) {
+  if (head_dim_v > 192) return {.block_m = 128, .block_n = 64, .piece = 64, .ping_pong = true};
+  if (head_dim_v == 96) return {.block_m = 128, .block_n = 128, .piece = 96, .ping_pong = true};
+  return {.block_m = 128, .block_n = 128, .piece = 64, .ping_pong = true};
+}
+
+// The kernels for each combination of formats; the others are for e4m3 alone. They serve smaller head dims, too.
+constexpr bool serves_all_formats(int head_dim, int head_dim_v) {
+  return head_dim == head_dim_v && (head_dim == 128 || head_dim == 256);
+}
+
+// Shared memory: Q, two buffers each of K, of V as it is in memory and of V transposed, 2 KB for ones, barriers and tile
+// coordinates; a second buffer of Q where there is room.
+struct SmemBytes {
+  static constexpr int kLimit = 227 * 1024;
+
+  int total;
+  int q_stages = 1;
+
+  constexpr SmemBytes(TileConfig tile, int head_dim, int head_dim_v) {
+    int const q = head_dim * tile.block_m;
+    total = q + TileConfig::kStages * tile.block_n * (head_dim + 2 * head_dim_v) + 2048;
+    if (total + q <= kLimit) {
+      total += q;
+      q_stages = 2;
+    }
+  }
+};
+
+constexpr KernelShape kernel_shape(int head_dim, int head_dim_v) {
+  TileConfig const tile = tile_config(head_dim_v);
+  return {.block_m = tile.block_m,
+          .block_n = tile.block_n,
+          .threads = 2 * tile.block_m + 128,
+          .stages = TileConfig::kStages,
+          .smem_bytes = SmemBytes(tile, head_dim, head_dim_v).total,
+          .ctas_per_sm = 1};
+}
+
+}  // namespace flash_cute::sm90::forward::fp8_rows
