@@ -83,8 +83,10 @@ struct Strides {
   int64_t row;
 };
 
+struct Fp8Terms;
+
 struct FwdParams {
-  void const* q;  // (batch, heads_q,  len_q, head_dim), 16-bit elements
+  void const* q;  // (batch, heads_q,  len_q, head_dim), 16-bit elements or float8
   void const* k;  // (batch, heads_kv, len_k, head_dim)
   void const* v;  // (batch, heads_kv, len_k, head_dim_v)
   void* out;      // (batch, heads_q,  len_q, head_dim_v)
@@ -107,7 +109,7 @@ struct FwdParams {
   int heads_kv;  // divides heads_q; query head h reads KV head h / (heads_q / heads_kv)
   int len_q;     // > 0
   int len_k;     // may be 0
-  int head_dim;  // of q and k: a multiple of 8, at most the kernel's kHeadDim
+  int head_dim;  // of q and k: a multiple of 8, with float8 of 16, at most the kernel's kHeadDim
   Band band;
   float scale_log2;  // scale * log2(e), with a softcap cap * log2(e); finite and > 0
   float power_scale;  // the power of two from scale_log2 on, see OnlineSoftmax
@@ -116,12 +118,13 @@ struct FwdParams {
   TileSplit split;   // of row tiles, by keys
   bool draws_tiles;  // dynamic schedule, from the ticket; else the tiles are dealt
 
-  int head_dim_v;  // of v and out: a multiple of 8, at most the kernel's kHeadDimV
+  int head_dim_v;  // of v and out: the same, at most the kernel's kHeadDimV
   int tile_heads;  // heads of a row tile, see sm90/forward/rows/tile.h; the order counts heads in units of it
 
   Sinks sinks;
   Sequences sequences;  // read only by the kernels that take sequences at run time
   ScoreTerms score;     // read only by the kernels of modified scores
+  Fp8Terms const* fp8;  // on the host, for the launch; null where tensors have 16 bits
 };
 
 // The tiles of a batch whose sequences the backward reads at run time, listed on the device by a kernel before it.
