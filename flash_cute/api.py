@@ -115,8 +115,8 @@ def attention(
         ValueError: the call cannot be served; the sentence names the argument, what was expected and what
             was given. Nothing has been launched then. (`torch.ops.flash_cute.fwd`, and so a compiled graph,
             says the same in a RuntimeError under torch 2.15.) Also for slopes that require grad.
-        NotImplementedError: for tensors with a forward-mode tangent, under `torch.vmap`, from a double backward, and where
-            a gradient of float8 tensors, their descales or sinks is asked for.
+        NotImplementedError: for tensors with a forward-mode tangent, under `torch.vmap`, from a double backward, and
+            where a gradient of float8 tensors, their descales or sinks is asked for.
 
     Float8:
         q, k and v, each float8_e4m3fn or float8_e5m2, stand for their values times their descales; out and lse are
