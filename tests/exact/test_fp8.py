@@ -1,4 +1,4 @@
-"""Attention of float8 tensors on the GPU, against float64 of what they stand for; how far they may err: helpers/fp8.py."""
+"""Attention of float8 tensors on the GPU against float64 of what they stand for; helpers/fp8.py has what it may err by."""
 
 from __future__ import annotations
 
@@ -284,26 +284,26 @@ def test_random_calls(seed: int, rng: torch.Generator) -> None:
 @pytest.mark.parametrize("which", ["k", "v"])
 def test_nan_and_inf(which: str, value: float, head_dim: int, rng: torch.Generator) -> None:
     """A key or value that is not finite reaches the rows that see it, as in float64; the others stay as they were."""
-    call = make(rng, "cuda", head_dim=head_dim, dtypes=(E5M2,) * 3, len_q=300, len_k=300, causal=True)
+    call = make(rng, "cuda", head_dim=head_dim, dtypes=(E5M2,) * 3, len_q=600, len_k=600, causal=True)
     expected, _ = run(call)
-    getattr(call, which)[0, 1, 200, 5] = value  # read by the query heads 2 and 3
+    getattr(call, which)[0, 1, 500, 5] = value  # read by the query heads 2 and 3
     out, lse = run(call)
     true_out, true_lse = flash_cute.reference.attention(*call.tensors, True)
-    for head, rows in ((0, slice(None)), (1, slice(None)), (2, slice(0, 128)), (3, slice(0, 128))):
+    for head, rows in ((0, slice(None)), (1, slice(None)), (2, slice(0, 192)), (3, slice(0, 192))):
         assert same_bits((out[0, head, rows],), (expected[0, head, rows],))
     assert same_bits((out[1],), (expected[1],))
-    seeing = out[0, 2:, 200:].double()
-    assert torch.equal(seeing.isnan(), true_out[0, 2:, 200:].isnan())
-    infinite = true_out[0, 2:, 200:].isinf()
-    assert torch.equal(seeing[infinite], true_out[0, 2:, 200:][infinite])
-    assert torch.equal(lse[0, 2:, 200:].isnan(), true_lse[0, 2:, 200:].isnan())
+    seeing = out[0, 2:, 500:].double()
+    assert torch.equal(seeing.isnan(), true_out[0, 2:, 500:].isnan())
+    infinite = true_out[0, 2:, 500:].isinf()
+    assert torch.equal(seeing[infinite], true_out[0, 2:, 500:][infinite])
+    assert torch.equal(lse[0, 2:, 500:].isnan(), true_lse[0, 2:, 500:].isnan())
 
 
 def test_nan_in_e4m3(rng: torch.Generator) -> None:
-    call = make(rng, "cuda", len_q=128, len_k=128, causal=True)
-    call.v.view(torch.uint8)[:, :, 127] = 0x7F
+    call = make(rng, "cuda", len_q=600, len_k=600, causal=True)
+    call.v.view(torch.uint8)[:, :, 599] = 0x7F
     out, _ = run(call)
-    assert out[:, :, 127].isnan().all() and out[:, :, :64].isfinite().all()
+    assert out[:, :, 599].isnan().all() and out[:, :, :192].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
@@ -384,7 +384,7 @@ def test_values_of_mean_1_at_any_length(head_dim: int, rng: torch.Generator) -> 
         call.v = to_float8(torch.randn(call.v.shape, generator=rng) + 1, E4M3).cuda()
         errors[len_k] = _error(call, 128)
     print(errors)
-    assert errors[131072] <= 1.2 * errors[4096] + 2.0**-13
+    assert errors[131072] <= 1.2 * errors[4096]
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
