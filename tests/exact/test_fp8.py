@@ -1,4 +1,4 @@
-"""Attention of float8 tensors on the GPU against float64 of what they stand for; helpers/fp8.py has what it may err by."""
+"""Attention of float8 tensors on the GPU against float64 of what they stand for; helpers/fp8.py has the bound."""
 
 from __future__ import annotations
 
