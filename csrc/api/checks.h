@@ -176,6 +176,7 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
                   .packed = args.sequences.has_value(),
                   .bfloat16 = args.q.dtype == aoti_torch_dtype_bfloat16(),
                   .fp8 = args.fp8.has_value(),
+                  .all_e4m3 = args.fp8 && !is_e5m2(args.q) && !is_e5m2(args.k) && !is_e5m2(args.v),
                   .scale = check_scale(args.q, args.scale),
                   .softcap = check_softcap(args.q, args.softcap),
                   .has_sinks = args.sinks.has_value(),

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "fp8.h"
 #include "orders.h"
 #include "softcap.h"
 #include "tile_order.h"
@@ -82,8 +83,6 @@ struct Strides {
   int64_t head;
   int64_t row;
 };
-
-struct Fp8Terms;
 
 struct FwdParams {
   void const* q;  // (batch, heads_q,  len_q, head_dim), 16-bit elements or float8

@@ -46,6 +46,7 @@ struct Problem {
   bool packed;
   bool bfloat16;         // else float16; of no meaning with fp8
   bool fp8;              // q, k and v, each of them of either type
+  bool all_e4m3;         // with fp8: all three are float8_e4m3fn
   double scale;
   double softcap;        // 0: none
   bool has_sinks;
