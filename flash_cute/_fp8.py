@@ -47,18 +47,27 @@ def attend(
     """`out`, or `(out, lse)`. `lengths`: of packed tensors, empty of dense ones; `fp8`: as `options` takes them."""
     try:
         own = options(q, *fp8)
-        causal = mask_name(causal)
-        return_lse = check_flag("return_lse", return_lse)
+        if causal is False:  # here, as in _call.py, what is usual is asked first
+            causal = "none"
+        elif causal is True:
+            causal = "bottom_right"
+        else:
+            causal = mask_name(causal)
+        if return_lse is not False and return_lse is not True:
+            return_lse = check_flag("return_lse", return_lse)
         left, right = (None, None) if window is None else window_sides(window)
-        check_number("scale", scale)
-        check_number("softcap", softcap)
+        if scale is not None:
+            check_number("scale", scale)
+        if softcap is not None:
+            check_number("softcap", softcap)
         if deterministic is not None:  # of the backward, which there is not
             check_deterministic(deterministic)
-        backend = "auto" if backend is None else backend
+        if backend is None:
+            backend = "auto"
         if accumulate is not None:
             backend = backend_with(backend, accumulate)
         if torch.is_grad_enabled():
-            refuse_gradients(q=q, k=k, v=v, sinks=sinks, alibi_slopes=alibi_slopes, **own._asdict())
+            refuse_gradients(q, k, v, sinks, alibi_slopes, *own[:4])
         if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
             refuse_tangents(q, k, v, sinks, alibi_slopes, scale, softcap, *own)
         if is_compiling() or functorch_is_active() or dispatch_modes() or jit_is_tracing():
@@ -95,10 +104,11 @@ def options(q: Tensor, descale_q: Any, descale_k: Any, descale_v: Any, out_dtype
     return Fp8Options(descale_q, descale_k, descale_v, descale_out, NAMES[out_dtype])
 
 
-def refuse_gradients(**given: Any) -> None:
-    """Raise where a gradient is asked for, of which there is none."""
-    for name, x in given.items():
-        if isinstance(x, Tensor) and x.requires_grad:
+def refuse_gradients(*given: Tensor | None) -> None:
+    """Raise where a gradient is asked for, of which there is none: of q, k, v, sinks, slopes and descales."""
+    for i, x in enumerate(given):
+        if x is not None and x.requires_grad:
+            name = ("q", "k", "v", "sinks", "alibi_slopes", *DESCALES)[i]
             raise NotImplementedError(
                 f"{NO_BACKWARD}, and {name} requires grad; torch.no_grad() says that no gradient is needed."
             )
