@@ -6,6 +6,7 @@ The truth is float64, of the dequantised inputs. A kernel's errors beside it, to
   which is 2^8 where e4m3 ends at 2^-10. Out is divided by the sum of the rounded P, so that it errs by
   sum_j w_j e_j (v_j - out). That is at most 2^-4 sum_j w_j |v_j - out|; and where the roundings are independent, by
   Hoeffding's inequality hardly ever more than 4 * 2^-4 sqrt(sum_j w_j^2 (v_j - out)^2).
+* With a sink, whose part of the denominator is not rounded, what all e_j have in common counts for its share of out.
 * The tensor cores keep about 14 bits of a float8 product's sums: a score errs by 2^-12 of scale * sum_d |q_d k_d|, out
   by 2^-11 of sum_j w_j |v_j|.
 * Out is rounded to its dtype. The LSE is that of the unrounded P, and errs by the scores' errors and by 1e-3.
@@ -200,10 +201,11 @@ def mismatches(out: torch.Tensor, lse: torch.Tensor, call: Call) -> list[str]:
     w = (scores - total[..., None]).exp().masked_fill(blind[..., None], 0)
     share = w.sum(-1, keepdim=True)
     truth = w @ v
+    mean = truth / share.clamp(min=1e-300)  # of the values, which is out but for the sink's share
 
     def spread(weights: torch.Tensor) -> torch.Tensor:
-        """Sum of weights * (v - out)^2 by row and column."""
-        sums = weights @ v**2 - 2 * truth * (weights @ v) + truth**2 * weights.sum(-1, keepdim=True)
+        """Sum of weights * (v - mean)^2 by row and column."""
+        sums = weights @ v**2 - 2 * mean * (weights @ v) + mean**2 * weights.sum(-1, keepdim=True)
         return sums.clamp(min=0)
 
     largest = w.amax(-1, keepdim=True) if w.shape[-1] else share
@@ -212,7 +214,8 @@ def mismatches(out: torch.Tensor, lse: torch.Tensor, call: Call) -> list[str]:
     by_p += SMALLEST_P * largest * (keys.sum(-1, keepdim=True) * spread(keys)).sqrt()
     of_lse = (w / share.clamp(min=1e-300) * of_scores).sum(-1)
     by_scores = ((w * of_scores**2).sum(-1, keepdim=True) * spread(w)).sqrt()
-    allowed = 1.1 * by_p + by_scores + ROUNDING_OF_SUMS * (w @ v.abs()) + 1e-5
+    by_share = truth.abs() * (1 - share).clamp(min=0) * (ROUNDING_OF_P + of_lse[..., None])
+    allowed = 1.1 * (by_p + by_share) + by_scores + ROUNDING_OF_SUMS * (w @ v.abs()) + 1e-5
 
     dtype = torch.bfloat16 if call.out_dtype is None else call.out_dtype
     factor = call.descales.get("descale_out")
