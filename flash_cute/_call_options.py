@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["CallOptions", "Lengths", "split_dense", "split_packed"]
+__all__ = ["CallOptions", "Fp8Options", "Lengths", "split_dense", "split_fp8", "split_packed"]
 
 
 class Lengths(NamedTuple):
@@ -31,6 +31,22 @@ class CallOptions(NamedTuple):
     sinks: Tensor | None
     alibi_slopes: Tensor | None
     scale: float | None
+
+
+class Fp8Options(NamedTuple):
+    """Of a call of float8 tensors; in the order of the schemas (csrc/api/ops_fp8.cpp)."""
+
+    descale_q: Tensor | None
+    descale_k: Tensor | None
+    descale_v: Tensor | None
+    descale_out: Tensor | None
+    out_dtype: str
+
+
+def split_fp8(given: Sequence[Any]) -> tuple[Fp8Options, Sequence[Any]]:
+    """What follows the tensors of a float8 operator: its own options, and what a 16-bit operator has there."""
+    count = len(Fp8Options._fields)
+    return Fp8Options(*given[:count]), given[count:]
 
 
 def split_dense(given: Sequence[Any]) -> tuple[CallOptions, Sequence[Any]]:

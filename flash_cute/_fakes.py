@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._call_options import split_dense, split_packed
+from ._call_options import split_dense, split_fp8, split_packed
+from ._fp8_types import DTYPES
 from ._layout import empty_out
 from ._torch import without_modes
 
@@ -54,11 +55,26 @@ def varlen_bwd(
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsinks
 
 
+def fp8_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    dims = (*((BATCH, HEADS, ROWS, COLUMNS),) * 3, *_DESCALES, *_SCORE, ())
+    _check(torch.ops.flash_cute.check_fp8_fwd.default, q, k, v, *given, dims=dims)
+    dtype = DTYPES[split_fp8(given)[0].out_dtype]
+    return empty_out(q, v.shape[3], dtype), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def fp8_varlen_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    dims = (_PACKED, _PACKED, _PACKED, *_DESCALES, *_LENGTHS, *_SCORE, ())
+    _check(torch.ops.flash_cute.check_fp8_varlen_fwd.default, q, k, v, *given, dims=dims)
+    dtype = DTYPES[split_fp8(given)[0].out_dtype]
+    return empty_out(q, v.shape[2], dtype), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+
+
 # What the sizes of an argument are, by dim: those with one number are equal in a good call, OFFSETS is BATCH + 1.
 BATCH, HEADS, ROWS, COLUMNS, OFFSETS = range(5)
 # Of the arguments of a packed call.
 _PACKED, _PACKED_LSE = (ROWS, HEADS, COLUMNS), (HEADS, ROWS)
 _LENGTHS = ((OFFSETS,), (OFFSETS,), (BATCH,), (BATCH,), (), ())
+_DESCALES = ((BATCH, HEADS, ROWS), (BATCH, HEADS, ROWS), (BATCH, HEADS, COLUMNS), (BATCH, HEADS), ())
 _SCORE = ((), (), (), (), (HEADS,), (BATCH, HEADS), ())
 
 

@@ -69,6 +69,8 @@ def _facts(kernel_name: str) -> dict[str, Any] | None:
     lengths in front and numbers as `Li128E`.
     """
     words = _qualified_name(kernel_name)
+    if words[-2:] == ["fp8_rows", "fwd_kernel"]:
+        return _float8_facts(words, kernel_name)
     element = re.search("|".join(_ELEMENTS), kernel_name)
     head_dim = re.search(r"(?:half_t|__half|bfloat16_t|__nv_bfloat16)(?:, (?:\(int\))?|ELi)(\d+)", kernel_name)
     if not (words and words[-1].endswith("_kernel") and element and head_dim):
@@ -95,6 +97,53 @@ def _facts(kernel_name: str) -> dict[str, Any] | None:
     if deterministic:  # the mode has a kernel of its own
         facts["deterministic"] = (deterministic[1] or deterministic[2]) in ("1", "true")
     return facts
+
+
+def _float8_facts(words: list[str], kernel_name: str) -> dict[str, Any] | None:
+    """The same of a kernel of float8 tensors.
+
+    Demangled: `...::fwd_kernel<...::Traits<128, 128, flash_cute::Variant{true, false},
+    ...::Formats<cutlass::float_e4m3_t, cutlass::float_e4m3_t, cutlass::float_e5m2_t>>>`.
+    """
+    head_dims = re.search(r"Traits(?:<|I)(?:\(int\)|Li)?(\d+)(?:, (?:\(int\))?|ELi)(\d+)", kernel_name)
+    variant = re.search(r"Variant(?:\)?\{([^}]*)\}|E((?:Lb\dE)*)E)", kernel_name)
+    formats = _formats(kernel_name)
+    if not (head_dims and variant and len(formats) == 3):
+        return None
+    # What is false at the end may be left out.
+    given = [x in ("true", "1") for x in re.findall(r"true|false|[01]", variant[1] or variant[2] or "")]
+    reads, modifies, *_ = *given, False, False
+    return {
+        "family": "::".join(words[:-1]),
+        "kernel": words[-1],
+        **dict(zip(("dtype", "dtype_k", "dtype_v"), formats, strict=True)),
+        "head_dim": int(head_dims[1]),
+        "kernel_head_dim_v": int(head_dims[2]),
+        "variant": _VARIANTS[reads, modifies],
+        "tile": [],
+    }
+
+
+_FORMATS = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+
+
+def _formats(kernel_name: str) -> list[str]:
+    """The dtypes of q, k and v. Mangled, S8_ stands for the name with that number, counted as they come."""
+    if demangled := re.search(r"Formats<([^>]*)>", kernel_name):
+        return [_FORMATS[x] for x in re.findall(r"float_(e4m3|e5m2)_t", demangled[1])]
+    mangled = re.search(r"7FormatsI((?:N(?:7cutlass|S\w*?_)12float_e\dm\d_tE|S\w*?_)+)E", kernel_name)
+    found: list[str] = []
+    number = None  # of the first one's
+    for namespace, spelled, reference in re.findall(
+        r"N(7cutlass|S\w*?_)12float_(e\dm\d)_tE|S(\w*?)_", mangled[1] if mangled else ""
+    ):
+        if namespace.startswith("S"):
+            number = int(namespace[1:-1], 36) + 1
+        if spelled:
+            found.append(_FORMATS[spelled])
+        else:
+            found.append(found[0] if number is None or int(reference, 36) == number else found[1])
+    return found
 
 
 def _qualified_name(kernel_name: str) -> list[str]:

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 
-def empty_out(q: Tensor, head_dim_v: int) -> Tensor:
+def empty_out(q: Tensor, head_dim_v: int, dtype: torch.dtype | None = None) -> Tensor:
     """An uninitialised out, `(B, Hq, Nq, head_dim_v)` or packed `(Tq, Hq, head_dim_v)`, laid out like `empty_like(q)`.
 
-    With a head dim of its own it is packed, its dims in that order in memory: `out_strides` in csrc/api/tensor.h. The
-    stride of a dim of size 1 has no meaning, and a fake tensor may have another: such a last dim is the innermost one,
-    any other such dim an outer one.
+    `dtype`: `None` is q's. With a head dim of its own it is packed, its dims in that order in memory: `out_strides` in
+    csrc/api/tensor.h. The stride of a dim of size 1 has no meaning, and a fake tensor may have another: such a last dim
+    is the innermost one, any other such dim an outer one.
     """
     if head_dim_v == q.shape[-1]:
-        return torch.empty_like(q)
+        return torch.empty_like(q, dtype=dtype)
     like = torch.empty_like(q, device="meta")
     last = q.dim() - 1
 
@@ -24,7 +24,7 @@ def empty_out(q: Tensor, head_dim_v: int) -> Tensor:
         return False, like.stride(dim)
 
     order = sorted(range(q.dim()), key=place, reverse=True)
-    return torch.empty_permuted((*q.shape[:-1], head_dim_v), order, dtype=q.dtype, device=q.device)
+    return torch.empty_permuted((*q.shape[:-1], head_dim_v), order, dtype=dtype or q.dtype, device=q.device)
 
 
 def _is_one(size: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from . import _built, _fakes, _layers, cpu, cpu_bwd, cpu_varlen, flops, sharding
+from . import _built, _fakes, _layers, cpu, cpu_bwd, cpu_fp8, cpu_varlen, flops, sharding
 from ._torch import direct_call
 from ._when_imported import when_imported
 
@@ -50,6 +50,10 @@ for _name, _fake, _cpu in (
     ("_varlen_fwd", _fakes.varlen_fwd, cpu_varlen.fwd),
     ("varlen_bwd", _fakes.varlen_bwd, cpu_varlen.bwd),
     ("_varlen_bwd", _fakes.varlen_bwd, cpu_varlen.bwd),
+    ("fp8_fwd", _fakes.fp8_fwd, cpu_fp8.fwd),
+    ("_fp8_fwd", _fakes.fp8_fwd, cpu_fp8.fwd),
+    ("fp8_varlen_fwd", _fakes.fp8_varlen_fwd, cpu_fp8.varlen_fwd),
+    ("_fp8_varlen_fwd", _fakes.fp8_varlen_fwd, cpu_fp8.varlen_fwd),
     ("_sdpa", _layers.make_sdpa(_fakes.fwd), _layers.make_sdpa(cpu.fwd)),
     ("_rows_fwd", _layers.make_rows_fwd(_fakes.fwd), _layers.make_rows_fwd(cpu.fwd)),
     (
@@ -84,6 +88,12 @@ varlen_bwd = torch.ops.flash_cute.varlen_bwd.default
 varlen_bwd_without_autograd = torch.ops.flash_cute._varlen_bwd.default
 varlen_fwd_plan = torch.ops.flash_cute.varlen_fwd_plan.default
 varlen_bwd_plan = torch.ops.flash_cute.varlen_bwd_plan.default
+fp8_fwd = torch.ops.flash_cute.fp8_fwd.default
+fp8_fwd_without_autograd = torch.ops.flash_cute._fp8_fwd.default
+fp8_fwd_plan = torch.ops.flash_cute.fp8_fwd_plan.default
+fp8_varlen_fwd = torch.ops.flash_cute.fp8_varlen_fwd.default
+fp8_varlen_fwd_without_autograd = torch.ops.flash_cute._fp8_varlen_fwd.default
+fp8_varlen_fwd_plan = torch.ops.flash_cute.fp8_varlen_fwd_plan.default
 # The layers' operators, which only calls reach that `_layers.is_plain` has looked at.
 sdpa = direct_call(torch.ops.flash_cute._sdpa.default)
 rows_fwd = direct_call(torch.ops.flash_cute._rows_fwd.default)
@@ -96,6 +106,8 @@ cache_varlen_fwd = direct_call(torch.ops.flash_cute._cache_varlen_fwd.default)
 # What torch.jit.trace records of `_fwd`: a traced graph may be given inputs that require grad.
 library.impl("_fwd", lambda *args: fwd(*args), "Tracer")
 library.impl("_varlen_fwd", lambda *args: varlen_fwd(*args), "Tracer")
+library.impl("_fp8_fwd", lambda *args: fp8_fwd(*args), "Tracer")
+library.impl("_fp8_varlen_fwd", lambda *args: fp8_varlen_fwd(*args), "Tracer")
 # As the other twins without autograd: autograd.py.
 for _name in ("_sdpa", "_rows_fwd", "_rows_varlen_fwd", "_heads_fwd", "_heads_varlen_fwd", "_cache_varlen_fwd"):
     library.impl(_name, torch.library.fallthrough_kernel, "Autograd")

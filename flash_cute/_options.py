@@ -2,6 +2,7 @@
 
 from typing import TypedDict
 
+import torch
 from torch import Tensor
 
 from ._refusals import Window
@@ -18,6 +19,11 @@ class Options(TypedDict, total=False):
     deterministic: bool | None
     backend: str | None
     accumulate: str | None
+    descale_q: Tensor | None
+    descale_k: Tensor | None
+    descale_v: Tensor | None
+    out_dtype: torch.dtype | None
+    descale_out: Tensor | None
 
 
 class VarlenOptions(Options, total=False):

@@ -14,7 +14,10 @@ from torch import Tensor
 # How the sentence of a check begins; those of CUDA's failures do not.
 _REFUSAL = re.compile(r"flash_cute: \w+: ")
 # Tensors that need not be given.
-_OPTIONAL = ("dlse", "sinks", "alibi_slopes", "seqused_q", "seqused_k")
+_OPTIONAL = (
+    *("dlse", "sinks", "alibi_slopes", "seqused_q", "seqused_k"),
+    *("descale_q", "descale_k", "descale_v", "descale_out"),
+)
 
 # (left, right): how many keys before its position and how many after it a row sees; None: no limit.
 Window = tuple[int | None, int | None]

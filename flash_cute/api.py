@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.overrides import has_torch_function
 
+from . import _fp8
 from ._call import attend, differentiate, record
+from ._fp8_types import FLOAT8
 from ._refusals import Window
 from .autograd import DENSE
 from .report import built_architectures
@@ -53,6 +55,11 @@ def attention(
     deterministic: bool | None = None,
     backend: str | None = None,
     accumulate: str | None = None,
+    descale_q: Tensor | None = None,
+    descale_k: Tensor | None = None,
+    descale_v: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    descale_out: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact, differentiable attention: `softmax(score(q, k) + mask) @ v`, the score `scale * q @ k^T` unless modified.
 
@@ -67,7 +74,8 @@ def attention(
         q: `(B, Hq, Nq, D)`, float16 or bfloat16, D at most 1024; on the CPU also float32 or float64, and any D. Any
             strides: what is not contiguous in its last dim, or not 16-byte aligned, is copied once (`explain` says so).
             A `(B, N, H, D)` tensor is passed as `.transpose(1, 2)`. Inside `torch.autocast` q, k and v are
-            cast to its dtype first, as `scaled_dot_product_attention` does.
+            cast to its dtype first, as `scaled_dot_product_attention` does. Or float8_e4m3fn or float8_e5m2, as k and v
+            are then, each its own: see *Float8*.
         k: `(B, Hkv, Nk, D)`, same dtype and device. Hkv divides Hq: query head h reads key head
             `h // (Hq // Hkv)` (GQA, MQA), and nothing is copied for it.
         v: `(B, Hkv, Nk, Dv)`, same dtype and device. Dv may differ from D; its limits are D's.
@@ -107,7 +115,24 @@ def attention(
         ValueError: the call cannot be served; the sentence names the argument, what was expected and what
             was given. Nothing has been launched then. (`torch.ops.flash_cute.fwd`, and so a compiled graph,
             says the same in a RuntimeError under torch 2.15.) Also for slopes that require grad.
-        NotImplementedError: for tensors with a forward-mode tangent, under `torch.vmap`, and from a double backward.
+        NotImplementedError: for tensors with a forward-mode tangent, under `torch.vmap`, from a double backward, and
+            where a gradient of float8 tensors, their descales or sinks is asked for.
+
+    Float8:
+        q, k and v, each float8_e4m3fn or float8_e5m2, stand for their values times their descales; out and lse are
+        those of these numbers, within the error of P's rounding to float8. Forward only, on GPUs of compute capability
+        9.0, D and Dv at most 256, and on the CPU. Sinks are float32, `accumulate` is refused, `torch.autocast` changes
+        nothing.
+
+        descale_q, descale_k, descale_v: float32 on q's device, of any strides (`expand` will do). `None`: 1. One number
+            (0-dim, or of 1 element), or `(B, Hkv)`: q's too is by key head. Or of q `(B, Hq, ceil(Nq / 128))` and of k
+            `(B, Hkv, ceil(Nk / 128))`: by block of 128 rows; of v `(B, Hkv, Dv)`: by channel.
+        out_dtype: of out: `torch.bfloat16` (`None`), float16, float32, float8_e4m3fn or float8_e5m2.
+        descale_out: of a float8 out, which is divided by it and saturates at its dtype's largest number: one number or
+            `(B, Hq)`, float32. `None`: 1.
+
+        Descales are finite and above 0. On the CPU others raise; a CUDA call, which does not wait for the device, does
+        not see them, and its results are then of no use.
 
     Example:
         >>> q = torch.randn(2, 8, 128, 64, requires_grad=True)
@@ -116,9 +141,28 @@ def attention(
         >>> attention(q, k, v, causal=True, window=(31, 0), sinks=sinks).sum().backward()
         >>> q.grad.shape, sinks.grad.shape
         (torch.Size([2, 8, 128, 64]), torch.Size([8]))
+        >>> x = torch.randn(2, 8, 128, 64)
+        >>> scale = x.abs().amax() / 448  # one number; 448 is float8_e4m3fn's largest
+        >>> x8 = (x / scale).to(torch.float8_e4m3fn)
+        >>> attention(x8, x8, x8, descale_q=scale, descale_k=scale, descale_v=scale).dtype
+        torch.bfloat16
     """
-    if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
-        return record(attention, locals())
+    if not isinstance(q, Tensor):
+        if has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
+            return record(attention, locals())
+    elif (
+        q.dtype in FLOAT8
+        or descale_q is not None
+        or descale_k is not None
+        or descale_v is not None
+        or out_dtype is not None
+        or descale_out is not None
+    ):
+        fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)
+        return _fp8.attend(
+            q, k, v, (), fp8, causal, scale, window, softcap, sinks, alibi_slopes,
+            return_lse, deterministic, backend, accumulate,
+        )  # fmt: skip
     return attend(
         DENSE, q, k, v, (), causal, scale, window, softcap, sinks, alibi_slopes,
         return_lse, deterministic, backend, accumulate,
@@ -139,13 +183,18 @@ def fwd(
     deterministic: bool | None = None,
     backend: str | None = None,
     accumulate: str | None = None,
+    descale_q: Tensor | None = None,
+    descale_k: Tensor | None = None,
+    descale_v: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    descale_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`attention` with the logsumexp of each row's scores: `(out, lse)`, both differentiable.
 
     Args, errors: as in `attention`. The same inputs give the same bits.
 
     Returns:
-        out: `(B, Hq, Nq, Dv)` in q's dtype, laid out like `torch.empty_like(q)`.
+        out: `(B, Hq, Nq, Dv)` in q's dtype (of float8 tensors `out_dtype`), laid out like `torch.empty_like(q)`.
         lse: `(B, Hq, Nq)` float32 (float64 for float64 inputs), the natural log of the sum of
             `exp(score)` over the keys that the row sees; -inf where it sees none.
 
@@ -156,8 +205,22 @@ def fwd(
         >>> out.shape, lse.shape
         (torch.Size([2, 8, 128, 64]), torch.Size([2, 8, 128]))
     """
-    if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
-        return record(fwd, locals())
+    if not isinstance(q, Tensor):
+        if has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
+            return record(fwd, locals())
+    elif (
+        q.dtype in FLOAT8
+        or descale_q is not None
+        or descale_k is not None
+        or descale_v is not None
+        or out_dtype is not None
+        or descale_out is not None
+    ):
+        fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)
+        return _fp8.attend(
+            q, k, v, (), fp8, causal, scale, window, softcap, sinks, alibi_slopes,
+            True, deterministic, backend, accumulate,
+        )  # fmt: skip
     return attend(
         DENSE, q, k, v, (), causal, scale, window, softcap, sinks, alibi_slopes,
         True, deterministic, backend, accumulate,

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, are_deterministic_algorithms_enabled
 
-from . import _left, _ops, cpu, cpu_bwd, cpu_varlen, report
+from . import _fp8, _left, _ops, cpu, cpu_bwd, cpu_fp8, cpu_varlen, report
 from ._call_options import CallOptions
+from ._fp8_types import FLOAT8
 from ._kernel_names import kernel_matches
 from ._refusals import (
     Window,
@@ -78,6 +80,11 @@ def explain(
     seqused_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    descale_q: Tensor | None = None,
+    descale_k: Tensor | None = None,
+    descale_v: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    descale_out: Tensor | None = None,
 ) -> Explanation:
     """Say which kernel `attention` (or `fwd`) would run for these arguments, or its backward; nothing is launched.
 
@@ -97,6 +104,7 @@ def explain(
             the backward alone. With sinks it takes a larger workspace.
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k: as in `varlen_attention`, for q, k
             and v as there.
+        descale_q, descale_k, descale_v, out_dtype, descale_out: of float8 tensors, as in `attention`.
 
     Raises:
         ValueError: as `attention` raises for the same arguments.
@@ -108,6 +116,7 @@ def explain(
     """
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     packed = any(x is not None for x in lengths)
+    fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)
     try:
         causal = mask_name(causal)
         left, right = (None, None) if window is None else window_sides(window)
@@ -115,7 +124,8 @@ def explain(
         check_number("softcap", softcap)
         check_longest("max_seqlen_q", max_seqlen_q)
         check_longest("max_seqlen_k", max_seqlen_k)
-        *tensors, sinks = _ops.autocast(q, k, v, sinks)
+        float8 = isinstance(q, Tensor) and (q.dtype in FLOAT8 or any(x is not None for x in fp8))
+        *tensors, sinks = (q, k, v, sinks) if float8 else _ops.autocast(q, k, v, sinks)
         call = CallOptions(causal, left, right, softcap, sinks, alibi_slopes, scale)
         given = (*(lengths if packed else ()), *call)
         asked = "auto" if backend is None else backend
@@ -125,7 +135,13 @@ def explain(
             deterministic = are_deterministic_algorithms_enabled()
         deterministic, dlse = check_deterministic(deterministic), _check_dlse(dlse)
         gpu = check_capability(capability)
-        if check_flag("backward", backward):
+        if float8:
+            own = _fp8.options(q, *fp8)
+            if check_flag("backward", backward):
+                raise NotImplementedError(f"{_fp8.NO_BACKWARD}.")
+            operator = _ops.fp8_varlen_fwd_plan if packed else _ops.fp8_fwd_plan
+            plan = json.loads(operator(*tensors, *own, *given, asked, gpu))
+        elif check_flag("backward", backward):
             operator = _ops.varlen_bwd_plan if packed else _ops.bwd_plan
             plan = json.loads(operator(*tensors, *given, asked, deterministic, gpu, dlse))
         else:
@@ -133,11 +149,17 @@ def explain(
             plan = json.loads(operator(*tensors, *given, asked, gpu))
     except Exception as error:
         named = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
+        named |= dict(zip(_fp8.DESCALES, (*fp8[:3], descale_out), strict=True))
         if packed:
             named |= dict(zip(VARLEN.length_names, lengths, strict=True))
         raise_refusal(error, named, scale, window, softcap, backend)
         raise
-    if plan["backend"] == "cpu" and packed:
+    if plan["backend"] == "cpu" and float8:
+        plan["copies"] |= dict.fromkeys("qkv", "computed in float32")
+        plan["reasons"].append(cpu_fp8.REASON)
+        if packed:
+            plan["reasons"] += cpu_varlen.reasons(backward)
+    elif plan["backend"] == "cpu" and packed:
         plan["copies"] |= cpu_varlen.copies(q, k, v, backward)
         plan["reasons"] += cpu_varlen.reasons(backward)
     elif plan["backend"] == "cpu":
@@ -221,6 +243,8 @@ def _options(data: PlanData) -> list[str]:
         options.append("sinks")
     if data.get("accumulate", "float32") != "float32":
         options.append(f"accumulate {data['accumulate']}")
+    if "out_dtype" in data:
+        options.append(f"k {data['dtype_k']}, v {data['dtype_v']}, out {data['out_dtype']}")
     if data["head_dim_v"] != data["head_dim"]:
         options.append(f"head dim {data['head_dim_v']} of v")
     return options

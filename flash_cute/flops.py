@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._call_options import split_fp8
 from ._torch import is_fake
 from .cpu_varlen import spans
 
@@ -23,6 +24,8 @@ def register() -> None:
     operators = torch.ops.flash_cute
     register_flop_formula([operators.fwd, operators._fwd])(fwd)
     register_flop_formula([operators.bwd, operators._bwd])(bwd)
+    register_flop_formula([operators.fp8_fwd, operators._fp8_fwd])(fwd)
+    register_flop_formula([operators.fp8_varlen_fwd, operators._fp8_varlen_fwd], get_raw=True)(fp8_varlen_fwd)
     register_flop_formula([operators.varlen_fwd, operators._varlen_fwd], get_raw=True)(varlen_fwd)
     register_flop_formula([operators.varlen_bwd, operators._varlen_bwd], get_raw=True)(varlen_bwd)
 
@@ -40,6 +43,11 @@ def bwd(dout: Sequence[int], q: Sequence[int], k: Sequence[int], v: Sequence[int
 def varlen_fwd(q: Tensor, k: Tensor, v: Tensor, *lengths: Any, **kwargs: Any) -> int:
     """FLOPs of a packed forward, as those of each sequence by `fwd`."""
     return 2 * q.shape[1] * _pairs(q, k, *lengths[:6]) * (q.shape[2] + v.shape[2])
+
+
+def fp8_varlen_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any, **kwargs: Any) -> int:
+    """The same of float8 tensors."""
+    return varlen_fwd(q, k, v, *split_fp8(given)[1])
 
 
 def varlen_bwd(

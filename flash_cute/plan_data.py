@@ -11,7 +11,11 @@ class PlanData(TypedDict, total=False):
     """`Explanation.data`: plain JSON types. On the CPU it has the call, `backend`, `copies` and `reasons` alone."""
 
     dtype: str
-    """The call: the tensors' dtype, as in "bfloat16"."""
+    """The call: the tensors' dtype, as in "bfloat16"; of float8 tensors q's."""
+    dtype_k: str
+    """Of float8 tensors, and absent otherwise. So are the next two."""
+    dtype_v: str
+    out_dtype: str
     batch: int
     """Of packed sequences their number."""
     heads_q: int
@@ -94,8 +98,8 @@ class PlanData(TypedDict, total=False):
 
     tuned: bool
     """Whether a file of `use_tuning` decided."""
-    tuning_key: dict[str, int]
-    """The call as such a file has it."""
+    tuning_key: dict[str, int] | None
+    """The call as such a file has it; None of float8 tensors, which it does not have."""
     compiled: dict[str, Any] | None
     """The compiler's report on that very kernel: `arch`, `registers`, `spill_stores` and `spill_loads` in bytes, ...;
     None where the driver compiles it from PTX."""

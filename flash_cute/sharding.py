@@ -4,7 +4,7 @@ A rank then attends its own batches or heads, and nothing is communicated. The l
 row needs all the keys that it sees.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -17,9 +17,17 @@ def register() -> None:
 
     operators = torch.ops.flash_cute
     register_sharding([operators.fwd.default, operators._fwd.default])(fwd)
+    float8 = (operators.fp8_fwd, operators._fp8_fwd, operators.fp8_varlen_fwd, operators._fp8_varlen_fwd)
+    register_sharding([operator.default for operator in float8])(refuse_float8)
     register_sharding([operators.bwd.default, operators._bwd.default])(bwd)
     register_sharding([operators.varlen_fwd.default, operators._varlen_fwd.default])(varlen_fwd)
     register_sharding([operators.varlen_bwd.default, operators._varlen_bwd.default])(varlen_bwd)
+
+
+def refuse_float8(*given: Any) -> NoReturn:
+    raise NotImplementedError(
+        "flash_cute's attention of float8 tensors takes no DTensor: call it with each rank's own part (to_local())."
+    )
 
 
 def fwd(q: Any, k: Any, v: Any, *options: Any) -> list[tuple[list[Any], list[Any]]]:

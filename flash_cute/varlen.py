@@ -2,11 +2,13 @@
 
 from typing import TYPE_CHECKING, Literal, overload
 
+import torch
 from torch import Tensor
 from torch.overrides import has_torch_function
 
-from . import _check_lengths
+from . import _check_lengths, _fp8
 from ._call import attend, differentiate, record
+from ._fp8_types import FLOAT8
 from ._refusals import Window, check_longest
 from .autograd import VARLEN
 
@@ -58,6 +60,11 @@ def varlen_attention(
     deterministic: bool | None = None,
     backend: str | None = None,
     accumulate: str | None = None,
+    descale_q: Tensor | None = None,
+    descale_k: Tensor | None = None,
+    descale_v: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    descale_out: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact, differentiable attention of B packed sequences: each attends to itself alone, as if by `attention`.
 
@@ -81,6 +88,10 @@ def varlen_attention(
         softcap, sinks, scale, deterministic, backend, accumulate: as in `attention`.
         alibi_slopes: as in `attention`: `(Hq,)`, or `(B, Hq)` for slopes per sequence.
         return_lse: return the logsumexp of each row too. Gradients flow through it.
+        descale_q, descale_k, descale_v, out_dtype, descale_out: of float8 tensors, as in `attention`; B sequences.
+            Blocks of 128 rows begin at each sequence's own first row, and a descale `(B, H, blocks)` has at least as
+            many as the longest sequence. Only a `max_seqlen` lets the host check that; the last block serves the rows
+            behind it.
 
     Returns:
         out: `(Tq, Hq, Dv)` in q's dtype, laid out like `torch.empty_like(q)`; or, with `return_lse`, `(out, lse)`: lse
@@ -118,6 +129,16 @@ def varlen_attention(
     if _check_lengths.ENABLED:
         _check_lengths.check_lengths(q, k, lengths)
     score = (causal, scale, window, softcap, sinks, alibi_slopes)
+    if isinstance(q, Tensor) and (
+        q.dtype in FLOAT8
+        or descale_q is not None
+        or descale_k is not None
+        or descale_v is not None
+        or out_dtype is not None
+        or descale_out is not None
+    ):
+        fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)
+        return _fp8.attend(q, k, v, lengths, fp8, *score, return_lse, deterministic, backend, accumulate)
     return attend(VARLEN, q, k, v, lengths, *score, return_lse, deterministic, backend, accumulate)
 
 
@@ -141,6 +162,11 @@ def varlen_fwd(
     deterministic: bool | None = None,
     backend: str | None = None,
     accumulate: str | None = None,
+    descale_q: Tensor | None = None,
+    descale_k: Tensor | None = None,
+    descale_v: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    descale_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`varlen_attention` with the logsumexp of each row's scores: `(out, lse)`, both differentiable.
 
@@ -168,6 +194,16 @@ def varlen_fwd(
     if _check_lengths.ENABLED:
         _check_lengths.check_lengths(q, k, lengths)
     score = (causal, scale, window, softcap, sinks, alibi_slopes)
+    if isinstance(q, Tensor) and (
+        q.dtype in FLOAT8
+        or descale_q is not None
+        or descale_k is not None
+        or descale_v is not None
+        or out_dtype is not None
+        or descale_out is not None
+    ):
+        fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)
+        return _fp8.attend(q, k, v, lengths, fp8, *score, True, deterministic, backend, accumulate)
     return attend(VARLEN, q, k, v, lengths, *score, True, deterministic, backend, accumulate)
 
 

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "fp8.h"
 #include "planning/check.h"
 #include "planning/problem.h"
 #include "tensor.h"
@@ -23,6 +24,7 @@ struct FwdArgs {
   std::optional<double> scale;
   std::string_view backend;
   std::optional<int64_t> sequences;  // in q, k and v, which are packed then, see varlen.h; none: they are dense
+  std::optional<Fp8Args> fp8 = std::nullopt;  // given: q, k and v are float8
 };
 
 struct BwdArgs {

@@ -6,22 +6,17 @@
 #include <climits>
 #include <cmath>
 
+#include "checks_fp8.h"
 #include "parse.h"
 #include "sm80/forward/rows/float16_tile.h"
 
 namespace flash_cute {
 
-inline void check_same_dtype(TensorInfo const& q, TensorInfo const& other) {
-  FLASH_CUTE_CHECK(other.dtype == q.dtype, other.name, ": expected q's dtype ", dtype_name(q.dtype), ", got ",
-                   dtype_name(other.dtype));
-}
-
-inline void check_same_device(TensorInfo const& q, TensorInfo const& other) {
-  FLASH_CUTE_CHECK(other.device_type == q.device_type && other.device_index == q.device_index, other.name,
-                   ": expected q's device ", device_name(q), ", got ", device_name(other));
-}
-
 inline void check_dtype(FwdArgs const& args, bool on_cuda) {
+  if (args.fp8) {
+    for (TensorInfo const* tensor : {&args.q, &args.k, &args.v}) check_float8(*tensor);
+    return;
+  }
   int32_t const dtype = args.q.dtype;
   bool const is_16_bit = dtype == aoti_torch_dtype_float16() || dtype == aoti_torch_dtype_bfloat16();
   bool const is_wide = dtype == aoti_torch_dtype_float32() || dtype == aoti_torch_dtype_float64();
@@ -75,10 +70,13 @@ inline double check_softcap(TensorInfo const& q, std::optional<double> softcap) 
   return *softcap;
 }
 
-inline void check_sinks(TensorInfo const& q, TensorInfo const& sinks) {
+inline void check_sinks(TensorInfo const& q, TensorInfo const& sinks, bool has_float8) {
   check_same_device(q, sinks);
-  FLASH_CUTE_CHECK(sinks.dtype == q.dtype || sinks.dtype == aoti_torch_dtype_float32(),
-                   "sinks: expected float32 or q's dtype ", dtype_name(q.dtype), ", got ", dtype_name(sinks.dtype));
+  bool const is_float32 = sinks.dtype == aoti_torch_dtype_float32();
+  FLASH_CUTE_CHECK(is_float32 || !has_float8, "sinks: expected float32 for float8 tensors, got ",
+                   dtype_name(sinks.dtype));
+  FLASH_CUTE_CHECK(is_float32 || sinks.dtype == q.dtype, "sinks: expected float32 or q's dtype ", dtype_name(q.dtype),
+                   ", got ", dtype_name(sinks.dtype));
   FLASH_CUTE_CHECK(sinks.rank == 1 && sinks.sizes[0] == q.sizes[1], "sinks: expected the shape (", q.sizes[1],
                    ",), a number per query head, got ", shape_text(sinks));
 }
@@ -163,7 +161,8 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
   for (TensorInfo const* other : {&args.k, &args.v}) check_same_device(args.q, *other);
   check_dtype(args, on_cuda);
   check_shapes(args);
-  if (args.sinks) check_sinks(args.q, *args.sinks);
+  if (args.fp8) check_fp8(args);
+  if (args.sinks) check_sinks(args.q, *args.sinks, args.fp8.has_value());
   int64_t const batch = args.sequences.value_or(args.q.sizes[0]);
   if (args.alibi_slopes) check_alibi_slopes(args.q, *args.alibi_slopes, batch);
   Causal const causal = parse_causal(args.causal);
@@ -176,6 +175,8 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
                   .head_dim_v = static_cast<int>(args.v.sizes[3]),
                   .packed = args.sequences.has_value(),
                   .bfloat16 = args.q.dtype == aoti_torch_dtype_bfloat16(),
+                  .fp8 = args.fp8.has_value(),
+                  .all_e4m3 = args.fp8 && !is_e5m2(args.q) && !is_e5m2(args.k) && !is_e5m2(args.v),
                   .scale = check_scale(args.q, args.scale),
                   .softcap = check_softcap(args.q, args.softcap),
                   .has_sinks = args.sinks.has_value(),
@@ -185,6 +186,7 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
                   .band = make_band(args, causal)};
   parse_backend(args.backend, problem);
   if (on_cuda) check_cuda_rules(args, problem);
+  if (on_cuda && problem.fp8) check_fp8_cuda_rules(problem);
   check_accumulate(args, problem, on_cuda);
   FLASH_CUTE_CHECK(!is_cpu(args.q) || on_cuda || problem.asked.backend == Backend::kAuto ||
                        problem.asked.backend == Backend::kCpu,

@@ -29,7 +29,8 @@ int size_of(InstanceType const& instance) {
 template <class InstanceType>
 bool can_serve(InstanceType const& instance, Backend backend, Problem const& problem) {
   HeadDims const dims = instance.head_dims;
-  return instance.family->backend == backend && dims.head_dim >= problem.head_dim &&
+  return instance.family->backend == backend && instance.family->reads_float8 == problem.fp8 &&
+         dims.head_dim >= problem.head_dim &&
          dims.head_dim_v >= problem.head_dim_v && instance.family->serves(dims, problem);
 }
 

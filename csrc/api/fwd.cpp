@@ -27,16 +27,21 @@ FwdResult packed_fwd_cuda(FwdArgs const&, Problem const&, VarlenArgs const&) { r
 namespace flash_cute {
 namespace {
 
+int32_t out_dtype(FwdArgs const& args) {
+  return args.fp8 ? torch_dtype(parse_out_type(args.fp8->out_dtype)) : args.q.dtype;
+}
+
 // The results, and `out` as the kernel sees it.
 struct Allocated {
   FwdResult result;
   TensorInfo out;
 };
 
-Allocated allocate(TensorInfo const& q, int64_t head_dim_v) {
+Allocated allocate(FwdArgs const& args, int64_t head_dim_v) {
+  TensorInfo const& q = args.q;
   std::array<int64_t, 3> const lse_sizes{q.sizes[0], q.sizes[1], q.sizes[2]};
   Sizes const out_sizes{q.sizes[0], q.sizes[1], q.sizes[2], head_dim_v};
-  Tensor out = empty_strided(out_sizes, out_strides(q, head_dim_v), q.dtype, q);
+  Tensor out = empty_strided(out_sizes, out_strides(q, head_dim_v), out_dtype(args), q);
   TensorInfo const info = tensor_info("out", out.get());
   return {{.out = std::move(out),
            .lse = empty_strided(lse_sizes, contiguous_strides(lse_sizes), aoti_torch_dtype_float32(), q)},
@@ -44,9 +49,11 @@ Allocated allocate(TensorInfo const& q, int64_t head_dim_v) {
 }
 
 // (rows, heads, head_dim_v) and (heads, rows).
-Allocated allocate_packed(TensorInfo const& q, int64_t head_dim_v, PackedView& view) {
+Allocated allocate_packed(FwdArgs const& args, int64_t head_dim_v, PackedView& view) {
+  TensorInfo const& q = args.q;
   std::array<int64_t, 2> const lse_sizes{q.sizes[1], q.sizes[2]};
-  Tensor out = empty_strided<3>({q.sizes[2], q.sizes[1], head_dim_v}, packed_out_strides(q, head_dim_v), q.dtype, q);
+  Tensor out = empty_strided<3>({q.sizes[2], q.sizes[1], head_dim_v}, packed_out_strides(q, head_dim_v),
+                                out_dtype(args), q);
   TensorInfo const info = view.info(tensor_info("out", out.get()), 3);
   return {{.out = std::move(out),
            .lse = empty_strided(lse_sizes, contiguous_strides(lse_sizes), aoti_torch_dtype_float32(), q)},
@@ -95,6 +102,8 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, VarlenArgs const* l
     params.sequences.tiles_before = workspace.part<int>(offsets.tiles_before);
     params.score = make_score_terms(args, problem);
   }
+  Fp8Terms const fp8 = args.fp8 ? make_fp8_terms(args, problem) : Fp8Terms{};
+  if (args.fp8) params.fp8 = &fp8;
   check_cuda(decision.instance->launch(plan, params, current_stream(args.q.device_index)),
              "launch the forward");
   out.finish();
@@ -108,7 +117,7 @@ FwdResult fwd_cuda(FwdArgs const& args) {
   FwdDecision const decision = plan_fwd(args, problem, device_gpu(args.q.device_index));
 
   CurrentDevice const device(args.q.device_index);
-  auto [result, out] = allocate(args.q, problem.head_dim_v);
+  auto [result, out] = allocate(args, problem.head_dim_v);
   if (decision.plan.ctas > 0) launch_fwd(args, problem, nullptr, decision, out, result.lse.get());
   return std::move(result);
 }
@@ -119,7 +128,7 @@ FwdResult packed_fwd_cuda(FwdArgs const& args, Problem const& problem, VarlenArg
 
   CurrentDevice const device(args.q.device_index);
   PackedView view;
-  auto [result, out] = allocate_packed(args.q, problem.head_dim_v, view);
+  auto [result, out] = allocate_packed(args, problem.head_dim_v, view);
   if (decision.plan.ctas > 0) launch_fwd(args, problem, &lengths, decision, out, result.lse.get());
   return std::move(result);
 }

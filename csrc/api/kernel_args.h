@@ -1,5 +1,5 @@
 // Parts of the kernels' parameters that both directions have: the workspace, where the sequences are, the terms of the
-// score, sinks.
+// score, sinks, factors of float8 tensors.
 #pragma once
 
 #include "operand.h"
@@ -69,6 +69,37 @@ inline Sinks make_sinks(FwdArgs const& args) {
   return {.data = data_pointer(args.sinks->handle),
           .stride = args.sinks->strides[0],
           .is_float32 = args.sinks->dtype == aoti_torch_dtype_float32()};
+}
+
+// `heads_per_pair`: the query heads that share an entry of a descale of two dims.
+inline Descale make_descale(std::optional<TensorInfo> const& tensor, int heads_per_pair) {
+  Descale descale{.data = nullptr, .batch_stride = 0, .head_stride = 0, .block_stride = 0, .blocks = 1,
+                  .heads_per_entry = 1};
+  if (!tensor) return descale;
+  descale.data = static_cast<float const*>(data_pointer(tensor->handle));
+  if (is_one_number(*tensor)) return descale;
+  descale.batch_stride = tensor->strides[0];
+  descale.head_stride = tensor->strides[1];
+  if (tensor->rank == 2) {
+    descale.heads_per_entry = heads_per_pair;
+  } else {
+    descale.block_stride = tensor->strides[2];
+    descale.blocks = static_cast<int>(std::clamp<int64_t>(tensor->sizes[2], 1, INT_MAX));
+  }
+  return descale;
+}
+
+// Of a call of float8 tensors.
+inline Fp8Terms make_fp8_terms(FwdArgs const& args, Problem const& problem) {
+  Fp8Args const& fp8 = *args.fp8;
+  return {.q_is_e5m2 = is_e5m2(args.q),
+          .k_is_e5m2 = is_e5m2(args.k),
+          .v_is_e5m2 = is_e5m2(args.v),
+          .out_type = parse_out_type(fp8.out_dtype),
+          .q = make_descale(fp8.descale_q, problem.heads_q / std::max(1, problem.heads_kv)),
+          .k = make_descale(fp8.descale_k, 1),
+          .v = make_descale(fp8.descale_v, 1),
+          .out = make_descale(fp8.descale_out, 1)};
 }
 
 }  // namespace flash_cute

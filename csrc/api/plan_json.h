@@ -80,14 +80,16 @@ struct NamedCopy {
 inline std::string copy_reason(NamedCopy const& named, Problem const& problem) {
   char const last = std::string_view(named.name).back();  // of q, k, dq and dk, or of v, out, dout and dv
   int const head_dim = last == 'q' || last == 'k' ? problem.head_dim : problem.head_dim_v;
+  int const vector = problem.vector();
   switch (named.copy) {
     case Copy::kNone: return "";
     case Copy::kHeadDimPadded:
       return "head dim " + std::to_string(head_dim) + " is padded to " + std::to_string(named.padded) +
-             (named.padded - head_dim < 8 ? ", a multiple of 8" : ", that of the others");
+             (named.padded - head_dim < vector ? ", a multiple of " + std::to_string(vector) : ", that of the others");
     case Copy::kLastDimStrided: return "its last dim is not contiguous";
     case Copy::kBaseMisaligned: return "its first element is not at a 16-byte boundary";
-    case Copy::kStrideMisaligned: return "a batch, head or row stride is not a multiple of 8 elements";
+    case Copy::kStrideMisaligned:
+      return "a batch, head or row stride is not a multiple of " + std::to_string(vector) + " elements";
   }
   return "";
 }
@@ -172,10 +174,12 @@ inline std::string tuning_key_json(TuningKey const& key) {
   return json.text();
 }
 
-// The call as a tuning table has it, and whether a table decided.
+// The call as a tuning table has it, where it can, and whether a table decided.
 template <class DecisionType>
 void add_tuning(JsonObject& json, DecisionType const& decision, TuningKey const& key) {
-  json.boolean("tuned", decision.tuned == Tuned::kChosen).raw("tuning_key", tuning_key_json(key));
+  bool const may_be_tuned = decision.plan.dtype != DType::kFloat8;
+  json.boolean("tuned", decision.tuned == Tuned::kChosen)
+      .raw("tuning_key", may_be_tuned ? tuning_key_json(key) : "null");
 }
 
 inline std::string window_json(FwdArgs const& args) {
@@ -204,7 +208,13 @@ inline JsonObject call_json(std::string_view backend, FwdArgs const& args, Probl
   } else {
     json.raw("softcap", "null");
   }
-  return json.boolean("sinks", problem.has_sinks).boolean("alibi", problem.has_alibi);
+  json.boolean("sinks", problem.has_sinks).boolean("alibi", problem.has_alibi);
+  if (args.fp8) {
+    json.string("dtype_k", dtype_name(args.k.dtype))
+        .string("dtype_v", dtype_name(args.v.dtype))
+        .string("out_dtype", args.fp8->out_dtype);
+  }
+  return json;
 }
 
 template <class DecisionType>

@@ -17,7 +17,9 @@ std::string capability_text(Gpu gpu) {
 }
 
 template <class InstanceType>
-void check_gpu(std::span<InstanceType const> instances, Backend asked, Gpu gpu) {
+void check_gpu(std::span<InstanceType const> instances, Backend asked, bool float8, Gpu gpu) {
+  FLASH_CUTE_CHECK(!float8 || runs_on(Backend::kSm90, gpu),
+                   "q: expected a GPU of compute capability 9.0 for float8 tensors, got ", capability_text(gpu));
   FLASH_CUTE_CHECK(gpu.capability >= 80, "q: expected a GPU of compute capability 8.0 (Ampere) or newer, got ",
                    capability_text(gpu));
   FLASH_CUTE_CHECK(asked != Backend::kSm90 || runs_on(asked, gpu),
@@ -28,13 +30,15 @@ void check_gpu(std::span<InstanceType const> instances, Backend asked, Gpu gpu) 
 
 template <class InstanceType>
 [[noreturn]] void refuse(std::span<InstanceType const> instances, Backend asked, Problem const& problem, Gpu gpu) {
-  Backend const backend = asked == Backend::kAuto ? Backend::kSm80 : asked;
+  Backend const portable = problem.fp8 ? Backend::kSm90 : Backend::kSm80;
+  Backend const backend = asked == Backend::kAuto ? portable : asked;
   auto const is_of = [&](InstanceType const& instance) { return instance.family->backend == backend; };
   FLASH_CUTE_CHECK(std::any_of(instances.begin(), instances.end(), is_of), "backend: the ", kDirection<InstanceType>,
                    " of '", backend_name(backend), "' is not in this build, and compute capability ",
                    capability_text(gpu), " needs it; build with FLASH_CUTE_ARCHS=all");
-  fail("q: this build has no ", backend_name(backend), " ", kDirection<InstanceType>, " kernel for head dim ",
-       std::max(problem.head_dim, problem.head_dim_v), "; expected ",
+  fail("q: this build has no ", backend_name(backend), " ", kDirection<InstanceType>, " kernel",
+       problem.fp8 ? " of float8 tensors" : "", " for head dim ", std::max(problem.head_dim, problem.head_dim_v),
+       "; expected ",
        asked == Backend::kAuto ? "" : "backend 'auto' or ", "a build with FLASH_CUTE_HEAD_DIMS listing ",
        std::max(problem.padded_head_dim(), problem.padded_head_dim_v()), " or more");
 }
@@ -74,7 +78,7 @@ void compete(Selection<InstanceType>& best, InstanceType const& instance, Proble
 template <class InstanceType>
 Selection<InstanceType> select(std::span<InstanceType const> instances, Problem const& problem, Choice const& asked,
                                Gpu gpu) {
-  check_gpu(instances, asked.backend, gpu);
+  check_gpu(instances, asked.backend, problem.fp8, gpu);
   Selection<InstanceType> best;
   for (Backend backend : kArchitectures) {
     bool const may_run = best.instance != nullptr ? asked.is_open()
@@ -102,10 +106,12 @@ Choice decide(DecisionType& decision, std::span<InstanceType const> instances, F
   decision.predicted = selected.predicted;
   decision.padded_head_dim = problem.padded_head_dim();
   decision.padded_head_dim_v = problem.padded_head_dim_v();
-  decision.q = read_copy(args.q);
-  decision.k = read_copy(args.k);
-  decision.v = read_copy(args.v);
-  decision.plan.dtype = problem.bfloat16 ? DType::kBFloat16 : DType::kFloat16;
+  decision.q = read_copy(args.q, problem.vector());
+  decision.k = read_copy(args.k, problem.vector());
+  decision.v = read_copy(args.v, problem.vector());
+  decision.plan.dtype = problem.fp8     ? DType::kFloat8
+                        : problem.bfloat16 ? DType::kBFloat16
+                                           : DType::kFloat16;
   decision.plan.head_dim = selected.instance->head_dims.head_dim;
   decision.plan.head_dim_v = selected.instance->head_dims.head_dim_v;
   decision.plan.entry = selected.candidate.choice.entry;
@@ -144,7 +150,7 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
   std::span<FwdInstance const> const instances = fwd_instances();
   FwdDecision decision;
   Choice const choice = decide(decision, instances, args, problem, tune(instances, args, problem, gpu), gpu);
-  decision.out = out_copy(args.q, problem.head_dim_v);
+  decision.out = out_copy(args.q, problem.head_dim_v, problem.vector());
   decision.plan.accumulate = problem.accumulate;
   decision.instance->family->plan(decision.plan, problem, choice, gpu);
   return decision;
@@ -161,8 +167,9 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
   decision.band = problem.band;
   Choice const choice = decide(decision, instances, call, problem, tuning, gpu);
   check_accumulate_of_bwd(problem);  // `explain` asks for this plan without check_bwd
-  decision.dout = dout ? read_copy(*dout) : out_copy(call.q, problem.head_dim_v);
-  decision.out = out ? read_copy(*out) : out_copy(call.q, problem.head_dim_v);
+  int const vector = problem.vector();
+  decision.dout = dout ? read_copy(*dout, vector) : out_copy(call.q, problem.head_dim_v, vector);
+  decision.out = out ? read_copy(*out, vector) : out_copy(call.q, problem.head_dim_v, vector);
   decision.dq = write_copy(call.q);
   decision.dk = write_copy(call.k);
   decision.dv = write_copy(call.v);

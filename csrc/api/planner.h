@@ -59,14 +59,14 @@ struct BwdDecision : Decision<BwdInstance, BwdPlan> {
   Copy dv = Copy::kNone;
 };
 
-// The kernels move rows of the head dim as 16-byte vectors: 8 elements.
-inline Copy read_copy(TensorInfo const& tensor) {
+// The kernels move rows of the head dim as 16-byte vectors, of so many elements.
+inline Copy read_copy(TensorInfo const& tensor, int vector) {
   int64_t const* sizes = tensor.sizes;
   int64_t const* strides = tensor.strides;
-  if (sizes[3] % 8 != 0) return Copy::kHeadDimPadded;
+  if (sizes[3] % vector != 0) return Copy::kHeadDimPadded;
   if (strides[3] != 1) return Copy::kLastDimStrided;
   for (int dim = 0; dim < 3; ++dim) {
-    if (sizes[dim] > 1 && strides[dim] % 8 != 0) return Copy::kStrideMisaligned;
+    if (sizes[dim] > 1 && strides[dim] % vector != 0) return Copy::kStrideMisaligned;
   }
   // For a plan without CUDA tensors, storage is assumed to be aligned, as CUDA's allocator makes it.
   int64_t offset = 0;
@@ -74,7 +74,7 @@ inline Copy read_copy(TensorInfo const& tensor) {
     offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data_pointer(tensor.handle)));
   } else {
     check_shim(aoti_torch_get_storage_offset(tensor.handle, &offset), "read a tensor's storage offset");
-    offset *= 2;
+    offset *= 16 / vector;
   }
   return offset % 16 == 0 ? Copy::kNone : Copy::kBaseMisaligned;
 }
@@ -85,9 +85,10 @@ inline Copy write_copy(TensorInfo const& like) {
   return empty_like_strides(like)[3] == 1 ? Copy::kNone : Copy::kLastDimStrided;
 }
 
-// The same for a forward's out, see out_strides.
-inline Copy out_copy(TensorInfo const& q, int64_t head_dim_v) {
-  if (head_dim_v % 8 != 0) return Copy::kHeadDimPadded;
+// The same for a forward's out, see out_strides. The kernels write as many columns as they read of v, so that `vector` is
+// that of q, k and v. Elements of out are as large as theirs, or larger.
+inline Copy out_copy(TensorInfo const& q, int64_t head_dim_v, int vector) {
+  if (head_dim_v % vector != 0) return Copy::kHeadDimPadded;
   return out_strides(q, head_dim_v)[3] == 1 ? Copy::kNone : Copy::kLastDimStrided;
 }
 

@@ -92,7 +92,12 @@ std::string with_lengths(JsonObject json, VarlenArgs const& lengths) {
 
 Problem check_varlen_fwd(VarlenFwdArgs const& args, bool on_cuda) {
   check_lengths(args.call, args.lengths);
-  return with_hints(check_fwd(args.call, on_cuda), args.lengths);
+  Problem const problem = with_hints(check_fwd(args.call, on_cuda), args.lengths);
+  if (args.call.fp8) {
+    check_blocks_by_hint(args.call.fp8->descale_q, args.lengths.max_seqlen_q, problem.len_q);
+    check_blocks_by_hint(args.call.fp8->descale_k, args.lengths.max_seqlen_k, problem.len_k);
+  }
+  return problem;
 }
 
 Problem check_varlen_bwd(VarlenBwdArgs const& args, bool on_cuda) {

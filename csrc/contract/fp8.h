@@ -14,7 +14,8 @@ struct Descale {
   int64_t batch_stride;
   int64_t head_stride;
   int64_t block_stride;    // of q and k: of blocks of 128 rows of a sequence; of v: of its columns
-  int blocks;              // entries of that dim
+  int blocks;              // entries of that dim, at least 1, and 1 if it does not matter. Of v its own head dim, which
+                           // may be below FwdParams::head_dim_v
   int heads_per_entry;     // of q: the query heads that share an entry; of k and v 1, by KV head
 };
 

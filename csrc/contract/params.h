@@ -85,7 +85,7 @@ struct Strides {
 };
 
 struct FwdParams {
-  void const* q;  // (batch, heads_q,  len_q, head_dim), 16-bit elements
+  void const* q;  // (batch, heads_q,  len_q, head_dim), 16-bit elements or float8
   void const* k;  // (batch, heads_kv, len_k, head_dim)
   void const* v;  // (batch, heads_kv, len_k, head_dim_v)
   void* out;      // (batch, heads_q,  len_q, head_dim_v)
@@ -108,7 +108,7 @@ struct FwdParams {
   int heads_kv;  // divides heads_q; query head h reads KV head h / (heads_q / heads_kv)
   int len_q;     // > 0
   int len_k;     // may be 0
-  int head_dim;  // of q and k: a multiple of 8, at most the kernel's kHeadDim
+  int head_dim;  // of q and k: a multiple of 8, with float8 of 16, at most the kernel's kHeadDim
   Band band;
   float scale_log2;  // scale * log2(e), with a softcap cap * log2(e); finite and > 0
   float power_scale;  // the power of two from scale_log2 on, see OnlineSoftmax
@@ -117,7 +117,7 @@ struct FwdParams {
   TileSplit split;   // of row tiles, by keys
   bool draws_tiles;  // dynamic schedule, from the ticket; else the tiles are dealt
 
-  int head_dim_v;  // of v and out: a multiple of 8, at most the kernel's kHeadDimV
+  int head_dim_v;  // of v and out: the same, at most the kernel's kHeadDimV
   int tile_heads;  // heads of a row tile, see sm90/forward/rows/tile.h; the order counts heads in units of it
 
   Sinks sinks;

@@ -18,7 +18,7 @@ using cudaStream_t = void*;
 
 namespace flash_cute {
 
-enum class DType { kFloat16, kBFloat16 };
+enum class DType { kFloat16, kBFloat16, kFloat8 };  // with kFloat8 Fp8Terms says each tensor's
 
 constexpr int64_t kNoPart = -1;
 

@@ -32,6 +32,8 @@ struct FamilyOf {
   char const* name;   // its namespace in flash_cute, which is its folder of csrc/
   bool one_head_dim;  // q, k and v have one head dim: the tensors of the smaller one are padded by copies
 
+  bool reads_float8;  // q, k and v are float8, else of 16 bits
+
   // Whether the kernel of these head dims, which hold the tensors', serves the call.
   bool (*serves)(HeadDims, Problem const&);
 
@@ -64,6 +66,7 @@ constexpr FamilyOf<PlanType> family_of() {
   return {.backend = Family::kBackend,
           .name = Family::kName,
           .one_head_dim = Family::kOneHeadDim,
+          .reads_float8 = Family::kReadsFloat8,
           .serves = &Family::serves,
           .choose = &Family::choose,
           .predict = &Family::predict,
@@ -76,6 +79,7 @@ constexpr FamilyOf<PlanType> family_of() {
 // What a family inherits that has one tile, no prediction and nothing to say.
 struct OneTile {
   static constexpr bool kOneHeadDim = false;
+  static constexpr bool kReadsFloat8 = false;
   static Candidate choose(HeadDims, Problem const&, Choice const& asked, bool, Gpu) {
     return {.choice = {.entry = 0, .split = asked.split}};
   }

@@ -33,9 +33,6 @@ struct Choice {
   constexpr bool is_open() const { return backend == Backend::kAuto && entry < 0 && split < 0; }
 };
 
-// The kernel's rows of the head dim are whole 16-byte vectors.
-constexpr int padded_to_vectors(int head_dim) { return (head_dim + 7) / 8 * 8; }
-
 // The input of the plan. Of a packed call batch is the number of sequences, len_q and len_k are the rows and keys of all
 // of them.
 struct Problem {
@@ -47,7 +44,9 @@ struct Problem {
   int head_dim;
   int head_dim_v;  // of v and out
   bool packed;
-  bool bfloat16;
+  bool bfloat16;         // else float16; of no meaning with fp8
+  bool fp8;              // q, k and v, each of them of either type
+  bool all_e4m3;         // with fp8: all three are float8_e4m3fn
   double scale;
   double softcap;        // 0: none
   bool has_sinks;
@@ -66,6 +65,9 @@ struct Problem {
   bool deterministic = false;
   bool has_dlse = false;  // a gradient reaches the LSE
 
+  // Elements of q, k and v in 16 bytes. The kernel's rows of the head dim are whole vectors of so many.
+  int vector() const { return fp8 ? 16 : 8; }
+  int padded_to_vectors(int dim) const { return (dim + vector() - 1) / vector() * vector(); }
   int padded_head_dim() const { return padded_to_vectors(head_dim); }
   int padded_head_dim_v() const { return padded_to_vectors(head_dim_v); }
 

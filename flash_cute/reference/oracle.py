@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._descale import dequantised, of_columns, of_rows
 from .._refusals import Window
 
 
@@ -24,6 +25,10 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    descale_q: Tensor | None = None,
+    descale_k: Tensor | None = None,
+    descale_v: Tensor | None = None,
+    descale_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The oracle: what `flash_cute.fwd` should return, computed in float64 on the tensors' own device.
 
@@ -38,6 +43,8 @@ def attention(
         softcap: a score s becomes `softcap * tanh(s / softcap)`.
         sinks: `(Hq,)`: `exp(sinks[h])` is added to the denominator of head h's out, and nothing to its LSE.
         alibi_slopes: `(Hq,)` or `(B, Hq)`: `slope * |p - j|` is subtracted from the (capped) score.
+        descale_q, descale_k, descale_v: as in `flash_cute.fwd`: the tensors, of any dtype, are multiplied by them.
+        descale_out: as in `flash_cute.fwd`: out is divided by it, and neither rounded nor limited.
 
     Returns:
         `(out, lse)`: `(B, Hq, Nq, Dv)` and `(B, Hq, Nq)`, both float64, lse a natural log.
@@ -51,9 +58,13 @@ def attention(
     """
     call = _make_call(q, causal, scale, window, softcap)
     sinks = None if sinks is None else sinks.double()
-    heads = _heads(q.double(), k.double(), v.double(), sinks, alibi_slopes)
-    results = [_head(*head, call) for head in heads]
-    return _unheads([out for out, _ in results], q, v.shape[-1]), _unheads([lse for _, lse in results], q)
+    wide_q = dequantised(q, of_rows(descale_q, q), torch.float64)
+    wide_k = dequantised(k, of_rows(descale_k, k), torch.float64)
+    wide_v = dequantised(v, of_columns(descale_v, v.shape[1]), torch.float64)
+    results = [_head(*head, call) for head in _heads(wide_q, wide_k, wide_v, sinks, alibi_slopes)]
+    out = _unheads([out for out, _ in results], wide_q, v.shape[-1])
+    of_out = of_columns(descale_out, q.shape[1])
+    return out if of_out is None else out / of_out.double(), _unheads([lse for _, lse in results], wide_q)
 
 
 def gradients(

@@ -20,6 +20,10 @@ def varlen_attention(
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    descale_q: Tensor | None = None,
+    descale_k: Tensor | None = None,
+    descale_v: Tensor | None = None,
+    descale_out: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """The oracle of packed sequences: what `flash_cute.varlen_fwd` should return, one sequence after the other.
@@ -28,6 +32,7 @@ def varlen_attention(
         q, k, v: `(Tq, Hq, D)`, `(Tk, Hkv, D)` and `(Tk, Hkv, Dv)`.
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, causal: as in `flash_cute.varlen_fwd`.
         alibi_slopes: `(Hq,)` or `(B, Hq)`.
+        descale_q, descale_k, descale_v, descale_out: as in `attention`, by sequence.
         options: further arguments of `attention`, by keyword.
 
     Returns:
@@ -43,10 +48,12 @@ def varlen_attention(
     out = torch.zeros((*q.shape[:2], v.shape[2]), dtype=torch.float64, device=q.device)
     lse = torch.full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float64, device=q.device)
     of_q, of_k = ranges(cu_seqlens_q, seqused_q, q.shape[0]), ranges(cu_seqlens_k, seqused_k, k.shape[0])
+    descales = {"descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v, "descale_out": descale_out}
     for b, (rows, keys) in enumerate(zip(of_q, of_k, strict=True)):
         part_q, part_k, part_v = (_alone(x) for x in (q[rows], k[keys], v[keys]))
-        slopes = _slopes_of(alibi_slopes, b)
-        part_out, part_lse = attention(part_q, part_k, part_v, causal, alibi_slopes=slopes, **options)
+        given: dict[str, Any] = {"alibi_slopes": _slopes_of(alibi_slopes, b), **options}
+        given |= {name: x if x is None or x.numel() == 1 else x[b : b + 1] for name, x in descales.items()}
+        part_out, part_lse = attention(part_q, part_k, part_v, causal, **given)
         out[rows], lse[:, rows] = part_out[0].transpose(0, 1), part_lse[0]
     return out, lse
 

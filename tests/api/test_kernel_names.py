@@ -189,3 +189,47 @@ def test_the_tiles_fields_are_the_headers(family):
 )
 def test_other_kernels_do_not_match(name):
     assert not kernel_matches(PLAN, name)
+
+
+FP8 = "flash_cute::sm90::forward::fp8_rows"
+FP8_MANGLED = "_ZN10flash_cute4sm907forward8fp8_rows10fwd_kernelINS2_6TraitsI"
+FP8_ENDS = {
+    "e4m3 e4m3 e4m3": "N7cutlass12float_e4m3_tES8_S8_",
+    "e4m3 e4m3 e5m2": "N7cutlass12float_e4m3_tES8_NS7_12float_e5m2_tE",
+    "e4m3 e5m2 e4m3": "N7cutlass12float_e4m3_tENS7_12float_e5m2_tES8_",
+    "e4m3 e5m2 e5m2": "N7cutlass12float_e4m3_tENS7_12float_e5m2_tES9_",
+    "e5m2 e4m3 e4m3": "N7cutlass12float_e5m2_tENS7_12float_e4m3_tES9_",
+    "e5m2 e4m3 e5m2": "N7cutlass12float_e5m2_tENS7_12float_e4m3_tES8_",
+    "e5m2 e5m2 e5m2": "N7cutlass12float_e5m2_tES8_S8_",
+}
+
+
+@pytest.mark.parametrize(("variant", "booleans"), [("dense", ""), ("packed", "true"), ("modified", "true, true")])
+@pytest.mark.parametrize("formats", FP8_ENDS)
+@pytest.mark.parametrize("form", ["c++filt", "cu++filt", "mangled"])
+def test_float8_kernel_names_are_understood(form: str, formats: str, variant: str, booleans: str) -> None:
+    of_q, of_k, of_v = formats.split()
+    if form == "mangled":
+        flags = "Lb1E" * booleans.count("true")
+        variant_text = f"XtlNS_7VariantE{flags}EENS2_7FormatsI{FP8_ENDS[formats]}E"
+        name = f"{FP8_MANGLED}Li192ELi128E{variant_text}EEEEvNS2_10KernelArgsE"
+    else:
+        types = ", ".join(f"cutlass::float_{x}_t" for x in (of_q, of_k, of_v))
+        given, dims = f"flash_cute::Variant{{{booleans}}}", "192, 128"
+        if form == "cu++filt":
+            flags = ", ".join(f"(bool){int(i < booleans.count('true'))}" for i in range(2))
+            given, dims = f"(flash_cute::Variant){{{flags}}}", "(int)192, (int)128"
+        name = f"void {FP8}::fwd_kernel<{FP8}::Traits<{dims}, {given}, {FP8}::Formats<{types}> > >({FP8}::KernelArgs)"
+    names = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+    plan = {
+        **{"family": "sm90::forward::fp8_rows", "kernel": "fwd_kernel", "tile": "", "variant": variant},
+        **{"kernel_head_dim": 192, "kernel_head_dim_v": 128, "threads": 384, "stages": 2},
+        **{"dtype": names[of_q], "dtype_k": names[of_k], "dtype_v": names[of_v]},
+    }
+    assert kernel_matches(plan, name)
+    for field in ("dtype", "dtype_k", "dtype_v"):
+        other = "float8_e5m2" if plan[field] == "float8_e4m3fn" else "float8_e4m3fn"
+        assert not kernel_matches({**plan, field: other}, name), field
+    for change in ({"kernel_head_dim": 128}, {"kernel_head_dim_v": 192}, {"variant": "dense modified"}):
+        assert not kernel_matches({**plan, **change}, name), change
+    assert not kernel_matches(PLAN, name)

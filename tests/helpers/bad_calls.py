@@ -54,11 +54,8 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {x: converted(x, torch.complex64) for x in "qkv"},
         (r"\bq\b", "float16", "complex64"),
     ),
-    "all_float8": (
-        {x: converted(x, torch.float8_e4m3fn) for x in "qkv"},
-        (r"\bq\b", "float16", "float8_e4m3fn"),
-    ),
     "k_dtype": ({"k": converted("k", torch.float32)}, (r"\bk\b", "float16", "float32")),
+    "k_float8": ({"k": converted("k", torch.float8_e4m3fn)}, (r"\bk\b", "float16", "float8_e4m3fn")),
     "v_dtype": ({"v": converted("v", torch.bfloat16)}, (r"\bv\b", "float16", "bfloat16")),
     "k_batch": ({"k": resized("k", 3, 2, 7, 16)}, (r"\bk\b", "batch", "2", "3")),
     "v_batch": ({"v": resized("v", 1, 2, 7, 16)}, (r"\bv\b", "batch", "2", "1")),

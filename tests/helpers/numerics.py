@@ -338,7 +338,7 @@ def _lse_problems(lse: torch.Tensor, truth: torch.Tensor, by_cap: torch.Tensor |
 
 def bits(x: torch.Tensor) -> torch.Tensor:
     """x as integers, so that equal NaNs compare equal and 0 differs from -0."""
-    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
     return x.detach().contiguous().view(integer)
 
 
