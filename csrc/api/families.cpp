@@ -19,6 +19,7 @@ std::span<BwdInstance const> bwd_instances() { return {}; }
 #include "sm90/backward/dq_in_memory/family.h"
 #include "sm90/backward/dq_in_registers_large/family.h"
 #include "sm90/backward/dq_in_registers/family.h"
+#include "sm90/forward/fp8_rows/family.h"
 #include "sm90/forward/rows/family.h"
 #include "sm90/forward/pair_by_columns/family.h"
 #include "sm90/forward/pair_by_turns/family.h"

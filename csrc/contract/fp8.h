@@ -29,9 +29,9 @@ struct Fp8Terms {
   Descale q;
   Descale k;
   Descale v;
-  constexpr bool all_e4m3() const { return !q_is_e5m2 && !k_is_e5m2 && !v_is_e5m2; }
-
   Descale out;  // float8 results are divided by it; by query head; `block_stride` is 0
+
+  constexpr bool all_e4m3() const { return !q_is_e5m2 && !k_is_e5m2 && !v_is_e5m2; }
 };
 
 }  // namespace flash_cute

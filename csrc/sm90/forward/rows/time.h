@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planning/time_model.h"
+#include "sm90/forward/common/draws_tiles.h"
 #include "tile.h"
 
 namespace flash_cute::sm90::forward::rows {
@@ -32,17 +33,6 @@ inline TileSplit split_tiles(Work const& work, KernelShape const& shape) {
   // Tiles that differ much in length, and those that are drawn, even out.
   if (band.has_upper() && (keys < 2 * int64_t{len_q} || tiles > work.num_sms)) return {};
   return split_last_wave(tiles, (keys + shape.block_n - 1) / shape.block_n, work.num_sms, tiles > work.num_sms);
-}
-
-// Whether the CTAs draw their tiles, where these differ in length; else they are dealt.
-inline bool draws_tiles(Work const& work, KernelShape const& shape) {
-  auto const& [longest, others] = work.sequences;
-  int64_t tiles = 0;
-  for (time_model::EqualSequences const& some : work.sequences) {
-    tiles += int64_t{some.number} * time_model::ceil_div(some.len_q, shape.block_m);
-  }
-  bool const alike = others.number == 0 || longest.len_q <= shape.block_m;
-  return tiles * work.heads_q > int64_t{work.num_sms} * most_dealt_waves(alike);
 }
 
 // `speed`: of the tile, relative to the fastest one of its head dim; `heads`: query heads per row tile.
