@@ -1,0 +1,227 @@
+// The statistics of a group: each of its blocks' by column, or the largest |x| alone; the CTA that is the last to have a
+// block's combines them, always in the same order. What is not finite does not count.
+#pragma once
+
+#include "core/fp8.cuh"
+#include "rows.cuh"
+
+namespace flash_cute::quantize {
+
+constexpr float kLargestFloat = 0x1.fffffep127f;
+constexpr float kInfinity = __builtin_huge_valf();
+
+template <int kLanes>
+struct Shared {
+  static constexpr int kWidth = kLanes * kColumns;
+  union {
+    float by_warp[kThreads<kLanes> / 32][kWidth];
+    double by_slot[8][kWidth];
+    float of_warps[kThreads<kLanes> / 32];
+  };
+  int ticket;
+  bool is_last;
+};
+
+// What a descale is, of values of which the largest has the size `amax`. A normal number, whose inverse is one too.
+CUTE_DEVICE float descale_of(float amax, bool is_e5m2) {
+  if (!(amax > 0)) return 1.0f;
+  return fmaxf(__fdiv_rn(fminf(amax, kLargestFloat), largest_fp8(is_e5m2)), 0x1p-126f);
+}
+
+// The largest x >= 0 of all threads, for each of them.
+template <int kLanes>
+CUTE_DEVICE float max_of_threads(float x, Shared<kLanes>& shared) {
+  constexpr int kWarps = kThreads<kLanes> / 32;
+  unsigned const own = __reduce_max_sync(0xffffffff, __float_as_uint(x));
+  __syncthreads();  // the buffer may be in use
+  if (threadIdx.x % 32 == 0) shared.of_warps[threadIdx.x / 32] = __uint_as_float(own);
+  __syncthreads();
+  float most = 0;
+  CUTE_UNROLL
+  for (int warp = 0; warp < kWarps; ++warp) most = fmaxf(most, shared.of_warps[warp]);
+  return most;
+}
+
+struct ColumnStatistics {
+  float sum[kColumns];
+  float high[kColumns];  // the largest x, without a mean the largest |x|
+  float low[kColumns];
+};
+
+CUTE_DEVICE bool is_finite(ColumnStatistics const& statistics, bool centers) {
+  bool finite = true;
+  CUTE_UNROLL
+  for (int column = 0; column < kColumns; ++column) {
+    // A value that is not finite makes the sum so. A sum that overflows is no harm: the values are looked at again.
+    finite &= fabsf(centers ? statistics.sum[column] : statistics.high[column]) < kInfinity;
+  }
+  return finite;
+}
+
+// Of a thread's rows.
+template <bool kRotates, class Element, int kLanes>
+CUTE_DEVICE ColumnStatistics column_statistics(Params const& params, Block const& at, Place<kLanes> const& place) {
+  bool const centers = params.centers;
+  ColumnStatistics own;
+  // Values are asked one by one whether they are finite only where some are not.
+  CUTE_NO_UNROLL
+  for (int filters = 0; filters < 2; ++filters) {
+    CUTE_UNROLL
+    for (int column = 0; column < kColumns; ++column) {
+      own.sum[column] = 0;
+      own.high[column] = centers ? -kInfinity : 0;
+      own.low[column] = kInfinity;
+    }
+    CUTE_NO_UNROLL
+    for (int first = 0; first < at.rows; first += kHalfRows) {
+      Vector<Element> rows[kRows];
+      load_rows<false>(rows, first, params, at, place);
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        Values values = unpack(rows[i]);
+        if constexpr (kRotates) rotate(values, params, place.lane);
+        if (first + place.first_row + i * kRowStep >= at.rows) continue;
+        CUTE_UNROLL
+        for (int column = 0; column < kColumns; ++column) {
+          float const x = values.at[column];
+          if (filters && !(fabsf(x) < kInfinity)) continue;
+          if (centers) {
+            own.sum[column] = __fadd_rn(own.sum[column], x);
+            own.high[column] = fmaxf(own.high[column], x);
+            own.low[column] = fminf(own.low[column], x);
+          } else {
+            own.high[column] = fmaxf(own.high[column], fabsf(x));  // which leaves out NaN
+          }
+        }
+      }
+    }
+    if (__all_sync(0xffffffff, is_finite(own, centers))) break;
+  }
+  return own;
+}
+
+// Combines the rows of all threads by column and writes them, for column < head_dim.
+template <int kLanes, class Op>
+CUTE_DEVICE void write_by_column(float const (&own)[kColumns], float* target, int head_dim, Shared<kLanes>& shared,
+                                 Op op) {
+  constexpr int kWarps = kThreads<kLanes> / 32;
+  Place<kLanes> const place;
+  __syncthreads();  // the buffer may be in use
+  CUTE_UNROLL
+  for (int column = 0; column < kColumns; ++column) {
+    float x = own[column];
+    CUTE_UNROLL
+    for (int distance = kLanes; distance < 32; distance *= 2) x = op(x, __shfl_xor_sync(0xffffffff, x, distance));
+    if (threadIdx.x % 32 < kLanes) shared.by_warp[threadIdx.x / 32][place.column + column] = x;
+  }
+  __syncthreads();
+  int const column = threadIdx.x;
+  if (column >= head_dim) return;
+  float total = shared.by_warp[0][column];
+  CUTE_UNROLL
+  for (int warp = 1; warp < kWarps; ++warp) total = op(total, shared.by_warp[warp][column]);
+  target[column] = total;
+}
+
+// Combines what the blocks of a group have written; of column threadIdx.x, if there is one.
+template <int kLanes, class Op>
+CUTE_DEVICE double combine_blocks(Params const& params, Block const& at, int array, double none, Shared<kLanes>& shared,
+                                  Op op) {
+  constexpr int kSlots = 8, kThreadsOfSlot = 2 * kLanes;  // which take 4 columns each
+  int const slot = threadIdx.x / kThreadsOfSlot, column = threadIdx.x % kThreadsOfSlot * 4;
+  int64_t const stride = int64_t{params.arrays} * params.head_dim;
+  float const* const first = params.partials + at.group_begin * stride + array * params.head_dim + column;
+  double total[4] = {none, none, none, none};
+  if (column < params.head_dim) {
+    CUTE_NO_UNROLL
+    for (int block = slot; block < at.group_tasks; block += kSlots) {
+      float4 const part = __ldcg(reinterpret_cast<float4 const*>(first + block * stride));
+      total[0] = op(total[0], double(part.x));
+      total[1] = op(total[1], double(part.y));
+      total[2] = op(total[2], double(part.z));
+      total[3] = op(total[3], double(part.w));
+    }
+  }
+  __syncthreads();  // the buffer may be in use
+  CUTE_UNROLL
+  for (int i = 0; i < 4; ++i) shared.by_slot[slot][column + i] = total[i];
+  __syncthreads();
+  double all = none;
+  if (threadIdx.x < Shared<kLanes>::kWidth) {
+    CUTE_UNROLL
+    for (int i = 0; i < kSlots; ++i) all = op(all, shared.by_slot[i][threadIdx.x]);
+  }
+  return all;
+}
+
+// The group's mean and descales. By the CTA that is the last to have a block's statistics.
+template <int kLanes>
+CUTE_DEVICE void finish_group(Params const& params, Block const& at, Shared<kLanes>& shared) {
+  auto const add = [](double a, double b) { return a + b; };
+  auto const largest = [](double a, double b) { return a > b ? a : b; };
+  auto const least = [](double a, double b) { return a < b ? a : b; };
+  int const column = threadIdx.x;
+  int64_t const entry = int64_t{at.group} * params.head_dim + column;
+  bool const is_column = column < params.head_dim;
+  if (params.centers) {
+    double const sum = combine_blocks(params, at, 0, 0.0, shared, add);
+    float mean = static_cast<float>(sum / at.length);
+    if (!(fabsf(mean) < kInfinity)) mean = 0;  // sums of float32 that overflowed
+    if (is_column) params.mean[entry] = mean;
+    if (params.per == Per::kHead) {
+      float const high = static_cast<float>(combine_blocks(params, at, 1, -double{kInfinity}, shared, largest));
+      float const low = static_cast<float>(combine_blocks(params, at, 2, double{kInfinity}, shared, least));
+      // Subtracting is monotonic, so that this is the largest |x - mean| as it is computed; of no finite x it is -inf.
+      float const own = is_column ? fmaxf(0, fmaxf(__fsub_rn(high, mean), __fsub_rn(mean, low))) : 0;
+      float const amax = max_of_threads(own, shared);
+      if (threadIdx.x == 0) params.descale[at.group] = descale_of(amax, params.is_e5m2);
+    }
+  } else if (params.per == Per::kChannel) {
+    float const amax = static_cast<float>(combine_blocks(params, at, 0, 0.0, shared, largest));
+    if (is_column) params.descale[entry] = descale_of(amax, params.is_e5m2);
+  } else if (threadIdx.x == 0) {
+    float const amax = __uint_as_float(__ldcg(params.amax + at.group));
+    params.descale[at.group] = descale_of(amax, params.is_e5m2);
+  }
+}
+
+// The statistics of a block, and those of its group if it is the last.
+template <bool kRotates, class Element, int kLanes>
+CUTE_DEVICE void take_statistics(Params const& params, int task, Shared<kLanes>& shared) {
+  Block const at = find_block(params, task);
+  if (at.is_unused) return;
+  Place<kLanes> const place;
+  ColumnStatistics const own = column_statistics<kRotates, Element>(params, at, place);
+  float* const parts = params.partials + int64_t{task} * params.arrays * params.head_dim;
+  auto const largest = [](float a, float b) { return fmaxf(a, b); };
+  if (params.centers) {
+    write_by_column(own.sum, parts, params.head_dim, shared, [](float a, float b) { return __fadd_rn(a, b); });
+    if (params.per == Per::kHead) {
+      write_by_column(own.high, parts + params.head_dim, params.head_dim, shared, largest);
+      write_by_column(own.low, parts + 2 * params.head_dim, params.head_dim, shared,
+                      [](float a, float b) { return fminf(a, b); });
+    }
+  } else if (params.per == Per::kChannel) {
+    write_by_column(own.high, parts, params.head_dim, shared, largest);
+  } else {
+    float most = 0;
+    CUTE_UNROLL
+    for (float const x : own.high) most = fmaxf(most, x);
+    most = max_of_threads(most, shared);
+    if (threadIdx.x == 0) atomicMax(params.amax + at.group, __float_as_uint(most));
+  }
+  __threadfence();  // what this thread has written is seen by whom thread 0 tells of it
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    shared.is_last = atomicAdd(params.arrived + at.group, 1) + 1 == at.group_tasks;
+    __threadfence();
+  }
+  __syncthreads();
+  if (!shared.is_last) return;
+  finish_group(params, at, shared);
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) atomicExch(params.ready + at.group, 1);
+}
+
+}  // namespace flash_cute::quantize
