@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._call_options import split_dense, split_packed
-from ._layout import empty_out
+from ._layout import empty_out, empty_quantized
 from ._torch import without_modes
 
 
@@ -52,6 +52,36 @@ def varlen_bwd(
     sinks = split_packed(given)[1].sinks
     dsinks = q.new_empty(0, dtype=torch.float32) if sinks is None else torch.empty_like(sinks)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsinks
+
+
+def quantize_fp8(
+    x: Tensor,
+    name: str,
+    dtype: str,
+    per: str,
+    heads_kv: Any,
+    center: bool,
+    seed: int | None,
+    key_mean: Tensor | None,
+    cu_seqlens: Tensor | None,
+    max_seqlen: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    arguments = (x, name, dtype, per, heads_kv, center, seed, key_mean, cu_seqlens, max_seqlen)
+    of_x = (BATCH, HEADS, ROWS, COLUMNS) if cu_seqlens is None else _PACKED
+    dims = (of_x, *((),) * 6, (BATCH, HEADS, COLUMNS), (OFFSETS,))
+    _check(torch.ops.flash_cute.check_quantize_fp8.default, *arguments, dims=dims)
+    rows, heads = (x.shape[2], x.shape[1]) if cu_seqlens is None else (x.shape[0], x.shape[1])
+    batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    blocks = ((rows if max_seqlen is None else max_seqlen) + 127) // 128
+    of_entry = {"head": (heads_kv,), "block": (heads, blocks), "channel": (heads_kv, x.shape[-1])}[per]
+    floats = [
+        (batch, *of_entry),
+        (batch, heads_kv, x.shape[-1]) if center else (0,),
+        (0,) if key_mean is None else (batch, heads, rows) if cu_seqlens is None else (heads, rows),
+    ]
+    out = empty_quantized(x, getattr(torch, dtype))
+    descale, mean, shift = (x.new_empty(shape, dtype=torch.float32) for shape in floats)
+    return out, descale, mean, shift
 
 
 # What the sizes of an argument are, by dim: those with one number are equal in a good call, OFFSETS is BATCH + 1.

@@ -187,7 +187,7 @@ Tensor empty_out(TensorInfo const& x, bool is_e5m2, Strides& strides) {
 
 // Where the parts of the workspace are.
 struct Layout {
-  int64_t ticket, arrived, ready, amax, zeroed, partials, sequences, bytes;
+  int64_t ticket, arrived, amax, zeroed, partials, sequences, bytes;
 
   Layout(Params const& params, bool packed) {
     int64_t const groups = (params.batch + (packed ? 2 : 0)) * int64_t{params.heads_kv};
@@ -195,8 +195,7 @@ struct Layout {
     WorkspaceLayout layout;
     ticket = layout.take(kWord);
     arrived = layout.take(kWord * groups);
-    ready = layout.take(kWord * groups);
-    amax = layout.take(kWord * groups);
+    amax = layout.take(kWord * groups * (params.per == Per::kChannel ? params.head_dim : 1));
     zeroed = layout.bytes();
     partials = layout.take(kWord * params.task_limit * params.arrays * params.head_dim);
     sequences = packed ? layout.take(kWord * quantize::sequence_numbers(params.batch)) : kNoPart;
@@ -232,7 +231,11 @@ QuantizeResult quantize_cuda(QuantizeArgs const& args) {
                         .shift = packed && args.key_mean
                                      ? empty_strided<2>({heads, rows}, {rows, 1}, aoti_torch_dtype_float32(), x)
                                      : empty_float(args.key_mean.has_value(), {batch, heads, rows}, x)};
-  if (heads == 0 || (batch == 0 && rows == 0)) return result;
+  if (heads == 0 || (batch == 0 && (rows == 0 || !packed))) return result;
+  if (args.key_mean) {
+    uintptr_t const address = reinterpret_cast<uintptr_t>(data_pointer(args.key_mean->handle));
+    FLASH_CUTE_CHECK(address % 16 == 0, "key_mean: expected an address that is a multiple of 16, got ", address);
+  }
 
   Operand const operand(x, read_copy(x), static_cast<int>(head_dim));
   auto const floats = [](Tensor const& tensor) { return static_cast<float*>(mutable_data_pointer(tensor.get())); };
@@ -270,7 +273,6 @@ QuantizeResult quantize_cuda(QuantizeArgs const& args) {
   Workspace const workspace(layout.bytes, x);
   params.ticket = workspace.part<unsigned>(layout.ticket);
   params.arrived = workspace.part<unsigned>(layout.arrived);
-  params.ready = workspace.part<unsigned>(layout.ready);
   params.amax = workspace.part<unsigned>(layout.amax);
   params.zeroed_bytes = layout.zeroed;
   params.partials = workspace.part<float>(layout.partials);

@@ -3,8 +3,7 @@
 // a group finds it in L2. A CTA that waits for a group does so for tasks with smaller tickets alone, which others have
 // drawn before: it need not run beside any CTA in particular.
 //
-// Where each block has its own descale, and no mean is subtracted, there is nothing to wait for: a block is read
-// twice by the CTA that has it, from memory once.
+// Where each block has its own descale, and no mean is subtracted, there is nothing to wait for: a block is read once.
 #pragma once
 
 #include <algorithm>
@@ -67,22 +66,17 @@ CUTE_DEVICE Values read_columns(float const* data, int64_t group, Params const& 
 
 // The descale of a block of its own, for all threads.
 template <bool kRotates, class Element, int kLanes>
-CUTE_DEVICE float block_descale(Values const& mean, Params const& params, Block const& at, Place<kLanes> const& place,
-                                Shared<kLanes>& shared) {
+CUTE_DEVICE float block_descale(Vector<Element> const (&rows)[kRows], Values const& mean, Params const& params,
+                                Block const& at, Place<kLanes> const& place, Shared<kLanes>& shared) {
   float most = 0;
-  CUTE_NO_UNROLL
-  for (int first = 0; first < at.rows; first += kHalfRows) {
-    Vector<Element> rows[kRows];
-    load_rows<false>(rows, first, params, at, place);
+  CUTE_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    Values const values = row_values<kRotates>(rows[i], mean, params, place);
+    bool const is_there = place.first_row + i * kRowStep < at.rows && place.column < params.head_dim;
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      Values const values = row_values<kRotates>(rows[i], mean, params, place);
-      bool const is_there = first + place.first_row + i * kRowStep < at.rows && place.column < params.head_dim;
-      CUTE_UNROLL
-      for (float const x : values.at) {
-        float const size = fabsf(x);
-        most = is_there && size < kInfinity ? fmaxf(most, size) : most;
-      }
+    for (float const x : values.at) {
+      float const size = fabsf(x);
+      most = is_there && size < kInfinity ? fmaxf(most, size) : most;
     }
   }
   return descale_of(max_of_threads(most, shared), params.is_e5m2);
@@ -129,55 +123,41 @@ CUTE_DEVICE void write_unquantized(Params const& params, Block const& at, Place<
   }
 }
 
-// Writes a block whose columns have one descale. `mean`: what is subtracted, or that of k for q, or not used.
-template <bool kRotates, class Element, int kLanes>
-CUTE_DEVICE void write_rows(Values const& mean, float descale, Params const& params, Block const& at,
-                            Place<kLanes> const& place) {
-  float const inverse = __frcp_rn(descale);
-  auto const divisor_of = [&](int) { return descale; };
-  auto const inverse_of = [&](int) { return inverse; };
+// Writes a block. `mean`: what is subtracted, or that of k for q, or not used. A thread's columns have one descale, or
+// each its own; those have no mean, and are not rotated.
+template <bool kRotates, class Element, int kLanes, class Divisor, class Inverse>
+CUTE_DEVICE void write_rows(Vector<Element> const (&rows)[kRows], Values const& mean, Divisor divisor_of,
+                            Inverse inverse_of, Params const& params, Block const& at, Place<kLanes> const& place) {
   uint8_t* const out = params.out + at.offset(params.out_strides) + place.column;
-  CUTE_NO_UNROLL
-  for (int first = place.first_row; first < at.rows + place.first_row; first += kHalfRows) {
-    Vector<Element> rows[kRows];
-    load_rows<true>(rows, first - place.first_row, params, at, place);
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      int const row = first + i * kRowStep;
-      Values const values = row_values<kRotates>(rows[i], mean, params, place);
-      if (params.key_mean != nullptr) {
-        float const product = times_key_mean<kLanes>(values, mean);
-        if (row < at.rows && place.lane == 0) params.shift[at.offset(params.shift_strides) + row] = product;
-      }
-      if (row >= at.rows || place.column >= params.head_dim) continue;
-      uint2 const quantized = quantize_columns(values, divisor_of, inverse_of, params.is_e5m2);
-      __stcs(reinterpret_cast<uint2*>(out + row * params.out_strides.row), quantized);
+  CUTE_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    int const row = place.first_row + i * kRowStep;
+    Values const values = row_values<kRotates>(rows[i], mean, params, place);
+    if (params.key_mean != nullptr) {
+      float const product = times_key_mean<kLanes>(values, mean);
+      if (row < at.rows && place.lane == 0) params.shift[at.offset(params.shift_strides) + row] = product;
     }
+    if (row >= at.rows || place.column >= params.head_dim) continue;
+    uint2 const quantized = quantize_columns(values, divisor_of, inverse_of, params.is_e5m2);
+    __stcs(reinterpret_cast<uint2*>(out + row * params.out_strides.row), quantized);
   }
 }
 
-// Writes a block whose columns have each their descale; nothing is subtracted from it, and it is not rotated.
-template <class Element, int kLanes>
-CUTE_DEVICE void write_rows_by_column(Params const& params, Block const& at, Place<kLanes> const& place) {
-  Values const divisors = read_columns(params.descale, at.group, params, place);
-  Values inverses;
-  CUTE_UNROLL
-  for (int column = 0; column < kColumns; ++column) inverses.at[column] = __frcp_rn(divisors.at[column]);
-  auto const divisor_of = [&](int column) { return divisors.at[column]; };
-  auto const inverse_of = [&](int column) { return inverses.at[column]; };
-  uint8_t* const out = params.out + at.offset(params.out_strides) + place.column;
-  CUTE_NO_UNROLL
-  for (int first = 0; first < at.rows; first += kHalfRows) {
-    Vector<Element> rows[kRows];
-    load_rows<true>(rows, first, params, at, place);
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      int const row = first + place.first_row + i * kRowStep;
-      if (row >= at.rows || place.column >= params.head_dim) continue;
-      uint2 const quantized = quantize_columns(unpack(rows[i]), divisor_of, inverse_of, params.is_e5m2);
-      __stcs(reinterpret_cast<uint2*>(out + row * params.out_strides.row), quantized);
-    }
+// The descale of the whole block. The first of a group's blocks writes the group's, where no mean did so.
+template <bool kRotates, class Element, int kLanes>
+CUTE_DEVICE float descale_of_block(Vector<Element> const (&rows)[kRows], Values const& mean, Params const& params,
+                                   Block const& at, bool is_first, Place<kLanes> const& place,
+                                   Shared<kLanes>& shared) {
+  if (params.per == Per::kBlock) {
+    float const descale = block_descale<kRotates>(rows, mean, params, at, place, shared);
+    int64_t const entry = (int64_t{at.sequence} * params.heads + at.head) * params.descale_blocks + at.block;
+    if (threadIdx.x == 0) params.descale[entry] = descale;
+    return descale;
   }
+  if (params.centers) return __ldcg(params.descale + at.group);
+  float const descale = descale_of(__uint_as_float(__ldcg(params.amax + at.group)), params.is_e5m2);
+  if (is_first && threadIdx.x == 0) params.descale[at.group] = descale;
+  return descale;
 }
 
 template <bool kRotates, class Element, int kLanes>
@@ -187,27 +167,33 @@ CUTE_DEVICE void write_block(Params const& params, int task, Shared<kLanes>& sha
   if (at.is_unused || (params.per == Per::kBlock && at.block >= params.descale_blocks)) {
     return write_unquantized(params, at, place);
   }
-  if (params.has_statistics) {
-    if (threadIdx.x == 0) {
-      while (atomicAdd(params.ready + at.group, 0) == 0) __nanosleep(100);
-      __threadfence();
-    }
-    __syncthreads();
-  }
-  if (params.per == Per::kChannel) return write_rows_by_column<Element>(params, at, place);
+  bool const is_first = task == at.group_begin;
+  Vector<Element> rows[kRows];
+  load_rows<true>(rows, 0, params, at, place);  // they arrive while the rest is waited for
+  if (params.has_statistics) wait_for_group(params, at);
   Values mean{};
+  if constexpr (!kRotates) {
+    if (params.per == Per::kChannel) {
+      Values divisors = read_columns(reinterpret_cast<float const*>(params.amax), at.group, params, place), inverses;
+      CUTE_UNROLL
+      for (int column = 0; column < kColumns; ++column) {
+        float const divisor = descale_of(divisors.at[column], params.is_e5m2);
+        int64_t const entry = int64_t{at.group} * params.head_dim + place.column + column;
+        if (is_first && place.first_row == 0 && place.column < params.head_dim) params.descale[entry] = divisor;
+        divisors.at[column] = divisor;
+        inverses.at[column] = __frcp_rn(divisor);
+      }
+      auto const divisor_of = [&](int column) { return divisors.at[column]; };
+      return write_rows<false>(rows, mean, divisor_of, [&](int column) { return inverses.at[column]; }, params, at, place);
+    }
+  }
   if (params.centers || params.key_mean != nullptr) {
     mean = read_columns(params.centers ? params.mean : params.key_mean, at.group, params, place);
   }
-  float descale;
-  if (params.per == Per::kBlock) {
-    descale = block_descale<kRotates, Element>(mean, params, at, place, shared);
-    int64_t const entry = (int64_t{at.sequence} * params.heads + at.head) * params.descale_blocks + at.block;
-    if (threadIdx.x == 0) params.descale[entry] = descale;
-  } else {
-    descale = __ldcg(params.descale + at.group);
-  }
-  write_rows<kRotates, Element>(mean, descale, params, at, place);
+  float const descale = descale_of_block<kRotates>(rows, mean, params, at, is_first, place, shared);
+  float const inverse = __frcp_rn(descale);
+  auto const divisor_of = [&](int) { return descale; };
+  write_rows<kRotates>(rows, mean, divisor_of, [&](int) { return inverse; }, params, at, place);
 }
 
 // As many as have the registers that the kernel takes; the vectors of float32 take more.

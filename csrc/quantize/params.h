@@ -51,8 +51,7 @@ struct Params {
   bool is_e5m2;
   bool centers;     // subtracts the mean
   bool has_statistics;  // of whole groups, which come before any block is written
-  int arrays;       // of statistics by column: sum, and per head largest and least, with a mean; the largest |x| per
-                    // channel; 0: none, and `amax` is used
+  int arrays;       // of a block's statistics by column, with a mean: the sum, and per head the largest and the least
   int hadamard;     // the size of the transforms that each row is cut into; 0: none
   float hadamard_scale;  // 1 / sqrt(hadamard)
   Signs signs;
@@ -61,9 +60,8 @@ struct Params {
 
   // Workspace. The first `zeroed_bytes` from `ticket` on are zeroed before the launch.
   unsigned* ticket;
-  unsigned* arrived;   // (groups): blocks whose statistics are there
-  unsigned* ready;     // (groups): 1 when mean and descale are
-  unsigned* amax;      // (groups): bits of the largest |x| so far
+  unsigned* arrived;   // (groups): blocks whose statistics are there, and 1 when the mean is
+  unsigned* amax;      // without a mean, (groups) or per channel (groups, head_dim): bits of the largest |x| so far
   int64_t zeroed_bytes;
   float* partials;     // (tasks, arrays, head_dim): statistics of a block by column
   int* sequences;      // packed: SequenceTable's numbers
@@ -73,9 +71,7 @@ struct Params {
 // sequences more, the rows before the first one and those behind the last one; and the most blocks of a sequence.
 constexpr int64_t sequence_numbers(int64_t batch) { return 3 * (batch + 2) + 2; }
 
-// With a mean, a block of its own descale needs the mean alone.
-constexpr int arrays_of(Per per, bool centers) {
-  return centers ? (per == Per::kBlock ? 1 : 3) : per == Per::kChannel ? 1 : 0;
-}
+// Blocks with descales of their own need the mean alone.
+constexpr int arrays_of(Per per, bool centers) { return !centers ? 0 : per == Per::kBlock ? 1 : 3; }
 
 }  // namespace flash_cute::quantize

@@ -1,4 +1,4 @@
-// A thread's part of half a block: 8 neighbouring columns of 4 rows. kLanes threads side by side hold a row.
+// A thread's part of a block: 8 neighbouring columns of 8 rows. kLanes threads side by side hold a row.
 #pragma once
 
 #include <cutlass/numeric_types.h>
@@ -10,10 +10,8 @@
 namespace flash_cute::quantize {
 
 constexpr int kColumns = 8;   // of a thread
-constexpr int kRows = 4;      // of a thread: whole blocks took registers that spilled
 constexpr int kRowStep = 16;  // rows that the CTA holds side by side
-constexpr int kHalfRows = kRows * kRowStep;
-static_assert(2 * kHalfRows == kBlockRows);
+constexpr int kRows = kBlockRows / kRowStep;  // of a thread
 template <int kLanes>
 constexpr int kThreads = kRowStep * kLanes;
 
@@ -59,17 +57,17 @@ struct Place {
   int column = lane * kColumns;
 };
 
-// The thread's part of half a block, from row `first` of the block on; zeros stand for what is not there. The last
-// reading of x does not keep it in caches.
-template <bool kIsLast, int kLanes, class Element>
-CUTE_DEVICE void load_rows(Vector<Element> (&rows)[kRows], int first, Params const& params, Block const& at,
+// The thread's part of a block's rows, or of a part of them from row `first` on; zeros stand for what is not there. The
+// last reading of x does not keep it in caches.
+template <bool kIsLast, int kLanes, int kCount, class Element>
+CUTE_DEVICE void load_rows(Vector<Element> (&rows)[kCount], int first, Params const& params, Block const& at,
                            Place<kLanes> const& place) {
   constexpr int kWords = sizeof(rows[0].words) / sizeof(uint4);
   Element const* const begin =
       static_cast<Element const*>(params.x) + at.offset(params.strides) + place.column +
       (first + place.first_row) * params.strides.row;
   CUTE_UNROLL
-  for (int i = 0; i < kRows; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     uint4 const* const source = reinterpret_cast<uint4 const*>(begin + i * kRowStep * params.strides.row);
     bool const is_there = first + place.first_row + i * kRowStep < at.rows && place.column < params.head_dim;
     CUTE_UNROLL

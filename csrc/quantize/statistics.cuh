@@ -1,5 +1,6 @@
-// The statistics of a group: each of its blocks' by column, or the largest |x| alone; the CTA that is the last to have a
-// block's combines them, always in the same order. What is not finite does not count.
+// The statistics of a group. Without a mean they are the largest |x|, in all or by column, which the blocks raise one
+// after the other. With a mean each block writes its own by column, and the CTA that is the last to have done so combines
+// them, always in the same order. What is not finite does not count.
 #pragma once
 
 #include "core/fp8.cuh"
@@ -58,7 +59,7 @@ CUTE_DEVICE bool is_finite(ColumnStatistics const& statistics, bool centers) {
   return finite;
 }
 
-// Of a thread's rows.
+// Of a thread's rows, half of them at a time: registers for all of them spilled.
 template <bool kRotates, class Element, int kLanes>
 CUTE_DEVICE ColumnStatistics column_statistics(Params const& params, Block const& at, Place<kLanes> const& place) {
   bool const centers = params.centers;
@@ -73,11 +74,11 @@ CUTE_DEVICE ColumnStatistics column_statistics(Params const& params, Block const
       own.low[column] = kInfinity;
     }
     CUTE_NO_UNROLL
-    for (int first = 0; first < at.rows; first += kHalfRows) {
-      Vector<Element> rows[kRows];
+    for (int first = 0; first < at.rows; first += kBlockRows / 2) {
+      Vector<Element> rows[kRows / 2];
       load_rows<false>(rows, first, params, at, place);
       CUTE_UNROLL
-      for (int i = 0; i < kRows; ++i) {
+      for (int i = 0; i < kRows / 2; ++i) {
         Values values = unpack(rows[i]);
         if constexpr (kRotates) rotate(values, params, place.lane);
         if (first + place.first_row + i * kRowStep >= at.rows) continue;
@@ -100,10 +101,9 @@ CUTE_DEVICE ColumnStatistics column_statistics(Params const& params, Block const
   return own;
 }
 
-// Combines the rows of all threads by column and writes them, for column < head_dim.
+// Combines the rows of all threads by column; of column threadIdx.x, if there is one.
 template <int kLanes, class Op>
-CUTE_DEVICE void write_by_column(float const (&own)[kColumns], float* target, int head_dim, Shared<kLanes>& shared,
-                                 Op op) {
+CUTE_DEVICE float combine_threads(float const (&own)[kColumns], Shared<kLanes>& shared, Op op) {
   constexpr int kWarps = kThreads<kLanes> / 32;
   Place<kLanes> const place;
   __syncthreads();  // the buffer may be in use
@@ -115,12 +115,11 @@ CUTE_DEVICE void write_by_column(float const (&own)[kColumns], float* target, in
     if (threadIdx.x % 32 < kLanes) shared.by_warp[threadIdx.x / 32][place.column + column] = x;
   }
   __syncthreads();
-  int const column = threadIdx.x;
-  if (column >= head_dim) return;
+  int const column = min(static_cast<int>(threadIdx.x), Shared<kLanes>::kWidth - 1);
   float total = shared.by_warp[0][column];
   CUTE_UNROLL
   for (int warp = 1; warp < kWarps; ++warp) total = op(total, shared.by_warp[warp][column]);
-  target[column] = total;
+  return total;
 }
 
 // Combines what the blocks of a group have written; of column threadIdx.x, if there is one.
@@ -154,61 +153,38 @@ CUTE_DEVICE double combine_blocks(Params const& params, Block const& at, int arr
   return all;
 }
 
-// The group's mean and descales. By the CTA that is the last to have a block's statistics.
+// The group's mean and, per head, its descale. By the CTA that is the last to have a block's statistics.
 template <int kLanes>
 CUTE_DEVICE void finish_group(Params const& params, Block const& at, Shared<kLanes>& shared) {
-  auto const add = [](double a, double b) { return a + b; };
-  auto const largest = [](double a, double b) { return a > b ? a : b; };
-  auto const least = [](double a, double b) { return a < b ? a : b; };
-  int const column = threadIdx.x;
-  int64_t const entry = int64_t{at.group} * params.head_dim + column;
-  bool const is_column = column < params.head_dim;
-  if (params.centers) {
-    double const sum = combine_blocks(params, at, 0, 0.0, shared, add);
-    float mean = static_cast<float>(sum / at.length);
-    if (!(fabsf(mean) < kInfinity)) mean = 0;  // sums of float32 that overflowed
-    if (is_column) params.mean[entry] = mean;
-    if (params.per == Per::kHead) {
-      float const high = static_cast<float>(combine_blocks(params, at, 1, -double{kInfinity}, shared, largest));
-      float const low = static_cast<float>(combine_blocks(params, at, 2, double{kInfinity}, shared, least));
-      // Subtracting is monotonic, so that this is the largest |x - mean| as it is computed; of no finite x it is -inf.
-      float const own = is_column ? fmaxf(0, fmaxf(__fsub_rn(high, mean), __fsub_rn(mean, low))) : 0;
-      float const amax = max_of_threads(own, shared);
-      if (threadIdx.x == 0) params.descale[at.group] = descale_of(amax, params.is_e5m2);
-    }
-  } else if (params.per == Per::kChannel) {
-    float const amax = static_cast<float>(combine_blocks(params, at, 0, 0.0, shared, largest));
-    if (is_column) params.descale[entry] = descale_of(amax, params.is_e5m2);
-  } else if (threadIdx.x == 0) {
-    float const amax = __uint_as_float(__ldcg(params.amax + at.group));
-    params.descale[at.group] = descale_of(amax, params.is_e5m2);
-  }
+  bool const is_column = threadIdx.x < params.head_dim;
+  double const sum = combine_blocks(params, at, 0, 0.0, shared, [](double a, double b) { return a + b; });
+  float mean = static_cast<float>(sum / at.length);
+  if (!(fabsf(mean) < kInfinity)) mean = 0;  // sums of float32 that overflowed
+  if (is_column) params.mean[int64_t{at.group} * params.head_dim + threadIdx.x] = mean;
+  if (params.per != Per::kHead) return;
+  double const high =
+      combine_blocks(params, at, 1, -double{kInfinity}, shared, [](double a, double b) { return a > b ? a : b; });
+  double const low =
+      combine_blocks(params, at, 2, double{kInfinity}, shared, [](double a, double b) { return a < b ? a : b; });
+  // Subtracting is monotonic, so that this is the largest |x - mean| as it is computed; of no finite x it is -inf.
+  float const above = __fsub_rn(static_cast<float>(high), mean), below = __fsub_rn(mean, static_cast<float>(low));
+  float const amax = max_of_threads(is_column ? fmaxf(0, fmaxf(above, below)) : 0, shared);
+  if (threadIdx.x == 0) params.descale[at.group] = descale_of(amax, params.is_e5m2);
 }
 
-// The statistics of a block, and those of its group if it is the last.
-template <bool kRotates, class Element, int kLanes>
-CUTE_DEVICE void take_statistics(Params const& params, int task, Shared<kLanes>& shared) {
-  Block const at = find_block(params, task);
-  if (at.is_unused) return;
-  Place<kLanes> const place;
-  ColumnStatistics const own = column_statistics<kRotates, Element>(params, at, place);
-  float* const parts = params.partials + int64_t{task} * params.arrays * params.head_dim;
-  auto const largest = [](float a, float b) { return fmaxf(a, b); };
-  if (params.centers) {
-    write_by_column(own.sum, parts, params.head_dim, shared, [](float a, float b) { return __fadd_rn(a, b); });
-    if (params.per == Per::kHead) {
-      write_by_column(own.high, parts + params.head_dim, params.head_dim, shared, largest);
-      write_by_column(own.low, parts + 2 * params.head_dim, params.head_dim, shared,
-                      [](float a, float b) { return fminf(a, b); });
-    }
-  } else if (params.per == Per::kChannel) {
-    write_by_column(own.high, parts, params.head_dim, shared, largest);
-  } else {
-    float most = 0;
-    CUTE_UNROLL
-    for (float const x : own.high) most = fmaxf(most, x);
-    most = max_of_threads(most, shared);
-    if (threadIdx.x == 0) atomicMax(params.amax + at.group, __float_as_uint(most));
+// Of a block, for the mean, and those of its group if it is the last.
+template <int kLanes>
+CUTE_DEVICE void add_to_mean(ColumnStatistics const& own, Params const& params, Block const& at, int task,
+                             Shared<kLanes>& shared) {
+  float* const target = params.partials + int64_t{task} * params.arrays * params.head_dim + threadIdx.x;
+  bool const is_column = threadIdx.x < params.head_dim;
+  float const sum = combine_threads(own.sum, shared, [](float a, float b) { return __fadd_rn(a, b); });
+  if (is_column) target[0] = sum;
+  if (params.per == Per::kHead) {
+    float const high = combine_threads(own.high, shared, [](float a, float b) { return fmaxf(a, b); });
+    float const low = combine_threads(own.low, shared, [](float a, float b) { return fminf(a, b); });
+    if (is_column) target[params.head_dim] = high;
+    if (is_column) target[2 * params.head_dim] = low;
   }
   __threadfence();  // what this thread has written is seen by whom thread 0 tells of it
   __syncthreads();
@@ -221,7 +197,55 @@ CUTE_DEVICE void take_statistics(Params const& params, int task, Shared<kLanes>&
   finish_group(params, at, shared);
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) atomicExch(params.ready + at.group, 1);
+  if (threadIdx.x == 0) atomicAdd(params.arrived + at.group, 1);  // one more than there are tasks: it is finished
+}
+
+// Of a block, without a mean: raises the largest |x| of its group.
+template <int kLanes>
+CUTE_DEVICE void raise_amax(ColumnStatistics const& own, Params const& params, Block const& at,
+                            Shared<kLanes>& shared) {
+  auto const largest = [](float a, float b) { return fmaxf(a, b); };
+  if (params.per == Per::kChannel) {
+    float const most = combine_threads(own.high, shared, largest);
+    if (threadIdx.x < params.head_dim) {
+      atomicMax(params.amax + int64_t{at.group} * params.head_dim + threadIdx.x, __float_as_uint(most));
+      __threadfence();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) atomicAdd(params.arrived + at.group, 1);
+    return;
+  }
+  float most = 0;
+  CUTE_UNROLL
+  for (float const x : own.high) most = fmaxf(most, x);
+  most = max_of_threads(most, shared);
+  if (threadIdx.x == 0) {
+    atomicMax(params.amax + at.group, __float_as_uint(most));
+    __threadfence();
+    atomicAdd(params.arrived + at.group, 1);
+  }
+}
+
+template <bool kRotates, class Element, int kLanes>
+CUTE_DEVICE void take_statistics(Params const& params, int task, Shared<kLanes>& shared) {
+  Block const at = find_block(params, task);
+  if (at.is_unused) return;
+  ColumnStatistics const own = column_statistics<kRotates, Element>(params, at, Place<kLanes>{});
+  if (params.centers) {
+    add_to_mean(own, params, at, task, shared);
+  } else {
+    raise_amax(own, params, at, shared);
+  }
+}
+
+// Waits until the statistics of the block's group are there.
+CUTE_DEVICE void wait_for_group(Params const& params, Block const& at) {
+  if (threadIdx.x == 0) {
+    int const expected = at.group_tasks + (params.centers ? 1 : 0);
+    while (static_cast<int>(atomicAdd(params.arrived + at.group, 0)) != expected) __nanosleep(100);
+    __threadfence();
+  }
+  __syncthreads();
 }
 
 }  // namespace flash_cute::quantize
