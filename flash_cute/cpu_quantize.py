@@ -63,8 +63,9 @@ def quantize(
         else:
             results = _packed(out, x, kind, key_mean, cu_seqlens, max_seqlen)
         descale, mean, shift = results
-        nothing = x.new_empty(0, dtype=torch.float32)
-        return out, descale, mean if center else nothing, nothing if key_mean is None else shift
+        # An operator's results do not share memory.
+        mean, shift = (y if asked else y.new_empty(0) for y, asked in ((mean, center), (shift, key_mean is not None)))
+        return out, descale, mean, shift
 
 
 def rotation_signs(seed: int, head_dim: int) -> Tensor:

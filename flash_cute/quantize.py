@@ -105,8 +105,7 @@ def quantize_fp8(
         q8, of_rows, _, shift = _ops.quantize_fp8(q, "q", name, per, heads_kv, False, signs, key_mean, *lengths_q)
         v8, of_values, _, _ = _ops.quantize_fp8(v, "v", name, of_v, heads_kv, False, None, None, *lengths_k)
     except (RuntimeError, TypeError, ValueError) as error:
-        given = {} if cu_seqlens_q is None else {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-        raise_refusal(error, given, None, None, None, None)
+        raise_refusal(error, {}, None, None, None, None)
         raise
     return q8, k8, v8, Fp8Descales(of_rows, of_keys, of_values, shift if smooth_k else None)
 
@@ -133,6 +132,9 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, 
         given, missing = ("q", "k") if cu_seqlens_k is None else ("k", "q")
         raise ValueError(f"flash_cute: cu_seqlens_{missing}: expected offsets beside cu_seqlens_{given}, got None")
     packed = cu_seqlens_q is not None
+    if packed:
+        offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        raise_refusal(ValueError(), offsets, None, None, None, None)  # for what is no tensor
     dims = 3 if packed else 4
     words = "(rows, heads, head_dim)" if packed else "(batch, heads, length, head_dim)"
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -150,8 +152,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, 
     of_rows = 0 if packed else 2
     if v.shape[of_rows] != k.shape[of_rows]:
         raise ValueError(f"flash_cute: v: expected k's length {k.shape[of_rows]}, got {v.shape[of_rows]}")
-    both = isinstance(cu_seqlens_q, Tensor) and isinstance(cu_seqlens_k, Tensor)
-    if both and cu_seqlens_q.shape != cu_seqlens_k.shape:
+    if cu_seqlens_q is not None and cu_seqlens_k is not None and cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise ValueError(
             f"flash_cute: cu_seqlens_k: expected cu_seqlens_q's shape {tuple(cu_seqlens_q.shape)}, got "
             f"{tuple(cu_seqlens_k.shape)}"

@@ -44,7 +44,9 @@ template <bool kRotates, class Element, int kLanes>
 CUTE_DEVICE Values row_values(Vector<Element> const& row, Values const& mean, Params const& params,
                               Place<kLanes> const& place) {
   Values values = unpack(row);
-  if constexpr (kRotates) rotate(values, params, place.lane);
+  if constexpr (kRotates) {
+    if (params.hadamard > 0) rotate(values, params, place.lane);
+  }
   if (params.centers) {
     CUTE_UNROLL
     for (int column = 0; column < kColumns; ++column) values.at[column] = __fsub_rn(values.at[column], mean.at[column]);
@@ -172,7 +174,7 @@ CUTE_DEVICE void write_block(Params const& params, int task, Shared<kLanes>& sha
   load_rows<true>(rows, 0, params, at, place);  // they arrive while the rest is waited for
   if (params.has_statistics) wait_for_group(params, at);
   Values mean{};
-  if constexpr (!kRotates) {
+  if constexpr (!kRotates || kServesBoth<Element, kLanes>) {
     if (params.per == Per::kChannel) {
       Values divisors = read_columns(reinterpret_cast<float const*>(params.amax), at.group, params, place), inverses;
       CUTE_UNROLL
@@ -196,12 +198,14 @@ CUTE_DEVICE void write_block(Params const& params, int task, Shared<kLanes>& sha
   write_rows<kRotates>(rows, mean, divisor_of, [&](int) { return inverse; }, params, at, place);
 }
 
-// As many as have the registers that the kernel takes; the vectors of float32 take more.
-template <class Element, int kLanes, bool kRotates>
-constexpr int kCtasPerSm = std::max((sizeof(Element) == 4 || kRotates ? 512 : 768) / kThreads<kLanes>, 1);
+// As many as have the registers that the kernel takes: 80 or, where there are fewer CTAs, up to 128. Without the
+// instruction that converts to float8, 80 spill.
+template <int kArch, class Element, int kLanes, bool kRotates>
+constexpr int kCtasPerSm =
+    std::max((kArch < 90 || sizeof(Element) == 4 || kRotates ? 512 : 768) / kThreads<kLanes>, 1);
 
 template <int kArch, class Element, int kLanes, bool kRotates>
-__global__ void __launch_bounds__(kThreads<kLanes>, kCtasPerSm<Element, kLanes, kRotates>)
+__global__ void __launch_bounds__(kThreads<kLanes>, kCtasPerSm<kArch, Element, kLanes, kRotates>)
     quantize_kernel(__grid_constant__ Params const params) {
   __shared__ Shared<kLanes> shared;
   fill_unused(params);

@@ -14,22 +14,26 @@ cudaError_t launch_kernel(Params const& params, int num_sms, cudaStream_t stream
     error = cudaGetLastError();
     if (error != cudaSuccess) return error;
   }
-  int const ctas = std::clamp(params.task_limit, 1, num_sms * kCtasPerSm<Element, kLanes, kRotates>);
+  int const ctas = std::clamp(params.task_limit, 1, num_sms * kCtasPerSm<kArch, Element, kLanes, kRotates>);
   quantize_kernel<kArch, Element, kLanes, kRotates><<<ctas, kThreads<kLanes>, 0, stream>>>(params);
   return cudaGetLastError();
 }
 
-template <int kArch, class Element, bool kRotates>
+template <int kArch, class Element, int kLanes>
 cudaError_t launch_lanes(Params const& params, int num_sms, cudaStream_t stream) {
-  if (params.head_dim <= 8 * kColumns) return launch_kernel<kArch, Element, 8, kRotates>(params, num_sms, stream);
-  if (params.head_dim <= 16 * kColumns) return launch_kernel<kArch, Element, 16, kRotates>(params, num_sms, stream);
-  return launch_kernel<kArch, Element, 32, kRotates>(params, num_sms, stream);
+  if constexpr (!kServesBoth<Element, kLanes>) {
+    if (params.hadamard == 0) return launch_kernel<kArch, Element, kLanes, false>(params, num_sms, stream);
+  }
+  return launch_kernel<kArch, Element, kLanes, true>(params, num_sms, stream);
 }
 
 template <int kArch, class Element>
 cudaError_t launch_element(Params const& params, int num_sms, cudaStream_t stream) {
-  return params.hadamard > 0 ? launch_lanes<kArch, Element, true>(params, num_sms, stream)
-                             : launch_lanes<kArch, Element, false>(params, num_sms, stream);
+  if constexpr (sizeof(Element) < 4) {
+    if (params.head_dim <= 8 * kColumns) return launch_lanes<kArch, Element, 8>(params, num_sms, stream);
+    if (params.head_dim <= 16 * kColumns) return launch_lanes<kArch, Element, 16>(params, num_sms, stream);
+  }
+  return launch_lanes<kArch, Element, 32>(params, num_sms, stream);
 }
 
 // kArch: the folder of csrc/ for whose chips the file is compiled.

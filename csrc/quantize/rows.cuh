@@ -15,6 +15,11 @@ constexpr int kRows = kBlockRows / kRowStep;  // of a thread
 template <int kLanes>
 constexpr int kThreads = kRowStep * kLanes;
 
+// Whether the kernel that rotates serves calls without a rotation too: those of float32 and of wide heads are too few to
+// be worth the time that kernels of their own take to compile.
+template <class Element, int kLanes>
+constexpr bool kServesBoth = sizeof(Element) == 4 || kLanes == 32;
+
 // What a thread has of a row as it is in memory: 16 bytes, or 32 of float32.
 template <class Element>
 struct Vector {

@@ -80,7 +80,9 @@ CUTE_DEVICE ColumnStatistics column_statistics(Params const& params, Block const
       CUTE_UNROLL
       for (int i = 0; i < kRows / 2; ++i) {
         Values values = unpack(rows[i]);
-        if constexpr (kRotates) rotate(values, params, place.lane);
+        if constexpr (kRotates) {
+          if (params.hadamard > 0) rotate(values, params, place.lane);
+        }
         if (first + place.first_row + i * kRowStep >= at.rows) continue;
         CUTE_UNROLL
         for (int column = 0; column < kColumns; ++column) {
