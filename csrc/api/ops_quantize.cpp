@@ -5,10 +5,10 @@
 //                       per "block"    (B, H, ceil(N / 128)): of 128 rows of a sequence; of packed sequences of
 //                                      ceil(max_seqlen / 128), or of all rows
 //                       per "channel"  (B, heads_kv, D)
-//                       `name` says which of q, k and v x is, for messages. With `center` x less its mean over the rows,
-//                       which is returned, else (0,). With `seed` x is rotated first, and so is that mean. With
-//                       `key_mean`, what k's quantisation returned, `shift` is its product with each row of x, (B, H, N)
-//                       or packed (H, rows), else (0,)
+//                       `name` says which of q, k and v x is, for messages. With `center` x less its mean over the
+//                       rows, which is returned, else (0,). With `seed` x is rotated first, and so is that mean. With
+//                       `key_mean`, what k's quantisation returned, `shift` is its product with each row of x,
+//                       (B, H, N) or packed (H, rows), else (0,)
 //   check_quantize_fp8  raises what quantize_fp8 would raise; `devices` as in check_fwd, see ops.cpp
 //
 // The CPU kernel is registered from Python.

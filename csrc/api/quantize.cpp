@@ -81,8 +81,8 @@ void check_key_mean(QuantizeArgs const& args) {
   FLASH_CUTE_CHECK(mean.dtype == aoti_torch_dtype_float32(), "key_mean: expected float32, got ",
                    dtype_name(mean.dtype));
   std::array<int64_t, 3> const sizes{batch_of(args), args.heads_kv, args.x.sizes[3]};
-  FLASH_CUTE_CHECK(mean.rank == 3 && std::equal(sizes.begin(), sizes.end(), mean.sizes), "key_mean: expected the shape ",
-                   shape_text(sizes.data(), 3), ", got ", shape_text(mean));
+  FLASH_CUTE_CHECK(mean.rank == 3 && std::equal(sizes.begin(), sizes.end(), mean.sizes),
+                   "key_mean: expected the shape ", shape_text(sizes.data(), 3), ", got ", shape_text(mean));
   std::array<int64_t, 3> const strides = contiguous_strides(sizes);
   for (int dim = 0; dim < 3; ++dim) {
     FLASH_CUTE_CHECK(sizes[dim] <= 1 || mean.strides[dim] == strides[dim],
@@ -195,9 +195,9 @@ struct Layout {
     WorkspaceLayout layout;
     ticket = layout.take(kWord);
     arrived = layout.take(kWord * groups);
-    amax = layout.take(kWord * groups * (params.per == Per::kChannel ? params.head_dim : 1));
+    amax = layout.take(kWord * groups * params.amax_width);
     zeroed = layout.bytes();
-    partials = layout.take(kWord * params.task_limit * params.arrays * params.head_dim);
+    partials = layout.take(params.centers ? kWord * params.task_limit * params.head_dim : 0);
     sequences = packed ? layout.take(kWord * quantize::sequence_numbers(params.batch)) : kNoPart;
     bytes = layout.bytes();
   }
@@ -261,7 +261,7 @@ QuantizeResult quantize_cuda(QuantizeArgs const& args) {
                 .is_e5m2 = is_e5m2,
                 .centers = args.center,
                 .has_statistics = args.center || per != Per::kBlock,
-                .arrays = quantize::arrays_of(per, args.center)};
+                .amax_width = quantize::amax_width_of(per, args.center, static_cast<int>(head_dim))};
   if (args.seed) {
     params.hadamard = static_cast<int>(head_dim & -head_dim);  // the largest power of two that divides it
     params.hadamard_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(params.hadamard)));

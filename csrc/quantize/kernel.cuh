@@ -84,7 +84,7 @@ CUTE_DEVICE float block_descale(Vector<Element> const (&rows)[kRows], Values con
   return descale_of(max_of_threads(most, shared), params.is_e5m2);
 }
 
-// The sum over the row's columns of the thread's values times those of the mean of k, for the first of the row's threads.
+// The product of a row with the mean of k, of which each thread has its columns.
 template <int kLanes>
 CUTE_DEVICE float times_key_mean(Values const& values, Values const& key_mean) {
   float product = 0;
@@ -186,7 +186,8 @@ CUTE_DEVICE void write_block(Params const& params, int task, Shared<kLanes>& sha
         inverses.at[column] = __frcp_rn(divisor);
       }
       auto const divisor_of = [&](int column) { return divisors.at[column]; };
-      return write_rows<false>(rows, mean, divisor_of, [&](int column) { return inverses.at[column]; }, params, at, place);
+      auto const inverse_of = [&](int column) { return inverses.at[column]; };
+      return write_rows<false>(rows, mean, divisor_of, inverse_of, params, at, place);
     }
   }
   if (params.centers || params.key_mean != nullptr) {

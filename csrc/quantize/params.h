@@ -29,7 +29,7 @@ struct Params {
   void const* x;
   uint8_t* out;
   float* descale;          // contiguous: (batch, heads_kv), (batch, heads, descale_blocks), (batch, heads_kv, head_dim)
-  float* mean;             // (batch, heads_kv, head_dim): x's over its rows, rotated as x is, which is subtracted; or null
+  float* mean;             // (batch, heads_kv, head_dim): x's over its rows, rotated as x is; or null
   float const* key_mean;   // (batch, heads_kv, head_dim): that of k, to be multiplied by each row of q; or null
   float* shift;            // with key_mean: the products, (batch, heads, rows) or packed (heads, rows)
 
@@ -51,7 +51,7 @@ struct Params {
   bool is_e5m2;
   bool centers;     // subtracts the mean
   bool has_statistics;  // of whole groups, which come before any block is written
-  int arrays;       // of a block's statistics by column, with a mean: the sum, and per head the largest and the least
+  int amax_width;   // numbers of a group in `amax`
   int hadamard;     // the size of the transforms that each row is cut into; 0: none
   float hadamard_scale;  // 1 / sqrt(hadamard)
   Signs signs;
@@ -61,9 +61,10 @@ struct Params {
   // Workspace. The first `zeroed_bytes` from `ticket` on are zeroed before the launch.
   unsigned* ticket;
   unsigned* arrived;   // (groups): blocks whose statistics are there, and 1 when the mean is
-  unsigned* amax;      // without a mean, (groups) or per channel (groups, head_dim): bits of the largest |x| so far
+  unsigned* amax;      // (groups, amax_width): the largest |x| so far, as bits, or that of each column; with a mean, per
+                       // head, the largest x and the largest -x of each column, as to_key has them
   int64_t zeroed_bytes;
-  float* partials;     // (tasks, arrays, head_dim): statistics of a block by column
+  float* partials;     // with a mean, (tasks, head_dim): a block's sums by column
   int* sequences;      // packed: SequenceTable's numbers
 };
 
@@ -71,7 +72,9 @@ struct Params {
 // sequences more, the rows before the first one and those behind the last one; and the most blocks of a sequence.
 constexpr int64_t sequence_numbers(int64_t batch) { return 3 * (batch + 2) + 2; }
 
-// Blocks with descales of their own need the mean alone.
-constexpr int arrays_of(Per per, bool centers) { return !centers ? 0 : per == Per::kBlock ? 1 : 3; }
+constexpr int amax_width_of(Per per, bool centers, int head_dim) {
+  if (per == Per::kBlock) return 0;
+  return centers ? 2 * head_dim : per == Per::kChannel ? head_dim : 1;
+}
 
 }  // namespace flash_cute::quantize

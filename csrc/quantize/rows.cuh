@@ -15,8 +15,8 @@ constexpr int kRows = kBlockRows / kRowStep;  // of a thread
 template <int kLanes>
 constexpr int kThreads = kRowStep * kLanes;
 
-// Whether the kernel that rotates serves calls without a rotation too: those of float32 and of wide heads are too few to
-// be worth the time that kernels of their own take to compile.
+// Whether the kernel that rotates serves calls without a rotation too: those of float32 and of wide heads are too rare
+// to be worth the time that kernels of their own take to compile.
 template <class Element, int kLanes>
 constexpr bool kServesBoth = sizeof(Element) == 4 || kLanes == 32;
 

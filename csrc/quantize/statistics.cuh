@@ -1,6 +1,6 @@
-// The statistics of a group. Without a mean they are the largest |x|, in all or by column, which the blocks raise one
-// after the other. With a mean each block writes its own by column, and the CTA that is the last to have done so combines
-// them, always in the same order. What is not finite does not count.
+// The statistics of a group: the largest |x|, in all or by column, or, with a mean, the largest and the least x by
+// column, which the blocks raise in any order; and for a mean the sums by column, which each block writes, and the CTA
+// that is the last to have done so adds, always in the same order. What is not finite does not count.
 #pragma once
 
 #include "core/fp8.cuh"
@@ -41,6 +41,16 @@ CUTE_DEVICE float max_of_threads(float x, Shared<kLanes>& shared) {
   CUTE_UNROLL
   for (int warp = 0; warp < kWarps; ++warp) most = fmaxf(most, shared.of_warps[warp]);
   return most;
+}
+
+// Numbers in the order of floats; 0 is below them all, and stands for -inf.
+CUTE_DEVICE unsigned to_key(float x) {
+  unsigned const bits = __float_as_uint(x);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+CUTE_DEVICE float from_key(unsigned key) {
+  if (key == 0) return -kInfinity;
+  return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
 struct ColumnStatistics {
@@ -124,33 +134,32 @@ CUTE_DEVICE float combine_threads(float const (&own)[kColumns], Shared<kLanes>& 
   return total;
 }
 
-// Combines what the blocks of a group have written; of column threadIdx.x, if there is one.
-template <int kLanes, class Op>
-CUTE_DEVICE double combine_blocks(Params const& params, Block const& at, int array, double none, Shared<kLanes>& shared,
-                                  Op op) {
+// Adds what the blocks of a group have written; of column threadIdx.x, if there is one.
+template <int kLanes>
+CUTE_DEVICE double add_blocks(Params const& params, Block const& at, Shared<kLanes>& shared) {
   constexpr int kSlots = 8, kThreadsOfSlot = 2 * kLanes;  // which take 4 columns each
   int const slot = threadIdx.x / kThreadsOfSlot, column = threadIdx.x % kThreadsOfSlot * 4;
-  int64_t const stride = int64_t{params.arrays} * params.head_dim;
-  float const* const first = params.partials + at.group_begin * stride + array * params.head_dim + column;
-  double total[4] = {none, none, none, none};
+  int64_t const stride = params.head_dim;
+  float const* const first = params.partials + at.group_begin * stride + column;
+  double total[4] = {};
   if (column < params.head_dim) {
-    CUTE_NO_UNROLL
+#pragma unroll 8  // so that as many loads are under way
     for (int block = slot; block < at.group_tasks; block += kSlots) {
       float4 const part = __ldcg(reinterpret_cast<float4 const*>(first + block * stride));
-      total[0] = op(total[0], double(part.x));
-      total[1] = op(total[1], double(part.y));
-      total[2] = op(total[2], double(part.z));
-      total[3] = op(total[3], double(part.w));
+      total[0] += part.x;
+      total[1] += part.y;
+      total[2] += part.z;
+      total[3] += part.w;
     }
   }
   __syncthreads();  // the buffer may be in use
   CUTE_UNROLL
   for (int i = 0; i < 4; ++i) shared.by_slot[slot][column + i] = total[i];
   __syncthreads();
-  double all = none;
+  double all = 0;
   if (threadIdx.x < Shared<kLanes>::kWidth) {
     CUTE_UNROLL
-    for (int i = 0; i < kSlots; ++i) all = op(all, shared.by_slot[i][threadIdx.x]);
+    for (int i = 0; i < kSlots; ++i) all += shared.by_slot[i][threadIdx.x];
   }
   return all;
 }
@@ -159,18 +168,18 @@ CUTE_DEVICE double combine_blocks(Params const& params, Block const& at, int arr
 template <int kLanes>
 CUTE_DEVICE void finish_group(Params const& params, Block const& at, Shared<kLanes>& shared) {
   bool const is_column = threadIdx.x < params.head_dim;
-  double const sum = combine_blocks(params, at, 0, 0.0, shared, [](double a, double b) { return a + b; });
-  float mean = static_cast<float>(sum / at.length);
+  float mean = static_cast<float>(add_blocks(params, at, shared) / at.length);
   if (!(fabsf(mean) < kInfinity)) mean = 0;  // sums of float32 that overflowed
   if (is_column) params.mean[int64_t{at.group} * params.head_dim + threadIdx.x] = mean;
   if (params.per != Per::kHead) return;
-  double const high =
-      combine_blocks(params, at, 1, -double{kInfinity}, shared, [](double a, double b) { return a > b ? a : b; });
-  double const low =
-      combine_blocks(params, at, 2, double{kInfinity}, shared, [](double a, double b) { return a < b ? a : b; });
-  // Subtracting is monotonic, so that this is the largest |x - mean| as it is computed; of no finite x it is -inf.
-  float const above = __fsub_rn(static_cast<float>(high), mean), below = __fsub_rn(mean, static_cast<float>(low));
-  float const amax = max_of_threads(is_column ? fmaxf(0, fmaxf(above, below)) : 0, shared);
+  float own = 0;
+  if (is_column) {
+    unsigned const* const limits = params.amax + int64_t{at.group} * params.amax_width + threadIdx.x;
+    float const high = from_key(__ldcg(limits)), low = -from_key(__ldcg(limits + params.head_dim));
+    // Subtracting is monotonic, so that this is the largest |x - mean| as it is computed; of no finite x it is -inf.
+    own = fmaxf(0, fmaxf(__fsub_rn(high, mean), __fsub_rn(mean, low)));
+  }
+  float const amax = max_of_threads(own, shared);
   if (threadIdx.x == 0) params.descale[at.group] = descale_of(amax, params.is_e5m2);
 }
 
@@ -178,15 +187,15 @@ CUTE_DEVICE void finish_group(Params const& params, Block const& at, Shared<kLan
 template <int kLanes>
 CUTE_DEVICE void add_to_mean(ColumnStatistics const& own, Params const& params, Block const& at, int task,
                              Shared<kLanes>& shared) {
-  float* const target = params.partials + int64_t{task} * params.arrays * params.head_dim + threadIdx.x;
   bool const is_column = threadIdx.x < params.head_dim;
   float const sum = combine_threads(own.sum, shared, [](float a, float b) { return __fadd_rn(a, b); });
-  if (is_column) target[0] = sum;
+  if (is_column) params.partials[int64_t{task} * params.head_dim + threadIdx.x] = sum;
   if (params.per == Per::kHead) {
     float const high = combine_threads(own.high, shared, [](float a, float b) { return fmaxf(a, b); });
     float const low = combine_threads(own.low, shared, [](float a, float b) { return fminf(a, b); });
-    if (is_column) target[params.head_dim] = high;
-    if (is_column) target[2 * params.head_dim] = low;
+    unsigned* const limits = params.amax + int64_t{at.group} * params.amax_width + threadIdx.x;
+    if (is_column) atomicMax(limits, to_key(high));
+    if (is_column) atomicMax(limits + params.head_dim, to_key(-low));
   }
   __threadfence();  // what this thread has written is seen by whom thread 0 tells of it
   __syncthreads();
@@ -210,7 +219,7 @@ CUTE_DEVICE void raise_amax(ColumnStatistics const& own, Params const& params, B
   if (params.per == Per::kChannel) {
     float const most = combine_threads(own.high, shared, largest);
     if (threadIdx.x < params.head_dim) {
-      atomicMax(params.amax + int64_t{at.group} * params.head_dim + threadIdx.x, __float_as_uint(most));
+      atomicMax(params.amax + int64_t{at.group} * params.amax_width + threadIdx.x, __float_as_uint(most));
       __threadfence();
     }
     __syncthreads();
