@@ -61,8 +61,8 @@ struct Params {
   // Workspace. The first `zeroed_bytes` from `ticket` on are zeroed before the launch.
   unsigned* ticket;
   unsigned* arrived;   // (groups): blocks whose statistics are there, and 1 when the mean is
-  unsigned* amax;      // (groups, amax_width): the largest |x| so far, as bits, or that of each column; with a mean, per
-                       // head, the largest x and the largest -x of each column, as to_key has them
+  unsigned* amax;      // (groups, amax_width): the largest |x| so far, as bits, or that of each column; with a mean,
+                       // per head, the largest x and the largest -x of each column, as to_key has them
   int64_t zeroed_bytes;
   float* partials;     // with a mean, (tasks, head_dim): a block's sums by column
   int* sequences;      // packed: SequenceTable's numbers
