@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 from . import _numpy, reference  # noqa: F401 (_numpy is the first to import torch)
 from .api import attention, backends, bwd, fwd
 from .explain import Explanation, explain
+from .quantize import Fp8Descales, quantize_fp8
 from .tune import Tuning, tune, use_tuning
 from .tune._table import load_from_environment as _load_from_environment
 from .varlen import varlen_attention, varlen_bwd, varlen_fwd
 
 __all__ = [
     "Explanation",
+    "Fp8Descales",
     "Tuning",
     "__version__",
     "attention",
@@ -26,6 +28,7 @@ __all__ = [
     "bwd",
     "explain",
     "fwd",
+    "quantize_fp8",
     "reference",
     "tune",
     "use_tuning",

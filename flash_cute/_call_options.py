@@ -41,6 +41,7 @@ class Fp8Options(NamedTuple):
     descale_v: Tensor | None
     descale_out: Tensor | None
     out_dtype: str
+    exact_lse: bool  # else the LSE is of the rounded numerators, and the kernel faster
 
 
 def split_fp8(given: Sequence[Any]) -> tuple[Fp8Options, Sequence[Any]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._call_options import split_dense, split_fp8, split_packed
 from ._fp8_types import DTYPES
-from ._layout import empty_out
+from ._layout import empty_out, empty_quantized
 from ._torch import without_modes
 
 
@@ -67,6 +67,36 @@ def fp8_varlen_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor
     _check(torch.ops.flash_cute.check_fp8_varlen_fwd.default, q, k, v, *given, dims=dims)
     dtype = DTYPES[split_fp8(given)[0].out_dtype]
     return empty_out(q, v.shape[2], dtype), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+
+
+def quantize_fp8(
+    x: Tensor,
+    name: str,
+    dtype: str,
+    per: str,
+    heads_kv: Any,
+    center: bool,
+    seed: int | None,
+    key_mean: Tensor | None,
+    cu_seqlens: Tensor | None,
+    max_seqlen: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    arguments = (x, name, dtype, per, heads_kv, center, seed, key_mean, cu_seqlens, max_seqlen)
+    of_x = (BATCH, HEADS, ROWS, COLUMNS) if cu_seqlens is None else _PACKED
+    dims = (of_x, *((),) * 6, (BATCH, HEADS, COLUMNS), (OFFSETS,))
+    _check(torch.ops.flash_cute.check_quantize_fp8.default, *arguments, dims=dims)
+    rows, heads = (x.shape[2], x.shape[1]) if cu_seqlens is None else (x.shape[0], x.shape[1])
+    batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    blocks = ((rows if max_seqlen is None else max_seqlen) + 127) // 128
+    of_entry = {"head": (heads_kv,), "block": (heads, blocks), "channel": (heads_kv, x.shape[-1])}[per]
+    floats = [
+        (batch, *of_entry),
+        (batch, heads_kv, x.shape[-1]) if center else (0,),
+        (0,) if key_mean is None else (batch, heads, rows) if cu_seqlens is None else (heads, rows),
+    ]
+    out = empty_quantized(x, getattr(torch, dtype))
+    descale, mean, shift = (x.new_empty(shape, dtype=torch.float32) for shape in floats)
+    return out, descale, mean, shift
 
 
 # What the sizes of an argument are, by dim: those with one number are equal in a good call, OFFSETS is BATCH + 1.

@@ -55,6 +55,7 @@ def attend(
             causal = mask_name(causal)
         if return_lse is not False and return_lse is not True:
             return_lse = check_flag("return_lse", return_lse)
+        own = own._replace(exact_lse=return_lse)
         left, right = (None, None) if window is None else window_sides(window)
         if scale is not None:
             check_number("scale", scale)
@@ -95,13 +96,13 @@ def options(q: Tensor, descale_q: Any, descale_k: Any, descale_v: Any, out_dtype
             "tensors (float8_e4m3fn or float8_e5m2)"
         )
     if out_dtype is None:
-        return Fp8Options(descale_q, descale_k, descale_v, descale_out, "bfloat16")
+        return Fp8Options(descale_q, descale_k, descale_v, descale_out, "bfloat16", True)
     if not isinstance(out_dtype, torch.dtype) or out_dtype not in NAMES:
         raise ValueError(
             "flash_cute: out_dtype: expected None, torch.float16, bfloat16, float32, float8_e4m3fn or float8_e5m2, got "
             f"{out_dtype}"
         )
-    return Fp8Options(descale_q, descale_k, descale_v, descale_out, NAMES[out_dtype])
+    return Fp8Options(descale_q, descale_k, descale_v, descale_out, NAMES[out_dtype], True)
 
 
 def refuse_gradients(*given: Tensor | None) -> None:

@@ -27,6 +27,13 @@ def empty_out(q: Tensor, head_dim_v: int, dtype: torch.dtype | None = None) -> T
     return torch.empty_permuted((*q.shape[:-1], head_dim_v), order, dtype=dtype or q.dtype, device=q.device)
 
 
+def empty_quantized(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor of another dtype, laid out like `empty_like(x)` if x's rows are contiguous, else so."""
+    if x.stride(-1) == 1:
+        return torch.empty_like(x, dtype=dtype)
+    return torch.empty(x.shape, dtype=dtype, device=x.device)
+
+
 def _is_one(size: Any) -> bool:
     """A symbolic size, which torch.compile takes to be another one, is not asked: that would be a guard."""
     return isinstance(size, int) and size == 1

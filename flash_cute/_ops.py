@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from . import _built, _fakes, _layers, cpu, cpu_bwd, cpu_fp8, cpu_varlen, flops, sharding
+from . import _built, _fakes, _layers, cpu, cpu_bwd, cpu_fp8, cpu_quantize, cpu_varlen, flops, sharding
 from ._torch import direct_call
 from ._when_imported import when_imported
 
@@ -75,6 +75,10 @@ for _name, _fake, _cpu in (
     torch.library.register_vmap(f"flash_cute::{_name}", refuse_vmap, lib=library)
     library.impl(_name, _cpu, "CPU")
 
+# Under vmap PyTorch calls it once for each item.
+torch.library.register_fake("flash_cute::quantize_fp8", _fakes.quantize_fp8, lib=library)
+library.impl("quantize_fp8", cpu_quantize.quantize, "CPU")
+
 # Looked up once, since the first four of each kind are called in every forward or backward.
 fwd = torch.ops.flash_cute.fwd.default
 fwd_without_autograd = torch.ops.flash_cute._fwd.default
@@ -94,6 +98,7 @@ fp8_fwd_plan = torch.ops.flash_cute.fp8_fwd_plan.default
 fp8_varlen_fwd = torch.ops.flash_cute.fp8_varlen_fwd.default
 fp8_varlen_fwd_without_autograd = torch.ops.flash_cute._fp8_varlen_fwd.default
 fp8_varlen_fwd_plan = torch.ops.flash_cute.fp8_varlen_fwd_plan.default
+quantize_fp8 = torch.ops.flash_cute.quantize_fp8.default
 # The layers' operators, which only calls reach that `_layers.is_plain` has looked at.
 sdpa = direct_call(torch.ops.flash_cute._sdpa.default)
 rows_fwd = direct_call(torch.ops.flash_cute._rows_fwd.default)

@@ -89,6 +89,11 @@ def check_longest(name: str, longest: Any) -> None:
     raise ValueError(f"flash_cute: {name}: expected None or a number of rows, got {_shown(longest)}{why}") from None
 
 
+def check_seed(seed: Any) -> None:
+    if not (_is_int(seed) and _fits(seed)):
+        raise ValueError(f"flash_cute: seed: expected a number of 64 bits, got {_shown(seed)}")
+
+
 def check_capability(capability: Any) -> int:
     """0 where a plan is for the tensors' own device."""
     if capability is None:

@@ -17,6 +17,7 @@ struct Fp8Args {
   std::optional<TensorInfo> descale_v;    // one number, (batch, heads_kv) or (batch, heads_kv, head_dim_v)
   std::optional<TensorInfo> descale_out;  // one number or (batch, heads_q); of a float8 out alone
   std::string_view out_dtype;             // as in "bfloat16"
+  bool exact_lse;                         // see Fp8Terms
 };
 
 }  // namespace flash_cute

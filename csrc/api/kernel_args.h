@@ -96,6 +96,7 @@ inline Fp8Terms make_fp8_terms(FwdArgs const& args, Problem const& problem) {
           .k_is_e5m2 = is_e5m2(args.k),
           .v_is_e5m2 = is_e5m2(args.v),
           .out_type = parse_out_type(fp8.out_dtype),
+          .exact_lse = fp8.exact_lse,
           .q = make_descale(fp8.descale_q, problem.heads_q / std::max(1, problem.heads_kv)),
           .k = make_descale(fp8.descale_k, 1),
           .v = make_descale(fp8.descale_v, 1),

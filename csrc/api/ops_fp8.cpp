@@ -22,19 +22,22 @@ class Fp8Stack {
         descale_k_(stack.optional_tensor()),
         descale_v_(stack.optional_tensor()),
         descale_out_(stack.optional_tensor()),
-        out_dtype_(stack.string()) {}
+        out_dtype_(stack.string()),
+        exact_lse_(stack.value<bool>()) {}
 
   Fp8Args args() const {
     return {.descale_q = optional_info("descale_q", descale_q_),
             .descale_k = optional_info("descale_k", descale_k_),
             .descale_v = optional_info("descale_v", descale_v_),
             .descale_out = optional_info("descale_out", descale_out_),
-            .out_dtype = view(out_dtype_)};
+            .out_dtype = view(out_dtype_),
+            .exact_lse = exact_lse_};
   }
 
  private:
   Tensor descale_q_, descale_k_, descale_v_, descale_out_;  // null: none was given
   String out_dtype_;
+  bool exact_lse_;
 };
 
 class FwdStack {
@@ -142,7 +145,7 @@ void boxed_check_varlen_fwd(StableIValue* stack, uint64_t, uint64_t) {
 }  // namespace flash_cute
 
 #define FLASH_CUTE_FP8 \
-  "Tensor? descale_q, Tensor? descale_k, Tensor? descale_v, Tensor? descale_out, str out_dtype"
+  "Tensor? descale_q, Tensor? descale_k, Tensor? descale_v, Tensor? descale_out, str out_dtype, bool exact_lse"
 #define FLASH_CUTE_FP8_FWD \
   "Tensor q, Tensor k, Tensor v, " FLASH_CUTE_FP8 ", " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE ", str backend"
 #define FLASH_CUTE_FP8_VARLEN_FWD                                                                    \

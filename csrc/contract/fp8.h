@@ -26,6 +26,7 @@ struct Fp8Terms {
   bool k_is_e5m2;
   bool v_is_e5m2;
   OutType out_type;
+  bool exact_lse;  // else the LSE is of the rounded numerators, and the kernel faster
   Descale q;
   Descale k;
   Descale v;

@@ -365,10 +365,10 @@ import os
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29537", "RANK": "0", "WORLD_SIZE": "1"}
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 import flash_cute
 mesh = init_device_mesh("cpu", (1,))
-x = distribute_tensor(torch.ones(1, 2, 8, 16), mesh, [Replicate()]).to(torch.float8_e4m3fn)
+x = DTensor.from_local(torch.ones(1, 2, 8, 16).to(torch.float8_e4m3fn), mesh, [Replicate()])
 try:
     flash_cute.attention(x, x, x)
 except Exception as error:

@@ -204,11 +204,17 @@ def test_unchanged_instances_keep_their_time_stamps(tools: Callable, tmp_path: P
         os.utime(path, ns=(1, 1))
     module.write_instances(tmp_path, built)
     assert {path.stat().st_mtime_ns for path in tmp_path.iterdir()} == {1}
-    assert {path.name for path in tmp_path.iterdir()} == {"instances.h", "sm80_fwd_d64.cu", "sm80_bwd_d64.cu"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "instances.h",
+        "sm80_fwd_d64.cu",
+        "sm80_bwd_d64.cu",
+        "sm80_quantize_fp8.cu",
+    }
     header = (tmp_path / "instances.h").read_text()
     for direction, family in (("FWD", "sm80::forward::rows"), ("BWD", "sm80::backward::dq_in_memory")):
         assert f"{direction}_INSTANCES(X) X({family}, 64, 64)\n" in header
         assert f"namespace flash_cute::{family} {{ template <int, int>" in header
+    assert "QUANTIZE_INSTANCES(X) X(80)\n" in header
     assert "sm90" not in header
 
 

@@ -89,7 +89,8 @@ CUTE_DEVICE void store_8_bits(Acc const& acc, bool is_e5m2, Destination const& t
 // `sequence`: a Sequence; for dense batches the parameters themselves.
 template <class Traits, class Lengths, class Accumulator>
 CUTE_DEVICE void epilogue(FwdParams const& params, Fp8Terms const& terms, Lengths const& sequence,
-                          TileCoord const& tile, int warpgroup, Softmax const& softmax,
+                          TileCoord const& tile, int warpgroup,
+                          Softmax<Traits::kExactLse> const& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D, pieces)
   unsigned const thread = unsigned(fresh_thread_index()) % 128;
   int const first_row = warpgroup_first_row<Traits>(params, tile.m_block, warpgroup) + first_row_of_thread(thread);

@@ -26,7 +26,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
   for (int tile_number = 0;; ++tile_number) {
     if constexpr (!Traits::kReadsAhead) tiles.read(args.params, smem, tile_number, warpgroup);
     if (!tiles.exists) break;
-    Softmax softmax;
+    Softmax<Traits::kExactLse> softmax;
     auto const piece = partition_shape_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kPiece>>{});
     auto tOrO = make_tensor<float>(append<4>(piece, Int<Traits::kPieces>{}));  // (MMA, MMA_M, MMA_D, pieces)
     mainloop<Traits>(args.params, args.fp8, tile_number, warpgroup, smem, tiles, softmax, tOrO);

@@ -37,7 +37,13 @@ cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t st
   if (terms.all_e4m3()) {
     return with_variant<Variant::kDense, Variant::kPacked, Variant::kModified>(
         plan.variant, [&]<Variant kVariant>() {
-          return launch_kernel<Traits<kHeadDim, kHeadDimV, kVariant, Formats<E4M3, E4M3, E4M3>>>(plan, params, stream);
+          using Inputs = Formats<E4M3, E4M3, E4M3>;
+          if constexpr (!kVariant.modifies_scores) {
+            if (!terms.exact_lse) {
+              return launch_kernel<Traits<kHeadDim, kHeadDimV, kVariant, Inputs, false>>(plan, params, stream);
+            }
+          }
+          return launch_kernel<Traits<kHeadDim, kHeadDimV, kVariant, Inputs, true>>(plan, params, stream);
         });
   }
   if constexpr (!serves_all_formats(kHeadDim, kHeadDimV)) {
@@ -49,7 +55,7 @@ cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t st
           if constexpr (std::is_same_v<Q, E4M3> && std::is_same_v<K, E4M3> && std::is_same_v<V, E4M3>) {
             return cudaErrorInvalidValue;
           } else {
-            return launch_kernel<Traits<kHeadDim, kHeadDimV, Variant::kModified, Formats<Q, K, V>>>(plan, params, stream);
+            return launch_kernel<Traits<kHeadDim, kHeadDimV, Variant::kModified, Formats<Q, K, V>, true>>(plan, params, stream);
           }
         });
       });

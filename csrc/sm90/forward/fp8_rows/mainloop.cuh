@@ -28,7 +28,8 @@ namespace flash_cute::sm90::forward::fp8_rows {
 // statistics in softmax, with kReadsAhead the next tile in `tiles`; releases Q.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, Fp8Terms const& terms, int tile_number, int warpgroup,
-                          typename Traits::SharedStorage& smem, WarpgroupKeys<Traits>& tiles, Softmax& softmax,
+                          typename Traits::SharedStorage& smem, WarpgroupKeys<Traits>& tiles,
+                          Softmax<Traits::kExactLse>& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D, pieces)
   using Element = typename Traits::Element;
   using Turn = TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>;
@@ -235,6 +236,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Fp8Terms const& terms, int ti
   smem.q_pipeline[warpgroup].release(q_state());  // the last S has been computed: the next tile's Q may be loaded
   smem.vt_pipeline.wait_full(v_state);            // V of the last key tile has been transposed
   issue_pv(_0{});
+  softmax.finish();
   int const before = tiles.before;
   if (before == 0) read_next();
   for_each(make_int_sequence<kPieces>{}, [&](auto piece) __attribute__((always_inline)) {

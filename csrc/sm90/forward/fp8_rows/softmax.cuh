@@ -3,8 +3,9 @@
 // is 2^8, of e4m3's range of 2^-9 to 448.
 //
 // O is divided by the sum of the rounded numerators, which the tensor cores compute as P times ones: what all values have
-// in common does not see the rounding then, nor the few bits that float8 products keep of their sums. It is the LSE's sum,
-// too: adding up the unrounded numerators would cost an instruction for each, 9 % of the time at head dim 128.
+// in common does not see the rounding then, nor the few bits that float8 products keep of their sums. The exact LSE is of
+// the unrounded ones, whose sum takes an instruction for each, 9 % of the time at head dim 128: a call that does not use
+// the LSE leaves it out.
 #pragma once
 
 #include <cfloat>
@@ -17,6 +18,7 @@ namespace flash_cute::sm90::forward::fp8_rows {
 
 using namespace cute;
 
+template <bool kExactLse>
 struct Softmax {
   static constexpr int kRows = 2;        // per thread
   static constexpr float kLargest = 8;   // the exponent of the largest numerator
@@ -24,6 +26,7 @@ struct Softmax {
 
   float offset[kRows];   // an exponent is score * scale - offset; at first lower than that of any finite score
   float sum[kRows];      // of the rounded numerators, of the tiles whose product has been added to O
+  float exact_sum[kExactLse ? kRows : 1];  // of the unrounded ones; over this thread's columns only until finish()
   float factor[kRows];   // by which O is multiplied before the product of the tile at hand is added
 
   CUTE_DEVICE Softmax() {
@@ -32,6 +35,7 @@ struct Softmax {
       offset[i] = -FLT_MAX;
       sum[i] = 0.f;
       factor[i] = 1.f;
+      if constexpr (kExactLse) exact_sum[i] = 0.f;
     }
   }
 
@@ -59,6 +63,7 @@ struct Softmax {
       float const next = fmaxf(offset[i], (largest + shift_of(shift, i)) * scale - kLargest);
       factors[i] = exp2_approx(offset[i] - next);
       offset[i] = next;
+      if constexpr (kExactLse) exact_sum[i] *= factors[i];
     }
     return {factors[0], factors[1]};
   }
@@ -74,7 +79,15 @@ struct Softmax {
       CUTE_UNROLL
       for (int j = kColumns * kPart / kParts; j < kColumns * (kPart + 1) / kParts; ++j) {
         scores(i, j) = exp2_approx(scores(i, j) * scale - subtracted);
+        if constexpr (kExactLse) exact_sum[i] += scores(i, j);
       }
+    }
+  }
+
+  CUTE_DEVICE void finish() {
+    if constexpr (kExactLse) {
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) exact_sum[i] = quad_reduce(exact_sum[i], [](float a, float b) { return a + b; });
     }
   }
 
@@ -83,7 +96,8 @@ struct Softmax {
     return reciprocal(sum[i] + exp2_approx(sink_log2 - offset[i]));
   }
   CUTE_DEVICE float lse(int i) const {
-    return sum[i] == 0.f ? -INFINITY : (offset[i] + log2_approx(sum[i])) * kLn2;
+    float const of_lse = kExactLse ? exact_sum[i] : sum[i];
+    return of_lse == 0.f ? -INFINITY : (offset[i] + log2_approx(of_lse)) * kLn2;
   }
 
  private:

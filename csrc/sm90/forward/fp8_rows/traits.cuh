@@ -24,11 +24,13 @@ struct Formats {
 using E4M3 = cutlass::float_e4m3_t;
 using E5M2 = cutlass::float_e5m2_t;
 
-template <int kHeadDim_, int kHeadDimV_, Variant kVariant_, class Formats>
+// `kExactLse`: whether the LSE is of the unrounded numerators, see softmax.cuh.
+template <int kHeadDim_, int kHeadDimV_, Variant kVariant_, class Formats, bool kExactLse_>
 struct Traits {
   using Element = E4M3;  // P's, and eight bits of any format
-  static constexpr TileConfig kTile = tile_config(kHeadDimV_);
+  static constexpr TileConfig kTile = tile_config(kHeadDimV_, kVariant_.modifies_scores);
   static constexpr Variant kVariant = kVariant_;
+  static constexpr bool kExactLse = kExactLse_;
   static constexpr int kHeadDim = kHeadDim_;    // of Q and K
   static constexpr int kHeadDimV = kHeadDimV_;  // of V and O
   static constexpr int kBlockM = kTile.block_m;

@@ -1,0 +1,53 @@
+// Conversion to float8: rounded to nearest even, saturating at the largest finite value; NaN stays NaN.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include <cute/config.hpp>
+
+namespace flash_cute {
+
+constexpr float kLargestE4M3 = 448.0f;
+constexpr float kLargestE5M2 = 57344.0f;
+
+CUTE_HOST_DEVICE constexpr float largest_fp8(bool is_e5m2) { return is_e5m2 ? kLargestE5M2 : kLargestE4M3; }
+
+// By integer arithmetic, for chips before 8.9, which have no instruction for it, and for machine code that also serves
+// these.
+CUTE_HOST_DEVICE uint32_t fp8_by_integers(float x, bool is_e5m2) {
+  auto const bits_of = [](float y) {
+    uint32_t bits;
+    memcpy(&bits, &y, sizeof bits);
+    return bits;
+  };
+  float const largest = largest_fp8(is_e5m2);
+  float const least_normal = is_e5m2 ? 0x1p-14f : 0x1p-6f;
+  float const magic = is_e5m2 ? 0x1p7f : 0x1p14f;  // whose last bit is worth the least subnormal
+  int const dropped = is_e5m2 ? 21 : 20;           // bits of the mantissa
+  uint32_t const bias = is_e5m2 ? (127 - 15) << 2 : (127 - 7) << 3;
+  uint32_t const bits = bits_of(x), sign = bits >> 24 & 0x80;
+  if (x != x) return 0x7f;
+  float const size = x < 0 ? -x : x;
+  if (size >= largest) return sign | (is_e5m2 ? 0x7b : 0x7e);
+  if (size < least_normal) return sign | (bits_of(size + magic) - bits_of(magic));
+  uint32_t const kept = bits & 0x7fffffff;
+  return sign | (((kept + (1u << (dropped - 1)) - 1 + (kept >> dropped & 1)) >> dropped) - bias);
+}
+
+// Two values as bytes, `low` first in memory.
+CUTE_DEVICE uint32_t fp8_pair(float low, float high, bool is_e5m2) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  if (is_e5m2) {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  }
+  return pair;
+#else
+  return fp8_by_integers(low, is_e5m2) | fp8_by_integers(high, is_e5m2) << 8;
+#endif
+}
+
+}  // namespace flash_cute
