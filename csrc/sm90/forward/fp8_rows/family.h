@@ -22,7 +22,7 @@ struct Family : OneTile {
     plan.kernel = "fwd_kernel";
     // The kernels of other formats are of one variant, which serves all calls.
     plan.variant = problem.all_e4m3 ? fwd_variant({plan.head_dim, plan.head_dim_v}, problem) : Variant::kModified;
-    plan.shape = kernel_shape(plan.head_dim, plan.head_dim_v);
+    plan.shape = kernel_shape(plan.head_dim, plan.head_dim_v, plan.variant.modifies_scores);
     plan.tile_heads = 1;
     int64_t const tiles = fwd_tiles(plan, problem);
     if (tiles == 0) return;  // perhaps there is no head, and no order of tiles then

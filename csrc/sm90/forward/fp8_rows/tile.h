@@ -16,9 +16,12 @@ struct TileConfig {
   static constexpr int kStages = 2;
 };
 
-// Modified scores leave fewer registers for a piece.
+// Modified scores leave fewer registers.
 constexpr TileConfig tile_config(int head_dim_v, bool modifies_scores) {
-  if (head_dim_v <= 64) return {.block_m = 192, .block_n = 128, .piece = 32, .ping_pong = true};
+  if (head_dim_v <= 64) {
+    if (modifies_scores) return {.block_m = 128, .block_n = 128, .piece = 64, .ping_pong = true};
+    return {.block_m = 192, .block_n = 128, .piece = 32, .ping_pong = true};
+  }
   if (head_dim_v == 96) return {.block_m = 128, .block_n = 128, .piece = modifies_scores ? 32 : 96, .ping_pong = true};
   int const piece = modifies_scores ? 32 : 64;
   return {.block_m = 128, .block_n = head_dim_v > 192 ? 64 : 128, .piece = piece, .ping_pong = true};
@@ -47,8 +50,8 @@ struct SmemBytes {
   }
 };
 
-constexpr KernelShape kernel_shape(int head_dim, int head_dim_v) {
-  TileConfig const tile = tile_config(head_dim_v, /*modifies_scores=*/false);  // the same for both but for the piece
+constexpr KernelShape kernel_shape(int head_dim, int head_dim_v, bool modifies_scores) {
+  TileConfig const tile = tile_config(head_dim_v, modifies_scores);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,
           .threads = 2 * tile.block_m + 128,
