@@ -31,7 +31,7 @@ def arguments(call: Call, backend: str = "auto", out_dtype: str = "bfloat16") ->
     """Those of the operators."""
     names = ("descale_q", "descale_k", "descale_v", "descale_out")
     given = [call.descales.get(x) for x in names]
-    return [*call.tensors, *given, out_dtype, *score(call.causal, sinks=call.sinks), backend]
+    return [*call.tensors, *given, out_dtype, True, *score(call.causal, sinks=call.sinks), backend]
 
 
 # Name: the changes of a call's fields and descales, and the sentence.
@@ -312,7 +312,7 @@ def test_opcheck(packed: bool, rng: torch.Generator) -> None:
     if packed:
         tensors = [x.transpose(1, 2).flatten(0, 1) for x in call.tensors]
         lengths = (offsets((20, 20)), offsets((30, 30)), None, None, None, None)
-        given = [*tensors, *given[3:8], *lengths, *given[8:]]
+        given = [*tensors, *given[3:9], *lengths, *given[9:]]
     for name in ("fp8_varlen_fwd", "_fp8_varlen_fwd") if packed else ("fp8_fwd", "_fp8_fwd"):
         torch.library.opcheck(getattr(torch.ops.flash_cute, name).default, tuple(given), test_utils=tests)
 
