@@ -31,7 +31,7 @@ int64_t batch_of(QuantizeArgs const& args) {
   return args.cu_seqlens ? args.cu_seqlens->sizes[0] - 1 : args.x.sizes[0];
 }
 
-int64_t blocks_of(int64_t rows) { return (rows + kBlockRows - 1) / kBlockRows; }
+static_assert(kBlockRows == Fp8Terms::kBlock);
 
 // The most blocks that there can be, in all heads.
 int64_t task_limit(QuantizeArgs const& args) {
@@ -237,7 +237,7 @@ QuantizeResult quantize_cuda(QuantizeArgs const& args) {
     FLASH_CUTE_CHECK(address % 16 == 0, "key_mean: expected an address that is a multiple of 16, got ", address);
   }
 
-  Operand const operand(x, read_copy(x), static_cast<int>(head_dim));
+  Operand const operand(x, read_copy(x, /*vector=*/8), static_cast<int>(head_dim));
   auto const floats = [](Tensor const& tensor) { return static_cast<float*>(mutable_data_pointer(tensor.get())); };
   Params params{.x = operand.data,
                 .out = static_cast<uint8_t*>(mutable_data_pointer(result.out.get())),
