@@ -24,6 +24,7 @@ class Options(TypedDict, total=False):
     descale_v: Tensor | None
     out_dtype: torch.dtype | None
     descale_out: Tensor | None
+    quantize: str | None
 
 
 class VarlenOptions(Options, total=False):

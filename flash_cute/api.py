@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.overrides import has_torch_function
 
-from . import _fp8
+from . import _fp8, _quantized
 from ._call import attend, differentiate, record
 from ._fp8_types import FLOAT8
 from ._refusals import Window
@@ -60,6 +60,7 @@ def attention(
     descale_v: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     descale_out: Tensor | None = None,
+    quantize: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact, differentiable attention: `softmax(score(q, k) + mask) @ v`, the score `scale * q @ k^T` unless modified.
 
@@ -131,6 +132,10 @@ def attention(
         descale_out: of a float8 out, which is divided by it and saturates at its dtype's largest number: one number or
             `(B, Hq)`, float32. `None`: 1.
 
+        quantize: `"fp8"` does both for q, k and v of other dtypes: `quantize_fp8` per head, k less its mean where there
+            is no softcap and no sink, and attention. D and Dv are multiples of 16. out has q's dtype unless `out_dtype`
+            names another, and the lse is that of k itself. It is never done without being asked for.
+
         Descales are finite and above 0. On the CPU others raise; a CUDA call, which does not wait for the device, does
         not see them, and its results are then of no use.
 
@@ -157,12 +162,14 @@ def attention(
         or descale_v is not None
         or out_dtype is not None
         or descale_out is not None
+        or quantize is not None
     ):
         fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)
-        return _fp8.attend(
-            q, k, v, (), fp8, causal, scale, window, softcap, sinks, alibi_slopes,
-            return_lse, deterministic, backend, accumulate,
-        )  # fmt: skip
+        score = (causal, scale, window, softcap, sinks, alibi_slopes)
+        rest = (return_lse, deterministic, backend, accumulate)
+        if quantize is not None:
+            return _quantized.attend(q, k, v, (), fp8, quantize, *score, *rest)
+        return _fp8.attend(q, k, v, (), fp8, *score, *rest)
     return attend(
         DENSE, q, k, v, (), causal, scale, window, softcap, sinks, alibi_slopes,
         return_lse, deterministic, backend, accumulate,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.overrides import has_torch_function
 
-from . import _check_lengths, _fp8
+from . import _check_lengths, _fp8, _quantized
 from ._call import attend, differentiate, record
 from ._fp8_types import FLOAT8
 from ._refusals import Window, check_longest
@@ -65,6 +65,7 @@ def varlen_attention(
     descale_v: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     descale_out: Tensor | None = None,
+    quantize: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact, differentiable attention of B packed sequences: each attends to itself alone, as if by `attention`.
 
@@ -92,6 +93,7 @@ def varlen_attention(
             Blocks of 128 rows begin at each sequence's own first row, and a descale `(B, H, blocks)` has at least as
             many as the longest sequence. Only a `max_seqlen` lets the host check that; the last block serves the rows
             behind it.
+        quantize: as in `attention`; by sequence.
 
     Returns:
         out: `(Tq, Hq, Dv)` in q's dtype, laid out like `torch.empty_like(q)`; or, with `return_lse`, `(out, lse)`: lse
@@ -136,8 +138,12 @@ def varlen_attention(
         or descale_v is not None
         or out_dtype is not None
         or descale_out is not None
+        or quantize is not None
     ):
         fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)
+        if quantize is not None:
+            rest = (return_lse, deterministic, backend, accumulate)
+            return _quantized.attend(q, k, v, lengths, fp8, quantize, *score, *rest)
         return _fp8.attend(q, k, v, lengths, fp8, *score, return_lse, deterministic, backend, accumulate)
     return attend(VARLEN, q, k, v, lengths, *score, return_lse, deterministic, backend, accumulate)
 
