@@ -46,7 +46,7 @@ def test_is_attention_of_the_quantised(qkv: list[torch.Tensor], options: dict[st
     causal = options.pop("causal", False)
     true_out, true_lse = flash_cute.reference.attention(q, k, v, causal, **options)
     assert ((out.double() - true_out).norm() / true_out.norm()) < 0.1
-    assert (lse.double() - true_lse).abs().max() < 0.3
+    assert (lse.double() - true_lse).abs().max() < 0.5
     assert (lse.double() - true_lse).mean().abs() < 0.02  # a forgotten mean of k would be in all
 
 

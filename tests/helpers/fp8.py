@@ -34,7 +34,7 @@ BLOCK = 128
 ROUNDING_OF_P = 2.0**-4
 SMALLEST_P = 2.0**-18
 HOEFFDING = 4.0
-ROUNDING_OF_SCORES = 2.0**-10
+ROUNDING_OF_SCORES = 2.0**-9
 ROUNDING_OF_SUMS = 2.0**-11
 LSE_ABSOLUTE = 1e-3
 # Largest relative rounding of an out, and half of the least difference of two numbers.

@@ -101,13 +101,10 @@ CUTE_DEVICE void epilogue(FwdParams const& params, Fp8Terms const& terms, Length
 
   float const sink_log2 = head_sink_log2<float>(params.sinks, tile.head);
   bool const to_8_bits = terms.out_type == OutType::kE4M3 || terms.out_type == OutType::kE5M2;
-  bool const by_columns = terms.v.data != nullptr && terms.v.block_stride != 0;
-  float factor = by_columns ? 1.f : head_factor(terms.v, tile.batch, tile.head_kv);
-  if (to_8_bits) factor /= head_factor(terms.out, tile.batch, tile.head);
-  float* const lse = params.lse + lse_offset(params, sequence, tile);
-  normalize(sequence, lse, first_row, softmax, acc, coords,
-            [&](int i) { return softmax.inverse(i, sink_log2) * factor; });
-  if (by_columns) {
+  bool const by_columns = terms.v.data != nullptr && terms.v.block_stride != 0 && tile.batch < params.batch;
+  float factor = by_columns ? 1.f : head_factor(terms.v, tile.batch, tile.head_kv, params.batch);
+  if (to_8_bits) factor /= head_factor(terms.out, tile.batch, tile.head, params.batch);
+  if (by_columns) {  // before normalize, which gives rows that see no key 0 whatever their factors are
     float const* const of_columns = entries_of(terms.v, tile.batch, tile.head_kv);
     CUTE_UNROLL
     for (int j = 0; j < size<1>(acc); ++j) {
@@ -117,6 +114,9 @@ CUTE_DEVICE void epilogue(FwdParams const& params, Fp8Terms const& terms, Length
       for (int i = 0; i < size<0>(acc); ++i) acc(i, j) *= of_column;
     }
   }
+  float* const lse = params.lse + lse_offset(params, sequence, tile);
+  normalize(sequence, lse, first_row, softmax, acc, coords,
+            [&](int i) { return softmax.inverse(i, sink_log2) * factor; });
   int const bytes = terms.out_type == OutType::kFloat32 ? 4 : to_8_bits ? 1 : 2;
   Destination const to{.out = static_cast<char*>(params.out) + bytes * out_offset(params, sequence, tile, first_row),
                        .row_stride = params.out_strides.row,

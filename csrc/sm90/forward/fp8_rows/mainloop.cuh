@@ -107,10 +107,16 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Fp8Terms const& terms, int ti
   using Modifier = ScoresOf<Traits::kVariant.modifies_scores, kRows, kBlockN>;
   Modifier modify;
   float factor_q = 1.f;  // of the warpgroup's rows
+  float factor_k = 1.f;  // of all keys, unless each block has its own
   // What the scores of key tile n are multiplied by to be exponents, and as part of the mask what is done to them before.
   auto prepare = [&](int n) {
-    TileCoord const volatile& now = tile();
-    float const factor = factor_q * block_factor(terms.k, now.batch, now.head_kv, n * kBlockN);
+    float factor = factor_q;
+    if (terms.k.block_stride == 0) {
+      factor *= factor_k;
+    } else {
+      TileCoord const volatile& now = tile();
+      factor *= block_factor(terms.k, now.batch, now.head_kv, n * kBlockN);
+    }
     if constexpr (Traits::kVariant.modifies_scores) {
       return factor;
     } else {
@@ -189,6 +195,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Fp8Terms const& terms, int ti
   int left = tiles.end - tiles.begin - 1;  // key tiles after this one
   offset = tiles.first_row - (tiles.end - 1) * kBlockN;
   factor_q = block_factor(terms.q, tile().batch, tile().head, tiles.first_row);
+  factor_k = block_factor(terms.k, tile().batch, tile().head_kv, 0);
   modify.begin(params, tile(), sequence(),
                [&] { return rowcol_view(mma_qk.get_slice(threadIdx.x % 128).partition_C(cS)); });
   auto mask = [&](int columns) __attribute__((always_inline)) {

@@ -59,8 +59,9 @@ struct Softmax {
     }
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      float const largest = quad_reduce(fmaxf(even[i], odd[i]), [](float a, float b) { return fmaxf(a, b); });
-      float const next = fmaxf(offset[i], (largest + shift_of(shift, i)) * scale - kLargest);
+      float const own = fmaxf(even[i], odd[i]) + shift_of(shift, i);  // a shift is of the thread's columns
+      float const largest = quad_reduce(own, [](float a, float b) { return fmaxf(a, b); });
+      float const next = fmaxf(offset[i], largest * scale - kLargest);
       factors[i] = exp2_approx(offset[i] - next);
       offset[i] = next;
       if constexpr (kExactLse) exact_sum[i] *= factors[i];
