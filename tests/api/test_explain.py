@@ -243,5 +243,8 @@ def test_the_fields_are_those_of_plan_data():
             found |= set(flash_cute.explain(q, q, q, capability=capability, backward=backward).data)
             options = {"capability": capability, "backward": backward, **lengths}
             found |= set(flash_cute.explain(packed, packed, packed, **options).data)
+    if report.load()["kernels"]:
+        float8 = q.to(torch.float8_e4m3fn)
+        found |= set(flash_cute.explain(float8, float8, float8, capability=90).data)
     fields = set(PlanData.__annotations__)
     assert found == fields if report.load()["kernels"] else found < fields

@@ -117,8 +117,9 @@ def test_lse_is_that_of_k(device: str, rotate: bool, rng: torch.Generator) -> No
     found = lse(q8.double() * by_rows(descales.q, q), k8.double() * by_rows(descales.k, k))
     expected = lse(q.double(), k.double())
     size = expected.abs().mean()
-    assert (found - expected).abs().mean() > 0.1 * size  # the mean matters here
-    assert (found + scale * descales.lse_shift.double() - expected).abs().mean() < 0.02 * size
+    without, corrected = found - expected, found + scale * descales.lse_shift.double() - expected
+    assert without.abs().mean() > 0.1 * size  # the mean matters here
+    assert corrected.abs().mean() < 0.02 * size + 0.1  # what is left is the rounding of scores
 
 
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 96, 128, 192, 256])
