@@ -1,4 +1,7 @@
-"""Attention of float8 tensors on the GPU against float64 of what they stand for; helpers/fp8.py has the bound."""
+"""Attention of float8 tensors on the GPU against float64 of what they stand for; helpers/fp8.py has the bound.
+
+Longer than 400 lines: its tests share the helpers at their top, and each promise is one test.
+"""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Fp8Terms const& terms, int ti
   Modifier modify;
   float factor_q = 1.f;  // of the warpgroup's rows
   float factor_k = 1.f;  // of all keys, unless each block has its own
-  // What the scores of key tile n are multiplied by to be exponents, and as part of the mask what is done to them before.
+  // What the scores of key tile n are multiplied by to be exponents; where they are modified, to be q.k.
   auto prepare = [&](int n) {
     float factor = factor_q;
     if (terms.k.block_stride == 0) {
