@@ -39,10 +39,12 @@ struct Box {
   int columns;
 };
 
-// Encodes a map whose sizes and byte pitches are given, first those of a column.
+// Encodes a map whose sizes and byte pitches are given, first those of a column. `promotion`: the bytes that L2 reads of
+// memory at once.
 template <class Element, int kRank>
 cudaError_t encode_map(CUtensorMap* map, void const* data, std::array<uint64_t, kRank> const& sizes,
-                       std::array<uint64_t, kRank - 1> const& pitches, Box box) {
+                       std::array<uint64_t, kRank - 1> const& pitches, Box box,
+                       CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
   TensorMapEncoder encode = nullptr;
   cudaError_t const error = tensor_map_encoder(encode);
   if (error != cudaSuccess) return error;
@@ -63,8 +65,8 @@ cudaError_t encode_map(CUtensorMap* map, void const* data, std::array<uint64_t, 
                        : row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                          : CU_TENSOR_MAP_SWIZZLE_32B;
   CUresult const result = encode(map, type, kRank, const_cast<void*>(data), extents.data(), bytes.data(),
-                                 extent_of_box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                 extent_of_box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion,
+                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return cudaSuccess;
   return result == CUDA_ERROR_NOT_INITIALIZED || result == CUDA_ERROR_DEINITIALIZED ? cudaErrorInitializationError
                                                                                     : cudaErrorInvalidValue;

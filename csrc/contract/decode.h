@@ -1,0 +1,105 @@
+// Attention over a KV cache: the parameters of its kernels, the plan, and how the keys of a sequence are cut.
+//
+// Rows of a sequence are packed: row r is of position r / group and of query head r % group of the KV head, so that the
+// query heads that share keys read them once. A unit of work is a row tile of one sequence and one KV head. Its key tiles
+// are cut into pieces by a rule that knows the sequence alone (piece_tiles), and each piece has a softmax of its own. The
+// result is the fold of the pieces from the first to the last, whoever computes them: so the bits of a sequence depend
+// neither on the batch nor on the number of multiprocessors.
+//
+// A bundle of CTAs, one for each KV head, walks a contiguous range of the pieces of all units, in the order of sequences.
+// The ranges hold equal numbers of key tiles, to a piece. A unit whose pieces lie in one range is finished by its CTA.
+// Of the others the parts go to the workspace: the fold of the pieces from the first on, or each piece by itself; and
+// a second kernel folds them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "params.h"
+#include "plan.h"
+
+namespace flash_cute {
+
+constexpr int kFewRows = 16;   // a sequence of at most so many rows has one row tile, whose keys four warps share
+constexpr int kManyRows = 64;  // else a row tile has so many rows, 16 for each warp
+
+constexpr int rows_of_tile(int rows) { return rows <= kFewRows ? kFewRows : kManyRows; }
+
+constexpr int kLeastPieceKeys = 128;
+
+// Pieces of a unit, at most: enough for each multiprocessor to have one where there is one sequence.
+constexpr int most_pieces(int heads_kv) { return std::clamp(256 / std::max(1, heads_kv), 8, 256); }
+
+// The key tiles of each piece but perhaps the last. `most`: of pieces.
+constexpr int piece_tiles(int tiles, int tile_keys, int most) {
+  int const least = kLeastPieceKeys / tile_keys, even = (tiles + most - 1) / most;
+  return even > least ? even : least;
+}
+
+// Of a cache, in elements. A page of a contiguous cache is a sequence's part of it.
+struct CacheStrides {
+  int64_t page;
+  int64_t head;
+  int64_t row;
+};
+
+struct DecodeParams {
+  void const* q;  // (batch, heads_q, len_q, head_dim), or packed (heads_q, len_q, head_dim)
+  void const* k;  // (pages, heads_kv, page_size, head_dim)
+  void const* v;  // (pages, heads_kv, page_size, head_dim_v)
+  void* out;      // as q, of head_dim_v
+  float* lse;     // (batch, heads_q, len_q) or (heads_q, len_q), contiguous
+  float* parts;   // workspace: (bundles, slots, heads_kv, slot_rows, head_dim_v + 2)
+
+  Strides q_strides;  // packed: batch 0
+  Strides out_strides;
+  CacheStrides k_strides;
+  CacheStrides v_strides;
+
+  int const* page_table;     // (batch, table_width); null: sequence b has page b
+  int64_t page_table_stride;
+  int const* cache_seqlens;  // (batch): keys before the append; null: the capacity. Below 0: the sequence has no keys
+  int const* cu_q;           // (batch + 1): packed; null: each sequence has len_q rows
+  int new_keys;              // that were appended to each sequence; kAsRows: as many as it has rows
+
+  int batch;
+  int heads_q;
+  int heads_kv;
+  int group;  // heads_q / heads_kv
+  int len_q;  // rows of a sequence, packed of all of them; > 0
+  int pages;
+  int page_size;
+  int capacity;  // keys of a sequence, at most
+  int head_dim;
+  int head_dim_v;
+
+  int window_left;    // keys that a row sees before its position; kNoLimit: all
+  int window_right;   // behind it
+  bool bottom_right;  // row i of a sequence has the position i + its keys - its rows, else i
+  float scale_log2;
+  Sinks sinks;
+  ScoreTerms score;
+
+  int bundles;
+  int most_pieces;
+  int slots;      // of a bundle: most_pieces, and one of a fold from the first piece on
+  int slot_rows;
+};
+
+constexpr int kAsRows = -1;
+
+struct DecodePlan {
+  char const* kernel;
+  DType dtype;
+  int head_dim;
+  int head_dim_v;
+  KernelShape shape;  // block_m: kFewRows or kManyRows, where all sequences have equally many rows
+  int64_t ctas;
+  int bundles;
+  int most_pieces;
+  int slots;
+  int slot_rows;
+  int64_t workspace_bytes;
+};
+
+}  // namespace flash_cute

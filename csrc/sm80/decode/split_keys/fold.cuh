@@ -1,0 +1,98 @@
+// The fold of the pieces of a unit, from the first to the last. The CTA that computes them and the kernel that folds the
+// parts of several CTAs use these functions alone, so that the bits are equal.
+#pragma once
+
+#include <cfloat>
+
+#include <cute/tensor.hpp>
+#include <cutlass/numeric_conversion.h>
+
+#include "core/sink.cuh"
+#include "core/softmax.cuh"
+#include "traits.cuh"
+#include "work.cuh"
+
+namespace flash_cute::sm80::decode::split_keys {
+
+struct FoldFactors {
+  float before;
+  float piece;
+};
+
+// The state of a row: of the pieces so far.
+struct RowState {
+  float max;
+  float sum;
+
+  // To which a piece adds itself, bit by bit: the accumulator is 0.
+  CUTE_DEVICE static RowState of_nothing() { return {-FLT_MAX, 0.f}; }
+
+  // Adds a piece. Returns what the two accumulators are multiplied by.
+  CUTE_DEVICE FoldFactors add(RowState const& piece, float scale_log2) {
+    float const larger = fmaxf(max, piece.max);
+    FoldFactors const factors{exp2_approx(__fmul_rn(__fsub_rn(max, larger), scale_log2)),
+                              exp2_approx(__fmul_rn(__fsub_rn(piece.max, larger), scale_log2))};
+    sum = __fmaf_rn(sum, factors.before, __fmul_rn(piece.sum, factors.piece));
+    max = larger;
+    return factors;
+  }
+
+  // What normalizes the accumulator; infinite or NaN where all scores of the keys that are seen are -inf.
+  CUTE_DEVICE float inverse(float sink_log2, float scale_log2) const {
+    return reciprocal(__fadd_rn(sum, exp2_approx(__fsub_rn(sink_log2, __fmul_rn(max, scale_log2)))));
+  }
+
+  CUTE_DEVICE float lse(float scale_log2) const {
+    constexpr float kLn2 = 0.693147180559945f;
+    return sum == 0.f ? -INFINITY : __fmul_rn(__fmaf_rn(max, scale_log2, log2_approx(sum)), kLn2);
+  }
+};
+
+CUTE_DEVICE float add_piece(float before, float piece, FoldFactors const& factors) {
+  return __fmaf_rn(before, factors.before, __fmul_rn(piece, factors.piece));
+}
+
+// A part in the workspace: the accumulators of its rows, then their maxima and their sums.
+struct Part {
+  float* acc;  // (slot_rows, head_dim_v of the kernel)
+  float* row_max;
+  float* row_sum;
+
+  template <int kHeadDimV>
+  CUTE_DEVICE static Part of(DecodeParams const& params, int bundle, int slot, int head_kv) {
+    int64_t const number = (int64_t{bundle} * params.slots + slot) * params.heads_kv + head_kv;
+    float* const begin = params.parts + number * params.slot_rows * (kHeadDimV + 2);
+    float* const row_max = begin + params.slot_rows * kHeadDimV;
+    return {.acc = begin, .row_max = row_max, .row_sum = row_max + params.slot_rows};
+  }
+};
+
+// Of a bundle: of the piece number `i` of a unit that it did not begin; and of the fold from the first piece on.
+CUTE_DEVICE int slot_of_piece(int i) { return i; }
+CUTE_DEVICE int slot_of_fold(DecodeParams const& params) { return params.slots - 1; }
+
+// Where a row of the result is.
+template <class Element>
+struct ResultRow {
+  Element* out;
+  float* lse;
+
+  CUTE_DEVICE static ResultRow of(DecodeParams const& params, int batch, int head, int row) {  // row: of q
+    int64_t const of_batch = params.cu_q == nullptr ? batch : 0;
+    return {.out = static_cast<Element*>(params.out) + of_batch * params.out_strides.batch +
+                   head * params.out_strides.head + row * params.out_strides.row,
+            .lse = params.lse + (of_batch * params.heads_q + head) * params.len_q + row};
+  }
+};
+
+// Two neighbouring columns of the result. A row that sees no key gives 0.
+template <class Element>
+CUTE_DEVICE void store_pair(Element* out, float x, float y, float inverse, bool blind) {
+  cutlass::Array<float, 2> values;
+  values[0] = blind ? 0.f : __fmul_rn(x, inverse);
+  values[1] = blind ? 0.f : __fmul_rn(y, inverse);
+  cutlass::NumericArrayConverter<Element, float, 2> const converter;
+  *reinterpret_cast<cutlass::Array<Element, 2>*>(out) = converter(values);
+}
+
+}  // namespace flash_cute::sm80::decode::split_keys

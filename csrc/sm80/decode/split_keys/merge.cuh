@@ -1,0 +1,138 @@
+// The kernel behind the first: folds the parts of the units whose pieces several CTAs have computed, and writes the rows
+// that are in no sequence. A CTA has a sequence and a KV head, and one more the rows of no sequence; a warp has a row.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "fold.cuh"
+#include "work.cuh"
+
+namespace flash_cute::sm80::decode::split_keys {
+
+// A lane has four columns of each 128.
+template <class Traits>
+class Merge {
+ public:
+  using Element = typename Traits::Element;
+  static constexpr int kHeadDimV = Traits::kHeadDimV;
+  static constexpr int kVectors = ceil_div(kHeadDimV, 128);
+
+  CUTE_DEVICE Merge(DecodeParams const& params, int batch, int head_kv)
+      : params_(params), batch_(batch), head_kv_(head_kv), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
+
+  // `wait`: until the parts have been written.
+  template <class Wait>
+  CUTE_DEVICE void run(Wait const& wait) {
+    constexpr int kTileKeys = Traits::kTileKeys;
+    int64_t const total = find_place<kTileKeys>(params_, INT64_MAX).weight;
+    Place const place = find_place<kTileKeys>(params_, INT64_MAX, batch_);
+    wait();
+    int rows = params_.len_q, first_row = 0;
+    if (params_.cu_q != nullptr) {
+      first_row = place.floor;
+      rows = row_offset(params_, batch_ + 1, first_row) - first_row;
+    }
+    if (rows == 0) return;
+    Unit unit{.batch = batch_, .sequence = make_sequence(params_, batch_, first_row, rows)};
+    unit.pieces = Pieces::of<kTileKeys>(params_, unit.sequence);
+    for (unit.row_tile = 0; unit.row_tile < row_tiles_of(params_, unit.sequence); ++unit.row_tile) {
+      set_rows<kTileKeys>(params_, unit);
+      int64_t const first = place.weight + int64_t{unit.row_tile} * unit.pieces.weight();
+      merge_unit(unit, total, first);
+    }
+  }
+
+ private:
+  CUTE_DEVICE void merge_unit(Unit const& unit, int64_t total, int64_t first) {
+    Pieces const& pieces = unit.pieces;
+    auto const bundle_of_piece = [&](int piece) {
+      return bundle_of(params_, total, first + int64_t{piece} * pieces.tiles);
+    };
+    int const first_bundle = bundle_of_piece(0);
+    if (bundle_of_piece(pieces.count - 1) == first_bundle) return;  // its CTA has written the result
+#pragma unroll 1
+    for (int number = warp_; number < unit.rows; number += int(blockDim.x) / 32) {
+      RowState state;
+      float4 acc[kVectors];
+      load(Part::of<kHeadDimV>(params_, first_bundle, slot_of_fold(params_), head_kv_), number, state, acc);
+      int bundle = first_bundle, begin = 0;
+#pragma unroll 1
+      for (int piece = 1; piece < pieces.count; ++piece) {
+        int const of_piece = bundle_of_piece(piece);
+        if (of_piece == first_bundle) continue;
+        if (of_piece != bundle) {
+          bundle = of_piece;
+          begin = piece;
+        }
+        RowState added;
+        float4 added_acc[kVectors];
+        load(Part::of<kHeadDimV>(params_, bundle, slot_of_piece(piece - begin), head_kv_), number, added, added_acc);
+        FoldFactors const factors = state.add(added, params_.scale_log2);
+        CUTE_UNROLL
+        for (int i = 0; i < kVectors; ++i) {
+          acc[i] = {add_piece(acc[i].x, added_acc[i].x, factors), add_piece(acc[i].y, added_acc[i].y, factors),
+                    add_piece(acc[i].z, added_acc[i].z, factors), add_piece(acc[i].w, added_acc[i].w, factors)};
+        }
+      }
+      store(unit, number, state, acc);
+    }
+  }
+
+  CUTE_DEVICE int column_of(int vector) const { return 128 * vector + 4 * lane_; }
+
+  CUTE_DEVICE void load(Part const& part, int number, RowState& state, float4 (&acc)[kVectors]) const {
+    state = {__ldcg(part.row_max + number), __ldcg(part.row_sum + number)};
+    CUTE_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      if (column_of(i) < kHeadDimV) {
+        acc[i] = __ldcg(reinterpret_cast<float4 const*>(part.acc + number * kHeadDimV + column_of(i)));
+      }
+    }
+  }
+
+  CUTE_DEVICE void store(Unit const& unit, int number, RowState const& state, float4 const (&acc)[kVectors]) const {
+    int const packed = unit.first_row + number, row = packed / params_.group;
+    int const head = head_kv_ * params_.group + packed % params_.group;
+    auto const place = ResultRow<Element>::of(params_, batch_, head, unit.sequence.first_row + row);
+    bool const blind = first_seen(params_, unit.sequence, row) >= seen_limit(params_, unit.sequence, row);
+    float const inverse = state.inverse(head_sink_log2<Element>(params_.sinks, head), params_.scale_log2);
+    CUTE_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      int const column = column_of(i);
+      if (column < params_.head_dim_v) {
+        store_pair(place.out + column, acc[i].x, acc[i].y, inverse, blind);
+        store_pair(place.out + column + 2, acc[i].z, acc[i].w, inverse, blind);
+      }
+    }
+    if (lane_ == 0) *place.lse = blind ? -INFINITY : state.lse(params_.scale_log2);
+  }
+
+  DecodeParams const& params_;
+  int batch_;
+  int head_kv_;
+  int lane_;
+  int warp_;
+};
+
+// Rows of a packed q before the first sequence and behind the last: out 0, LSE -inf.
+template <class Element>
+CUTE_DEVICE void clear_rows_of_no_sequence(DecodeParams const& params) {
+  if (params.cu_q == nullptr) return;
+  int const first = row_offset(params, 0, 0);
+  int limit = first;
+  for (int batch = int(threadIdx.x % 32); batch <= params.batch; batch += 32) limit = row_offset(params, batch, limit);
+  CUTE_UNROLL
+  for (int i = 1; i < 32; i *= 2) limit = max(limit, __shfl_xor_sync(0xffffffff, limit, i));
+  int const missing = first + params.len_q - limit;
+  int const columns = params.head_dim_v / 8;  // of 16 bytes
+  int64_t const chunks = int64_t{missing} * params.heads_q * columns;
+  for (int64_t i = threadIdx.x; i < chunks; i += blockDim.x) {
+    int const column = int(i % columns), head = int(i / columns % params.heads_q);
+    int const number = int(i / columns / params.heads_q), row = number < first ? number : limit + number - first;
+    auto const place = ResultRow<Element>::of(params, 0, head, row);
+    *reinterpret_cast<uint4*>(place.out + 8 * column) = uint4{};
+    if (column == 0) *place.lse = -INFINITY;
+  }
+}
+
+}  // namespace flash_cute::sm80::decode::split_keys

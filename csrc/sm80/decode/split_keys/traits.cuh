@@ -1,0 +1,56 @@
+// Types of the kernels of attention over a KV cache: tile, MMA, and the layouts of shared memory.
+#pragma once
+
+#include <cute/algorithm/copy.hpp>
+#include <cute/atom/copy_atom.hpp>
+#include <cute/atom/mma_atom.hpp>
+#include <cute/tensor.hpp>
+#include <cutlass/numeric_types.h>
+
+#include "contract/decode.h"
+#include "sm80/common/mma_atom.cuh"
+#include "tile.h"
+
+namespace flash_cute::sm80::decode::split_keys {
+
+using namespace cute;
+
+template <class Element_, int kHeadDim_, int kHeadDimV_>
+struct Traits {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kHeadDimV = kHeadDimV_;
+  static constexpr int kTileKeys = tile_keys(kHeadDim);
+  static constexpr int kWarps = kConsumerWarps;
+  static constexpr bool kQInShared = q_in_shared(kHeadDim, kHeadDimV);
+
+  // Of one warp: it computes 16 rows.
+  using Mma = TiledMMA<MMA_Atom<MmaAtom<Element>>, Layout<Shape<_1, _1, _1>>, Tile<_16, _16, _16>>;
+
+  // Rows of 64 elements, whose eight 16-byte chunks are permuted by the row index, as a TMA box of 128-byte rows has
+  // them: the eight rows of an 8x8 matrix that ldmatrix reads lie in different banks.
+  static constexpr int kChunk = 64;
+  using SmemLayoutAtom =
+      decltype(composition(Swizzle<3, 3, 3>{}, Layout<Shape<_8, Int<kChunk>>, Stride<Int<kChunk>, _1>>{}));
+  using SmemLayoutK = decltype(tile_to_shape(SmemLayoutAtom{}, Shape<Int<kTileKeys>, Int<kHeadDim>>{}));
+  using SmemLayoutV = decltype(tile_to_shape(SmemLayoutAtom{}, Shape<Int<kTileKeys>, Int<kHeadDimV>>{}));
+  // V as the second product's B operand: the same memory as (head dim, key).
+  using SmemLayoutVt = decltype(composition(
+      SmemLayoutV{}, Layout<Shape<Int<kHeadDimV>, Int<kTileKeys>>, Stride<Int<kTileKeys>, _1>>{}));
+
+  using SmemCopyAtom = Copy_Atom<SM75_U32x4_LDSM_N, Element>;            // K: four 8x8 matrices
+  using SmemCopyAtomTransposed = Copy_Atom<SM75_U16x8_LDSM_T, Element>;  // V
+
+  static constexpr int kStageElements = kTileKeys * cute::max(kHeadDim, kHeadDimV);  // one tile of K or of V
+};
+
+// What the warps of a CTA exchange at the end of a piece, the fold of a unit's pieces, and perhaps Q.
+template <int kHeadDim, int kHeadDimV>
+struct ConsumerStorage {
+  alignas(16) float acc[kManyRows * kHeadDimV];  // in the order of the MMA's fragments, as Q
+  alignas(16) char q[cute::max(16, q_bytes(kHeadDim, kHeadDimV))];
+  float row_max[kConsumerWarps][kFewRows];
+  float row_sum[kConsumerWarps][kFewRows];
+};
+
+}  // namespace flash_cute::sm80::decode::split_keys

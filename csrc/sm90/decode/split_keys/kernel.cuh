@@ -1,0 +1,95 @@
+// Attention over a KV cache on Hopper: persistent CTAs of four warps that compute and one that loads. See
+// contract/decode.h for how the work is cut, sm80/decode/split_keys/consumer.cuh for what the four warps do.
+#pragma once
+
+#include "load.cuh"
+#include "sm80/decode/split_keys/consumer.cuh"
+#include "sm80/decode/split_keys/merge.cuh"
+#include "sm90/common/dependent_launch.cuh"
+#include "traits.cuh"
+
+namespace flash_cute::sm90::decode::split_keys {
+
+// The consumers' side of the ring of tiles, K and V by turns.
+template <class Traits>
+class Ring {
+ public:
+  using Element = typename Traits::Element;
+  CUTE_DEVICE explicit Ring(typename Traits::SharedStorage& smem) : smem_(smem) { values_.advance(); }
+
+  CUTE_DEVICE Element const* wait_keys() const { return wait(keys_); }
+  CUTE_DEVICE Element const* wait_values() const { return wait(values_); }
+  CUTE_DEVICE void release_keys() { release(keys_); }
+  CUTE_DEVICE void release_values() { release(values_); }
+
+ private:
+  using State = PipelineState<Traits::kStages>;
+
+  CUTE_DEVICE Element const* wait(State const& state) const {
+    smem_.pipeline.wait_full(state);
+    return smem_.tiles[state.stage];
+  }
+  CUTE_DEVICE void release(State& state) {
+    __syncwarp();
+    smem_.pipeline.release(state);
+    state.advance();
+    state.advance();
+  }
+
+  typename Traits::SharedStorage& smem_;
+  State keys_;
+  State values_;
+};
+
+template <class Traits>
+CUTE_DEVICE void consume(DecodeParams const& params, typename Traits::SharedStorage& smem) {
+  namespace portable = sm80::decode::split_keys;
+  Ring<Traits> ring(smem);
+#pragma unroll 1
+  for (PipelineState<2> state;; state.advance()) {
+    smem.unit_pipeline.wait_full(state);
+    Unit const& unit = smem.units[state.stage];
+    if (unit.rows == 0) break;
+    if (rows_of_tile(unit.sequence.len_q * params.group) == kFewRows) {
+      portable::Consumer<Traits, 1>(params, unit, smem.consumers).run(ring);
+    } else {
+      portable::Consumer<Traits, kConsumerWarps>(params, unit, smem.consumers).run(ring);
+    }
+    __syncwarp();
+    smem.unit_pipeline.release(state);
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(kThreads, Traits::kCtasPerSm) decode_kernel(__grid_constant__ KernelArgs const args) {
+  extern __shared__ char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
+  launch_dependents();
+  if (threadIdx.x == 0) {
+    prefetch_tma_descriptor(&args.k);
+    prefetch_tma_descriptor(&args.v);
+    smem.pipeline.init(kConsumerWarps);
+    smem.unit_pipeline.init(kConsumerWarps);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
+  }
+  __syncthreads();
+  if (threadIdx.x / 32 == kConsumerWarps) {
+    Producer<Traits>(args, smem).run();
+  } else {
+    consume<Traits>(args.params, smem);
+  }
+}
+
+// CTAs by sequence and KV head, and one more.
+template <class Traits>
+__global__ void __launch_bounds__(128) merge_kernel(__grid_constant__ DecodeParams const params) {
+  namespace portable = sm80::decode::split_keys;
+  int const batch = blockIdx.x / params.heads_kv, head_kv = blockIdx.x % params.heads_kv;
+  if (batch == params.batch) {
+    portable::clear_rows_of_no_sequence<typename Traits::Element>(params);
+  } else {
+    portable::Merge<Traits>(params, batch, head_kv).run([] { wait_for_kernel_before(); });
+  }
+}
+
+}  // namespace flash_cute::sm90::decode::split_keys

@@ -1,0 +1,58 @@
+// Launches a plan. Included only by the generated instance files.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/element.cuh"
+#include "kernel.cuh"
+#include "sm90/common/launch.cuh"
+#include "sm90/common/tensor_map.cuh"
+
+namespace flash_cute::sm90::decode::split_keys {
+
+// The rows of a TMA box: the largest power of two, up to the tile, that divides the page. A contiguous cache is one page
+// a sequence, in which tiles begin at multiples of their size.
+inline int box_rows(DecodeParams const& params, int tile_keys) {
+  int rows = tile_keys;
+  while (params.page_table != nullptr && params.page_size % rows != 0) rows /= 2;
+  return rows;
+}
+
+template <class Element>
+cudaError_t encode_cache(CUtensorMap* map, void const* data, CacheStrides const& strides, DecodeParams const& params,
+                         int head_dim, int rows) {
+  return encode_map<Element, 4>(map, data,
+                                {uint64_t(head_dim), uint64_t(params.page_size), uint64_t(params.heads_kv),
+                                 uint64_t(params.pages)},
+                                {pitch<Element>(params.page_size, strides.row), pitch<Element>(params.heads_kv, strides.head),
+                                 pitch<Element>(params.pages, strides.page)},
+                                {.rows = rows, .columns = 64}, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+}
+
+template <class Traits>
+cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
+  using Element = typename Traits::Element;
+  KernelArgs args;
+  args.params = params;
+  args.box_rows = box_rows(params, Traits::kTileKeys);
+  cudaError_t error = encode_cache<Element>(&args.k, params.k, params.k_strides, params, params.head_dim, args.box_rows);
+  if (error != cudaSuccess) return error;
+  error = encode_cache<Element>(&args.v, params.v, params.v_strides, params, params.head_dim_v, args.box_rows);
+  if (error != cudaSuccess) return error;
+  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
+  error = cudaFuncSetAttribute(decode_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  if (error != cudaSuccess) return error;
+  error = launch(decode_kernel<Traits>, {.ctas = plan.ctas, .threads = kThreads, .smem_bytes = kSmemBytes}, args, stream);
+  if (error != cudaSuccess) return error;
+  int64_t const merges = int64_t{params.batch} * params.heads_kv + (params.cu_q == nullptr ? 0 : 1);
+  return launch(merge_kernel<Traits>, {.ctas = merges, .threads = 128, .smem_bytes = 0, .early = true}, params, stream);
+}
+
+template <int kHeadDim, int kHeadDimV>
+cudaError_t launch(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
+  return with_element(plan.dtype, [&]<class Element>(Element) {
+    return launch_kernels<Traits<Element, kHeadDim, kHeadDimV>>(plan, params, stream);
+  });
+}
+
+}  // namespace flash_cute::sm90::decode::split_keys

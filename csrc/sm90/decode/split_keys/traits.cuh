@@ -1,0 +1,29 @@
+// Types of the Hopper kernels of attention over a KV cache.
+#pragma once
+
+#include "sm80/decode/split_keys/traits.cuh"
+#include "sm80/decode/split_keys/work.cuh"
+#include "sm90/common/pipeline.cuh"
+#include "tile.h"
+
+namespace flash_cute::sm90::decode::split_keys {
+
+template <class Element, int kHeadDim, int kHeadDimV>
+struct Traits : sm80::decode::split_keys::Traits<Element, kHeadDim, kHeadDimV> {
+  using Base = sm80::decode::split_keys::Traits<Element, kHeadDim, kHeadDimV>;
+  static constexpr int kStages = stages(kHeadDim, kHeadDimV);
+  static constexpr int kCtasPerSm = ctas_per_sm(kHeadDim, kHeadDimV);
+  static_assert(kStages >= 4 && sizeof(Element) * Base::kStageElements == stage_bytes(kHeadDim, kHeadDimV));
+
+  struct SharedStorage {
+    alignas(1024) Element tiles[kStages][Base::kStageElements];
+    sm80::decode::split_keys::ConsumerStorage<kHeadDim, kHeadDimV> consumers;
+    Pipeline<kStages> pipeline;
+    // The producer finds the units of work.
+    sm80::decode::split_keys::Unit units[2];
+    Pipeline<2> unit_pipeline;
+  };
+  static_assert(sizeof(SharedStorage) <= smem_of_cta(kCtasPerSm));
+};
+
+}  // namespace flash_cute::sm90::decode::split_keys
