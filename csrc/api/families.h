@@ -4,6 +4,7 @@
 #include <climits>
 #include <span>
 
+#include "planning/decode.h"
 #include "planning/family.h"
 
 namespace flash_cute {
@@ -17,8 +18,16 @@ struct InstanceOf {
 using FwdInstance = InstanceOf<FwdPlan, FwdParams>;
 using BwdInstance = InstanceOf<BwdPlan, BwdParams>;
 
+
+struct DecodeInstance {
+  DecodeFamily const* family;
+  HeadDims head_dims;
+  cudaError_t (*launch)(DecodePlan const&, DecodeParams const&, cudaStream_t);
+};
+
 std::span<FwdInstance const> fwd_instances();
 std::span<BwdInstance const> bwd_instances();
+std::span<DecodeInstance const> decode_instances();
 
 template <class InstanceType>
 int size_of(InstanceType const& instance) {

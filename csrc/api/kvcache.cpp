@@ -2,14 +2,11 @@
 #include "kvcache.h"
 
 #include "checks_kvcache.h"
+#include "kvcache_plan.h"
 #include "plan_json.h"
 
 namespace flash_cute {
 namespace {
-
-[[noreturn]] void refuse_cuda(char const* function) {
-  fail(function, ": expected CPU tensors: this build has no kernels for caches");
-}
 
 void check_types(KvCacheArgs const& args, bool on_cuda) {
   FwdArgs const& call = args.call;
@@ -61,6 +58,37 @@ void check_new_rows(TensorInfo const& k, TensorInfo const& tensor, TensorInfo co
                    cache.sizes[3], ", got ", tensor.sizes[3]);
   FLASH_CUTE_CHECK(tensor.sizes[0] == k.sizes[0], "v: expected k's batch size ", k.sizes[0], ", got ", tensor.sizes[0]);
   FLASH_CUTE_CHECK(tensor.sizes[2] == k.sizes[2], "v: expected k's length ", k.sizes[2], ", got ", tensor.sizes[2]);
+}
+
+void add_kernel(JsonObject& json, DecodeDecision const& decision) {
+  DecodePlan const& plan = decision.plan;
+  json.string("family", decision.instance->family->name)
+      .string("kernel", plan.kernel)
+      .number("kernel_head_dim", int64_t{plan.head_dim})
+      .number("kernel_head_dim_v", int64_t{plan.head_dim_v})
+      .number("block_m", int64_t{plan.shape.block_m})
+      .number("block_n", int64_t{plan.shape.block_n})
+      .number("threads", int64_t{plan.shape.threads})
+      .number("stages", int64_t{plan.shape.stages})
+      .number("smem_bytes", int64_t{plan.shape.smem_bytes})
+      .number("ctas_per_sm", int64_t{plan.shape.ctas_per_sm})
+      .number("capability", int64_t{decision.gpu.capability});
+}
+
+std::vector<std::string> reasons(KvCacheProblem const& problem, DecodeDecision const& decision,
+                                 std::vector<NamedCopy> const& copies) {
+  std::string const backend = backend_name(decision.backend());
+  bool const asked = problem.call.asked.backend != Backend::kAuto;
+  std::vector<std::string> sentences{"Backend " + backend + (asked ? " was asked for" : " serves this cache") +
+                                     ", on compute capability " + capability_text(decision.gpu.capability) + "."};
+  for (std::string const& note : decision.instance->family->notes(decision.plan, problem)) sentences.push_back(note);
+  sentences.push_back("The lengths are read on the device, which finds the keys that there are.");
+  for (NamedCopy const& named : copies) {
+    if (named.copy == Copy::kNone) continue;
+    sentences.push_back(std::string(named.name) + " is copied once: " + copy_reason(named, problem.call) + ".");
+  }
+  if (decision.plan.ctas == 0) sentences.push_back("Nothing is computed: there is no row.");
+  return sentences;
 }
 
 }  // namespace
@@ -131,39 +159,30 @@ KvAppendProblem check_kvcache_append(KvAppendArgs const& args, bool on_cuda) {
   return {.cache = cache, .packed = args.cu_seqlens.has_value(), .new_keys = static_cast<int>(args.k.sizes[2])};
 }
 
-FwdResult kvcache_fwd_cuda(KvCacheArgs const& args) {
-  check_kvcache(args, /*on_cuda=*/true);
-  refuse_cuda("attention_with_kvcache");
-}
-
-void kvcache_fwd_out_cuda(KvCacheArgs const& args, KvCacheResult const& result) {
-  check_kvcache(args, /*on_cuda=*/true);
-  check_kvcache_result(args, result, /*on_cuda=*/true);
-  refuse_cuda("attention_with_kvcache");
-}
-
-void kvcache_append_cuda(KvAppendArgs const& args) {
-  check_kvcache_append(args, /*on_cuda=*/true);
-  refuse_cuda("append_kvcache");
-}
-
 std::string kvcache_plan_json(KvCacheArgs const& args, int64_t capability) {
   KvCacheProblem problem;
   PlannedCall const call = check_planned(args.call, capability, [&](bool on_cuda) {
     problem = check_kvcache(args, on_cuda);
     return problem.call;
   });
-  if (call.gpu) refuse_cuda("attention_with_kvcache");
-  JsonObject json = call_json("cpu", args.call, problem.call);
+  std::optional<DecodeDecision> decision;
+  if (call.gpu) decision = plan_decode(args, problem, *call.gpu);
+  JsonObject json = call_json(decision ? backend_name(decision->backend()) : "cpu", args.call, problem.call);
   json.boolean("packed", problem.call.packed)
       .raw("page", problem.cache.paged ? std::to_string(problem.cache.page) : "null")
       .boolean("cache_seqlens", problem.has_lengths)
       .number("new_keys", int64_t{problem.new_keys})
       .string("dtype_k", dtype_name(args.call.k.dtype))
       .string("dtype_v", dtype_name(args.call.v.dtype))
-      .number("workspace_bytes", int64_t{0})
-      .raw("copies", JsonObject().raw("q", "null").raw("k_cache", "null").raw("v_cache", "null").raw("out", "null").text())
-      .raw("reasons", json_list(cpu_reasons(problem.call)));
+      .number("workspace_bytes", decision ? decision->plan.workspace_bytes : 0);
+  if (decision) add_kernel(json, *decision);
+  Copy const q = decision ? read_copy(args.call.q, /*vector=*/8) : Copy::kNone;
+  std::vector<NamedCopy> const copies{{"q", q, Access::kRead, problem.call.padded_head_dim()},
+                                      {"k_cache", Copy::kNone, Access::kRead, problem.call.head_dim},
+                                      {"v_cache", Copy::kNone, Access::kRead, problem.call.head_dim_v},
+                                      {"out", Copy::kNone, Access::kWritten, problem.call.head_dim_v}};
+  json.raw("copies", copies_json(copies, problem.call))
+      .raw("reasons", json_list(decision ? reasons(problem, *decision, copies) : cpu_reasons(problem.call)));
   return json.text();
 }
 

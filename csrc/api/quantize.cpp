@@ -140,7 +140,7 @@ Launch find_launch(Gpu gpu, TensorInfo const& x) {
   Launch found = nullptr;
 #define FLASH_CUTE_FIND(arch) \
   if (arch == 90 ? gpu.capability == 90 : gpu.capability >= 80) found = &quantize::launch<arch>;
-  FLASH_CUTE_QUANTIZE_INSTANCES(FLASH_CUTE_FIND)
+  FLASH_CUTE_QUANTIZE_FP8_INSTANCES(FLASH_CUTE_FIND)
 #undef FLASH_CUTE_FIND
   FLASH_CUTE_CHECK(found != nullptr, x.name, ": expected a GPU that this build has kernels for, got one of capability ",
                    gpu.capability);

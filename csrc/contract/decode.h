@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kvcache.h"
 #include "params.h"
 #include "plan.h"
 
@@ -36,13 +37,6 @@ constexpr int piece_tiles(int tiles, int tile_keys, int most) {
   return even > least ? even : least;
 }
 
-// Of a cache, in elements. A page of a contiguous cache is a sequence's part of it.
-struct CacheStrides {
-  int64_t page;
-  int64_t head;
-  int64_t row;
-};
-
 struct DecodeParams {
   void const* q;  // (batch, heads_q, len_q, head_dim), or packed (heads_q, len_q, head_dim)
   void const* k;  // (pages, heads_kv, page_size, head_dim)
@@ -56,8 +50,7 @@ struct DecodeParams {
   CacheStrides k_strides;
   CacheStrides v_strides;
 
-  int const* page_table;     // (batch, table_width); null: sequence b has page b
-  int64_t page_table_stride;
+  PageTable table;
   int const* cache_seqlens;  // (batch): keys before the append; null: the capacity. Below 0: the sequence has no keys
   int const* cu_q;           // (batch + 1): packed; null: each sequence has len_q rows
   int new_keys;              // that were appended to each sequence; kAsRows: as many as it has rows
@@ -67,9 +60,6 @@ struct DecodeParams {
   int heads_kv;
   int group;  // heads_q / heads_kv
   int len_q;  // rows of a sequence, packed of all of them; > 0
-  int pages;
-  int page_size;
-  int capacity;  // keys of a sequence, at most
   int head_dim;
   int head_dim_v;
 

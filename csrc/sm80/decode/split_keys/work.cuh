@@ -30,10 +30,10 @@ CUTE_DEVICE int seen_limit(DecodeParams const& params, CacheSequence const& sequ
 }
 
 CUTE_DEVICE int keys_of(DecodeParams const& params, int batch, int rows) {
-  int const before = params.cache_seqlens == nullptr ? params.capacity : params.cache_seqlens[batch];
+  int const before = params.cache_seqlens == nullptr ? params.table.capacity : params.cache_seqlens[batch];
   if (before < 0) return 0;
   int const added = params.new_keys == kAsRows ? rows : params.new_keys;
-  return min(params.capacity, min(params.capacity, before) + min(params.capacity, added));
+  return min(params.table.capacity, min(params.table.capacity, before) + min(params.table.capacity, added));
 }
 
 CUTE_DEVICE CacheSequence make_sequence(DecodeParams const& params, int batch, int first_row, int rows) {

@@ -14,23 +14,26 @@ namespace flash_cute::sm90::decode::split_keys {
 // a sequence, in which tiles begin at multiples of their size.
 inline int box_rows(DecodeParams const& params, int tile_keys) {
   int rows = tile_keys;
-  while (params.page_table != nullptr && params.page_size % rows != 0) rows /= 2;
+  while (params.table.entries != nullptr && params.table.page_size % rows != 0) rows /= 2;
   return rows;
 }
 
+// A cache without rows is never read: then the map is of something that there is.
 template <class Element>
 cudaError_t encode_cache(CUtensorMap* map, void const* data, CacheStrides const& strides, DecodeParams const& params,
                          int head_dim, int rows) {
-  return encode_map<Element, 4>(map, data,
-                                {uint64_t(head_dim), uint64_t(params.page_size), uint64_t(params.heads_kv),
-                                 uint64_t(params.pages)},
-                                {pitch<Element>(params.page_size, strides.row), pitch<Element>(params.heads_kv, strides.head),
-                                 pitch<Element>(params.pages, strides.page)},
-                                {.rows = rows, .columns = 64}, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  PageTable const& table = params.table;
+  int const page_size = std::max(1, table.page_size), pages = std::max(1, table.pages);
+  return encode_map<Element, 4>(
+      map, table.capacity > 0 ? data : params.q,
+      {uint64_t(head_dim), uint64_t(page_size), uint64_t(params.heads_kv), uint64_t(pages)},
+      {pitch<Element>(page_size, strides.row), pitch<Element>(params.heads_kv, strides.head),
+       pitch<Element>(pages, strides.page)},
+      {.rows = rows, .columns = 64}, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }
 
 template <class Traits>
-cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
+cudaError_t launch_decode(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
   using Element = typename Traits::Element;
   KernelArgs args;
   args.params = params;
@@ -39,12 +42,20 @@ cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& params, c
   if (error != cudaSuccess) return error;
   error = encode_cache<Element>(&args.v, params.v, params.v_strides, params, params.head_dim_v, args.box_rows);
   if (error != cudaSuccess) return error;
-  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
+  constexpr int kSmemBytes = Traits::kSmemBytes;
   error = cudaFuncSetAttribute(decode_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
-  error = launch(decode_kernel<Traits>, {.ctas = plan.ctas, .threads = kThreads, .smem_bytes = kSmemBytes}, args, stream);
-  if (error != cudaSuccess) return error;
+  return launch(decode_kernel<Traits>, {.ctas = plan.ctas, .threads = kThreads, .smem_bytes = kSmemBytes}, args, stream);
+}
+
+template <class Traits>
+cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
+  if (plan.ctas > 0) {
+    cudaError_t const error = launch_decode<Traits>(plan, params, stream);
+    if (error != cudaSuccess) return error;
+  }
   int64_t const merges = int64_t{params.batch} * params.heads_kv + (params.cu_q == nullptr ? 0 : 1);
+  if (merges == 0) return cudaSuccess;
   return launch(merge_kernel<Traits>, {.ctas = merges, .threads = 128, .smem_bytes = 0, .early = true}, params, stream);
 }
 

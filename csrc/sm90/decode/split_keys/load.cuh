@@ -79,11 +79,11 @@ class Producer {
     int const key = tile * kTileKeys + box_ * args_.box_rows;
     Box box{.seen = key + args_.box_rows > unit.seen_begin && key < unit.seen_end};
     if (!box.seen) return box;
-    int const page = key / params.page_size;
-    box.row = key - page * params.page_size;
-    box.page = params.page_table == nullptr
+    int const page = key / params.table.page_size;
+    box.row = key - page * params.table.page_size;
+    box.page = params.table.entries == nullptr
                    ? unit.batch
-                   : __ldg(params.page_table + unit.batch * params.page_table_stride + page);
+                   : __ldg(params.table.entries + unit.batch * params.table.stride + page);
     return box;
   }
 

@@ -26,13 +26,22 @@ constexpr int stage_bytes(int head_dim, int head_dim_v) {
 // What a multiprocessor has, less what the driver keeps of each CTA.
 constexpr int smem_of_cta(int ctas) { return 233'472 / ctas - 1024; }
 
-constexpr int kSmallBytes = 512;  // barriers and units
+constexpr int kSmallBytes = 512;  // barriers and units, at most
 
-// The largest number of stages beside what the consumers have and the barriers.
+// What the consumers have beside the stages.
+constexpr int consumer_bytes(int head_dim, int head_dim_v) {
+  return 4 * kManyRows * head_dim_v + std::max(16, q_bytes(head_dim, head_dim_v)) + 8 * kConsumerWarps * kFewRows;
+}
+
+// As many as there is room for.
 constexpr int stages(int head_dim, int head_dim_v) {
-  int const consumers = 4 * kManyRows * head_dim_v + q_bytes(head_dim, head_dim_v) + 8 * kConsumerWarps * kFewRows;
-  int const left = smem_of_cta(ctas_per_sm(head_dim, head_dim_v)) - consumers - kSmallBytes;
+  int const left = smem_of_cta(ctas_per_sm(head_dim, head_dim_v)) - consumer_bytes(head_dim, head_dim_v) - kSmallBytes;
   return std::min(12, left / stage_bytes(head_dim, head_dim_v));
+}
+
+constexpr int smem_bytes(int head_dim, int head_dim_v) {
+  return stages(head_dim, head_dim_v) * stage_bytes(head_dim, head_dim_v) + consumer_bytes(head_dim, head_dim_v) +
+         kSmallBytes;
 }
 
 }  // namespace flash_cute::sm90::decode::split_keys

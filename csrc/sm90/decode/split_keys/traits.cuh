@@ -23,7 +23,8 @@ struct Traits : sm80::decode::split_keys::Traits<Element, kHeadDim, kHeadDimV> {
     sm80::decode::split_keys::Unit units[2];
     Pipeline<2> unit_pipeline;
   };
-  static_assert(sizeof(SharedStorage) <= smem_of_cta(kCtasPerSm));
+  static constexpr int kSmemBytes = smem_bytes(kHeadDim, kHeadDimV);
+  static_assert(sizeof(SharedStorage) <= kSmemBytes && kSmemBytes <= smem_of_cta(kCtasPerSm));
 };
 
 }  // namespace flash_cute::sm90::decode::split_keys

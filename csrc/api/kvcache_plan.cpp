@@ -1,0 +1,63 @@
+#include "kvcache_plan.h"
+
+#include <climits>
+
+namespace flash_cute {
+namespace {
+
+bool runs_on(Backend backend, Gpu gpu) { return backend == Backend::kSm80 ? gpu.capability >= 80 : gpu.capability == 90; }
+
+bool holds(DecodeInstance const& instance, Problem const& call) {
+  return instance.head_dims.head_dim >= call.head_dim && instance.head_dims.head_dim_v >= call.head_dim_v;
+}
+
+// The smallest kernel that serves the call, of Hopper's before those of others.
+DecodeInstance const* find_instance(KvCacheProblem const& problem, Gpu gpu) {
+  Problem const& call = problem.call;
+  for (Backend backend : {Backend::kSm90, Backend::kSm80}) {
+    bool const may_run = call.asked.backend == Backend::kAuto || call.asked.backend == backend;
+    if (!may_run || !runs_on(backend, gpu)) continue;
+    DecodeInstance const* best = nullptr;
+    for (DecodeInstance const& instance : decode_instances()) {
+      bool const serves = instance.family->backend == backend && holds(instance, call) &&
+                          instance.family->serves(instance.head_dims, problem);
+      if (serves && (best == nullptr || size_of(instance) < size_of(*best))) best = &instance;
+    }
+    if (best != nullptr) return best;
+  }
+  return nullptr;
+}
+
+[[noreturn]] void refuse(KvCacheArgs const& args, KvCacheProblem const& problem, Gpu gpu) {
+  Problem const& call = problem.call;
+  CacheProblem const& cache = problem.cache;
+  std::string const on = " on compute capability " + std::to_string(gpu.capability / 10) + "." +
+                         std::to_string(gpu.capability % 10);
+  FLASH_CUTE_CHECK(!decode_instances().empty(),
+                   "this build has no CUDA kernels for caches: expected CPU tensors, or a build without "
+                   "FLASH_CUTE_NO_CUDA");
+  FLASH_CUTE_CHECK(runs_on(call.asked.backend == Backend::kSm90 ? Backend::kSm90 : Backend::kSm80, gpu),
+                   "backend: expected one that runs", on, ", got '", args.call.backend, "'");
+  FLASH_CUTE_CHECK(cache.k_type == CacheType::k16Bit && cache.v_type == CacheType::k16Bit,
+                   "k_cache: expected q's dtype on CUDA, got ", dtype_name(args.call.k.dtype));
+  FLASH_CUTE_CHECK(std::any_of(decode_instances().begin(), decode_instances().end(),
+                               [&](DecodeInstance const& instance) { return holds(instance, call); }),
+                   "q: this build has no kernel for caches of head dims ", call.head_dim, " and ", call.head_dim_v);
+  FLASH_CUTE_CHECK(!cache.paged, "k_cache: expected pages of a multiple of 16 keys", on, ", got ", cache.page);
+  fail("q: this build has no kernel for this cache", on);
+}
+
+}  // namespace
+
+DecodeDecision plan_decode(KvCacheArgs const& args, KvCacheProblem const& problem, Gpu gpu) {
+  DecodeInstance const* const instance = find_instance(problem, gpu);
+  if (instance == nullptr) refuse(args, problem, gpu);
+  DecodeDecision decision{.instance = instance, .gpu = gpu};
+  decision.plan.dtype = problem.call.bfloat16 ? DType::kBFloat16 : DType::kFloat16;
+  decision.plan.head_dim = instance->head_dims.head_dim;
+  decision.plan.head_dim_v = instance->head_dims.head_dim_v;
+  instance->family->plan(decision.plan, problem, gpu);
+  return decision;
+}
+
+}  // namespace flash_cute
