@@ -60,18 +60,34 @@ void check_new_rows(TensorInfo const& k, TensorInfo const& tensor, TensorInfo co
   FLASH_CUTE_CHECK(tensor.sizes[2] == k.sizes[2], "v: expected k's length ", k.sizes[2], ", got ", tensor.sizes[2]);
 }
 
-void add_kernel(JsonObject& json, DecodeDecision const& decision) {
+// Of all KV heads; of packed rows at most.
+int64_t row_tiles(Problem const& call) {
+  int64_t const rows = int64_t{call.len_q} * (call.heads_q / std::max(1, call.heads_kv));
+  int const tile = rows_of_tile(static_cast<int>(std::min<int64_t>(rows, kMaxLength)));
+  int64_t const tiles = call.packed ? call.batch + rows / kManyRows : int64_t{call.batch} * ((rows + tile - 1) / tile);
+  return call.heads_kv * tiles;
+}
+
+void add_kernel(JsonObject& json, Problem const& call, DecodeDecision const& decision) {
   DecodePlan const& plan = decision.plan;
   json.string("family", decision.instance->family->name)
       .string("kernel", plan.kernel)
       .number("kernel_head_dim", int64_t{plan.head_dim})
       .number("kernel_head_dim_v", int64_t{plan.head_dim_v})
+      .number("entry", int64_t{0})
+      .string("tile", "")
       .number("block_m", int64_t{plan.shape.block_m})
       .number("block_n", int64_t{plan.shape.block_n})
       .number("threads", int64_t{plan.shape.threads})
       .number("stages", int64_t{plan.shape.stages})
       .number("smem_bytes", int64_t{plan.shape.smem_bytes})
       .number("ctas_per_sm", int64_t{plan.shape.ctas_per_sm})
+      .number("tiles", row_tiles(call))
+      .number("column_parts", int64_t{1})
+      .string("variant", "cache")
+      .string("accumulate", "float32")
+      .number("split_tiles", int64_t{0})
+      .number("split_ctas", decision.plan.ctas)
       .number("capability", int64_t{decision.gpu.capability});
 }
 
@@ -175,7 +191,7 @@ std::string kvcache_plan_json(KvCacheArgs const& args, int64_t capability) {
       .string("dtype_k", dtype_name(args.call.k.dtype))
       .string("dtype_v", dtype_name(args.call.v.dtype))
       .number("workspace_bytes", decision ? decision->plan.workspace_bytes : 0);
-  if (decision) add_kernel(json, *decision);
+  if (decision) add_kernel(json, problem.call, *decision);
   Copy const q = decision ? read_copy(args.call.q, /*vector=*/8) : Copy::kNone;
   std::vector<NamedCopy> const copies{{"q", q, Access::kRead, problem.call.padded_head_dim()},
                                       {"k_cache", Copy::kNone, Access::kRead, problem.call.head_dim},

@@ -1,0 +1,35 @@
+// Launches a plan. Included only by the generated instance files.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/element.cuh"
+#include "kernel.cuh"
+
+namespace flash_cute::sm80::decode::split_keys {
+
+template <class Traits>
+cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
+  if (plan.ctas > 0) {
+    constexpr int kSmemBytes = Traits::kSmemBytes;
+    cudaError_t error =
+        cudaFuncSetAttribute(decode_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+    if (error != cudaSuccess) return error;
+    decode_kernel<Traits><<<unsigned(plan.ctas), 32 * kConsumerWarps, kSmemBytes, stream>>>(params);
+    error = cudaGetLastError();
+    if (error != cudaSuccess) return error;
+  }
+  int64_t const merges = int64_t{params.batch} * params.heads_kv + (params.cu_q == nullptr ? 0 : 1);
+  if (merges == 0) return cudaSuccess;
+  merge_kernel<Traits><<<unsigned(merges), 128, 0, stream>>>(params);
+  return cudaGetLastError();
+}
+
+template <int kHeadDim, int kHeadDimV>
+cudaError_t launch(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
+  return with_element(plan.dtype, [&]<class Element>(Element) {
+    return launch_kernels<PortableTraits<Element, kHeadDim, kHeadDimV>>(plan, params, stream);
+  });
+}
+
+}  // namespace flash_cute::sm80::decode::split_keys
