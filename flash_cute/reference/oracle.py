@@ -205,7 +205,8 @@ def _heads(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, slopes: Tensor
         yield _Heads(
             places,
             torch.stack([q[place] for place in places]),
-            *(torch.stack([x[b, h // group] for b, h in places]) for x in (k, v)),
+            torch.stack([k[b, h // group] for b, h in places]),
+            torch.stack([v[b, h // group] for b, h in places]),
             None if sinks is None else torch.stack([sinks[h] for _, h in places]).view(-1, 1, 1),
             None if slopes is None else torch.stack([slopes[place] for place in places]).view(-1, 1, 1),
         )
