@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 __all__ = ["TILE_FIELDS", "kernel_matches"]
@@ -30,8 +31,9 @@ def kernel_matches(plan: Mapping[str, Any], kernel_name: str) -> bool:
         "head_dim": plan["kernel_head_dim"],
     }
     fields = TILE_FIELDS.get(plan["family"], ())
-    tile = dict(zip(fields, facts.pop("tile"), strict=False))  # zeros at its end have no name
-    return all(known.get(field, value) == value for field, value in [*facts.items(), *tile.items()])
+    tile = zip(fields, facts["tile"], strict=False)  # zeros at its end have no name
+    said = [(field, value) for field, value in facts.items() if field != "tile"]
+    return all(known.get(field, value) == value for field, value in (*said, *tile))
 
 
 # Of TileConfig in csrc/<family>/tile.h, in order. The plan does not tell all of them: its `ctas_per_sm` are those that
@@ -61,7 +63,8 @@ _ACCUMULATE = ("float32", "float16_qk", "float16_pv", "float16")  # csrc/contrac
 _ELEMENTS = {"half_t": "float16", "__half": "float16", "bfloat16_t": "bfloat16", "__nv_bfloat16": "bfloat16"}
 
 
-def _facts(kernel_name: str) -> dict[str, Any] | None:
+@lru_cache(4096)  # the report has a thousand kernels, and `explain` asks for the facts of each
+def _facts(kernel_name: str) -> Mapping[str, Any] | None:
     """What a kernel's name says of it, or None for a kernel that is not ours.
 
     Demangled: `flash_cute::sm80::forward::rows::fwd_kernel<flash_cute::sm80::forward::rows::Traits<cutlass::half_t,
