@@ -45,8 +45,9 @@ def test_is_attention_of_the_quantised(qkv: list[torch.Tensor], options: dict[st
 
     causal = options.pop("causal", False)
     true_out, true_lse = flash_cute.reference.attention(q, k, v, causal, **options)
-    assert ((out.double() - true_out).norm() / true_out.norm()) < 0.1
-    assert (lse.double() - true_lse).abs().max() < 0.5
+    of_out, of_lse = (0.1, 0.5) if smooth_k else (0.2, 1.0)  # else k's offset is rounded, too
+    assert ((out.double() - true_out).norm() / true_out.norm()) < of_out
+    assert (lse.double() - true_lse).abs().max() < of_lse
     assert (lse.double() - true_lse).mean().abs() < 0.02  # a forgotten mean of k would be in all
 
 
