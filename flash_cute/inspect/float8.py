@@ -20,8 +20,8 @@ CORNER = 16  # keys and columns of a picture: the order of keys repeats after so
 def transposed(details: Details) -> IntArray:
     """(2, column, position): the key and column of what V transposed has in each place, of V as it is loaded.
 
-    ldmatrix.x4.trans and stmatrix.x4 are modelled as the PTX manual describes them, for stage 0. Minus one where nothing
-    is stored.
+    Of stage 0; ldmatrix.x4.trans and stmatrix.x4 are modelled as the PTX manual describes them. -1 where nothing is
+    stored.
 
     Raises:
         ValueError: a byte is read or stored outside of the tile.
