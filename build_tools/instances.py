@@ -125,21 +125,26 @@ class SideKernel:
     launch: str
     parameters: str  # of the launch, in flash_cute
     declares: str  # what must be declared before it, in flash_cute
-    seconds: dict[str, int]  # what nvcc takes for it, roughly, by architecture
 
 
 SIDE_KERNELS = (
     SideKernel(
         *("quantize_fp8", "quantize/launch.cuh", "quantize", "launch"),
         *("quantize::Params const&, int, cudaStream_t", "namespace quantize { struct Params; }"),
-        {"sm80": 185, "sm90": 65},
     ),
     SideKernel(
         *("append", "kvcache/append.cuh", "kvcache", "launch_append"),
         *("AppendParams const&, cudaStream_t", "struct AppendParams;"),
-        {"sm80": 20, "sm90": 10},
     ),
 )
+
+
+SIDE_SECONDS = {
+    ("sm80", "quantize_fp8"): 185,
+    ("sm90", "quantize_fp8"): 65,
+    ("sm80", "append"): 20,
+    ("sm90", "append"): 10,
+}
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ class SideFile:
     @property
     def seconds(self) -> int:
         """What nvcc takes for it, roughly."""
-        return self.kernel.seconds[self.arch]
+        return SIDE_SECONDS[self.arch, self.kernel.name]
 
     @property
     def number(self) -> str:

@@ -78,6 +78,8 @@ def _facts(kernel_name: str) -> Mapping[str, Any] | None:
     head_dim = re.search(r"(?:half_t|__half|bfloat16_t|__nv_bfloat16)(?:, (?:\(int\))?|ELi)(\d+)", kernel_name)
     if not (words and words[-1].endswith("_kernel") and element and head_dim):
         return None
+    if "decode" in words:
+        return _decode_facts(words, kernel_name, _ELEMENTS[element[0]])
     tile = re.search(r"TileConfig(?:\)?\{([^}]*)\}|E((?:L[a-z]\d+E)+))", kernel_name)
     values = re.findall(r"L[a-z](\d+)E|(\d+)(?![\w)])|\b(true|false)\b", tile[1] or tile[2]) if tile else []
     end = tile.end() if tile else head_dim.end()
@@ -100,6 +102,21 @@ def _facts(kernel_name: str) -> Mapping[str, Any] | None:
     if deterministic:  # the mode has a kernel of its own
         facts["deterministic"] = (deterministic[1] or deterministic[2]) in ("1", "true")
     return facts
+
+
+def _decode_facts(words: list[str], kernel_name: str, dtype: str) -> dict[str, Any] | None:
+    """The same of a kernel over a cache: `...::decode_kernel<...::Traits<cutlass::half_t, 192, 128>>`."""
+    head_dims = re.search(r"(?:half_t|bfloat16_t)(?:, (?:\(int\))?|ELi)(\d+)(?:, (?:\(int\))?|ELi)(\d+)", kernel_name)
+    if head_dims is None:
+        return None
+    return {
+        "family": "::".join(words[:-1]),
+        "kernel": words[-1],
+        "dtype": dtype,
+        "head_dim": int(head_dims[1]),
+        "kernel_head_dim_v": int(head_dims[2]),
+        "tile": [],
+    }
 
 
 def _float8_facts(words: list[str], kernel_name: str) -> dict[str, Any] | None:

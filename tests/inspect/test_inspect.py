@@ -70,7 +70,7 @@ def test_no_limit_is_the_headers() -> None:
 def test_kernels_are_those_of_the_library(kernels: tuple[Kernel, ...]) -> None:
     listed = {(kernel.arch, "fwd" if kernel.is_forward else "bwd", kernel.head_dim) for kernel in kernels}
     for arch, direction, head_dim, _ in report.built_instances():
-        assert (arch, direction, head_dim) in listed
+        assert direction not in build.DIRECTIONS or (arch, direction, head_dim) in listed
     assert report.built_architectures() <= {kernel.arch for kernel in kernels}
 
 
@@ -78,11 +78,10 @@ def test_default_kernels_are_the_builds() -> None:
     config = pytest.importorskip("build_tools.config", reason="not in a checkout")
     instances = pytest.importorskip("build_tools.instances")
     assert config.HEAD_DIMS == build.HEAD_DIMS
-    assert (tuple(config.GENCODE), instances.DIRECTIONS, instances.FOLDERS) == (
-        build.ARCHS,
-        build.DIRECTIONS,
-        build.FOLDERS,
-    )
+    assert tuple(config.GENCODE) == build.ARCHS
+    not_drawn = {"decode"}  # kernels over caches
+    assert {*build.DIRECTIONS, *not_drawn} == {*instances.DIRECTIONS}
+    assert {name: instances.FOLDERS[name] for name in build.DIRECTIONS} == build.FOLDERS
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])

@@ -209,13 +209,19 @@ def test_unchanged_instances_keep_their_time_stamps(tools: Callable, tmp_path: P
         "instances.h",
         "sm80_fwd_d64.cu",
         "sm80_bwd_d64.cu",
+        "sm80_decode_d64.cu",
         "sm80_quantize_fp8.cu",
+        "sm80_append.cu",
     }
     header = (tmp_path / "instances.h").read_text()
-    for direction, family in (("FWD", "sm80::forward::rows"), ("BWD", "sm80::backward::dq_in_memory")):
+    for direction, family in (
+        ("FWD", "sm80::forward::rows"),
+        ("BWD", "sm80::backward::dq_in_memory"),
+        ("DECODE", "sm80::decode::split_keys"),
+    ):
         assert f"{direction}_INSTANCES(X) X({family}, 64, 64)\n" in header
         assert f"namespace flash_cute::{family} {{ template <int, int>" in header
-    assert "QUANTIZE_INSTANCES(X) X(80)\n" in header
+    assert "QUANTIZE_FP8_INSTANCES(X) X(80)\n" in header and "APPEND_INSTANCES(X) X(80)\n" in header
     assert "sm90" not in header
 
 
