@@ -265,7 +265,7 @@ def test_float8_has_files_of_its_own(tools: Callable) -> None:
     module = tools("instances")
     built = module.instances(tools("config").read_config({"FLASH_CUTE_ARCHS": "sm90", "FLASH_CUTE_HEAD_DIMS": "64"}))
     sources = {file.name: file.source for file in module.kernel_files(built)}
-    assert list(sources) == ["sm90_fwd_d64.cu", "sm90_fwd_fp8_d64.cu", "sm90_bwd_d64.cu"]
+    assert list(sources) == ["sm90_fwd_d64.cu", "sm90_fwd_fp8_d64.cu", "sm90_bwd_d64.cu", "sm90_decode_d64.cu"]
     assert "fp8_rows" not in sources["sm90_fwd_d64.cu"]
     assert sources["sm90_fwd_fp8_d64.cu"].splitlines()[1:] == [
         '#include "sm90/forward/fp8_rows/launch.cuh"',
