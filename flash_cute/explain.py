@@ -62,7 +62,7 @@ def explain(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    causal: bool | str | None = None,
+    causal: bool | str = "default",
     *,
     scale: float | None = None,
     window: Window | None = None,
@@ -102,7 +102,7 @@ def explain(
     Args:
         q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, backend, accumulate: as in `attention`; for a
             `capability` other than the tensors' own device, tensors on the CPU or the meta device will do. k and v may
-            be caches. causal `None`: the function's own default.
+            be caches. causal `"default"`: `True` over caches, else `False`, as the functions have it.
         capability: `None`: the tensors' own device. Else plan for a GPU of that compute capability, ten
             times major plus minor: 80 (A100), 86, 89, 90 (H100), 120.
         backward: explain the backward's kernel instead of the forward's, for a dout laid out like out.
@@ -127,16 +127,17 @@ def explain(
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     packed = any(x is not None for x in lengths)
     fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)
-    if cache_seqlens is not None or page_table is not None or kv_layout is not None:
+    over_caches = cache_seqlens is not None or page_table is not None or kv_layout is not None
+    if isinstance(causal, str) and causal == "default":
+        causal = over_caches
+    if over_caches:
         others = dict(zip(VARLEN.length_names[1:], lengths[1:], strict=True))
         others |= {"accumulate": accumulate, "backward": backward or None, "dlse": dlse or None}
         others |= {"descale_q": descale_q, "out_dtype": out_dtype, "descale_out": descale_out}
         kvcache.refuse(others, "over a cache")
         places = (cache_seqlens, page_table, cu_seqlens_q, new_keys, "NHD" if kv_layout is None else kv_layout)
-        mask, score = (True if causal is None else causal, window), (softcap, sinks, alibi_slopes, scale)
-        return _of_cache(q, k, v, places, *mask, score, (descale_k, descale_v), backend, capability)
-    if causal is None:
-        causal = False
+        score = (softcap, sinks, alibi_slopes, scale)
+        return _of_cache(q, k, v, places, causal, window, score, (descale_k, descale_v), backend, capability)
     try:
         causal = mask_name(causal)
         left, right = (None, None) if window is None else window_sides(window)
