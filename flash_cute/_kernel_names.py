@@ -115,6 +115,7 @@ def _decode_facts(words: list[str], kernel_name: str, dtype: str) -> dict[str, A
         "dtype": dtype,
         "head_dim": int(head_dims[1]),
         "kernel_head_dim_v": int(head_dims[2]),
+        "variant": "float8 cache" if "Float8" in kernel_name else "cache",
         "tile": [],
     }
 

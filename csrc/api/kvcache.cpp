@@ -84,7 +84,7 @@ void add_kernel(JsonObject& json, Problem const& call, DecodeDecision const& dec
       .number("ctas_per_sm", int64_t{plan.shape.ctas_per_sm})
       .number("tiles", row_tiles(call))
       .number("column_parts", int64_t{1})
-      .string("variant", "cache")
+      .string("variant", plan.float8_cache ? "float8 cache" : "cache")
       .string("accumulate", "float32")
       .number("split_tiles", int64_t{0})
       .number("split_ctas", decision.plan.ctas)

@@ -38,12 +38,17 @@ DecodeInstance const* find_instance(KvCacheProblem const& problem, Gpu gpu) {
                    "FLASH_CUTE_NO_CUDA");
   FLASH_CUTE_CHECK(runs_on(call.asked.backend == Backend::kSm90 ? Backend::kSm90 : Backend::kSm80, gpu),
                    "backend: expected one that runs", on, ", got '", args.call.backend, "'");
-  FLASH_CUTE_CHECK(cache.k_type == CacheType::k16Bit && cache.v_type == CacheType::k16Bit,
-                   "k_cache: expected q's dtype on CUDA, got ", dtype_name(args.call.k.dtype));
   FLASH_CUTE_CHECK(std::any_of(decode_instances().begin(), decode_instances().end(),
                                [&](DecodeInstance const& instance) { return holds(instance, call); }),
                    "q: this build has no kernel for caches of head dims ", call.head_dim, " and ", call.head_dim_v);
-  FLASH_CUTE_CHECK(!cache.paged, "k_cache: expected pages of a multiple of 16 keys", on, ", got ", cache.page);
+  if (cache.k_type != CacheType::k16Bit) {
+    FLASH_CUTE_CHECK(gpu.capability == 90 && call.asked.backend != Backend::kSm80, "k_cache: expected q's dtype", on,
+                     call.asked.backend == Backend::kSm80 ? " with backend 'sm80'" : "", ", got ",
+                     dtype_name(args.call.k.dtype));
+    FLASH_CUTE_CHECK(!cache.paged, "k_cache: expected pages of a multiple of 16 keys of float8, got ", cache.page);
+  }
+  FLASH_CUTE_CHECK(!cache.paged || call.asked.backend != Backend::kSm90,
+                   "k_cache: expected pages of a multiple of 16 keys with backend 'sm90', got ", cache.page);
   fail("q: this build has no kernel for this cache", on);
 }
 
@@ -56,6 +61,7 @@ DecodeDecision plan_decode(KvCacheArgs const& args, KvCacheProblem const& proble
   decision.plan.dtype = problem.call.bfloat16 ? DType::kBFloat16 : DType::kFloat16;
   decision.plan.head_dim = instance->head_dims.head_dim;
   decision.plan.head_dim_v = instance->head_dims.head_dim_v;
+  decision.plan.float8_cache = problem.cache.k_type != CacheType::k16Bit;
   instance->family->plan(decision.plan, problem, gpu);
   return decision;
 }

@@ -63,6 +63,12 @@ struct DecodeParams {
   int head_dim;
   int head_dim_v;
 
+  // Of caches of float8; by KV head.
+  bool k_is_e5m2;  // else e4m3fn; each tensor has its own
+  bool v_is_e5m2;
+  Descale descale_k;
+  Descale descale_v;
+
   int window_left;    // keys that a row sees before its position; kNoLimit: all
   int window_right;   // behind it
   bool bottom_right;  // row i of a sequence has the position i + its keys - its rows, else i
@@ -80,7 +86,8 @@ constexpr int kAsRows = -1;
 
 struct DecodePlan {
   char const* kernel;
-  DType dtype;
+  DType dtype;        // of q
+  bool float8_cache;  // else of q's
   int head_dim;
   int head_dim_v;
   KernelShape shape;  // block_m: kFewRows or kManyRows, where all sequences have equally many rows

@@ -76,6 +76,7 @@ def test_names_of_kernels_over_caches_are_understood(name):
         "tile": "",
         "kernel_head_dim": 192,
         "kernel_head_dim_v": 128,
+        "variant": "cache",
         "threads": 160,
         "stages": 12,
     }

@@ -8,7 +8,7 @@
 #include <cute/tensor.hpp>
 
 #include "fold.cuh"
-#include "products.cuh"
+#include "products_float8.cuh"
 #include "rows.cuh"
 #include "traits.cuh"
 #include "work.cuh"
@@ -28,6 +28,21 @@ struct Columns {
   float4 values[kGroups];
 };
 
+// Beside float8 values a group has every other one of 16 columns. This puts those of two groups in order: the thread's are
+// then (column 0, column 1) in the first and (column 2, column 3) in the second.
+template <int kGroups>
+CUTE_DEVICE Columns<kGroups> in_order(Columns<kGroups> const& columns) {
+  static_assert(kGroups % 2 == 0);
+  Columns<kGroups> result;
+  CUTE_UNROLL
+  for (int g = 0; g < kGroups; g += 2) {
+    float4 const &even = columns.values[g], &odd = columns.values[g + 1];
+    result.values[g] = {even.x, odd.x, even.z, odd.z};
+    result.values[g + 1] = {even.y, odd.y, even.w, odd.w};
+  }
+  return result;
+}
+
 CUTE_DEVICE float4 scaled(float4 const& x, float row0, float row1) {
   return {__fmul_rn(x.x, row0), __fmul_rn(x.y, row0), __fmul_rn(x.z, row1), __fmul_rn(x.w, row1)};
 }
@@ -39,6 +54,8 @@ template <class Traits, int kRowWarps>
 class Consumer {
  public:
   using Element = typename Traits::Element;
+  using Operand = typename Traits::Operand;
+  using Cache = typename Traits::Cache;
   static constexpr int kKeyWarps = kConsumerWarps / kRowWarps;
   static constexpr int kKeys = Traits::kTileKeys / kKeyWarps;  // of a tile, a warp's
   static constexpr int kStepKeys = cute::min(kKeys, 32);       // whose scores are in registers
@@ -58,7 +75,7 @@ class Consumer {
   // `ring`: wait_keys(), wait_values() -> the tile in shared memory; release_keys(), release_values(), in this order.
   template <class Ring>
   CUTE_DEVICE void run(Ring& ring) {
-    auto tSrQ = fragment_a<Element>(typename Traits::Mma{}, Shape<_16, Int<Traits::kHeadDim>>{});  // (MMA, 1, D / 16)
+    auto tSrQ = fragment_a<Operand>(typename Traits::Mma{}, Shape<_16, Int<Traits::kHeadDim>>{});  // (MMA, 1, D / 16)
     load_queries<Traits>(params_, unit_, number_, tSrQ);
     if constexpr (Traits::kQInShared) {
       char* const q = smem_.q + warp_ * (sizeof(smem_.q) / kConsumerWarps);
@@ -108,11 +125,11 @@ class Consumer {
   CUTE_DEVICE void compute_tile(Ring& ring, int tile, Queries const& queries, PieceSoftmax& softmax, Accumulator& tOrO) {
     constexpr int kSteps = kKeys / kStepKeys;
     int const own = kKeyWarps == 1 ? 0 : warp_ * kKeys;  // the warp's first key in the tile
-    Element const* const keys = ring.wait_keys();
+    Cache const* const keys = ring.wait_keys();
     if constexpr (kSteps == 1) {
       step(keys, [&] { ring.release_keys(); return ring.wait_values(); }, tile, own, queries, softmax, tOrO);
     } else {
-      Element const* const values = ring.wait_values();
+      Cache const* const values = ring.wait_values();
 #pragma unroll 1
       for (int i = 0; i < kSteps; ++i) {
         step(keys, [&] { return values; }, tile, own + i * kStepKeys, queries, softmax, tOrO);
@@ -124,23 +141,40 @@ class Consumer {
 
   // Of the keys of a tile from `own` on. `values_of` is called once the scores have been computed.
   template <class ValuesOf, class Queries, class Accumulator>
-  CUTE_DEVICE void step(Element const* keys, ValuesOf const& values_of, int tile, int own, Queries const& queries,
+  CUTE_DEVICE void step(Cache const* keys, ValuesOf const& values_of, int tile, int own, Queries const& queries,
                         PieceSoftmax& softmax, Accumulator& tOrO) {
     typename Traits::Mma mma;
     int const first = tile * Traits::kTileKeys + own;
     auto tSrS = partition_fragment_C(mma, Shape<_16, Int<kStepKeys>>{});  // (MMA, 1, keys / 8)
-    multiply_qk<Traits, kStepKeys>(keys, own, queries, tSrS);
-    Element const* const values = values_of();
+    if constexpr (Traits::kFloat8) {
+      if (params_.k_is_e5m2) {
+        multiply_qk_float8<Traits, kStepKeys, true>(keys, own, queries, tSrS);
+      } else {
+        multiply_qk_float8<Traits, kStepKeys, false>(keys, own, queries, tSrS);
+      }
+      float const factor = factor_of(params_.descale_k, unit_.batch, unit_.head_kv);
+      CUTE_UNROLL
+      for (int i = 0; i < size(tSrS); ++i) tSrS(i) *= factor;
+    } else {
+      multiply_qk<Traits, kStepKeys>(keys, own, queries, tSrS);
+    }
+    Cache const* const values = values_of();
     auto scores = rowcol_view(tSrS);  // (rows, columns)
     modify_and_mask(params_, unit_, number_, first, kStepKeys, scores);
     auto acc = rowcol_view(tOrO);
     softmax.update(scores, acc, params_.scale_log2);
-    auto tSrP = make_tensor_like<Element>(tSrS);
+    auto tSrP = make_tensor_like<Operand>(tSrS);
     convert(tSrS, tSrP);
     auto tOrP = make_tensor(tSrP.data(), operand_a_layout(tSrP.layout()));  // (MMA, 1, keys / 16)
     int const begin = unit_.seen_begin - tile * Traits::kTileKeys, end = unit_.seen_end - tile * Traits::kTileKeys;
     KeysThatExist const exist{.begin = begin, .end = end, .all = begin <= own && end >= own + kStepKeys};
-    multiply_pv<Traits, kStepKeys>(values, own, exist, tOrP, tOrO);
+    if constexpr (!Traits::kFloat8) {
+      multiply_pv<Traits, kStepKeys>(values, own, exist, tOrP, tOrO);
+    } else if (params_.v_is_e5m2) {
+      multiply_pv_float8<Traits, kStepKeys, true>(values, own, exist, tOrP, tOrO);
+    } else {
+      multiply_pv_float8<Traits, kStepKeys, false>(values, own, exist, tOrP, tOrO);
+    }
   }
 
   // Merges the warps' shares of a piece, and folds it or stores it as a part.
@@ -230,7 +264,21 @@ class Consumer {
     }
   }
 
-  CUTE_DEVICE void store_part(int slot, Columns<kGroups> const& columns, RowState const (&state)[kRowsOfThread]) {
+  // The first of a thread's two columns of a group that is in order.
+  CUTE_DEVICE int column_of(int g) const {
+    int const of_group = Traits::kFloat8 ? g / 2 * 16 + 4 * (lane_ % 4) + g % 2 * 2 : 8 * g + 2 * (lane_ % 4);
+    return first_column_ + of_group;
+  }
+  CUTE_DEVICE static Columns<kGroups> ordered(Columns<kGroups> const& columns) {
+    if constexpr (Traits::kFloat8) {
+      return in_order(columns);
+    } else {
+      return columns;
+    }
+  }
+
+  CUTE_DEVICE void store_part(int slot, Columns<kGroups> const& unordered, RowState const (&state)[kRowsOfThread]) {
+    Columns<kGroups> const columns = ordered(unordered);
     Part const part = Part::of<Traits::kHeadDimV>(params_, unit_.bundle, slot, unit_.head_kv);
     CUTE_UNROLL
     for (int i = 0; i < kRowsOfThread; ++i) {
@@ -239,7 +287,7 @@ class Consumer {
       CUTE_UNROLL
       for (int g = 0; g < kGroups; ++g) {
         float4 const& value = columns.values[g];
-        int const column = first_column_ + 8 * g + 2 * (lane_ % 4);
+        int const column = column_of(g);
         *reinterpret_cast<float2*>(part.acc + number * Traits::kHeadDimV + column) =
             i == 0 ? float2{value.x, value.y} : float2{value.z, value.w};
       }
@@ -250,7 +298,8 @@ class Consumer {
     }
   }
 
-  CUTE_DEVICE void store_result(Columns<kGroups> const& columns, RowState const (&state)[kRowsOfThread]) {
+  CUTE_DEVICE void store_result(Columns<kGroups> const& unordered, RowState const (&state)[kRowsOfThread]) {
+    Columns<kGroups> const columns = ordered(unordered);
     CUTE_UNROLL
     for (int i = 0; i < kRowsOfThread; ++i) {
       Row const row = this->row(i);
@@ -260,11 +309,12 @@ class Consumer {
       bool const blind =
           first_seen(params_, unit_.sequence, row.index) >= seen_limit(params_, unit_.sequence, row.index);
       float const sink_log2 = head_sink_log2<Element>(params_.sinks, row.head);
-      float const inverse = state[i].inverse(sink_log2, params_.scale_log2);
+      float const inverse = __fmul_rn(state[i].inverse(sink_log2, params_.scale_log2),
+                                      factor_of(params_.descale_v, unit_.batch, unit_.head_kv));
       CUTE_UNROLL
       for (int g = 0; g < kGroups; ++g) {
         float4 const& value = columns.values[g];
-        int const column = first_column_ + 8 * g + 2 * (lane_ % 4);
+        int const column = column_of(g);
         if (column < params_.head_dim_v) {
           store_pair(place.out + column, i == 0 ? value.x : value.z, i == 0 ? value.y : value.w, inverse, blind);
         }

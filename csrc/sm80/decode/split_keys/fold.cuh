@@ -85,6 +85,12 @@ struct ResultRow {
   }
 };
 
+// By which float8 keys or values of a sequence and a KV head are multiplied.
+CUTE_DEVICE float factor_of(Descale const& descale, int batch, int head_kv) {
+  if (descale.data == nullptr) return 1.f;
+  return __ldg(descale.data + batch * descale.batch_stride + head_kv * descale.head_stride);
+}
+
 // Two neighbouring columns of the result. A row that sees no key gives 0.
 template <class Element>
 CUTE_DEVICE void store_pair(Element* out, float x, float y, float inverse, bool blind) {

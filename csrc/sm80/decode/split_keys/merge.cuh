@@ -95,7 +95,8 @@ class Merge {
     int const head = head_kv_ * params_.group + packed % params_.group;
     auto const place = ResultRow<Element>::of(params_, batch_, head, unit.sequence.first_row + row);
     bool const blind = first_seen(params_, unit.sequence, row) >= seen_limit(params_, unit.sequence, row);
-    float const inverse = state.inverse(head_sink_log2<Element>(params_.sinks, head), params_.scale_log2);
+    float const inverse = __fmul_rn(state.inverse(head_sink_log2<Element>(params_.sinks, head), params_.scale_log2),
+                                    factor_of(params_.descale_v, batch_, head_kv_));
     CUTE_UNROLL
     for (int i = 0; i < kVectors; ++i) {
       int const column = column_of(i);

@@ -36,18 +36,18 @@ struct QueriesInShared {
 
 // Of the kKeys keys of a tile from `first` on.
 template <class Traits, int kKeys, class Queries, class Scores>
-CUTE_DEVICE void multiply_qk(typename Traits::Element const* k, int first, Queries const& queries,
+CUTE_DEVICE void multiply_qk(typename Traits::Cache const* k, int first, Queries const& queries,
                              Scores& tSrS) {  // (MMA, 1, keys / 8)
   typename Traits::Mma mma;
   int const lane = threadIdx.x % 32;
   auto sK_tile = make_tensor(make_smem_ptr(k), typename Traits::SmemLayoutK{});  // (tile, D)
   auto sK = local_tile(sK_tile, Shape<Int<kKeys>, Int<Traits::kHeadDim>>{}, make_coord(first / kKeys, _0{}));
-  auto tSrK = fragment_b<typename Traits::Element>(mma, Shape<Int<kKeys>, Int<Traits::kHeadDim>>{});
+  auto tSrK = fragment_b<typename Traits::Operand>(mma, Shape<Int<kKeys>, Int<Traits::kHeadDim>>{});
   auto const copy_k = make_tiled_copy_B(typename Traits::SmemCopyAtom{}, mma);
   auto tSsK = copy_k.get_slice(lane).partition_S(sK);       // (CPY, CPY_N, CPY_D)
   auto tSrK_copy = copy_k.get_slice(_0{}).retile_D(tSrK);   // (CPY, CPY_N, CPY_D)
   CUTE_STATIC_ASSERT_V(size<1>(tSsK) == size<1>(tSrK_copy) && size<2>(tSsK) == size<2>(tSrK_copy));
-  auto tSrQ = fragment_a<typename Traits::Element>(mma, Shape<_16, Int<Traits::kHeadDim>>{});  // (MMA, 1, D / 16)
+  auto tSrQ = fragment_a<typename Traits::Operand>(mma, Shape<_16, Int<Traits::kHeadDim>>{});  // (MMA, 1, D / 16)
   clear(tSrS);
   pipelined_gemm(mma, tSrS, tSrQ, tSrK, [&](int d) {
     queries.fetch(tSrQ, d);
@@ -60,17 +60,22 @@ struct KeysThatExist {
   int begin;  // in the tile
   int end;
   bool all;
+
+  // Of a register with 16 bits of `key` and 16 of the next one, the bits of those that exist.
+  CUTE_DEVICE uint32_t bits(int key) const {
+    return (key >= begin && key < end ? 0x0000ffffu : 0u) | (key + 1 >= begin && key + 1 < end ? 0xffff0000u : 0u);
+  }
 };
 
 template <class Traits, int kKeys, class FragP, class Accumulator>
-CUTE_DEVICE void multiply_pv(typename Traits::Element const* v, int first, KeysThatExist const& exist,
+CUTE_DEVICE void multiply_pv(typename Traits::Cache const* v, int first, KeysThatExist const& exist,
                              FragP const& tOrP,      // (MMA, 1, keys / 16)
                              Accumulator& tOrO) {    // (MMA, 1, D / 8)
   typename Traits::Mma mma;
   int const lane = threadIdx.x % 32;
   auto sVt_tile = make_tensor(make_smem_ptr(v), typename Traits::SmemLayoutVt{});  // (D, tile)
   auto sVt = local_tile(sVt_tile, Shape<Int<Traits::kHeadDimV>, Int<kKeys>>{}, make_coord(_0{}, first / kKeys));
-  auto tOrV = fragment_b<typename Traits::Element>(mma, Shape<Int<Traits::kHeadDimV>, Int<kKeys>>{});
+  auto tOrV = fragment_b<typename Traits::Operand>(mma, Shape<Int<Traits::kHeadDimV>, Int<kKeys>>{});
   auto const copy_v = make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, mma);
   auto tOsV = copy_v.get_slice(lane).partition_S(sVt);     // (CPY, CPY_D, CPY_N)
   auto tOrV_copy = copy_v.get_slice(_0{}).retile_D(tOrV);  // (CPY, CPY_D, CPY_N)
@@ -78,13 +83,7 @@ CUTE_DEVICE void multiply_pv(typename Traits::Element const* v, int first, KeysT
   CUTE_STATIC_ASSERT_V(size<2>(tOrO) == Int<2>{} * size<1>(tOrV_copy));  // a copy has 16 columns
   CUTE_UNROLL
   for (int k = 0; k < size<2>(tOrP); ++k) {
-    uint32_t exists[2];  // of the keys of a register, two neighbouring ones
-    CUTE_UNROLL
-    for (int pair = 0; pair < 2; ++pair) {
-      int const key = first + 16 * k + 8 * pair + 2 * (lane % 4);
-      exists[pair] = (key >= exist.begin && key < exist.end ? 0x0000ffffu : 0u) |
-                     (key + 1 >= exist.begin && key + 1 < exist.end ? 0xffff0000u : 0u);
-    }
+    int const key = first + 16 * k + 2 * (lane % 4);
     CUTE_UNROLL
     for (int c = 0; c < size<1>(tOrV_copy); ++c) {
       copy(copy_v, tOsV(_, c, k), tOrV_copy(_, c, k));
@@ -92,8 +91,8 @@ CUTE_DEVICE void multiply_pv(typename Traits::Element const* v, int first, KeysT
       for (int d = 2 * c; d < 2 * c + 2; ++d) {
         if (!exist.all) {
           auto words = recast<uint32_t>(tOrV(_, d, k));  // (2): of pairs of keys
-          words(_0{}) &= exists[0];
-          words(_1{}) &= exists[1];
+          words(_0{}) &= exist.bits(key);
+          words(_1{}) &= exist.bits(key + 8);
         }
         cute::gemm(mma, tOrP(_, _0{}, k), tOrV(_, d, k), tOrO(_, _0{}, d));
       }

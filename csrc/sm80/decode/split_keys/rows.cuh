@@ -30,7 +30,20 @@ struct Row {
   }
 };
 
-// Reads the queries of a warp's rows from global memory: rows and columns that do not exist are zeros.
+// Two neighbouring elements as operands of the products.
+template <class Traits>
+CUTE_DEVICE uint32_t operand_pair(uint32_t pair) {
+  if constexpr (std::is_same_v<typename Traits::Operand, typename Traits::Element>) {
+    return pair;
+  } else {
+    float2 const values = unpack<typename Traits::Element>(pair);
+    __half2 const halves = __floats2half2_rn(values.x, values.y);
+    return reinterpret_cast<uint32_t const&>(halves);
+  }
+}
+
+// Reads the queries of a warp's rows from global memory: rows and columns that do not exist are zeros. Beside float8 keys
+// the columns of a k step have another order, see products_float8.cuh.
 // `number`: in the row tile, of the thread's first row.
 template <class Traits, class Fragment>
 CUTE_DEVICE void load_queries(DecodeParams const& params, Unit const& unit, int number,
@@ -48,9 +61,10 @@ CUTE_DEVICE void load_queries(DecodeParams const& params, Unit const& unit, int 
     for (int k = 0; k < size<2>(tSrQ); ++k) {
       CUTE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        int const column = 16 * k + 8 * half + 2 * (lane % 4);
+        int const column = 16 * k + (Traits::kFloat8 ? 4 * (lane % 4) + 2 * half : 2 * (lane % 4) + 8 * half);
         bool const exists = row.exists && column < params.head_dim;
-        words(make_coord(_0{}, i, half), _0{}, k) = exists ? *reinterpret_cast<uint32_t const*>(q + column) : 0u;
+        uint32_t const pair = exists ? *reinterpret_cast<uint32_t const*>(q + column) : 0u;
+        words(make_coord(_0{}, i, half), _0{}, k) = operand_pair<Traits>(pair);
       }
     }
   }

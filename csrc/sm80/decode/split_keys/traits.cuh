@@ -15,9 +15,18 @@ namespace flash_cute::sm80::decode::split_keys {
 
 using namespace cute;
 
-template <class Element_, int kHeadDim_, int kHeadDimV_>
+// Of a cache of float8, whose two tensors are of either type.
+struct Float8 {
+  uint8_t bits;
+};
+
+template <class Element_, int kHeadDim_, int kHeadDimV_, class Cache_ = Element_>
 struct Traits {
-  using Element = Element_;
+  using Element = Element_;  // of q and out
+  using Cache = Cache_;
+  static constexpr bool kFloat8 = std::is_same_v<Cache, Float8>;
+  // Of the products' operands: float8 numbers are float16 numbers, too.
+  using Operand = std::conditional_t<kFloat8, cutlass::half_t, Element>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kTileKeys = tile_keys(kHeadDim);
@@ -25,11 +34,12 @@ struct Traits {
   static constexpr bool kQInShared = q_in_shared(kHeadDim, kHeadDimV);
 
   // Of one warp: it computes 16 rows.
-  using Mma = TiledMMA<MMA_Atom<MmaAtom<Element>>, Layout<Shape<_1, _1, _1>>, Tile<_16, _16, _16>>;
+  using Mma = TiledMMA<MMA_Atom<MmaAtom<Operand>>, Layout<Shape<_1, _1, _1>>, Tile<_16, _16, _16>>;
 
   // Rows of 64 elements, whose eight 16-byte chunks are permuted by the row index, as a TMA box of 128-byte rows has
   // them: the eight rows of an 8x8 matrix that ldmatrix reads lie in different banks.
   static constexpr int kChunk = 64;
+  static constexpr int kChunkK = chunk_of<Cache>(kHeadDim), kChunkV = chunk_of<Cache>(kHeadDimV);  // of a TMA box
   using SmemLayoutAtom =
       decltype(composition(Swizzle<3, 3, 3>{}, Layout<Shape<_8, Int<kChunk>>, Stride<Int<kChunk>, _1>>{}));
   using SmemLayoutK = decltype(tile_to_shape(SmemLayoutAtom{}, Shape<Int<kTileKeys>, Int<kHeadDim>>{}));
@@ -41,7 +51,7 @@ struct Traits {
   using SmemCopyAtom = Copy_Atom<SM75_U32x4_LDSM_N, Element>;            // K: four 8x8 matrices
   using SmemCopyAtomTransposed = Copy_Atom<SM75_U16x8_LDSM_T, Element>;  // V
 
-  static constexpr int kStageElements = kTileKeys * cute::max(kHeadDim, kHeadDimV);  // one tile of K or of V
+  static constexpr int kStageElements = kTileKeys * cute::max(kHeadDim, kHeadDimV);  // of Cache: one tile of K or of V
 };
 
 // What the warps of a CTA exchange at the end of a piece, the fold of a unit's pieces, and perhaps Q.

@@ -15,17 +15,16 @@ struct Family {
   static constexpr int kLeastBox = 16;
 
   static bool serves(HeadDims, KvCacheProblem const& problem) {
-    CacheProblem const& cache = problem.cache;
-    bool const has_16_bits = cache.k_type == CacheType::k16Bit && cache.v_type == CacheType::k16Bit;
-    return has_16_bits && (!cache.paged || cache.page % kLeastBox == 0);
+    return !problem.cache.paged || problem.cache.page % kLeastBox == 0;
   }
 
   static void plan(DecodePlan& plan, KvCacheProblem const& problem, Gpu gpu) {
+    int const bytes = plan.float8_cache ? 1 : 2;
     KernelShape const shape{.block_m = kFewRows,
                             .block_n = tile_keys(plan.head_dim),
                             .threads = kThreads,
-                            .stages = stages(plan.head_dim, plan.head_dim_v),
-                            .smem_bytes = smem_bytes(plan.head_dim, plan.head_dim_v),
+                            .stages = stages(plan.head_dim, plan.head_dim_v, bytes),
+                            .smem_bytes = smem_bytes(plan.head_dim, plan.head_dim_v, bytes),
                             .ctas_per_sm = ctas_per_sm(plan.head_dim, plan.head_dim_v)};
     sm80::decode::split_keys::plan_ranges(plan, problem, shape, gpu);
   }

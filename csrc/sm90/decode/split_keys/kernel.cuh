@@ -14,18 +14,18 @@ namespace flash_cute::sm90::decode::split_keys {
 template <class Traits>
 class Ring {
  public:
-  using Element = typename Traits::Element;
+  using Cache = typename Traits::Cache;
   CUTE_DEVICE explicit Ring(typename Traits::SharedStorage& smem) : smem_(smem) { values_.advance(); }
 
-  CUTE_DEVICE Element const* wait_keys() const { return wait(keys_); }
-  CUTE_DEVICE Element const* wait_values() const { return wait(values_); }
+  CUTE_DEVICE Cache const* wait_keys() const { return wait(keys_); }
+  CUTE_DEVICE Cache const* wait_values() const { return wait(values_); }
   CUTE_DEVICE void release_keys() { release(keys_); }
   CUTE_DEVICE void release_values() { release(values_); }
 
  private:
   using State = PipelineState<Traits::kStages>;
 
-  CUTE_DEVICE Element const* wait(State const& state) const {
+  CUTE_DEVICE Cache const* wait(State const& state) const {
     smem_.pipeline.wait_full(state);
     return smem_.tiles[state.stage];
   }

@@ -10,6 +10,8 @@
 
 namespace flash_cute::sm90::decode::split_keys {
 
+using sm80::decode::split_keys::Float8;
+
 // The rows of a TMA box: the largest power of two, up to the tile, that divides the page. A contiguous cache is one page
 // a sequence, in which tiles begin at multiples of their size.
 inline int box_rows(DecodeParams const& params, int tile_keys) {
@@ -19,28 +21,30 @@ inline int box_rows(DecodeParams const& params, int tile_keys) {
 }
 
 // A cache without rows is never read: then the map is of something that there is.
-template <class Element>
+template <class Cache>
 cudaError_t encode_cache(CUtensorMap* map, void const* data, CacheStrides const& strides, DecodeParams const& params,
-                         int head_dim, int rows) {
+                         int head_dim, Box box) {
   PageTable const& table = params.table;
   int const page_size = std::max(1, table.page_size), pages = std::max(1, table.pages);
-  return encode_map<Element, 4>(
+  return encode_map<Cache, 4>(
       map, table.capacity > 0 ? data : params.q,
       {uint64_t(head_dim), uint64_t(page_size), uint64_t(params.heads_kv), uint64_t(pages)},
-      {pitch<Element>(page_size, strides.row), pitch<Element>(params.heads_kv, strides.head),
-       pitch<Element>(pages, strides.page)},
-      {.rows = rows, .columns = 64}, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+      {pitch<Cache>(page_size, strides.row), pitch<Cache>(params.heads_kv, strides.head),
+       pitch<Cache>(pages, strides.page)},
+      box, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }
 
 template <class Traits>
 cudaError_t launch_decode(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
-  using Element = typename Traits::Element;
+  using Cache = typename Traits::Cache;
   KernelArgs args;
   args.params = params;
   args.box_rows = box_rows(params, Traits::kTileKeys);
-  cudaError_t error = encode_cache<Element>(&args.k, params.k, params.k_strides, params, params.head_dim, args.box_rows);
+  cudaError_t error = encode_cache<Cache>(&args.k, params.k, params.k_strides, params, params.head_dim,
+                                          {.rows = args.box_rows, .columns = Traits::kChunkK});
   if (error != cudaSuccess) return error;
-  error = encode_cache<Element>(&args.v, params.v, params.v_strides, params, params.head_dim_v, args.box_rows);
+  error = encode_cache<Cache>(&args.v, params.v, params.v_strides, params, params.head_dim_v,
+                              {.rows = args.box_rows, .columns = Traits::kChunkV});
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = Traits::kSmemBytes;
   error = cudaFuncSetAttribute(decode_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
@@ -62,7 +66,8 @@ cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& params, c
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
   return with_element(plan.dtype, [&]<class Element>(Element) {
-    return launch_kernels<Traits<Element, kHeadDim, kHeadDimV>>(plan, params, stream);
+    return plan.float8_cache ? launch_kernels<Traits<Element, kHeadDim, kHeadDimV, Float8>>(plan, params, stream)
+                             : launch_kernels<Traits<Element, kHeadDim, kHeadDimV>>(plan, params, stream);
   });
 }
 

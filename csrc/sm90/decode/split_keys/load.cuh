@@ -1,5 +1,5 @@
 // The producer: one warp loads the tiles of K and V of a bundle by TMA, as many ahead as the ring has stages, across the
-// borders of pieces and sequences. A tile is loaded in boxes, each of rows of one page; a lane loads a box's 64 columns.
+// borders of pieces and sequences. A tile is loaded in boxes, each of rows of one page; a lane loads a chunk of a box's columns.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -24,8 +24,8 @@ struct KernelArgs {
 template <class Traits>
 class Producer {
  public:
-  using Element = typename Traits::Element;
-  static constexpr int kTileKeys = Traits::kTileKeys, kChunk = Traits::kChunk;
+  using Cache = typename Traits::Cache;
+  static constexpr int kTileKeys = Traits::kTileKeys;
 
   CUTE_DEVICE Producer(KernelArgs const& args, typename Traits::SharedStorage& smem)
       : args_(args),
@@ -63,8 +63,8 @@ class Producer {
     for (int tile = begin; tile < end; ++tile) {
       Box const box = next;
       if (tile + 1 < end) next = box_of(unit, tile + 1);  // its page number arrives during the wait for a stage
-      load<Traits::kHeadDim / kChunk>(args_.k, box);
-      load<Traits::kHeadDimV / kChunk>(args_.v, box);
+      load<Traits::kHeadDim, Traits::kChunkK>(args_.k, box);
+      load<Traits::kHeadDimV, Traits::kChunkV>(args_.v, box);
     }
   }
 
@@ -88,15 +88,15 @@ class Producer {
   }
 
   // Pages that do not exist are outside of the map, and arrive as zeros.
-  template <int kChunks>
+  template <int kColumns, int kChunk>
   CUTE_DEVICE void load(CUtensorMap const& map, Box const& box) {
-    bool const loads = box.seen && chunk_ < kChunks;
+    bool const loads = box.seen && chunk_ < kColumns / kChunk;
     int const count = __popc(__ballot_sync(0xffffffff, loads));
     smem_.pipeline.wait_empty(state_);
-    if (threadIdx.x % 32 == 0) smem_.pipeline.expect(state_, uint32_t(count * args_.box_rows * kChunk * sizeof(Element)));
+    if (threadIdx.x % 32 == 0) smem_.pipeline.expect(state_, uint32_t(count * args_.box_rows * kChunk * sizeof(Cache)));
     __syncwarp();
     if (loads) {
-      Element* const tile = smem_.tiles[state_.stage] + (chunk_ * kTileKeys + box_ * args_.box_rows) * kChunk;
+      Cache* const tile = smem_.tiles[state_.stage] + (chunk_ * kTileKeys + box_ * args_.box_rows) * kChunk;
       SM90_TMA_LOAD_4D::copy(&map, &smem_.pipeline.full[state_.stage], uint64_t(TMA::CacheHintSm90::EVICT_NORMAL), tile,
                              chunk_ * kChunk, box.row, head_kv_, box.page);
     }

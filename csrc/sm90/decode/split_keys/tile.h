@@ -20,14 +20,14 @@ constexpr int ctas_per_sm(int head_dim, int head_dim_v) { return std::max(head_d
 // What a multiprocessor has, less what the driver keeps of each CTA.
 constexpr int smem_of_cta(int ctas) { return 233'472 / ctas - 1024; }
 
-// As many as there is room for.
-constexpr int stages(int head_dim, int head_dim_v) {
-  int const left = smem_of_cta(ctas_per_sm(head_dim, head_dim_v)) - smem_bytes_of(0, head_dim, head_dim_v);
-  return std::min(12, left / stage_bytes(head_dim, head_dim_v));
+// As many as there is room for. `bytes`: of an element of the cache.
+constexpr int stages(int head_dim, int head_dim_v, int bytes) {
+  int const left = smem_of_cta(ctas_per_sm(head_dim, head_dim_v)) - smem_bytes_of(0, head_dim, head_dim_v, bytes);
+  return std::min(24, left / stage_bytes(head_dim, head_dim_v, bytes));
 }
 
-constexpr int smem_bytes(int head_dim, int head_dim_v) {
-  return smem_bytes_of(stages(head_dim, head_dim_v), head_dim, head_dim_v);
+constexpr int smem_bytes(int head_dim, int head_dim_v, int bytes) {
+  return smem_bytes_of(stages(head_dim, head_dim_v, bytes), head_dim, head_dim_v, bytes);
 }
 
 }  // namespace flash_cute::sm90::decode::split_keys

@@ -8,22 +8,23 @@
 
 namespace flash_cute::sm90::decode::split_keys {
 
-template <class Element, int kHeadDim, int kHeadDimV>
-struct Traits : sm80::decode::split_keys::Traits<Element, kHeadDim, kHeadDimV> {
-  using Base = sm80::decode::split_keys::Traits<Element, kHeadDim, kHeadDimV>;
-  static constexpr int kStages = stages(kHeadDim, kHeadDimV);
+template <class Element, int kHeadDim, int kHeadDimV, class Cache = Element>
+struct Traits : sm80::decode::split_keys::Traits<Element, kHeadDim, kHeadDimV, Cache> {
+  using Base = sm80::decode::split_keys::Traits<Element, kHeadDim, kHeadDimV, Cache>;
+  static constexpr int kBytes = sizeof(Cache);
+  static constexpr int kStages = stages(kHeadDim, kHeadDimV, kBytes);
   static constexpr int kCtasPerSm = ctas_per_sm(kHeadDim, kHeadDimV);
-  static_assert(kStages >= 4 && sizeof(Element) * Base::kStageElements == stage_bytes(kHeadDim, kHeadDimV));
+  static_assert(kStages >= 4 && kBytes * Base::kStageElements == stage_bytes(kHeadDim, kHeadDimV, kBytes));
 
   struct SharedStorage {
-    alignas(1024) Element tiles[kStages][Base::kStageElements];
+    alignas(1024) Cache tiles[kStages][Base::kStageElements];
     sm80::decode::split_keys::ConsumerStorage<kHeadDim, kHeadDimV> consumers;
     Pipeline<kStages> pipeline;
     // The producer finds the units of work.
     sm80::decode::split_keys::Unit units[2];
     Pipeline<2> unit_pipeline;
   };
-  static constexpr int kSmemBytes = smem_bytes(kHeadDim, kHeadDimV);
+  static constexpr int kSmemBytes = smem_bytes(kHeadDim, kHeadDimV, kBytes);
   static_assert(sizeof(SharedStorage) <= kSmemBytes && kSmemBytes <= smem_of_cta(kCtasPerSm));
 };
 
