@@ -185,7 +185,7 @@ def _length(given: CacheOptions, b: int, len_q: int, capacity: int) -> int:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    """x; of float8, which PyTorch does not gather, its bytes."""
+    """x; of float8 its bytes, which every version of PyTorch gathers."""
     return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
 
 

@@ -216,9 +216,10 @@ void boxed_check_append(StableIValue* stack, uint64_t, uint64_t) {
 }  // namespace
 }  // namespace flash_cute
 
+// SymInt, so that torch.compile makes no graph per number of new keys.
 #define FLASH_CUTE_KVCACHE                                                                                       \
   "Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens, Tensor? page_table, Tensor? cu_seqlens_q, " \
-  "int new_keys, str kv_layout, " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE                                          \
+  "SymInt new_keys, str kv_layout, " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE                                          \
   ", Tensor? descale_k, Tensor? descale_v, Tensor? workspace, str backend"
 #define FLASH_CUTE_KVCACHE_APPEND                                                                     \
   "Tensor k, Tensor v, Tensor? cache_seqlens, Tensor? page_table, Tensor? cu_seqlens, str kv_layout, " \

@@ -91,20 +91,20 @@ def append_kvcache(
         tensor([0., 0., 0., 1.])
     """
     for cache, new, descale in ((k_cache, k, descale_k), (v_cache, v, descale_v)):
+        x = cache if kv_layout == "NHD" else cache.transpose(1, 2)  # (entries, keys, Hkv, D)
         for b, rows in enumerate(rows_of(new, cu_seqlens)):
             length = int(cache_seqlens[b])
-            for i in range(rows.stop - rows.start):
-                place = place_of(cache, b, length + i, page_table, kv_layout)
-                if length < 0 or place is None:
+            table = None if page_table is None else page_table[b].tolist()
+            for i in range(rows.stop - rows.start if length >= 0 else 0):
+                place = place_of(x.shape[0], x.shape[1], b, length + i, table)
+                if place is None:
                     continue
                 row = new[rows.start + i] if cu_seqlens is not None else new[b, i]  # (Hkv, D)
                 if cache.dtype.itemsize == 1:
                     most = torch.finfo(cache.dtype).max
                     row = row.float() if descale is None else row.float() / _of_heads(descale, b)
                     row = row.clamp(-most, most)
-                entry, at = place
-                target = cache[entry, at] if kv_layout == "NHD" else cache[entry, :, at]
-                target.copy_(row)
+                x[place[0], place[1]] = row.to(x.dtype)
 
 
 def cached(
@@ -118,32 +118,32 @@ def cached(
 ) -> Tensor:
     """The keys (or values) that sequence b has, `(1, Hkv, Nk, D)` in float64; zeros where there is no such page."""
     x = cache if kv_layout == "NHD" else cache.transpose(1, 2)  # (entries, keys, Hkv, D)
-    page = x.shape[1]
-    capacity = page if page_table is None else page * page_table.shape[1]
+    capacity = x.shape[1] if page_table is None else x.shape[1] * page_table.shape[1]
     length = capacity if cache_seqlens is None else int(cache_seqlens[b])
     length = 0 if length < 0 else min(length + new_keys, capacity)
-    parts = [x.new_zeros((0, *x.shape[2:]), dtype=torch.float64)]
-    for start in range(0, length, page):
-        place = place_of(cache, b, start, page_table, kv_layout)
-        count = min(page, length - start)
-        part = torch.zeros((count, *x.shape[2:]), dtype=torch.float64, device=x.device)
+    table = None if page_table is None else page_table[b].tolist()
+    keys = torch.zeros((length, *x.shape[2:]), dtype=torch.float64, device=x.device)
+    numbers, entries, rows = [], [], []
+    for key in range(length):
+        place = place_of(x.shape[0], x.shape[1], b, key, table)
         if place is not None:
-            part = x[place[0], :count].double()
-        parts.append(part)
-    keys = torch.cat(parts)  # (Nk, Hkv, D)
+            numbers.append(key)
+            entries.append(place[0])
+            rows.append(place[1])
+    if numbers:
+        keys[numbers] = x[entries, rows].double()
     if descale is not None:
         keys = keys * _of_heads(descale, b).double()
     return keys.transpose(0, 1).unsqueeze(0)
 
 
-def place_of(cache: Tensor, b: int, key: int, page_table: Tensor | None, kv_layout: str) -> tuple[int, int] | None:
-    """The entry of the cache and the row there that key number `key` of sequence b has; None: it has none."""
-    entries, page = cache.shape[0], cache.shape[1 if kv_layout == "NHD" else 2]
-    if page_table is None:
+def place_of(entries: int, page: int, b: int, key: int, table: list[int] | None) -> tuple[int, int] | None:
+    """The entry of a cache and the row there that key number `key` of sequence b has; None: it has none."""
+    if table is None:
         return (b, key) if key < page else None
-    if key // page >= page_table.shape[1]:
+    if key // page >= len(table):
         return None
-    number = int(page_table[b, key // page])
+    number = table[key // page]
     return (number, key % page) if 0 <= number < entries else None
 
 
