@@ -28,7 +28,7 @@ def mixed() -> tuple[int, ...]:
     return tuple(min(26710, max(32, round(math.exp(normal.inv_cdf(draw.random()))))) for _ in range(64))
 
 
-# The seeds of the first two are such that there are as many tokens as in the measurements of the other packages (others_h200.csv).
+# The seeds are such that there are as many tokens as in measurements of the other packages (others_h200.csv).
 DRAWN: dict[str, Callable[[], tuple[int, ...]]] = {"documents": documents, "short": short, "mixed": mixed}
 
 
