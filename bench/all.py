@@ -55,7 +55,7 @@ RUNS: dict[str, list[str]] = {
     "bwd-options": speed("options", WITH_AND_WITHOUT, "none", "bwd"),
     "accuracy": ["--accuracy", "--ours", BOTH, "--peers", ALL_PEERS],
     "fp8": speed("fp8", FLOAT8_AND_BFLOAT16, "fa3,cudnn"),
-    "fp8-errors": ["--fp8-errors", "--ours", FLOAT8_AND_BFLOAT16, "--peers", "fa3,cudnn"],
+    "fp8-errors": ["--fp8-errors", "--trained", "--ours", FLOAT8_AND_BFLOAT16, "--peers", "fa3,cudnn"],
     "decode": speed("decode", OVER_CACHES, CACHE_PEERS),
     "decode-host": speed("decode-host", "flash_cute,flash_cute:plain", CACHE_PEERS),
     "llama": speed("llama", BOTH, ALL_PEERS),

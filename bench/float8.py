@@ -31,4 +31,13 @@ def _factor(x: torch.Tensor) -> float:
 def dequantised(inputs: Tensors, dtype: torch.dtype) -> Tensors:
     """What the inputs stand for: q, k and v in a wider dtype."""
     values, factors = inputs[:3], inputs[3:]
-    return tuple((x.float() * factor[0, 0]).to(dtype) for x, factor in zip(values, factors, strict=True))
+    pairs = zip(values, factors, strict=True)
+    return tuple((x.float() * _spread(factor, x, of_v=i == 2)).to(dtype) for i, (x, factor) in enumerate(pairs))
+
+
+def _spread(factor: torch.Tensor, x: torch.Tensor, of_v: bool) -> torch.Tensor:
+    """A factor by head, by block of 128 rows, or, `of_v`, by column, as `flash_cute.attention` takes it."""
+    heads = factor.repeat_interleave(x.shape[1] // factor.shape[1], 1)
+    if factor.dim() == 2:
+        return heads[..., None, None]
+    return heads[:, :, None] if of_v else heads.repeat_interleave(128, 2)[:, :, : x.shape[2], None]

@@ -2,8 +2,11 @@
 
     python bench/run.py --fp8-errors --out bench/results/GPU/fp8-errors.csv
     python bench/run.py --fp8-errors --device cpu --head-dims 64 --N 256 --peers none
+    python bench/run.py --fp8-errors --trained --N 4096     # and q, k and v of a model, trained for this
 
-Inputs are drawn in float32 (`INPUTS`) and quantised to e4m3 once, so that every provider gets the same. `error` stands
+Inputs are drawn in float32 (`INPUTS`) and quantised to e4m3 once, so that every provider gets the same: with a factor
+per tensor, since cuDNN takes no more. What our own quantiser makes of them is measured as providers of its own
+(`QUANTISERS`): `flash_cute:head+rotate` is `quantize_fp8(per="head", rotate=True)`, and attention. `error` stands
 against float64 on what was drawn: what a user sees. `exact`, a provider of its own, is the attention of the quantised
 inputs in float64, rounded to bfloat16 at the end: only another quantiser could do better, and `over_exact` is an error
 over its. `arithmetic` stands against float64 on the quantised inputs: what a provider's own roundings add.
@@ -22,7 +25,8 @@ from pathlib import Path
 
 import torch
 
-from bench import backends, case_flags, errors, float8
+import flash_cute
+from bench import backends, case_flags, errors, float8, trained
 from bench.environment import environment
 from bench.figures import MASKS
 from bench.workloads import Inputs, Workload, case
@@ -34,22 +38,39 @@ EXACT = errors.EXACT
 Measured = dict[str, tuple[float, ...] | str]  # by provider: error and arithmetic, or why there are none
 
 
-def values_of_mean_1(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+# Options of flash_cute.quantize_fp8 by what a provider's name says.
+QUANTISERS: dict[str, dict[str, object]] = {
+    "head": {"per": "head"},
+    "head+rotate": {"per": "head", "rotate": True},
+    "block": {"per": "block"},
+    "block+rotate": {"per": "block", "rotate": True},
+}
+
+
+def values_of_mean_1(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> None:
     """Sums over many keys that do not cancel: where a sum is kept in few bits, it falls behind."""
     v += 1
 
 
-def high_scores(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def high_scores(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> None:
     """Scores of standard deviation 8 in the first head to 16 in the last, as video models have them."""
     q *= torch.linspace(8, 16, q.shape[1], device=q.device)[:, None, None]
 
 
+def outliers(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> None:
+    """One value of a thousand is ten times as large, of any tensor."""
+    for x in (q, k, v):
+        x[torch.rand(x.shape, generator=generator, device=x.device) < 0.001] *= 10
+
+
 # The kinds of inputs: what is done to standard normal float32 q, k and v before they are quantised.
-INPUTS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]] = {
-    "randn": lambda q, k, v: None,
+INPUTS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Generator], None]] = {
+    "randn": lambda q, k, v, generator: None,
     "mean 1": values_of_mean_1,
     "scores 8 to 16": high_scores,
+    "outliers": outliers,
 }
+TRAINED = "trained, layer "  # and its number
 
 
 @dataclass(frozen=True)
@@ -61,8 +82,10 @@ class Case:
 
     def draw(self, device: torch.device, seed: int) -> Inputs:
         """q, k and v in float32, before they are quantised."""
+        if self.inputs.startswith(TRAINED):
+            return trained.layers(self.workload.D, device)[int(self.inputs.removeprefix(TRAINED)) - 1]
         drawn = replace(self.workload, dtype="fp32").make_inputs(device, seed)
-        INPUTS[self.inputs](*drawn)
+        INPUTS[self.inputs](*drawn, torch.Generator(device).manual_seed(seed + 1))
         return drawn
 
 
@@ -74,6 +97,14 @@ def cases(head_dims: Sequence[int], lengths: Sequence[int], heads: int) -> list[
         for causal in (False, True)
         for inputs in INPUTS
     ]
+
+
+def trained_cases(head_dims: Sequence[int], device: torch.device) -> Iterator[Case]:
+    """The layers of a model of each head dim, which is trained for this."""
+    for head_dim in head_dims:
+        for layer, (q, k, _) in enumerate(trained.layers(head_dim, device), 1):
+            shape = case(1, q.shape[1], q.shape[2], head_dim, True, Hkv=k.shape[1], dtype="e4m3")
+            yield Case(shape, f"{TRAINED}{layer}")
 
 
 def blocks(length: int) -> list[slice]:
@@ -101,14 +132,16 @@ def relative(given: torch.Tensor, right: torch.Tensor) -> float:
     return float((given.double() - right).norm() / right.norm())
 
 
-def measure(case: Case, providers: Sequence[str], device: torch.device, seed: int) -> Measured:
-    """Of exact arithmetic and of each provider."""
+def measure(
+    case: Case, providers: Sequence[str], device: torch.device, seed: int, quantisers: Sequence[str] = ()
+) -> Measured:
+    """Of exact arithmetic and of each provider; and of ours on what each of these quantisers makes."""
     workload, drawn = case.workload, case.draw(device, seed)
     inputs = float8.quantised(*drawn)
     right = exact(workload, *drawn)
     best = exact(workload, *float8.dequantised(inputs, torch.float32))
 
-    def both(out: torch.Tensor) -> tuple[float, ...]:
+    def both(out: torch.Tensor, best: torch.Tensor = best) -> tuple[float, ...]:
         return relative(out, right), relative(out, best)
 
     measured: Measured = {EXACT: both(best.bfloat16())}
@@ -118,6 +151,14 @@ def measure(case: Case, providers: Sequence[str], device: torch.device, seed: in
             measured[name] = both(compared_rows(out))
         except backends.Unavailable as reason:
             measured[name] = str(reason)
+    for how in quantisers:
+        *values, descales = flash_cute.quantize_fp8(*drawn, **QUANTISERS[how])
+        own = (*values, *descales[:3])
+        (out,) = backends.first_call(backends.prepare("flash_cute", workload, device), workload, own)
+        # Rotated q and k have the products of q and k.
+        measured[f"flash_cute:{how}"] = both(
+            compared_rows(out), exact(workload, *float8.dequantised(own, torch.float32))
+        )
     return measured
 
 
@@ -137,7 +178,7 @@ def rows_of(case: Case, measured: Measured, facts: dict[str, str]) -> Iterator[d
 
 def print_case(case: Case, measured: Measured) -> None:
     w = case.workload
-    text = f"D {w.D:<3} {MASKS[w.causal]:<6} N {w.N:<6} {case.inputs:<14}"
+    text = f"D {w.D:<3} {MASKS[w.causal]:<6} N {w.N:<6} {case.inputs:<16}"
     for found in measured.values():
         text += f" {'-' if isinstance(found, str) else '{:.4f} ({:.4f})'.format(*found):>22}"
     print(text, flush=True)
@@ -152,6 +193,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--H", type=int, default=HEADS, help=f"heads ({HEADS})")
     parser.add_argument("--ours", default="flash_cute,flash_cute:bf16", help="providers of ours")
     parser.add_argument("--peers", default="fa3,cudnn", help="peers, or none (fa3,cudnn)")
+    parser.add_argument(
+        "--quantise", default=",".join(QUANTISERS), help=f"of {','.join(QUANTISERS)}, or none (all): see above"
+    )
+    parser.add_argument("--trained", action="store_true", help="also q, k and v of a model, trained for this")
     parser.add_argument("--device", type=case_flags.device_name, default="cuda", help="cuda (default) or cpu")
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs (0)")
     parser.add_argument("--commit", default="", help="commit to name in the CSV (git's)")
@@ -163,6 +208,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     for name in flags.providers:
         if name not in (*backends.OURS, *backends.PEERS):
             parser.error(f"provider: expected one of {', '.join(backends.OURS + backends.PEERS)}, given {name!r}")
+    flags.quantisers = flags.quantise.split(",") if flags.quantise != "none" else []
+    for name in flags.quantisers:
+        if name not in QUANTISERS:
+            parser.error(f"--quantise: expected some of {', '.join(QUANTISERS)}, given {name!r}")
+    flags.head_dims = [int(head_dim) for head_dim in flags.head_dims.split(",")]
     flags.lengths = [int(length) for length in flags.N.split(",")]
     if min(flags.lengths) < BLOCKS:
         parser.error(f"--N: expected {BLOCKS} or more, given {min(flags.lengths)}")
@@ -177,15 +227,18 @@ def main(arguments: Sequence[str]) -> int:
     print(", ".join(f"{name} {value}" for name, value in facts.items() if value), f"seed {flags.seed}", sep=", ")
     absent = {name: reason for name in flags.providers if (reason := backends.absent(name))}
     present = [name for name in flags.providers if name not in absent]
+    quantisers = [] if backends.absent("flash_cute") else flags.quantisers
     reasons = {f"{name}: {reason}": 0 for name, reason in absent.items()}
     print("\nerror, and in brackets that of the arithmetic alone")
-    print(f"{'':<36}{''.join(f' {name:>22}' for name in (EXACT, *present))}")
+    print(f"{'':<38}{''.join(f' {name:>22}' for name in (EXACT, *present, *quantisers))}")
     ran = False
     with errors.rows_to(flags.out, [*errors.FLOAT8_COLUMNS, *facts]) as write:
         write([{"provider": name, "missing": reason, **facts} for name, reason in absent.items()])
-        chosen = cases([int(d) for d in flags.head_dims.split(",")], flags.lengths, flags.H)
+        chosen = cases(flags.head_dims, flags.lengths, flags.H)
+        if flags.trained:
+            chosen += trained_cases(flags.head_dims, device)
         for index, one in enumerate(chosen):
-            measured = measure(one, present, device, flags.seed + index)
+            measured = measure(one, present, device, flags.seed + index, quantisers)
             print_case(one, measured)
             write(list(rows_of(one, measured, facts)))
             for name, found in measured.items():

@@ -33,7 +33,7 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtensio
 from .compiler import LINKS, ONLY
 from .config import ROOT, read_config
 from .errors import BuildError
-from .instances import instances, kernel_files, side_files, write_instances
+from .instances import instances, source_files, write_instances
 from .manylinux import libstdcxx, make_stubs
 from .report import make_report
 from .schedules import FILES as SCHEDULES_FILES
@@ -125,9 +125,7 @@ class BuildLibrary(BuildExtension):
         """BuildExtension's own would sort the files by name, and the slowest should not be the last to start."""
         built = instances(self.config)
         write_instances(INST, built)
-        # The slowest first: that of sm80 takes four minutes.
-        names = [file.name for file in side_files(built)] + [file.name for file in kernel_files(built)]
-        kernels = [str((INST / name).relative_to(ROOT)) for name in names]
+        kernels = [str((INST / file.name).relative_to(ROOT)) for file in source_files(built)]
         print(f"flash_cute: {len(kernels)} kernel files, {self.config.jobs} jobs, {_name(self.toolkit)}", flush=True)
         (OBJ / ".ninja_log").unlink(missing_ok=True)  # without it ninja gives every command, and compiler.py skips
         start = time.time()

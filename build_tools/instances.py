@@ -11,7 +11,8 @@ from .config import ROOT, BuildConfig
 
 DIRECTIONS = ("fwd", "bwd", "decode")
 
-FOLDERS = {"fwd": "forward/", "bwd": "backward/", "decode": "decode/"}  # of csrc/<arch>/, in which the families have theirs
+# Of csrc/<arch>/, in which the families have theirs.
+FOLDERS = {"fwd": "forward/", "bwd": "backward/", "decode": "decode/"}
 
 # The kernel families by architecture: their folders of csrc/<arch>/, which are namespaces too, and their head dims, of
 # q and k, and of v where it is another.
@@ -32,6 +33,7 @@ TOGETHER = {
     ("sm80", "fwd"): ((32, 64),),
     ("sm80", "bwd"): ((32, 64),),
     ("sm90", "fwd"): ((32, 64), (96, 128), (192, 256, 320), (512, 1024)),
+    ("sm90", "fwd_fp8"): ((64, 96, 192), (128, 256)),  # the latter two have kernels of all formats
     ("sm90", "bwd"): ((32, 64), (96, 128), (192, 256), (320, 512, 1024)),
     ("sm80", "decode"): ((64, 128),),
     ("sm90", "decode"): ((64, 128), (192, 256)),
@@ -43,9 +45,10 @@ SECONDS = {
     ("sm80", "fwd"): {32: 80, 64: 85, 96: 115, 128: 160, 192: 135, 256: 165, 1024: 30},
     ("sm80", "bwd"): {32: 60, 64: 60, 96: 115, 128: 135, 192: 125, 256: 120, 1024: 75},
     ("sm90", "fwd"): {32: 70, 64: 70, 96: 80, 128: 100, 192: 30, 256: 40, 320: 30, 512: 30, 1024: 60},
+    ("sm90", "fwd_fp8"): {64: 35, 96: 35, 128: 75, 192: 45, 256: 105},
     ("sm90", "bwd"): {32: 80, 64: 80, 96: 80, 128: 85, 192: 65, 256: 45, 320: 30, 512: 30, 1024: 30},
     ("sm80", "decode"): {64: 60, 128: 60},
-    ("sm90", "decode"): {64: 50, 128: 50, 192: 90, 256: 50},
+    ("sm90", "decode"): {64: 50, 128: 55, 192: 50, 256: 55},
 }
 
 
@@ -58,6 +61,11 @@ class Instance:
     family: str  # the folder of csrc/<arch>/
     head_dim: int
     head_dim_v: int
+
+    @property
+    def files(self) -> str:
+        """What the names of its files begin with, behind the architecture: float8 kernels have files of their own."""
+        return f"{self.direction}_fp8" if self.family.endswith("/fp8_rows") else self.direction
 
     @property
     def head_dims(self) -> str:
@@ -77,7 +85,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class KernelFile:
-    """One generated file: instances of one architecture and direction."""
+    """One generated file: instances of one architecture and direction, of float8 or of other dtypes."""
 
     instances: tuple[Instance, ...]
 
@@ -85,13 +93,13 @@ class KernelFile:
     def name(self) -> str:
         first = self.instances[0]
         head_dims = dict.fromkeys(instance.head_dims for instance in self.instances)
-        return "_".join([first.arch, first.direction, *head_dims]) + ".cu"
+        return "_".join([first.arch, first.files, *head_dims]) + ".cu"
 
     @property
     def seconds(self) -> int:
         """What nvcc takes for it, roughly."""
-        kinds = {(i.arch, i.direction, i.head_dim, i.head_dim_v) for i in self.instances}
-        return sum(SECONDS[arch, direction].get(head_dim, 100) for arch, direction, head_dim, _ in kinds)
+        kinds = {(i.arch, i.files, i.head_dim, i.head_dim_v) for i in self.instances}
+        return sum(SECONDS[arch, files].get(head_dim, 100) for arch, files, head_dim, _ in kinds)
 
     @property
     def source(self) -> str:
@@ -131,6 +139,14 @@ SIDE_KERNELS = (
 )
 
 
+SIDE_SECONDS = {
+    ("sm80", "quantize_fp8"): 185,
+    ("sm90", "quantize_fp8"): 65,
+    ("sm80", "append"): 20,
+    ("sm90", "append"): 10,
+}
+
+
 @dataclass(frozen=True)
 class SideFile:
     """One generated file: a side kernel for an architecture."""
@@ -141,6 +157,11 @@ class SideFile:
     @property
     def name(self) -> str:
         return f"{self.arch}_{self.kernel.name}.cu"
+
+    @property
+    def seconds(self) -> int:
+        """What nvcc takes for it, roughly."""
+        return SIDE_SECONDS[self.arch, self.kernel.name]
 
     @property
     def number(self) -> str:
@@ -158,6 +179,11 @@ def side_files(built: list[Instance]) -> list[SideFile]:
     """Each side kernel for every architecture that has kernels."""
     archs = dict.fromkeys(instance.arch for instance in built)
     return [SideFile(kernel, arch) for kernel in SIDE_KERNELS for arch in archs]
+
+
+def source_files(built: list[Instance]) -> list[KernelFile | SideFile]:
+    """Every generated file; those that take longest, roughly, come first."""
+    return sorted([*side_files(built), *kernel_files(built)], key=lambda file: -file.seconds)
 
 
 def instances(config: BuildConfig) -> list[Instance]:
@@ -178,20 +204,18 @@ def instances(config: BuildConfig) -> list[Instance]:
 
 
 def kernel_files(built: list[Instance]) -> list[KernelFile]:
-    """The instances by file; the files that take longest, roughly, come first."""
+    """The instances by file."""
     files: dict[tuple[str, str, tuple[int, ...]], list[Instance]] = {}
     for instance in built:
-        kind = (instance.arch, instance.direction)
+        kind = (instance.arch, instance.files)
         groups = [group for group in TOGETHER.get(kind, ()) if instance.head_dim in group]
         files.setdefault((*kind, groups[0] if groups else (instance.head_dim,)), []).append(instance)
-    together = [KernelFile(tuple(of_file)) for of_file in files.values()]
-    return sorted(together, key=lambda file: -file.seconds)
+    return [KernelFile(tuple(of_file)) for of_file in files.values()]
 
 
 def write_instances(folder: Path, built: list[Instance]) -> None:
     """Writes the instance files and instances.h; a file that would not change keeps its time stamp."""
-    files: list[KernelFile | SideFile] = [*kernel_files(built), *side_files(built)]
-    for file in files:
+    for file in source_files(built):
         write_if_changed(folder / file.name, file.source)
     lines = ["// generated by setup.py: the kernels in this library, see csrc/api/families.cpp", "#pragma once"]
     for direction in DIRECTIONS:

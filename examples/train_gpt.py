@@ -18,7 +18,8 @@ padded to the longest, and so does flash_cute in a fourth run, beside which the 
 
 Writes training-d64.csv (the loss of each step and run) and training-d64.png for head dim 64, and so on
 (training-packed-d64.csv with `--packed`). Exits with 1 if the loss of a run does not fall by 1.5 nats, or if the
-smoothed curves of one seed differ by more than 0.02 nats. docs/training.md has the curves of an H100.
+smoothed curves of one seed differ by more than 0.02 nats (0.005 in float32, on a CPU). docs/training.md has the curves
+of an H100.
 
 Past 400 lines, and one file: an example that a reader can copy whole.
 """
@@ -47,7 +48,6 @@ import flash_cute
 ROOT = Path(__file__).resolve().parents[1]
 VOCABULARY = 256  # a byte is a token
 MUST_FALL = 1.5  # nats, of each run
-MAY_DIFFER = 0.02  # nats, between the smoothed curves of flash_cute and SDPA from the same seed
 
 NO_TARGET = -100  # of padding: cross_entropy leaves it out
 
@@ -86,6 +86,7 @@ class Config:
     warm_up: int = 40  # steps over which the learning rate rises; a cosine brings it down to a tenth
     smoothing: int = 50  # steps of the running mean
     learning_rate: float = 6e-4
+    may_differ: float = 0.02  # nats, between the smoothed curves of flash_cute and SDPA from the same seed
     documents: int = 32  # of a step, with --packed: about as many bytes as batch * context
     separator: bytes = b"\n\n\n"  # between documents: between top-level definitions, most of them shorter than context
 
@@ -323,16 +324,17 @@ def check(runs: list[Run], config: Config) -> bool:
         ours, same_seed, other_seed = runs[:3]
         difference, band = distances(ours, same_seed, config), distances(same_seed, other_seed, config)
         # Not max(): it may overlook a NaN.
-        good &= all(d <= MAY_DIFFER for d in difference)
+        good &= all(d <= config.may_differ for d in difference)
         print(f"smoothed curves of one seed, flash_cute and SDPA: at most {max(difference):.4f} nats apart", end=", ")
-        print(f"{sum(difference) / len(difference):.4f} on average (allowed: {MAY_DIFFER})")
+        print(f"{sum(difference) / len(difference):.4f} on average (allowed: {config.may_differ})")
         print(f"noise band, SDPA from two seeds: at most {max(band):.4f}, {sum(band) / len(band):.4f} on average")
     if len(runs) == 4:
         packed, padded = runs[0], runs[3]
         gain = packed.tokens_per_second / padded.tokens_per_second
         print(f"packed, flash_cute trains on {gain:.2f} times as many tokens/s as padded", end=", ")
         print(f"where {100 * padded.padding:.0f} % of the positions are padding")
-    print("as it must be" if good else f"NOT AS IT MUST BE: a fall by {MUST_FALL}, curves within {MAY_DIFFER} nats")
+    must = f"a fall by {MUST_FALL}, curves within {config.may_differ} nats"
+    print("as it must be" if good else f"NOT AS IT MUST BE: {must}")
     return good
 
 
@@ -365,7 +367,7 @@ def draw(path: Path, runs: list[Run], config: Config, facts: str) -> None:
         if len(runs) >= 3:
             distance = distances(runs[1], runs[other], config)
             below.plot(range(first, first + len(distance)), distance, color=colour, label=label)
-    below.axhline(MAY_DIFFER, color="black", linewidth=0.8, linestyle=":", label="allowed")
+    below.axhline(config.may_differ, color="black", linewidth=0.8, linestyle=":", label="allowed")
     below.set(xlabel="step", ylabel="distance, nats", yscale="log")
     below.legend(frameon=False)
     figure.supxlabel(textwrap.fill(facts, 120), fontsize=8)
@@ -419,6 +421,8 @@ def main(argv: list[str] | None = None) -> int:
     for head_dim in args.head_dim:
         config = small(head_dim) if args.small else full_size(head_dim)
         config = replace(config, steps=args.steps or config.steps)
+        if device.type != "cuda":  # in float32, where the same runs are within 0.0006
+            config = replace(config, may_differ=0.005)
         facts = describe(config, text, device, args.commit, args.packed)
         print(f"\nhead dim {head_dim}: {facts}")
         runs = [train(config, attention, seed, on_device, form=form) for attention, seed, form in runs_of]

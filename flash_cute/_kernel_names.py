@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 __all__ = ["TILE_FIELDS", "kernel_matches"]
@@ -30,8 +31,9 @@ def kernel_matches(plan: Mapping[str, Any], kernel_name: str) -> bool:
         "head_dim": plan["kernel_head_dim"],
     }
     fields = TILE_FIELDS.get(plan["family"], ())
-    tile = dict(zip(fields, facts.pop("tile"), strict=False))  # zeros at its end have no name
-    return all(known.get(field, value) == value for field, value in [*facts.items(), *tile.items()])
+    tile = zip(fields, facts["tile"], strict=False)  # zeros at its end have no name
+    said = [(field, value) for field, value in facts.items() if field != "tile"]
+    return all(known.get(field, value) == value for field, value in (*said, *tile))
 
 
 # Of TileConfig in csrc/<family>/tile.h, in order. The plan does not tell all of them: its `ctas_per_sm` are those that
@@ -61,7 +63,8 @@ _ACCUMULATE = ("float32", "float16_qk", "float16_pv", "float16")  # csrc/contrac
 _ELEMENTS = {"half_t": "float16", "__half": "float16", "bfloat16_t": "bfloat16", "__nv_bfloat16": "bfloat16"}
 
 
-def _facts(kernel_name: str) -> dict[str, Any] | None:
+@lru_cache(4096)  # the report has a thousand kernels, and `explain` asks for the facts of each
+def _facts(kernel_name: str) -> Mapping[str, Any] | None:
     """What a kernel's name says of it, or None for a kernel that is not ours.
 
     Demangled: `flash_cute::sm80::forward::rows::fwd_kernel<flash_cute::sm80::forward::rows::Traits<cutlass::half_t,
@@ -75,6 +78,8 @@ def _facts(kernel_name: str) -> dict[str, Any] | None:
     head_dim = re.search(r"(?:half_t|__half|bfloat16_t|__nv_bfloat16)(?:, (?:\(int\))?|ELi)(\d+)", kernel_name)
     if not (words and words[-1].endswith("_kernel") and element and head_dim):
         return None
+    if "decode" in words:
+        return _decode_facts(words, kernel_name, _ELEMENTS[element[0]])
     tile = re.search(r"TileConfig(?:\)?\{([^}]*)\}|E((?:L[a-z]\d+E)+))", kernel_name)
     values = re.findall(r"L[a-z](\d+)E|(\d+)(?![\w)])|\b(true|false)\b", tile[1] or tile[2]) if tile else []
     end = tile.end() if tile else head_dim.end()
@@ -97,6 +102,21 @@ def _facts(kernel_name: str) -> dict[str, Any] | None:
     if deterministic:  # the mode has a kernel of its own
         facts["deterministic"] = (deterministic[1] or deterministic[2]) in ("1", "true")
     return facts
+
+
+def _decode_facts(words: list[str], kernel_name: str, dtype: str) -> dict[str, Any] | None:
+    """The same of a kernel over a cache: `...::decode_kernel<...::Traits<cutlass::half_t, 192, 128>>`."""
+    head_dims = re.search(r"(?:half_t|bfloat16_t)(?:, (?:\(int\))?|ELi)(\d+)(?:, (?:\(int\))?|ELi)(\d+)", kernel_name)
+    if head_dims is None:
+        return None
+    return {
+        "family": "::".join(words[:-1]),
+        "kernel": words[-1],
+        "dtype": dtype,
+        "head_dim": int(head_dims[1]),
+        "kernel_head_dim_v": int(head_dims[2]),
+        "tile": [],
+    }
 
 
 def _float8_facts(words: list[str], kernel_name: str) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -235,12 +236,14 @@ def _compiled(plan: Mapping[str, Any]) -> dict[str, Any] | None:
         arch = _arch_number(entry["arch"])
         # Machine code runs on its own major version, from its minor version on; the closest is loaded.
         fits = arch // 10 == capability // 10 and arch <= capability
-        best = found is None or arch > _arch_number(found["arch"])
-        if fits and best and kernel_matches(plan, entry["kernel"]):
+        if not fits or (found is not None and arch <= _arch_number(found["arch"])):
+            continue
+        if kernel_matches(plan, entry["kernel"]):
             found = entry
     return found
 
 
+@cache
 def _arch_number(arch: str) -> int:
     digits = re.search(r"\d+", arch)
     return int(digits[0]) if digits else 0

@@ -29,7 +29,7 @@ def built_instances() -> set[tuple[str, str, int, int]]:
     """The architecture, the direction ("fwd" or "bwd"), and the head dims of q and of v of each kernel that was built.
 
     A file has the kernels of the head dims in its name: sm90_bwd_d32_d64.cu those of 32 and 64. d192_128 is 192 of q
-    and 128 of v.
+    and 128 of v. sm90_fwd_fp8_d64.cu has those of float8, whose head dims have kernels of other dtypes, too.
     """
     built = set()
     for entry in load()["files"]:

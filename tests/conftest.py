@@ -3,6 +3,8 @@ r"""Options, marks and fixtures of the tests.
     pytest tests                         everything; CUDA cases are skipped where there is no GPU. On a Hopper GPU the
                                          kernel tests force sm90, since the plan would give small calls to sm80
     pytest tests --seed 17               with the inputs of the run whose header printed seed 17
+    pytest tests -n 2 --dist loadfile --no-loadscope-reorder
+                                         in two processes, as CI does
     pytest tests --backend sm80          only the kernel tests, on that backend
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --kernel-regex kns=wd_ \
         python -m pytest tests -m sanitizer --oracle cpu
@@ -76,6 +78,8 @@ def _why_no_cuda() -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # of xdist: what takes minutes is not begun early, so it comes first
+        items.sort(key=lambda item: not _has_begin(item))
     if config.option.backend:
         kept = [i for i in items if i.get_closest_marker("kernel") and i.get_closest_marker("cuda")]
         config.hook.pytest_deselected(items=[i for i in items if i not in set(kept)])
@@ -92,8 +96,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly or hasattr(session.config, "workerinput"):
         return
     for item in session.items:
-        if isinstance(item, pytest.Function) and hasattr(item.module, "begin"):
+        if _has_begin(item):
             item.module.begin(item)
+
+
+def _has_begin(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and hasattr(item.module, "begin")
 
 
 def pytest_sessionfinish() -> None:

@@ -22,24 +22,10 @@
 #include <torch/csrc/stable/library.h>
 
 #include "bwd.h"
-#include "fwd.h"
-#include "stack.h"
+#include "fwd_stack.h"
 
 namespace flash_cute {
 namespace {
-
-class FwdStack {
- public:
-  explicit FwdStack(StackReader& stack)
-      : q_(stack.tensor()), k_(stack.tensor()), v_(stack.tensor()), score_(stack), backend_(stack.string()) {}
-
-  FwdArgs args() const { return score_.args(q_, k_, v_, backend_); }
-
- private:
-  Tensor q_, k_, v_;
-  ScoreStack score_;
-  String backend_;
-};
 
 class BwdStack {
  public:
@@ -71,39 +57,6 @@ class BwdStack {
   bool deterministic_;
   String backend_;
 };
-
-void return_fwd(StableIValue* stack, FwdStack const& owned) {
-  FwdResult result = fwd_cuda(owned.args());
-  stack[0] = stable::from(result.out.release());
-  stack[1] = stable::from(result.lse.release());
-}
-
-void boxed_fwd(StableIValue* stack, uint64_t, uint64_t) {
-  StackReader reader(stack);
-  FwdStack const owned(reader);
-  reader.value<std::optional<bool>>();  // `deterministic`, which only the backward uses
-  return_fwd(stack, owned);
-}
-
-void boxed_fwd_without_autograd(StableIValue* stack, uint64_t, uint64_t) {
-  StackReader reader(stack);
-  return_fwd(stack, FwdStack(reader));
-}
-
-void boxed_fwd_plan(StableIValue* stack, uint64_t, uint64_t) {
-  StackReader reader(stack);
-  FwdStack const owned(reader);
-  stack[0] = stable::from(fwd_plan_json(owned.args(), reader.value<int64_t>()));
-}
-
-void boxed_check_fwd(StableIValue* stack, uint64_t, uint64_t) {
-  StackReader reader(stack);
-  FwdStack const owned(reader);
-  String const devices = reader.string();
-  FwdArgs args = owned.args();
-  set_devices(view(devices), {&args.q, &args.k, &args.v, if_given(args.sinks), if_given(args.alibi_slopes)});
-  stack[0] = stable::from(check_fwd(args, is_cuda(args.q)).scale);
-}
 
 void boxed_bwd(StableIValue* stack, uint64_t, uint64_t) {
   StackReader reader(stack);
@@ -155,15 +108,15 @@ STABLE_TORCH_LIBRARY(flash_cute, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_cute, CUDA, m) {
-  m.impl("fwd", &flash_cute::boxed_fwd);
-  m.impl("_fwd", &flash_cute::boxed_fwd_without_autograd);
+  m.impl("fwd", &flash_cute::boxed_forward_with_backward<flash_cute::FwdStack>);
+  m.impl("_fwd", &flash_cute::boxed_forward<flash_cute::FwdStack>);
   m.impl("bwd", &flash_cute::boxed_bwd);
   m.impl("_bwd", &flash_cute::boxed_bwd);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_cute, CompositeExplicitAutograd, m) {
-  m.impl("fwd_plan", &flash_cute::boxed_fwd_plan);
-  m.impl("check_fwd", &flash_cute::boxed_check_fwd);
+  m.impl("fwd_plan", &flash_cute::boxed_forward_plan<flash_cute::FwdStack>);
+  m.impl("check_fwd", &flash_cute::boxed_check_forward<flash_cute::FwdStack>);
   m.impl("bwd_plan", &flash_cute::boxed_bwd_plan);
   m.impl("check_bwd", &flash_cute::boxed_check_bwd);
 }

@@ -4,33 +4,10 @@
 //   varlen_bwd, _varlen_bwd, varlen_bwd_plan, check_varlen_bwd   as bwd, _bwd, bwd_plan and check_bwd
 //
 // The lengths, of which the host reads only shapes and dtypes: varlen.h. CPU kernels are registered from Python.
-#include "varlen_stack.h"
+#include "fwd_stack.h"
 
 namespace flash_cute {
 namespace {
-
-class VarlenFwdStack {
- public:
-  explicit VarlenFwdStack(StackReader& stack)
-      : q_(stack.tensor()),
-        k_(stack.tensor()),
-        v_(stack.tensor()),
-        lengths_(stack),
-        score_(stack),
-        backend_(stack.string()) {}
-
-  VarlenFwdArgs args() {
-    VarlenArgs const lengths = lengths_.args();
-    return {.call = pack(score_.args(q_, k_, v_, backend_), lengths, views_), .lengths = lengths};
-  }
-
- private:
-  Tensor q_, k_, v_;
-  LengthsStack lengths_;
-  ScoreStack score_;
-  String backend_;
-  std::array<PackedView, 3> views_;
-};
 
 class VarlenBwdStack {
  public:
@@ -70,44 +47,6 @@ class VarlenBwdStack {
   std::array<PackedView, 3> views_;
   PackedView dout_view_, out_view_, lse_view_, dlse_view_;
 };
-
-void return_fwd(StableIValue* stack, VarlenFwdArgs const& args) {
-  FwdResult result = varlen_fwd_cuda(args);
-  stack[0] = stable::from(result.out.release());
-  stack[1] = stable::from(result.lse.release());
-}
-
-void boxed_fwd(StableIValue* stack, uint64_t, uint64_t) {
-  StackReader reader(stack);
-  VarlenFwdStack owned(reader);
-  reader.value<std::optional<bool>>();  // `deterministic`, which only the backward uses
-  return_fwd(stack, owned.args());
-}
-
-void boxed_fwd_without_autograd(StableIValue* stack, uint64_t, uint64_t) {
-  StackReader reader(stack);
-  VarlenFwdStack owned(reader);
-  return_fwd(stack, owned.args());
-}
-
-void boxed_fwd_plan(StableIValue* stack, uint64_t, uint64_t) {
-  StackReader reader(stack);
-  VarlenFwdStack owned(reader);
-  stack[0] = stable::from(varlen_fwd_plan_json(owned.args(), reader.value<int64_t>()));
-}
-
-void boxed_check_fwd(StableIValue* stack, uint64_t, uint64_t) {
-  StackReader reader(stack);
-  VarlenFwdStack owned(reader);
-  String const devices = reader.string();
-  VarlenFwdArgs args = owned.args();
-  FwdArgs& call = args.call;
-  VarlenArgs& lengths = args.lengths;
-  set_devices(view(devices),
-              {&call.q, &call.k, &call.v, &lengths.cu_seqlens_q, &lengths.cu_seqlens_k, if_given(lengths.seqused_q),
-               if_given(lengths.seqused_k), if_given(call.sinks), if_given(call.alibi_slopes)});
-  stack[0] = stable::from(check_varlen_fwd(args, is_cuda(call.q)).scale);
-}
 
 void boxed_bwd(StableIValue* stack, uint64_t, uint64_t) {
   StackReader reader(stack);
@@ -164,15 +103,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flash_cute, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_cute, CUDA, m) {
-  m.impl("varlen_fwd", &flash_cute::boxed_fwd);
-  m.impl("_varlen_fwd", &flash_cute::boxed_fwd_without_autograd);
+  m.impl("varlen_fwd", &flash_cute::boxed_forward_with_backward<flash_cute::VarlenFwdStack>);
+  m.impl("_varlen_fwd", &flash_cute::boxed_forward<flash_cute::VarlenFwdStack>);
   m.impl("varlen_bwd", &flash_cute::boxed_bwd);
   m.impl("_varlen_bwd", &flash_cute::boxed_bwd);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_cute, CompositeExplicitAutograd, m) {
-  m.impl("varlen_fwd_plan", &flash_cute::boxed_fwd_plan);
-  m.impl("check_varlen_fwd", &flash_cute::boxed_check_fwd);
+  m.impl("varlen_fwd_plan", &flash_cute::boxed_forward_plan<flash_cute::VarlenFwdStack>);
+  m.impl("check_varlen_fwd", &flash_cute::boxed_check_forward<flash_cute::VarlenFwdStack>);
   m.impl("varlen_bwd_plan", &flash_cute::boxed_bwd_plan);
   m.impl("check_varlen_bwd", &flash_cute::boxed_check_bwd);
 }

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <charconv>
-#include <initializer_list>
 #include <optional>
 #include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "checks.h"
 
@@ -81,7 +81,7 @@ inline TensorInfo* if_given(std::optional<TensorInfo>& tensor) { return tensor ?
 
 // A fake tensor is checked through a stand-in on the meta device: sets each tensor's device to the next of `names`.
 // A null pointer stands for a tensor that was not given, which has no name.
-inline void set_devices(std::string_view names, std::initializer_list<TensorInfo*> tensors) {
+inline void set_devices(std::string_view names, std::vector<TensorInfo*> const& tensors) {
   for (TensorInfo* tensor : tensors) {
     if (names.empty()) return;
     if (tensor == nullptr) continue;

@@ -3,7 +3,8 @@
 table                       budget, occupancy and roofline of every kernel
 check                       every check on every kernel; exit status 1 if one fails
 kernels                     their names, for the options below
-draw banks --operand V      a picture of one kernel: banks, threads, warps, mask, schedule, packed, budget, or all
+draw banks --operand V      a picture of one kernel: banks, threads, warps, transposition, mask, schedule, packed,
+                            budget, or all
 tour --out docs             the guided tours of docs/ and their pictures; --check: only say what is stale
 
 Only what a command needs is compiled, once: about 10 s of one core per direction, architecture and head dim.
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import build, packed, pictures, tables, tour
+from . import build, float8, packed, pictures, tables, tour
 from .build import InspectError
 from .checks import CHECKS, mask_definition
 from .kernels import CAUSAL, Kernel, PackedProblem, Problem, find, kernels
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         "--direction", default="fwd", choices=build.DIRECTIONS, help="a backward has banks and budget (fwd)"
     )
     draw.add_argument("--head-dim", type=_positive, default=128)
+    draw.add_argument("--family", help="such as forward/fp8_rows, as `kernels` lists them; default: the first")
     draw.add_argument("--entry", help="of the tile table, as `kernels` lists them; default: the first")
     draw.add_argument(
         "--operand", default="K", help="of banks: Q, K, V, O; of a backward Q, K, Qt, Kt, dS, dSt, dK (K)"
@@ -185,6 +187,10 @@ def _draw_warps(_: argparse.Namespace, kernel: Kernel) -> pictures.Picture:
     return warp_picture(kernel)
 
 
+def _draw_transposition(_: argparse.Namespace, kernel: Kernel) -> pictures.Picture:
+    return float8.transposition_picture(kernel)
+
+
 def _problem(options: argparse.Namespace, masked: bool = True) -> Problem:
     len_q, len_k = options.lengths
     problem = Problem(1, options.heads, options.heads, len_q, len_k, options.head_dim)
@@ -212,9 +218,8 @@ def _draw_budget(options: argparse.Namespace, kernel: Kernel) -> pictures.Pictur
     """Of this entry at every head dim; of sm90's backward, whose tables have one entry each, of all kernels."""
     every = kernels(options.csrc, archs=(options.arch,), directions=(options.direction,))
     one_entry = (options.arch, options.direction) != ("sm90", "bwd")
-    alike = [
-        other for other in every if other.is_large == kernel.is_large and (other.entry == kernel.entry or not one_entry)
-    ]
+    same_kind = [x for x in every if (x.is_large, x.is_float8) == (kernel.is_large, kernel.is_float8)]
+    alike = [other for other in same_kind if other.entry == kernel.entry or not one_entry]
     capabilities = {name: chip.capability for chip in tables.CHIPS for name in chip.entries.get(options.arch, ())}
     return pictures.budget_picture(alike, 90 if options.arch == "sm90" else capabilities[kernel.entry])
 
@@ -223,6 +228,7 @@ DRAW = {
     "banks": _draw_banks,
     "threads": _draw_threads,
     "warps": _draw_warps,
+    "transposition": _draw_transposition,
     "mask": _draw_mask,
     "schedule": _draw_schedule,
     "packed": _draw_packed,
@@ -235,7 +241,7 @@ def _draw(options: argparse.Namespace) -> int:
     if options.head_dim not in known:
         raise ValueError(f"--head-dim: expected one of {', '.join(map(str, known))}, got {options.head_dim}")
     some = kernels(options.csrc, archs=(options.arch,), directions=(options.direction,), head_dims=(options.head_dim,))
-    folder = next((kernel.folder for kernel in some), options.direction)
+    folder = options.family or next((kernel.folder for kernel in some), options.direction)
     kernel = find(some, options.head_dim, options.arch, options.entry, folder)
     for name in DRAW if options.what == "all" else (options.what,):
         if options.what == "all" and not _has(kernel, name):
@@ -251,6 +257,8 @@ def _has(kernel: Kernel, picture: str) -> bool:
         return kernel.has_packed
     if picture == "banks":
         return (kernel.is_forward or kernel.arch == "sm80") and not kernel.is_recorded
+    if picture == "transposition":
+        return kernel.is_float8
     if picture == "warps":
         return kernel.is_forward and kernel.arch == "sm80"
     return kernel.is_forward or picture == "budget"

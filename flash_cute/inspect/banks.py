@@ -104,20 +104,36 @@ def _results(details: Details, name: str, smem: str) -> Iterator[Access]:
 
 
 def _sm90_accesses(details: Details) -> Iterator[Access]:
+    size = details.facts["element_bytes"]
+    if "LoadedV.smem" in details.arrays:
+        yield from _transposition(details)
     for name in ("Q", "K", "V", "SharedP"):
         if f"{name}.smem" not in details.arrays:
             continue
         for stage in _stages(details, f"{name}.smem"):
             rows = descriptor_addresses(details, name, stage)  # (step, row, column) of one atom
-            if name == "V":  # MN-major: rows of 16 bytes run along the head dim
+            if name == "V" and size == 2:  # MN-major: rows of 16 bytes run along the head dim
                 rows = rows.swapaxes(1, 2)
             steps, m, k = rows.shape
-            cores = rows.reshape(steps, m // 8, 8, k // 8, 8)[..., 0]  # (step, core row, row, core column)
+            cores = rows.reshape(steps, m // 8, 8, k * size // 16, 16 // size)[..., 0]  # (step, core row, row, column)
             cores = cores.transpose(0, 1, 3, 2).reshape(-1, 8)
             yield Access(f"{name} of stage {stage} to the tensor cores", "wgmma core matrix", cores, 16)
     if "SharedP.sts.coord" in details.arrays:
         first = chunk_addresses(details, "SharedP.sts.coord", "SharedP.smem", 16)
         yield Access("SharedP to shared memory", "stmatrix.x4", _by_warp(first), 16)
+
+
+def _transposition(details: Details) -> Iterator[Access]:
+    """V of a float8 kernel, by the transposing warps."""
+    for name, array, what, instruction in (
+        ("LoadedV", "LoadedV.ldsm.address", "to registers", "ldmatrix.x4.trans"),
+        ("V", "V.sts.address", "to shared memory", "stmatrix.x4"),
+    ):
+        stages = details.arrays[f"{name}.smem"].shape[2]
+        buffer = details.buffer(name)
+        for stage in range(stages):
+            begin = buffer.offset + buffer.bytes // stages * stage
+            yield Access(f"{name} of stage {stage} {what}", instruction, begin + details.arrays[array], 16)
 
 
 def chunk_addresses(details: Details, coord: str, smem: str, width: int, stage: int = 0) -> IntArray:
@@ -152,11 +168,12 @@ def descriptor_addresses(details: Details, name: str, stage: int = 0) -> IntArra
     row, column = np.arange(rows)[:, None], np.arange(columns)[None, :]
     width, bits = DESCRIPTOR_SWIZZLES[facts[f"{name}.descriptor.swizzle"]]
     leading, stride = facts[f"{name}.descriptor.leading"], facts[f"{name}.descriptor.stride"]
-    if name == "V":
+    size = facts["element_bytes"]
+    if name == "V" and size == 2:  # float8 takes V, too, along the keys
         elements = width // 2
         inside = row % elements * 2 + row // elements * leading + column % 8 * width + column // 8 * stride
     else:
-        inside = row % 8 * width + row // 8 * stride + column * 2
+        inside = row % 8 * width + row // 8 * stride + column * size
     linear = facts[f"{name}.descriptor.start"] + 16 * steps[:, None, None] + inside
     addresses: IntArray = linear ^ (((linear >> 7) & ((1 << bits) - 1)) << 4)
     return addresses

@@ -138,13 +138,8 @@ def units(csrc: Path, archs: Sequence[str], directions: Sequence[str], head_dims
         for arch in archs
         for head_dim in sorted(head_dims)
         for folder, of_folder in families[arch].items()
-        if folder.startswith(FOLDERS[direction]) and head_dim in of_folder and _is_drawn(arch, folder)
+        if folder.startswith(FOLDERS[direction]) and head_dim in of_folder
     ]
-
-
-def _is_drawn(arch: str, folder: str) -> bool:
-    """Whether there is a header that tells of the family; there is none of the float8 kernels."""
-    return (MODULE / f"{arch}_{folder.replace('/', '_')}.h").exists()
 
 
 def build_modules(csrc: Path, wanted: Sequence[Unit | str]) -> list[ModuleType]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import large
+from . import float8, large
 from .banks import DESCRIPTOR_SWIZZLES, accesses, conflicts, descriptor_addresses, element_addresses
 from .kernels import Details, IntArray, Kernel, Problem, band_module
 
@@ -179,9 +179,9 @@ def data_flow(kernel: Kernel) -> list[str]:
         return found
     if not kernel.is_forward:
         return []
-    found = _is_scores(details, "P")
+    found = _float8_scores(details) if kernel.is_float8 else _is_scores(details, "P")
     for name in "QKV":
-        found += _box_is_layout(details, name)
+        found += _box_is_layout(details, "LoadedV" if kernel.is_float8 and name == "V" else name)
         found += _descriptor_feeds_mma(details, name)
     if "SharedP.smem" in details.arrays:
         found += _stmatrix_stores_scores(details) + _descriptor_feeds_mma(details, "SharedP")
@@ -202,6 +202,20 @@ def _is_scores(details: Details, name: str) -> list[str]:
     if (_wanted(details, name) == _wanted(details, "S")).all():
         return []
     return [f"{name}: a thread's scores are not the elements that the second product takes its registers for"]
+
+
+def _float8_scores(details: Details) -> list[str]:
+    """The same of P as the numerators are converted to it: its keys have the order of V transposed."""
+    try:
+        keys = float8.keys_of_positions(details)
+    except ValueError as error:
+        return [str(error)]
+    scores, (row, position) = _wanted(details, "S"), _wanted(details, "P")
+    held = np.empty_like(scores)
+    held[:, details.arrays["P.mma.numerator"]] = scores[:, details.arrays["S.mma.rowcol"]]
+    if (held == np.stack([row, keys[position]])).all():
+        return []
+    return ["P: a thread's scores are not of the keys that V transposed has where the second product takes them"]
 
 
 def _matrix_lanes(count: int, transposed: int) -> tuple[IntArray, IntArray]:
@@ -277,14 +291,15 @@ def _box_is_layout(details: Details, name: str) -> list[str]:
         offsets = offsets.swapaxes(0, 1)
     rows, head_dim = offsets.shape[:2]
     row, column = np.arange(rows)[:, None], np.arange(head_dim)[None, :]
-    linear = 2 * (column // columns * rows * columns + row * columns + column % columns)
-    bits = {128: 3, 64: 2, 32: 1}[2 * columns]
-    stage_bytes = 2 * rows * head_dim
+    size = details.facts["element_bytes"]
+    linear = size * (column // columns * rows * columns + row * columns + column % columns)
+    bits = {128: 3, 64: 2, 32: 1}[size * columns]
+    stage_bytes = size * rows * head_dim
     for stage in range(offsets.shape[2] if offsets.ndim == 3 else 1):
         at = linear + stage * stage_bytes
         at = at ^ (((at >> 7) & ((1 << bits) - 1)) << 4)
         here = offsets[:, :, stage] if offsets.ndim == 3 else offsets
-        if (2 * here != at).any():
+        if (size * here != at).any():
             return [f"{name}: a TMA box of {columns} columns does not put elements where the layout has them"]
     return []
 

@@ -146,6 +146,12 @@ class Details:
     (keys, rows); dSt and Qt (head dim, row) of dK; dS (rows, keys) and Kt (head dim, key) of dQ. V is as K there, dO as
     Q, and P^T as dSt. Of sm90's backward none. Of sm80's kernels for large head dims: see large.py.
 
+    Of sm90's float8 kernels LoadedV is V as it is loaded, and V.smem what the MMA reads: V transposed, whose keys are
+    in another order. LoadedV.ldsm.address, V.sts.address (instruction, lane) are the bytes of a stage's buffer at which
+    the lanes of the transposing warps load and store 16 bytes, and V.sts.byte (16, instruction, lane) which of the
+    loaded ones each stored one is. S.mma.rowcol (row, column) is the register of each of a thread's scores, and
+    P.mma.numerator that of P to which it is converted.
+
     `swizzles[X.smem]`: cute::Swizzle's bits, base and shift, in elements.
     """
 
@@ -192,6 +198,11 @@ class Kernel:
     def is_large(self) -> bool:
         """Whether it is of the kernels for large head dims."""
         return self.folder in LARGE_FOLDERS
+
+    @property
+    def is_float8(self) -> bool:
+        """Whether its tensors are of float8."""
+        return self.folder == "forward/fp8_rows"
 
     @property
     def is_recorded(self) -> bool:

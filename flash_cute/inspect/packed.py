@@ -48,7 +48,8 @@ def packed_picture(kernel: Kernel, problem: PackedProblem, sms: int = 8) -> Pict
         "balance": round(work / (rows * length), 4) if length else 1.0,
         **{name: columns[name] for name in ("ticket", "sequence", "m_block", "begin", "end", "cta", "start", "finish")},
     }
-    return Picture(f"{kernel.arch}_d{kernel.head_dim}_packed", "the schedule of a packed batch", data, _draw)
+    kind = "fp8_" if kernel.is_float8 else ""
+    return Picture(f"{kernel.arch}_{kind}d{kernel.head_dim}_packed", "the schedule of a packed batch", data, _draw)
 
 
 def _draw(data: dict[str, Any]) -> Figure:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import tables
+from . import float8, tables
 from .banks import LIKE, accesses, conflicts, element_addresses
 from .drawing import COLOURS, GREY, Picture, cells, legend, matplotlib, new_figure, whole_numbers
 from .kernels import Kernel, Problem
@@ -32,7 +32,8 @@ TRANSPOSED = ("V.smem", "Kt.smem", "Qt.smem", "dS.smem")  # of what lies in memo
 
 def _prefix(kernel: Kernel) -> str:
     """Of a picture's name."""
-    return f"{kernel.arch}_{'' if kernel.is_forward else 'bwd_'}d{kernel.head_dim}"
+    kind = "fp8_" if kernel.is_float8 else "" if kernel.is_forward else "bwd_"
+    return f"{kernel.arch}_{kind}d{kernel.head_dim}"
 
 
 def bank_picture(kernel: Kernel, operand: str = "K", access: str = "registers", rows: int = 16) -> Picture:
@@ -52,7 +53,7 @@ def bank_picture(kernel: Kernel, operand: str = "K", access: str = "registers", 
         raise ValueError(f"{kernel} has no access {operand!r} {access!r}; it has {names}")
     smem = "V.rows" if operand == "V" and "V.rows" in details.arrays else f"{operand}.smem"
     addresses = element_addresses(details, smem)
-    if smem in TRANSPOSED:
+    if smem in TRANSPOSED and not kernel.is_float8:
         addresses = addresses.T
     bits, base, shift = details.swizzles[LIKE.get(smem, smem)]
     begin = details.buffer(operand).offset
@@ -166,7 +167,10 @@ def thread_value_picture(kernel: Kernel, partitions: Sequence[str] | None = None
         if piece > 1:  # V's ldmatrix takes rows of keys
             column_axis = f"16-byte piece of the {column_axis}"
         title = TITLES.get(name) or TITLES[name.split(".")[0]]
-        panels.append({"name": name, "title": title, "axes": [row_axis, column_axis], "held": grid})
+        panel = {"name": name, "title": title, "axes": [row_axis, column_axis], "held": grid}
+        if kernel.is_float8 and name[0] in "PV":
+            panel["columns"] = float8.keys_of_positions(details)[:width].tolist()
+        panels.append(panel)
     data = {"kernel": str(kernel), "panels": panels}
     suffix = "mma" if partitions[0].endswith(".mma") else "copy"
     return Picture(f"{_prefix(kernel)}_threads_{suffix}", "who holds what", data, _draw_threads)
@@ -186,6 +190,8 @@ def _draw_threads(data: dict[str, Any]) -> Figure:
         colours = [[COLOURS[int(cell.split(":")[0]) // 4 % 8] if cell else "white" for cell in row] for row in held]
         cells(ax, colours, held, 8)
         ax.set_title(panel["title"], fontsize=10)
+        if "columns" in panel:
+            ax.set_xticks(range(len(panel["columns"])), panel["columns"])
         ax.set_ylabel(panel["axes"][0])
         ax.set_xlabel(panel["axes"][1])
     what = "thread:value of each element" if columns == 1 else "the thread of each 16-byte piece"
@@ -344,8 +350,11 @@ def budget_picture(kernels: Iterable[Kernel], capability: int | None) -> Picture
     entries = {kernel.entry for kernel in chosen}
     direction = "fwd" if chosen[0].is_forward else "bwd"
     entry = chosen[0].entry if len(entries) == 1 else ""
-    title = f"{chosen[0].arch} {'forward' if direction == 'fwd' else 'backward'}" + (f", {entry}" if entry else "")
+    float8_or = "float8 " if chosen[0].is_float8 else ""
+    title = f"{chosen[0].arch} {float8_or}{'forward' if direction == 'fwd' else 'backward'}"
+    title += f", {entry}" if entry else ""
     large = "_large" if chosen[0].is_large and entry != "large" else ""
+    direction = "fp8" if chosen[0].is_float8 else direction
     name = f"{chosen[0].arch}_budget_{direction}{large}" + (f"_{entry}" if entry else "")
     return Picture(name, "budgets", {"title": title, "bars": bars}, _draw_budget)
 

@@ -72,6 +72,7 @@ COLUMNS = {
 # A kernel's __global__ function and the products of its step.
 _FUNCTIONS = {
     ("forward/rows", ""): ("fwd_kernel", 2),
+    ("forward/fp8_rows", ""): ("fwd_kernel", 2),
     ("forward/streamed", ""): ("fwd_streamed_kernel", 2),
     ("forward/pair_by_turns", ""): ("fwd_pair_by_turns_kernel", 2),
     ("forward/pair_by_columns", ""): ("fwd_pair_by_columns_kernel", 2),
@@ -141,7 +142,7 @@ def budget(kernel: Kernel, chip: Chip) -> dict[str, Any]:
     return {
         "chip": chip.name,
         "arch": kernel.arch,
-        "kernel": function.removesuffix("_kernel"),
+        "kernel": "fwd_fp8" if kernel.is_float8 else function.removesuffix("_kernel"),
         "head_dim": kernel.head_dim,
         "entry": kernel.entry,
         "block_m": kernel.block_m,
@@ -164,6 +165,10 @@ def budget(kernel: Kernel, chip: Chip) -> dict[str, Any]:
     }
 
 
+def _element_bytes(kernel: Kernel) -> int:
+    return 1 if kernel.is_float8 else 2
+
+
 def _streamed_bytes(kernel: Kernel) -> float:
     """What a step of one CTA loads: the rows of two tensors, its part of the columns. CTAs of sm80's kernels for large
     head dims load their own rows again where these do not stay in shared memory; those of its backward load all columns
@@ -177,7 +182,7 @@ def _streamed_bytes(kernel: Kernel) -> float:
             rows += own / _parts(kernel)
         else:
             rows = (2 * (streamed + own) + streamed) / _parts(kernel)
-    return rows * kernel.head_dim * 2
+    return rows * kernel.head_dim * _element_bytes(kernel)
 
 
 def compiled_kernel(kernel: Kernel, capability: int) -> dict[str, Any] | None:
@@ -188,6 +193,9 @@ def compiled_kernel(kernel: Kernel, capability: int) -> dict[str, Any] | None:
     family = f"{kernel.arch}::{kernel.folder}".replace("/", "::")
     plan: dict[str, Any] = {"family": family, "kernel": function, "tile": kernel.entry, "dtype": "float16"}
     plan |= {"deterministic": False}
+    if kernel.is_float8:
+        plan |= dict.fromkeys(("dtype", "dtype_k", "dtype_v"), "float8_e4m3fn")
+        plan |= {"variant": "modified" if kernel.entry == "modified" else "dense", "kernel_head_dim_v": kernel.head_dim}
     # One instance serves all large head dims of sm80.
     plan |= {"kernel_head_dim": 1024 if kernel.is_recorded else kernel.head_dim, "capability": capability}
     return _compiled(plan | kernel.shape | kernel.tile)
@@ -197,7 +205,7 @@ def step_clocks(kernel: Kernel, chip: Chip) -> dict[str, float]:
     """Clocks that one step of one CTA takes of each unit of a multiprocessor, were it alone."""
     scores = kernel.block_m * kernel.block_n
     clocks = {
-        "MMA": 2 * _products(kernel) * scores * kernel.head_dim / chip.mma_flop[kernel.arch],
+        "MMA": _element_bytes(kernel) * _products(kernel) * scores * kernel.head_dim / chip.mma_flop[kernel.arch],
         "MUFU": scores / _turns(kernel) / chip.ex2_clk,
     }
     moved = step_smem_bytes(kernel)
@@ -213,6 +221,7 @@ def step_smem_bytes(kernel: Kernel) -> int | None:
         own = {
             "forward/pair_by_turns": _sm90_by_turns_step_smem_bytes,
             "forward/pair_by_columns": _sm90_by_columns_step_smem_bytes,
+            "forward/fp8_rows": _float8_step_smem_bytes,
         }
         return own.get(kernel.folder, _fwd_step_smem_bytes)(kernel)
     return _sm80_bwd_step_smem_bytes(kernel) if kernel.arch == "sm80" else None
@@ -235,6 +244,14 @@ def _fwd_step_smem_bytes(kernel: Kernel) -> int:
         total *= kernel.facts["warpgroups"]
         total += 2 * kernel.block_n * kernel.head_dim * details.facts["element_bytes"]
     return total
+
+
+def _float8_step_smem_bytes(kernel: Kernel) -> int:
+    """Each warpgroup reads Q, K and V transposed; V is read and written to be transposed. TMA writes K and V."""
+    moved = _moved_by_unit(kernel)
+    total = kernel.facts["warpgroups"] * sum(moved[f"{name} to the tensor cores"] for name in "QKV")
+    total += moved["LoadedV to registers"] + moved["V to shared memory"]
+    return total + 2 * kernel.block_n * kernel.head_dim
 
 
 def _moved_by_unit(kernel: Kernel) -> dict[str, int]:
@@ -304,6 +321,8 @@ def registers_held(kernel: Kernel) -> dict[str, int]:
         sums = dict.fromkeys(("dK", "dV"), arrays["dK.mma.register"].size)
         return sums | dict.fromkeys(("S", "dP"), arrays["S.mma.register"].size)
     held = {"O": arrays["O.mma.register"].size, "S": arrays["S.mma.register"].size}
+    if kernel.is_float8:  # the product of some columns, and P four in one
+        return held | {"P V": 64 * kernel.tile["piece"] // 128, "P": arrays["P.mma.register"].size // 4}
     if kernel.tile.get("q_in_regs"):
         held["Q"] = arrays["Q.mma.register"].size // 2
     if kernel.arch == "sm90":  # P of one step is used while S of the next is made

@@ -13,6 +13,7 @@ from typing import Any
 from . import build, tables
 from .banks import accesses, conflicts
 from .drawing import Picture
+from .float8 import transposition_picture
 from .kernels import Kernel, PackedProblem, Problem, find, kernels
 from .packed import packed_picture
 from .pictures import bank_picture, budget_picture, gantt_picture, mask_picture, thread_value_picture
@@ -201,8 +202,16 @@ def _hopper_large(among: Sequence[Kernel]) -> list[Picture]:
     return [budget_picture(alike, None), gantt_picture(runs, sms=10)]
 
 
+def _float8(among: Sequence[Kernel]) -> list[Picture]:
+    alike = [other for other in among if other.is_float8 and other.entry == "plain"]
+    kernel = find(alike, HEAD_DIM, "sm90", folder="forward/fp8_rows")
+    threads = thread_value_picture(kernel, ["S.mma", "P.mma"])
+    return [transposition_picture(kernel), threads, budget_picture(alike, None)]
+
+
 # Pages of docs/ and the pictures that they show.
 PAGES: dict[str, Callable[[Sequence[Kernel]], list[Picture]]] = {
+    "float8.md": _float8,
     "large_head_dims.md": _portable_large,
     "sm90_forward_large.md": _hopper_large,
 }

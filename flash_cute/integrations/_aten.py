@@ -6,13 +6,14 @@ function here raises what flash_cute raises for a call that it cannot serve, bef
 then calls the kernel that PyTorch has. So it does on GPUs that are left to PyTorch (_left.py).
 """
 
+import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from .. import _check_lengths, _left, _ops
+from .. import _check_lengths, _fp8, _left, _ops, _quantized
 from .._refusals import is_refusal
 from ._tally import tally, this_thread
 
@@ -26,11 +27,11 @@ def sdpa_forward(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
+    quantize: str | None = None,
 ) -> tuple[Any, ...]:
     """aten::_scaled_dot_product_flash_attention, of `(B, H, N, D)`: (out, lse, None, None, Nq, Nk, *unused)."""
     _refuse(dropout_p, return_debug_mask)
-    score = (None, None, None, scale)
-    out, lse = _ops.fwd_without_autograd(query, key, value, _mask(is_causal), None, None, *score, "auto")
+    out, lse = _attend(query, key, value, (), (_mask(is_causal), None, None), None, scale, quantize)
     return out, lse, None, None, query.shape[2], key.shape[2], *_unused(query)
 
 
@@ -81,6 +82,7 @@ def flash_forward(
     alibi_slopes: Tensor | None = None,
     block_table: Tensor | None = None,
     num_splits: int | None = None,
+    quantize: str | None = None,
 ) -> tuple[Any, ...]:
     """aten::_flash_attention_forward, of `(B, N, H, D)`, or packed `(T, H, D)`: (out, lse, *unused).
 
@@ -94,17 +96,17 @@ def flash_forward(
             if x is not None:
                 raise ValueError(f"flash_cute: {name}: expected None with gradients, since aten's backward lacks it")
     mask = (_mask(is_causal), _side(window_size_left), _side(window_size_right))
-    score = (None, None, alibi_slopes, scale)
+    score = (alibi_slopes, scale)
     if cum_seq_q is not None:
         lengths = (cum_seq_q, cum_seq_k, None, seqused_k, max_q, max_k)
         if _check_lengths.ENABLED:
             _check_lengths.check_lengths(query, key, lengths)
-        out, lse = _ops.varlen_fwd_without_autograd(query, key, value, *lengths, *mask, *score, "auto")
+        out, lse = _attend(query, key, value, lengths, mask, *score, quantize)
         return out, lse, *_unused(query)
     if seqused_k is not None:
         raise ValueError("flash_cute: seqused_k: expected None without cum_seq_q, got a tensor")
-    heads_first = (x.transpose(1, 2) for x in (query, key, value))
-    out, lse = _ops.fwd_without_autograd(*heads_first, *mask, *score, "auto")
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    out, lse = _attend(q, k, v, (), mask, *score, quantize)
     return out.transpose(1, 2), lse, *_unused(query)
 
 
@@ -141,6 +143,32 @@ def flash_backward(
     return tuple(x.transpose(1, 2) for x in gradients)
 
 
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: tuple[Any, ...],
+    mask: tuple[str, int | None, int | None],
+    alibi_slopes: Tensor | None,
+    scale: float | None,
+    quantize: str | None,
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) of `(B, H, N, D)`, or packed where there are lengths."""
+    both: tuple[Tensor, Tensor]
+    if quantize is None:
+        operator = _ops.varlen_fwd_without_autograd if lengths else _ops.fwd_without_autograd
+        both = operator(query, key, value, *lengths, *mask, None, None, alibi_slopes, scale, "auto")
+    else:
+        no_float8 = (None, None, None, None, None)
+        score = (mask[0], scale, mask[1:], None, None, alibi_slopes)
+        both = _quantized.attend(query, key, value, lengths, no_float8, quantize, *score, True, None, None, None)
+    return both
+
+
+def _no_backward(*args: Any, **options: Any) -> NoReturn:
+    raise NotImplementedError(f"{_fp8.NO_BACKWARD}; torch.no_grad() says that no gradient is needed.")
+
+
 OPERATORS: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_flash_attention": sdpa_forward,
     "_scaled_dot_product_flash_attention_backward": sdpa_backward,
@@ -149,9 +177,11 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 }
 
 
-def overrides(strict: bool) -> Iterator[tuple[str, Callable[..., Any]]]:
+def overrides(strict: bool, quantize: str | None = None) -> Iterator[tuple[str, Callable[..., Any]]]:
     """(name, kernel) of each operator that this PyTorch has on CUDA. A kernel takes the dispatch keys first."""
     for name, serve in OPERATORS.items():
+        if quantize is not None:
+            serve = _no_backward if name.endswith("_backward") else functools.partial(serve, quantize=quantize)
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
             original = torch.library.get_kernel(f"aten::{name}", "CUDA").call_boxed
             yield name, make_override(name, serve, original, strict, _left.devices)

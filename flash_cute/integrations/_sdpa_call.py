@@ -2,12 +2,12 @@
 
 import math
 from itertools import zip_longest
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from .. import attention
+from .. import _fp8, attention
 from .._refusals import is_refusal
 from .._torch import autocast_is_enabled
 
@@ -16,6 +16,7 @@ _DTYPES = {
     "cpu": (torch.float16, torch.bfloat16, torch.float32, torch.float64),
 }
 _MOST_HEAD_DIM = 1024  # on a GPU
+_MOST_HEAD_DIM_OF_FLOAT8 = 256
 
 
 class MalformedCall(ValueError, RuntimeError):
@@ -149,9 +150,21 @@ def _fit(*shapes: tuple[int, ...]) -> bool:
     return all(len(set(sizes) - {1}) <= 1 for sizes in zip_longest(*map(reversed, shapes), fillvalue=1))
 
 
-def graph_can_serve(query: Tensor, value: Tensor) -> bool:
+def check_quantize(quantize: Any) -> str | None:
+    """None or "fp8", with which the tensors of a served call are quantised first."""
+    if quantize is None or quantize == "fp8":
+        return quantize
+    raise ValueError(f"flash_cute: quantize: expected None or 'fp8', got {quantize!r}")
+
+
+def graph_can_serve(query: Tensor, value: Tensor, quantize: str | None = None) -> bool:
     """Whether flash_cute has kernels for these: asked while a graph is traced, which no refusal can be caught in."""
     device = query.device.type
+    head_dims = (query.shape[-1], value.shape[-1])
+    if quantize is not None and (
+        max(head_dims) > _MOST_HEAD_DIM_OF_FLOAT8 or any(x % 16 for x in head_dims) or query.dtype == torch.float64
+    ):
+        return False
     if device == "cuda" and max(query.shape[-1], value.shape[-1]) > _MOST_HEAD_DIM:
         return False
     return device in _DTYPES and (autocast_is_enabled() or query.dtype in _DTYPES[device])
@@ -177,10 +190,10 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> P
     return q, k, v, shape
 
 
-def serve(prepared: Prepared, is_causal: bool, scale: float | None) -> Tensor:
+def serve(prepared: Prepared, is_causal: bool, scale: float | None, quantize: str | None = None) -> Tensor:
     """The attention, in the shape that PyTorch returns."""
     q, k, v, shape = prepared
-    out: Tensor = attention(q, k, v, "top_left" if is_causal else False, scale=scale)
+    out: Tensor = attention(q, k, v, "top_left" if is_causal else False, scale=scale, quantize=quantize)
     return out if shape is None else out.reshape(shape)
 
 
@@ -194,8 +207,11 @@ def attempt(
     scale: float | None,
     enable_gqa: bool,
     refusal: Exception | None,
+    quantize: str | None = None,
 ) -> Tensor | str:
     """The result, or the reason that flash_cute cannot serve the call; nothing has been launched then.
+
+    A gradient that is asked for of quantised tensors raises: PyTorch would compute it of others.
 
     `refusal`: what the layers' operator has raised for the same call, if it was asked; without its traceback, which
     would keep the tensors of a caller that holds it.
@@ -205,8 +221,10 @@ def attempt(
         return prepared
     if refusal is not None and prepared[3] is None and is_refusal(refusal):
         return str(refusal).removeprefix("flash_cute: ")  # `attention` would say the same of the same tensors
+    if quantize is not None and torch.is_grad_enabled():
+        _fp8.refuse_gradients(*prepared[:3])
     try:
-        return serve(prepared, is_causal, scale)
+        return serve(prepared, is_causal, scale, quantize)
     except NotImplementedError as error:  # forward-mode derivatives, vmap
         return str(error).removeprefix("flash_cute ")
     except (ValueError, RuntimeError) as error:

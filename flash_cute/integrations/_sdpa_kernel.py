@@ -19,7 +19,10 @@ _count_entry = tally.counter(ENTRY)
 
 
 def make_kernel(
-    strict: bool, before_passing_on: Callable[[], None], find_left: Callable[[], frozenset[int | None]]
+    strict: bool,
+    before_passing_on: Callable[[], None],
+    find_left: Callable[[], frozenset[int | None]],
+    quantize: str | None = None,
 ) -> Any:
     """`scaled_dot_product_attention` for PyTorch's dispatcher.
 
@@ -62,6 +65,7 @@ def make_kernel(
         enabled, refusal = not is_left and flash_sdp_is_enabled(), None
         if (  # an eager forward and nothing else; the dispatcher has served autocast before it calls this
             enabled
+            and quantize is None
             and attn_mask is None
             and dropout_p == 0
             and query.dim() == 4
@@ -79,7 +83,7 @@ def make_kernel(
                 _count_entry()
                 return alone
         if enabled:
-            out = attempt(*call, scale, enable_gqa, refusal)
+            out = attempt(*call, scale, enable_gqa, refusal, quantize)
             if not isinstance(out, str):
                 _count_entry()
                 return out

@@ -16,6 +16,9 @@ from torch import Tensor
 from ._transformers_lengths import narrowed
 
 NAME = "flash_cute"
+FLOAT8_NAME = "flash_cute_fp8"  # inference on tensors that are quantised to float8 first
+NAMES = (NAME, FLOAT8_NAME)
+ADAPTED = ("bark", "falcon", "gpt_neo")  # architectures
 
 
 def adapt(kind: type) -> None:

@@ -1,4 +1,5 @@
-"""What Transformers does where a model is built with, or set to, `attn_implementation="flash_cute"`.
+"""What Transformers does where a model is built with, or set to, `attn_implementation="flash_cute"` (or
+"flash_cute_fp8").
 
 By "flash" in a name Transformers knows implementations that are given padding as a 2-D mask and packed sequences as
 offsets, as we want. It then also looks for flash-attn or for a kernel of that name on the hub, here and there; each of
@@ -14,11 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ._transformers_layers import adapt
+from ._transformers_layers import ADAPTED, FLOAT8_NAME, NAME, NAMES, adapt
 from ._transformers_mask import without_sdpa
 from ._transformers_models import NOT_REFUSED, REFUSED, TESTED
-
-NAME = "flash_cute"
 
 
 def teach(transformers: ModuleType) -> None:
@@ -61,10 +60,11 @@ def _accepts(check: Callable[..., str]) -> Callable[..., str]:
 
     def accepting(self: Any, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
         # The prefix is that of continuous batching in older versions, whose cache the attention function refuses.
-        if attn_implementation not in (NAME, f"paged|{NAME}"):
+        name = attn_implementation.removeprefix("paged|") if isinstance(attn_implementation, str) else None
+        if name not in NAMES:
             return check(self, attn_implementation, *args, **kwargs)
-        _check(self)
-        return NAME
+        _check(self, name)
+        return name
 
     return accepting
 
@@ -73,14 +73,14 @@ def _accepts_of_parts(choose: Callable[..., str]) -> Callable[..., str]:
     """The same choice for the models within a model, where its implementation is set."""
 
     def accepting(self: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
-        if requested_attention == NAME:
-            _check(self)
+        if requested_attention in NAMES:
+            _check(self, requested_attention)
         return choose(self, requested_attention, *args, **kwargs)
 
     return accepting
 
 
-def _check(model: Any) -> None:
+def _check(model: Any, name: str) -> None:
     """Raise where a model would not do what our attention function is told, and prepare those that need it."""
     kind = type(model)
     if not model._supports_flash_attn and _architecture(kind) not in TESTED:
@@ -99,6 +99,11 @@ def _check(model: Any) -> None:
             f"flash_cute: attn_implementation: expected {kind.__name__} without ALiBi, which it adds to its mask, got "
             "config.alibi = True"
         )
+    if name == FLOAT8_NAME and _architecture(kind) in ADAPTED:
+        raise ValueError(
+            f"flash_cute: attn_implementation: expected {NAME!r}, which serves {kind.__name__} in 16 bits, got "
+            f"{name!r}: its layers do not use Transformers' attention interface"
+        )
     adapt(kind)
     if not model._supports_sdpa:
         without_sdpa.add(type(model.config))
@@ -116,6 +121,11 @@ def _imports(imports: Callable[..., Any]) -> Callable[..., Any]:
     """Transformers' look-up of flash-attn's functions, for callers who ask for those of the implementation in use."""
 
     def importing(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
+        if implementation == FLOAT8_NAME:
+            raise ValueError(
+                f"flash_cute: attn_implementation: expected {NAME!r} where flash-attn's own functions are called, got "
+                f"{FLOAT8_NAME!r}"
+            )
         if implementation != NAME:
             return imports(implementation, *args, **kwargs)
         from transformers import modeling_flash_attention_utils as flash
@@ -160,7 +170,7 @@ def _refuse_weights(key: str, index: int, module: Any, args: Any, output: Any) -
     asked = output_capturing._active_collector.get()
     if asked is None or key not in asked or not isinstance(output, tuple) or output[index] is not None:
         return
-    if getattr(getattr(module, "config", None), "_attn_implementation", NAME) == NAME:
+    if getattr(getattr(module, "config", None), "_attn_implementation", NAME) in NAMES:
         raise ValueError(
             "flash_cute: output_attentions: expected False, since the attention weights are never in memory"
         )

@@ -29,7 +29,7 @@ from .._layers import is_plain, is_unserved
 from .._refusals import check_flag
 from .._torch import functorch_is_active, jit_is_tracing, without_modes
 from . import _aten, _fast_path
-from ._sdpa_call import attempt, graph_can_serve, prepare, serve
+from ._sdpa_call import attempt, check_quantize, graph_can_serve, prepare, serve
 from ._sdpa_kernel import ENTRY, make_kernel
 from ._tally import Report, tally, this_thread
 from ._varlen_attn import varlen_attn
@@ -50,6 +50,8 @@ def sdpa(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    quantize: str | None = None,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` by flash_cute, where it can serve the call, else by PyTorch.
 
@@ -62,6 +64,8 @@ def sdpa(
         is_causal: whether row i sees the keys j <= i only (aligned to the top left).
         scale: what multiplies q.k; None: `1 / sqrt(E)`.
         enable_gqa: whether H may be a divisor of Hq: each key head then serves Hq / H query heads, without a copy.
+        quantize: `"fp8"`: where flash_cute serves the call, query, key and value are quantised to float8 first, as
+            `flash_cute.attention(quantize="fp8")` does it: head dims are multiples of 16, at most 256.
 
     Returns:
         `(..., Hq, L, Ev)` in query's dtype. Differentiable, as `flash_cute.attention`.
@@ -70,6 +74,7 @@ def sdpa(
         ValueError, which is a RuntimeError too: for shapes that no implementation can serve, such as a value with more
             rows than key; and for a nested value of other sequences than key's (jagged: with other offsets). Else what
             `scaled_dot_product_attention` raises. `report()` counts what was passed on to it (not in compiled graphs).
+        NotImplementedError: a gradient is asked for with `quantize`.
 
     Example:
         >>> query = torch.randn(2, 8, 128, 64)
@@ -81,10 +86,13 @@ def sdpa(
     """
     call = (query, key, value, attn_mask, dropout_p, is_causal)
     plain = is_plain(query, key, value)
+    if quantize is not None:
+        check_quantize(quantize)
+        plain = False
     if not plain and torch.compiler.is_compiling():  # a graph has no counter
         prepared = prepare(*call, scale, enable_gqa)
-        if not isinstance(prepared, str) and graph_can_serve(query, value):
-            return serve(prepared, is_causal, scale)
+        if not isinstance(prepared, str) and graph_can_serve(query, value, quantize):
+            return serve(prepared, is_causal, scale, quantize)
         return F.scaled_dot_product_attention(*call, scale=scale, enable_gqa=enable_gqa)
     refusal: Exception | None = None
     if (
@@ -105,7 +113,7 @@ def sdpa(
         else:
             _count_sdpa()
             return alone
-    out = attempt(*call, scale, enable_gqa, refusal)
+    out = attempt(*call, scale, enable_gqa, refusal, quantize)
     if not isinstance(out, str):
         _count_sdpa()
         return out
@@ -121,6 +129,7 @@ def sdpa(
 class _Settings:
     strict: bool = False
     devices: tuple[str, ...] = ("cuda",)
+    quantize: str | None = None
 
 
 class _Active:
@@ -134,13 +143,13 @@ class _Active:
             warnings.simplefilter("ignore")
             for device in settings.devices:
                 find_left = _left.devices if device == "cuda" else frozenset
-                kernel = make_kernel(settings.strict, self.keep_flash_first, find_left)
+                kernel = make_kernel(settings.strict, self.keep_flash_first, find_left, settings.quantize)
                 for key in (device.upper(), f"Autograd{device.upper()}"):
                     self._library.impl(ENTRY, kernel, key)
                 for name, key, counter in _fast_path.counters(device, settings.strict):
                     self._library.impl(name, counter, key, with_keyset=True)
             if "cuda" in settings.devices:
-                for name, override in _aten.overrides(settings.strict):
+                for name, override in _aten.overrides(settings.strict, settings.quantize):
                     self._library.impl(name, override, "CUDA", with_keyset=True)
         if "cuda" in settings.devices and not (torch.cuda.is_initialized() and _left.devices()):
             self._order = _prefer_flash()
@@ -209,7 +218,7 @@ class Enabled:
             torch.nn.attention.activate_flash_attention_impl(implementation)
 
 
-def enable(*, strict: bool = False, devices: Sequence[str] = ("cuda",)) -> Enabled:
+def enable(*, strict: bool = False, devices: Sequence[str] = ("cuda",), quantize: str | None = None) -> Enabled:
     """Let `torch.nn.functional.scaled_dot_product_attention` be served by flash_cute, wherever it is called from.
 
     It is activated as "flash_cute" in PyTorch's registry of flash attention implementations (`torch.nn.attention`'s
@@ -237,13 +246,18 @@ def enable(*, strict: bool = False, devices: Sequence[str] = ("cuda",)) -> Enabl
     Args:
         strict: raise where a call cannot be served, instead of passing it on; not where the flash backend is off.
         devices: the device types it is for: `"cuda"`, and `"cpu"` if asked for.
+        quantize: `"fp8"`: what is served is computed in float8, as by `flash_cute.attention(quantize="fp8")`, by the
+            aten operators too. It is for inference: a call of which a gradient is asked for raises. What float8 cannot
+            serve (head dims that are no multiple of 16 or above 256, GPUs other than those of compute capability 9.0)
+            is passed on, with its reason.
 
     Returns:
         a context manager, which need not be used: at its exit what was in force before is again.
 
     Raises:
-        ValueError: for another device type. The calls raise it for shapes that no implementation can serve, and in
-            strict mode for what would be passed on, with the reason.
+        ValueError: for another device type, or another `quantize`. The calls raise it for shapes that no implementation
+            can serve, and in strict mode for what would be passed on, with the reason.
+        NotImplementedError: by the calls, where a gradient is asked for with `quantize`.
 
     Example:
         >>> q = torch.randn(1, 2, 16, 64)
@@ -253,7 +267,7 @@ def enable(*, strict: bool = False, devices: Sequence[str] = ("cuda",)) -> Enabl
         {'scaled_dot_product_attention': 1}
     """
     names = (devices,) if isinstance(devices, str) else tuple(devices) if isinstance(devices, Iterable) else ()
-    settings = _Settings(check_flag("strict", strict), names)
+    settings = _Settings(check_flag("strict", strict), names, check_quantize(quantize))
     if not names or set(names) - {"cuda", "cpu"}:
         raise ValueError(f"flash_cute: devices: expected some of 'cuda' and 'cpu', got {devices!r}")
     before = (_current_implementation(), _active.settings if _active is not None else None)

@@ -6,6 +6,9 @@
     flash_cute.integrations.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="flash_cute", dtype="bfloat16")
 
+`attn_implementation="flash_cute_fp8"` does the same in float8, for inference: each layer quantises its q, k and v first
+(docs/float8.md).
+
 Transformers calls two functions by that name: a mask function, once per forward and kind of layer, and the attention
 function, in each layer. The mask function decides what the layers have to do and passes it on in place of a mask:
 
@@ -21,6 +24,7 @@ The rest (softcap, sinks, scale) is passed to the attention function by the mode
 ValueError, where the model is loaded or in the call; docs/adopting/transformers.md has the table.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -34,15 +38,16 @@ from .._refusals import check_number, is_refusal
 from ._transformers_band import Band
 from ._transformers_given import of_offsets, of_padding, of_positions, refuse_unsaid_window
 from ._transformers_keywords import HARMLESS, refuse, refuse_other_causality
+from ._transformers_layers import FLOAT8_NAME, NAME
 from ._transformers_lengths import Known, Lengths, Order, by_heads_lengths, kept, kept_by_heads, read
-from ._transformers_load import NAME, teach
+from ._transformers_load import teach
 from ._transformers_mask import mask
 
 __all__ = ["attention", "mask", "register"]
 
 
 def register() -> None:
-    """Make `attn_implementation="flash_cute"` known to Transformers, whose version is at least 5.4.
+    """Make `attn_implementation="flash_cute"`, and "flash_cute_fp8", known to Transformers, version 5.4 or newer.
 
     To be called once, before a model is loaded or `model.set_attn_implementation("flash_cute")`; again does no harm.
 
@@ -58,7 +63,9 @@ def register() -> None:
 
     teach(transformers)
     transformers.AttentionInterface.register(NAME, attention)
-    transformers.AttentionMaskInterface.register(NAME, mask)
+    transformers.AttentionInterface.register(FLOAT8_NAME, functools.partial(attention, quantize="fp8"))
+    for name in (NAME, FLOAT8_NAME):
+        transformers.AttentionMaskInterface.register(name, mask)
 
 
 def attention(
@@ -80,6 +87,7 @@ def attention(
     max_length_q: Any = None,
     max_length_k: Any = None,
     deterministic: bool | None = None,
+    quantize: str | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Transformers' attention function: what a model's layer calls.
@@ -98,6 +106,8 @@ def attention(
         cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: offsets and longest of sequences packed into the rows
             of the batch.
         deterministic: whether the backward must give the same bits in every run, as `flash_cute.attention` has it.
+        quantize: `"fp8"`, as `flash_cute.attention` has it: what "flash_cute_fp8" passes. D and Dv are multiples of 16,
+            at most 256, and a gradient raises a NotImplementedError.
         kwargs: what else a model passes on. None, False, or by a name of which it is known that nothing follows.
 
     Returns:
@@ -124,7 +134,7 @@ def attention(
     given_causal = is_causal
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
-    plain = is_plain(query, key, value)
+    plain = quantize is None and is_plain(query, key, value)
     known: Known | None = None
     lengths: Lengths | None = None
     by_heads: Lengths | None = None
@@ -208,10 +218,11 @@ def attention(
     options["window"] = window
     # False is a model's default, and must not override torch.use_deterministic_algorithms.
     options["deterministic"] = deterministic or None
+    options["quantize"] = quantize
     out = _general(query, key, value, is_causal, lengths, None if known is None else known.order, options)
     needs_gradients = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     if known is not None and known.last_row is not None and not needs_gradients:
-        out = _with_last_row(out, query, key, value, known, softcap, s_aux, scaling)
+        out = _with_last_row(out, query, key, value, known, softcap, s_aux, scaling, quantize)
     return out, None
 
 
@@ -239,10 +250,11 @@ def _with_last_row(
     softcap: float | None,
     sinks: Tensor | None,
     scale: float | None,
+    quantize: str | None = None,
 ) -> Tensor:
     """`out` with the last row of batch items whose last row is padding, which in `out` is 0."""
     order = None if known.order is None else Order(None, known.order.keys, None)
-    options = {"scale": scale, "softcap": softcap, "sinks": sinks}
+    options = {"scale": scale, "softcap": softcap, "sinks": sinks, "quantize": quantize}
     last = _general(query[:, :, -1:], key, value, False, known.last_row, order, options)
     return torch.cat((out[:, :-1], out[:, -1:] + last), 1)
 

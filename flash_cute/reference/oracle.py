@@ -1,6 +1,7 @@
 """The oracle of dense calls, and the same formula in the input dtype.
 
-One head at a time, so that memory is the (Nq, Nk) scores of one head. Differentiable by autograd.
+A few heads at a time, of long sequences one: memory is the (Nq, Nk) scores of one head, or 8 MB. Differentiable by
+autograd.
 """
 
 import itertools
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from .._descale import dequantised, of_columns, of_rows
 from .._refusals import Window
+
+_MOST_SCORES = 1 << 20  # of the heads that are computed together, unless it is one
 
 
 def attention(
@@ -61,7 +64,7 @@ def attention(
     wide_q = dequantised(q, of_rows(descale_q, q), torch.float64)
     wide_k = dequantised(k, of_rows(descale_k, k), torch.float64)
     wide_v = dequantised(v, of_columns(descale_v, v.shape[1]), torch.float64)
-    results = [_head(*head, call) for head in _heads(wide_q, wide_k, wide_v, sinks, alibi_slopes)]
+    results = [_attend(heads, call) for heads in _heads(wide_q, wide_k, wide_v, sinks, alibi_slopes)]
     out = _unheads([out for out, _ in results], wide_q, v.shape[-1])
     of_out = of_columns(descale_out, q.shape[1])
     return out if of_out is None else out / of_out.double(), _unheads([lse for _, lse in results], wide_q)
@@ -101,17 +104,19 @@ def gradients(
     totals = [torch.zeros_like(x, dtype=torch.float64) for x in (q, k, v)]
     if sinks is not None:
         totals.append(torch.zeros_like(sinks, dtype=torch.float64))
-    for (b, h), head in zip(_places(q), _heads(q, k, v, sinks, alibi_slopes), strict=True):
-        head_q, head_k, head_v, sink, slope = head
-        given = [x for x in (head_q, head_k, head_v, sink) if x is not None]
-        leaves = [x.detach().double().requires_grad_() for x in given]
+    for heads in _heads(q, k, v, sinks, alibi_slopes):
+        leaves = [x.detach().double().requires_grad_() for x in (heads.q, heads.k, heads.v)]
+        sink = None if heads.sink is None else heads.sink.detach().double().requires_grad_()
         with torch.enable_grad():
-            results = _head(leaves[0], leaves[1], leaves[2], leaves[3] if sink is not None else None, slope, call)
-        flow = [dout[b, h].double(), torch.zeros_like(results[1]) if dlse is None else dlse[b, h].double()]
-        parts = torch.autograd.grad(results, leaves, flow)
-        places = ((b, h), (b, h // group), (b, h // group), (h,))
-        for total, place, part in zip(totals, places, parts, strict=False):
-            total[place] += part
+            results = _attend(_Heads(heads.places, leaves[0], leaves[1], leaves[2], sink, heads.slope), call)
+        flow = [torch.stack([dout[place] for place in heads.places]).double(), torch.zeros_like(results[1])]
+        if dlse is not None:
+            flow[1] = torch.stack([dlse[place] for place in heads.places]).double()
+        parts = torch.autograd.grad(results, leaves if sink is None else [*leaves, sink], flow)
+        for number, (b, h) in enumerate(heads.places):
+            places = ((b, h), (b, h // group), (b, h // group), (h,))
+            for total, place, part in zip(totals, places, parts, strict=False):
+                total[place] += part[number].view_as(total[place])
     return tuple(totals)
 
 
@@ -132,7 +137,7 @@ def unfused(
     `compare`.
     """
     call = _make_call(q, causal, scale, window, softcap)
-    return _unheads([_head(*head, call)[0] for head in _heads(q, k, v, sinks, alibi_slopes)], q, v.shape[-1])
+    return _unheads([_attend(heads, call)[0] for heads in _heads(q, k, v, sinks, alibi_slopes)], q, v.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -155,51 +160,63 @@ def _make_call(
     return _Call(causal, 1 / math.sqrt(q.shape[-1]) if scale is None else scale, window or (None, None), softcap)
 
 
-def _head(
-    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, slope: Tensor | None, call: _Call
-) -> tuple[Tensor, Tensor]:
-    """(out, lse) of one head, every step in q's dtype: q (Nq, D), k (Nk, D), v (Nk, Dv), sink and slope scalars."""
-    scores = (q @ k.mT) * call.scale  # (Nq, Nk)
+@dataclass(frozen=True)
+class _Heads:
+    """Some heads, one after the other in the first dim, each with the k and v that it reads."""
+
+    places: list[tuple[int, int]]  # (batch, query head)
+    q: Tensor  # (heads, Nq, D)
+    k: Tensor  # (heads, Nk, D)
+    v: Tensor  # (heads, Nk, Dv)
+    sink: Tensor | None  # (heads, 1, 1)
+    slope: Tensor | None  # (heads, 1, 1)
+
+
+def _attend(heads: _Heads, call: _Call) -> tuple[Tensor, Tensor]:
+    """out (heads, Nq, Dv) and lse (heads, Nq), every step in q's dtype."""
+    scores = (heads.q @ heads.k.mT) * call.scale  # (heads, Nq, Nk)
     if call.softcap is not None:
         scores = call.softcap * (scores / call.softcap).tanh()
-    distance = _distance(q.shape[0], k.shape[0], call.causal, q.device)
-    if slope is not None:
-        scores = scores - (slope.double() * distance.abs()).to(scores.dtype)
+    distance = _distance(heads.q.shape[1], heads.k.shape[1], call.causal, heads.q.device)
+    if heads.slope is not None:
+        scores = scores - (heads.slope.double() * distance.abs()).to(scores.dtype)
     seen = _seen(distance, call)
     blind = ~seen.any(-1, keepdim=True)  # (Nq, 1)
     scores = scores.masked_fill(~seen, -torch.inf)
-    if sink is None:
+    if heads.sink is None:
         weights = scores.softmax(-1)
     else:
-        column = sink.to(scores.dtype).expand(blind.shape).masked_fill(blind, -torch.inf)
-        weights = torch.cat((scores, column), -1).softmax(-1)[:, :-1]
+        column = heads.sink.to(scores.dtype).expand(-1, *blind.shape).masked_fill(blind, -torch.inf)
+        weights = torch.cat((scores, column), -1).softmax(-1)[..., :-1]
     # 0 for the rows that see no key, where softmax gives NaN: before the product for the gradients' sake, after it for
     # NaN in v.
-    return (weights.masked_fill(blind, 0) @ v).masked_fill(blind, 0), scores.logsumexp(-1)
+    return (weights.masked_fill(blind, 0) @ heads.v).masked_fill(blind, 0), scores.logsumexp(-1)
 
 
-def _heads(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, slopes: Tensor | None
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]]:
-    """q, k, v, sink and slope of each head."""
+def _heads(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, slopes: Tensor | None) -> Iterator[_Heads]:
+    """All heads, by batch item and query head, a few at a time."""
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
     if slopes is not None and slopes.dim() == 1:
         slopes = slopes.expand(q.shape[:2])
-    for b, h in _places(q):
-        sink, slope = (None if sinks is None else sinks[h]), (None if slopes is None else slopes[b, h])
-        yield q[b, h], k[b, h // group], v[b, h // group], sink, slope
+    together = max(1, _MOST_SCORES // max(1, q.shape[2] * k.shape[2]))
+    every = list(itertools.product(range(q.shape[0]), range(q.shape[1])))
+    for first in range(0, len(every), together):
+        places = every[first : first + together]
+        yield _Heads(
+            places,
+            torch.stack([q[place] for place in places]),
+            torch.stack([k[b, h // group] for b, h in places]),
+            torch.stack([v[b, h // group] for b, h in places]),
+            None if sinks is None else torch.stack([sinks[h] for _, h in places]).view(-1, 1, 1),
+            None if slopes is None else torch.stack([slopes[place] for place in places]).view(-1, 1, 1),
+        )
 
 
-def _places(q: Tensor) -> Iterator[tuple[int, int]]:
-    """(batch, query head), in the order of `_heads`."""
-    return itertools.product(range(q.shape[0]), range(q.shape[1]))
-
-
-def _unheads(heads: list[Tensor], q: Tensor, *last: int) -> Tensor:
+def _unheads(parts: list[Tensor], q: Tensor, *last: int) -> Tensor:
     shape = (*q.shape[:3], *last)
-    if not heads:
+    if not parts:
         return q.new_zeros(shape)
-    return torch.stack(heads).view(shape)
+    return torch.cat(parts).view(shape)
 
 
 def _distance(len_q: int, len_k: int, causal: bool | str, device: torch.device) -> Tensor:

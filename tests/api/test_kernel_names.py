@@ -56,6 +56,40 @@ def test_kernel_names_are_understood(name):
         assert not kernel_matches(PLAN | {key: value}, name), key
 
 
+DECODE = (
+    "flash_cute::sm90::decode::split_keys::decode_kernel<"
+    "flash_cute::sm90::decode::split_keys::Traits<cutlass::{}, 192, 128>>"
+)
+DECODE_MANGLED = (
+    "_ZN10flash_cute4sm906decode10split_keys13decode_kernelINS2_6TraitsIN7cutlass{}ELi192ELi128EEEEEvNS2_10KernelArgsE"
+)
+
+
+@pytest.mark.parametrize(
+    "name", [DECODE.format("half_t"), DECODE_MANGLED.format("6half_t")], ids=["demangled", "mangled"]
+)
+def test_names_of_kernels_over_caches_are_understood(name):
+    plan = {
+        "family": "sm90::decode::split_keys",
+        "kernel": "decode_kernel",
+        "dtype": "float16",
+        "tile": "",
+        "kernel_head_dim": 192,
+        "kernel_head_dim_v": 128,
+        "threads": 160,
+        "stages": 12,
+    }
+    assert kernel_matches(plan, name)
+    different = {
+        "family": "sm80::decode::split_keys",
+        "dtype": "bfloat16",
+        "kernel_head_dim": 128,
+        "kernel_head_dim_v": 192,
+    }
+    for key, value in different.items():
+        assert not kernel_matches(plan | {key: value}, name), key
+
+
 def test_sm90_kernel_names_are_understood():
     sm90 = DEMANGLED.replace("sm80", "sm90").replace("{128, 64, 4, 1, false, 2}", "{128, 176, 2, true, false}")
     plan = PLAN | {"family": "sm90::forward::rows", "block_n": 176, "stages": 2, "threads": 384}

@@ -45,8 +45,9 @@ def test_is_attention_of_the_quantised(qkv: list[torch.Tensor], options: dict[st
 
     causal = options.pop("causal", False)
     true_out, true_lse = flash_cute.reference.attention(q, k, v, causal, **options)
-    assert ((out.double() - true_out).norm() / true_out.norm()) < 0.1
-    assert (lse.double() - true_lse).abs().max() < 0.5
+    # Without the mean of k taken out, up to 0.1 and 0.5 of 60 seeds.
+    assert ((out.double() - true_out).norm() / true_out.norm()) < 0.2
+    assert (lse.double() - true_lse).abs().max() < 1
     assert (lse.double() - true_lse).mean().abs() < 0.02  # a forgotten mean of k would be in all
 
 
@@ -59,6 +60,31 @@ def test_packed_is_dense(qkv: list[torch.Tensor]) -> None:
         expected, of_lse = flash_cute.attention(*alone, causal=True, quantize="fp8", return_lse=True)
         torch.testing.assert_close(out[rows].transpose(0, 1), expected[0], atol=2e-2, rtol=2e-2)
         torch.testing.assert_close(lse[:, rows], of_lse[0], atol=1e-3, rtol=1e-3)
+
+
+def test_what_a_sequence_does_not_use_does_not_count(qkv: list[torch.Tensor]) -> None:
+    """Not for its factors, nor for k's mean: rows past the used ones are NaN in one call, and large in another."""
+    q, k, v = (x[:1].transpose(1, 2)[0].contiguous() for x in qkv)
+    offsets = torch.tensor([0, 70, 200], dtype=torch.int32, device=q.device)
+    used_q, used_k = (torch.tensor(x, dtype=torch.int32, device=q.device) for x in ((70, 90), (33, 130)))
+    results = []
+    for unused in (0.0, 1e4, torch.nan):
+        q_now, (k_now, v_now) = q.clone(), (k.clone(), v.clone())
+        q_now[160:] = k_now[33:70] = v_now[33:70] = unused
+        options = {"seqused_q": used_q, "seqused_k": used_k, "quantize": "fp8", "return_lse": True}
+        results.append(flash_cute.varlen_attention(q_now, k_now, v_now, offsets, offsets, **options))
+    out, lse = results[0]
+    assert all(same_bits(results[0], other) for other in results[1:])
+    assert (out[160:] == 0).all() and (lse[:, 160:] == -torch.inf).all()
+    for rows, keys in ((slice(0, 70), slice(0, 33)), (slice(70, 160), slice(70, 200))):
+        alone = (qkv[0][:1, :, rows], *(x[:1, :, keys] for x in qkv[1:]))
+        expected, of_lse = flash_cute.attention(*alone, quantize="fp8", return_lse=True)
+        torch.testing.assert_close(out[rows].transpose(0, 1), expected[0], atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(lse[:, rows], of_lse[0], atol=1e-3, rtol=1e-3)
+    with pytest.raises(ValueError, match="seqused_k: expected"):
+        flash_cute.varlen_attention(q, k, v, offsets, offsets, seqused_k=used_k.long(), quantize="fp8")
+    with pytest.raises(ValueError, match="seqused_q: expected"):
+        flash_cute.varlen_attention(q, k, v, offsets, offsets, seqused_q=used_q[:1], quantize="fp8")
 
 
 def test_refusals(qkv: list[torch.Tensor]) -> None:

@@ -26,7 +26,8 @@ real_attention = flash_cute.attention
 def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """bench's modules. The folder comes last on the path: it must not hide the installed package."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
-    names = ("backends", "figures", "float8", "fp8_errors", "readme", "run", "summary", "timing", "workloads")
+    names = ("backends", "figures", "float8", "fp8_errors", "readme", "run", "summary", "timing", "trained")
+    names += ("workloads",)
     return SimpleNamespace(**{name: importlib.import_module(f"bench.{name}") for name in names})
 
 
@@ -269,6 +270,7 @@ def errors_csv(
     """What was printed of the errors of small problems on the CPU, their CSV and its rows."""
     path = tmp_path / "fp8-errors.csv"
     options = ("--device", "cpu", "--head-dims", "32", "--N", "128,512", "--peers", "fa3,cudnn,triton")
+    options += ("--quantise", "head+rotate")
     printed = bench_commands.run("run", "--fp8-errors", *options, "--out", str(path))
     with path.open(newline="") as file:
         return printed, path, list(csv.DictReader(file))
@@ -280,8 +282,8 @@ def test_errors_are_those_of_quantising_and_of_the_arithmetic(
     printed, path, rows = errors_csv
     assert "not measured: triton: no copy" in printed
     measured = [row for row in rows if row["error"]]
-    providers = ("exact", "flash_cute", "flash_cute:bf16", "fa3", "cudnn")
-    assert len(measured) == len(providers) * 2 * 2 * 3
+    providers = ("exact", "flash_cute", "flash_cute:bf16", "fa3", "cudnn", "flash_cute:head+rotate")
+    assert len(measured) == len(providers) * 2 * 2 * 4
     of = {(row["N"], row["causal"], row["inputs"], row["provider"]): row for row in measured}
     for (*case, provider), row in of.items():
         error, least = float(row["error"]), float(of[(*case, "exact")]["error"])
@@ -292,12 +294,52 @@ def test_errors_are_those_of_quantising_and_of_the_arithmetic(
         if provider in ("flash_cute", "fa3"):
             assert float(row["over_exact"]) == pytest.approx(1, abs=0.02)
         # rounding q, k and v to four bits: of values whose mean is 1 it averages out, of high scores it does not
-        low, high = {"randn": (0.03, 0.08), "mean 1": (0.002, 0.02), "scores 8 to 16": (0.1, 0.9)}[case[2]]
+        low, high = {
+            "randn": (0.03, 0.08),
+            "mean 1": (0.002, 0.02),
+            "scores 8 to 16": (0.1, 0.9),
+            "outliers": (0.03, 0.3),
+        }[case[2]]
         if provider == "exact":
             assert low < error < high, row
     printed = bench_commands.run("summary", str(path))
     assert "| 32 | causal | 512 | mean 1 |" in printed and "(1.00)" in printed
     assert "a table, not a plot" in bench_commands.run("plot", str(path))
+
+
+def test_a_rotation_spreads_outliers(bench: SimpleNamespace) -> None:
+    """By each quantiser, and what it makes stands for what was drawn: the arithmetic's error is out's rounding."""
+    workload = bench.workloads.case(1, 4, 512, 128, False, dtype="e4m3")
+    case = bench.fp8_errors.Case(workload, "outliers")
+    q, _, _ = case.draw(CPU, seed=0)
+    assert 150 < (q.abs() > 5).sum() < 450  # of 262,144 values one of a thousand is ten times as large
+    quantisers = list(bench.fp8_errors.QUANTISERS)
+    measured = bench.fp8_errors.measure(case, [], CPU, 0, quantisers)
+    error = {how: measured[f"flash_cute:{how}"][0] for how in quantisers}
+    for plain in ("head", "block"):
+        assert error[f"{plain}+rotate"] < 0.75 * error[plain]
+        assert error[f"{plain}+rotate"] < 0.08
+    assert all(measured[f"flash_cute:{how}"][1] < 0.003 for how in quantisers)
+
+
+def test_errors_on_a_trained_model(bench: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.trained, "CPU_STEPS", 3)
+    monkeypatch.setattr(bench.trained, "CPU_CONTEXT", 64)
+    path = tmp_path / "trained.csv"
+    options = ("--device", "cpu", "--head-dims", "32", "--N", "64", "--peers", "none", "--ours", "flash_cute")
+    bench_commands.run("run", "--fp8-errors", *options, "--trained", "--quantise", "block+rotate", "--out", str(path))
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["inputs"].startswith("trained")]
+    assert [(row["inputs"], row["provider"]) for row in rows] == [
+        (f"trained, layer {layer}", provider)
+        for layer in (1, 2)
+        for provider in ("exact", "flash_cute", "flash_cute:block+rotate")
+    ]
+    for row in rows:
+        assert (row["H"], row["N"], row["D"], row["causal"]) == ("2", "64", "32", "bottom_right")
+        assert 0.01 < float(row["error"]) < 0.1
+    (q, k, v), _ = bench.trained.layers(32, CPU)
+    assert q.shape == (1, 2, 64, 32) and k.shape == v.shape == (1, 1, 64, 32) and q.dtype == torch.float32
 
 
 @pytest.mark.parametrize("causal", [False, True])

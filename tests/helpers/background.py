@@ -1,7 +1,8 @@
 """What takes minutes, and not of the core that runs the tests: begun when they have been collected, ready when needed.
 
 A test module whose tests wait for such a thing has a function `begin(item)`, which is called with each of its tests
-that will run. Under xdist nothing is begun: only one of the workers would have the test.
+that will run. Under xdist nothing is begun, since only one of the workers would have the test: it runs such modules
+first, while the other worker has the rest.
 """
 
 from __future__ import annotations

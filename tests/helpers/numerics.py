@@ -28,6 +28,7 @@ import flash_cute.reference
 ROWS = 64  # a block of the comparison
 ABSOLUTE = 1e-5
 LSE_RELATIVE = 1e-4
+SCORES_OF_ONE_GRAPH = 1 << 22  # 32 MiB in float64, a few times
 SOFTCAP_RELATIVE = 2.5e-5  # of a capped score: the approximation of tanh, see csrc/core/score.cuh
 
 # Where the float64 reference is computed: None is the inputs' own device. Under compute-sanitizer the
@@ -175,9 +176,7 @@ def gradient_mismatches(
     dout, dlse, *leaves = (_at_oracle(x, q) for x in (dout, dlse, *leaves))
     options = {"window": window, **{name: _at_oracle(x, q) for name, x in options.items()}}
     plain = _unfused_gradients(dout, dlse, leaves, causal, scale, options)
-    sinks = leaves[3] if sinks is not None else None
-    truth = flash_cute.reference.gradients(dout, *leaves[:3], causal, scale, dlse, sinks=sinks, **options)
-    rounding = _rounding_of_out(dout, leaves, causal, scale, options)
+    truth, rounding = _truth_and_rounding(dout, dlse, leaves, causal, scale, options)
     eps = torch.finfo(q.dtype).eps
     results = zip(names, gradients, plain, truth, rounding, strict=True)
     for name, given, plain_one, true_one, rounding_one in results:
@@ -223,26 +222,42 @@ def _unfused_gradients(
     return torch.autograd.grad((out, lse), leaves, (dout, torch.zeros_like(lse) if dlse is None else dlse))
 
 
-def _rounding_of_out(
+def _truth_and_rounding(
     dout: torch.Tensor,
+    dlse: torch.Tensor | None,
     tensors: list[torch.Tensor],
     causal: Causal,
     scale: float | None,
     options: dict[str, Any],
-) -> tuple[torch.Tensor, ...]:
-    """What out's rounding to q's dtype adds to the gradients, in float64: it is one more gradient of the LSE.
+) -> tuple[tuple[torch.Tensor, ...], ...]:
+    """The gradients, and what out's rounding to q's dtype adds to them, in float64: it is one more gradient of the LSE.
 
     The LSE of the keys and the sink together, of which the keys have the share `kept`. What the sink's share makes of
     the roundings of all rows adds up like a random walk: two standard deviations of it.
     """
     q, k, v, *sinks = tensors
     sink = sinks[0] if sinks else None
-    out, lse = flash_cute.reference.attention(q, k, v, causal, scale, sinks=sink, **options)
+    # Of few scores both are computed from one forward; of more its graph would take too much memory.
+    together = 0 < q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= SCORES_OF_ONE_GRAPH
+    leaves = [x.double().requires_grad_(together) for x in (x.detach() for x in tensors)]
+    with torch.set_grad_enabled(together):
+        wide_sink = leaves[3] if sinks else None
+        results = flash_cute.reference.attention(*leaves[:3], causal, scale, sinks=wide_sink, **options)
+    out, lse = (x.detach() for x in results)
+
+    def gradients(flow: torch.Tensor, of_lse: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        if not together:
+            return flash_cute.reference.gradients(flow, q, k, v, causal, scale, of_lse, sinks=sink, **options)
+        flows = (flow.double(), torch.zeros_like(lse) if of_lse is None else of_lse.double())
+        return torch.autograd.grad(results, leaves, flows, retain_graph=True)
+
+    truth = gradients(dout, dlse)
+    if q.dtype == torch.float64:
+        return truth, tuple(torch.zeros_like(x) for x in truth)
     change = (dout.double() * (out - out.to(q.dtype).double())).sum(-1)
     kept = torch.ones_like(lse) if sink is None else torch.sigmoid(lse - sink.double()[:, None]).nan_to_num()
-    flow = torch.zeros_like(dout)
-    parts = flash_cute.reference.gradients(flow, q, k, v, causal, scale, change * kept, **options)
-    return parts if sink is None else (*parts, 2 * (change * (1 - kept)).square().sum((0, 2)).sqrt())
+    parts = gradients(torch.zeros_like(dout), change * kept)[:3]
+    return truth, parts if sink is None else (*parts, 2 * (change * (1 - kept)).square().sum((0, 2)).sqrt())
 
 
 def _rounding_of_sums(

@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib", reason="the extra inspect is not installed")
 
 from flash_cute import inspect
 from flash_cute.inspect import __main__ as command
-from flash_cute.inspect import checks, pictures, schedule, tables, tour
+from flash_cute.inspect import checks, float8, pictures, schedule, tables, tour
 from flash_cute.inspect.kernels import Kernel
 
 FULL = inspect.Problem(1, 3, 1, 1000, 1000, 64)
@@ -62,6 +62,32 @@ def test_pictures_say_what_they_show(kernels: tuple[Kernel, ...], tmp_path: Path
     # Row 500 sees keys 300 to 550; what is whole lies between tiles with the mask, and those between some not visited.
     tiles = window.data["tiles"][500 // window.data["block"][0]]
     assert sorted(set(tiles)) in ([0, 1], [0, 1, 2]) and tiles[0] == tiles[-1] == 0
+
+
+def test_float8_is_drawn(kernels: tuple[Kernel, ...], tmp_path: Path) -> None:
+    """The pictures of V's transposition and of P show the order of keys that transpose.cuh describes."""
+    kernel = next(kernel for kernel in kernels if kernel.is_float8 and kernel.head_dim == 64)
+    order = [key for p in range(4) for key in (2 * p, 2 * p + 1, 8 + 2 * p, 8 + 2 * p + 1)]
+    assert float8.keys_of_positions(kernel.details()).tolist() == [16 * i + key for i in range(8) for key in order]
+    picture = float8.transposition_picture(kernel)
+    assert picture.data["keys"] == order
+    for position, key in enumerate(order):
+        column = [line[position] for line in picture.data["after"]]
+        assert column == picture.data["before"][key]  # each element by the same lane and byte
+    threads = pictures.thread_value_picture(kernel)
+    scores, numerators = (next(x for x in threads.data["panels"] if x["name"] == name) for name in ("S.mma", "P.mma"))
+    assert numerators["columns"] == order
+    for row, line in enumerate(numerators["held"]):
+        owners = [cell.split(":")[0] for cell in line]
+        assert owners == [scores["held"][row][key].split(":")[0] for key in order]  # no shuffle
+    drawn = [picture, threads, pictures.mask_picture(kernel, PROBLEM), pictures.budget_picture([kernel], 90)]
+    drawn += [pictures.bank_picture(kernel, "LoadedV", "registers"), pictures.bank_picture(kernel, "V", "shared")]
+    for one in drawn:
+        assert one.save(tmp_path, ("svg",))[0].exists() and "fp8" in one.name
+    for bank in drawn[-2:]:
+        assert [panel["passes"] for panel in bank.data["panels"]][1] == 1
+    with pytest.raises(ValueError, match="does not transpose V"):
+        float8.transposition_picture(inspect.find(kernels, 64))
 
 
 def test_a_picture_is_the_same_twice(kernels: tuple[Kernel, ...], tmp_path: Path) -> None:
@@ -148,10 +174,11 @@ def test_roofline_by_hand(kernels: tuple[Kernel, ...]) -> None:
         clocks = tables.step_clocks(kernel, a100 if kernel.arch == "sm80" else h100)
         if kernel.is_large:
             continue  # test_inspect_large.py has them
-        products = {"rows": 2, "dq_in_memory": 5, "dq_in_registers": 4 if kernel.entry == "keys" else 3}[
+        products = {"rows": 2, "fp8_rows": 2, "dq_in_memory": 5, "dq_in_registers": 4 if kernel.entry == "keys" else 3}[
             kernel.folder.split("/")[1]
         ]
-        assert clocks["MMA"] == products / 2 * m * n * d / (512 if kernel.arch == "sm80" else 1024)
+        rate = 512 if kernel.arch == "sm80" else 2048 if kernel.is_float8 else 1024
+        assert clocks["MMA"] == products / 2 * m * n * d / rate
         assert clocks["MUFU"] == m * n / 16
         if not kernel.is_forward:
             if kernel.arch == "sm80":
@@ -159,6 +186,8 @@ def test_roofline_by_hand(kernels: tuple[Kernel, ...]) -> None:
             continue
         if kernel.arch == "sm80":  # K and V in once, and out to each warp; Q out once
             moved = 4 * n * d * (1 + kernel.warps) + (0 if kernel.tile["q_in_regs"] else 2 * m * d)
+        elif kernel.is_float8:  # in half of the bytes, and V is read and written once more
+            moved = 2 * n * d * (1 + kernel.facts["warpgroups"]) + m * d + 2 * n * d
         else:  # the same for warpgroups
             moved = 4 * n * d * (1 + kernel.facts["warpgroups"]) + 2 * m * d
         assert clocks["shared memory"] == moved / 128, str(kernel)
@@ -242,9 +271,15 @@ def test_command(kernels: tuple[Kernel, ...], tmp_path: Path, capsys: pytest.Cap
     assert {(row["kernel"], row["head_dim"]) for row in rows} == {(k, d) for k in ("fwd", "bwd") for d in ("64", "128")}
     arguments = ["draw", "all", "--head-dim", "64", "--window", "100", "-1", "--format", "svg", "--out", str(tmp_path)]
     assert command.main(arguments) == 0
-    assert len(list(tmp_path.glob("*.svg"))) == len(capsys.readouterr().out.splitlines()) == len(command.DRAW) - 1
-    assert not list(tmp_path.glob("*packed*"))  # of sm90 alone
+    assert len(list(tmp_path.glob("*.svg"))) == len(capsys.readouterr().out.splitlines()) == len(command.DRAW) - 2
+    assert not [*tmp_path.glob("*packed*"), *tmp_path.glob("*transposition*")]  # of sm90 alone
     assert (tmp_path / "sm80_d64_mask_window.svg").exists()
+    arguments = ["draw", "all", "--arch", "sm90", "--family", "forward/fp8_rows", "--head-dim", "64"]
+    assert command.main([*arguments, "--causal", "--format", "svg", "--out", str(tmp_path / "fp8")]) == 0
+    drawn = {path.stem for path in (tmp_path / "fp8").glob("*.svg")}
+    names = ("banks_k_wgmma", "threads_mma", "transposition", "mask_causal", "schedule", "packed")
+    assert drawn == {*(f"sm90_fp8_d64_{name}" for name in names), "sm90_budget_fp8_plain"}
+    capsys.readouterr()
     for operand in ("Kt", "dS", "dK"):
         arguments = ["draw", "banks", "--direction", "bwd", "--head-dim", "64", "--operand", operand]
         assert command.main([*arguments, "--format", "svg", "--out", str(tmp_path)]) == 0
@@ -256,6 +291,8 @@ def test_command(kernels: tuple[Kernel, ...], tmp_path: Path, capsys: pytest.Cap
         ("draw banks --head-dim 40", "--head-dim: expected one of "),
         ("draw mask --head-dim 64 --entry tiny", "no kernel sm80 forward/rows d64 tiny; its entries are a100"),
         ("draw mask --head-dim 64 --lengths 100000000 100000000", "expected at most 20000 tiles in a picture"),
+        ("draw transposition --head-dim 64", "does not transpose V: that is drawn of float8 kernels"),
+        ("draw mask --head-dim 64 --family forward/rowz", "no kernel sm80 forward/rowz d64"),
         ("draw mask --head-dim 64 --direction bwd", "masks and schedules are drawn of forwards"),
         ("draw banks --head-dim 64 --operand X", "has no access 'X' 'registers'; it has "),
         ("table --head-dims 64 --out /nowhere/table.txt", "No such file or directory: '/nowhere/table.txt'"),

@@ -87,6 +87,10 @@ def test_offsets(device: str, rng: torch.Generator) -> None:
     case.cu_seqlens_q[1] = 9  # type: ignore[index]
     with pytest.raises(ValueError, match=r"^flash_cute: cu_seqlens_q: expected offsets from 0 to q's 3 rows, got 9"):
         case.run()
+    with pytest.raises(ValueError, match=r"^flash_cute: cu_seqlens: expected offsets from 0 to k's 3 rows, got 9"):
+        flash_cute.append_kvcache(
+            case.k_cache, case.v_cache, case.k, case.v, cu_seqlens=case.cu_seqlens_q, **case.places
+        )
 
 
 @pytest.mark.usefixtures("checked")

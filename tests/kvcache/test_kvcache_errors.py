@@ -90,6 +90,7 @@ def _said(call: Callable[[], Any]) -> str:
 
 PACKED = {"q": _half(7, 4, 16), "cu_seqlens_q": _int32(0, 2, 2, 7)}
 ONE_PAGE = {"page_table": None, "k_cache": _half(3, 9, 2, 16), "v_cache": _half(3, 9, 2, 16)}
+LARGE = _half(1, 1, 1, 16).expand(3, 2**30, 2, 16)  # without the memory of so many keys
 FLOAT8 = {"k_cache": torch.zeros(8, 4, 2, 16).to(E4M3), "v_cache": torch.zeros(8, 4, 2, 16).to(E4M3)}
 
 # Name: what to replace in the good call, and what is said of it; of attention and append, where both have the argument.
@@ -141,6 +142,14 @@ BAD_CACHES: dict[str, tuple[Call, str]] = {
     "table_columns": (
         {"page_table": _int32(*range(9)).view(3, 3).T},
         "page_table: expected contiguous columns, got a stride of 3",
+    ),
+    "capacity": (
+        {"k_cache": LARGE, "v_cache": LARGE},
+        "page_table: expected pages of at most 10^9 keys per sequence, got 3 of 1073741824",
+    ),
+    "keys": (
+        {"page_table": None, "k_cache": LARGE, "v_cache": LARGE},
+        "k_cache: expected at most 10^9 keys per sequence, got 1073741824",
     ),
     "lengths_dtype": ({"cache_seqlens": _int32(1, 2, 3).long()}, "cache_seqlens: expected int32, got int64"),
     "lengths_size": (
@@ -427,6 +436,8 @@ def test_types(name: str, given: Any) -> None:
         ({"k": _half(3, 2, 2, 16)}, "v: expected a torch.Tensor beside k, got None"),
         ({"v": _half(3, 2, 2, 16)}, "k: expected a torch.Tensor beside v, got None"),
         ({"k": "x", "v": _half(3, 2, 2, 16)}, "k: expected a torch.Tensor, got str"),
+        ({"k": _half(6), "v": _half(3, 2, 2, 16)}, "k: expected 4 dims (batch, rows, heads, head_dim), got 1: (6,)"),
+        ({"q": _half(6), "out": _half(3, 2, 4, 16)}, "q: expected 4 dims (batch, rows, heads, head_dim), got 1: (6,)"),
     ],
     ids=str,
 )

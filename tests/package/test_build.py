@@ -55,7 +55,8 @@ def test_report_has_every_file_with_both_dtypes() -> None:
     assert files == {k["file"] for k in REPORT["kernels"]}
     for file in files:
         names = " ".join(k["kernel"] for k in REPORT["kernels"] if k["file"] == file)
-        assert "half_t" in names and "bfloat16_t" in names, file
+        dtypes = ("float_e4m3_t",) if "_fp8_d" in file else ("half_t", "bfloat16_t")
+        assert all(dtype in names for dtype in dtypes), file
         seconds = next(entry["seconds"] for entry in REPORT["files"] if entry["file"] == file)
         assert seconds > 0
     assert REPORT["seconds"] == pytest.approx(sum(entry["seconds"] for entry in REPORT["files"]))
@@ -208,13 +209,19 @@ def test_unchanged_instances_keep_their_time_stamps(tools: Callable, tmp_path: P
         "instances.h",
         "sm80_fwd_d64.cu",
         "sm80_bwd_d64.cu",
+        "sm80_decode_d64.cu",
         "sm80_quantize_fp8.cu",
+        "sm80_append.cu",
     }
     header = (tmp_path / "instances.h").read_text()
-    for direction, family in (("FWD", "sm80::forward::rows"), ("BWD", "sm80::backward::dq_in_memory")):
+    for direction, family in (
+        ("FWD", "sm80::forward::rows"),
+        ("BWD", "sm80::backward::dq_in_memory"),
+        ("DECODE", "sm80::decode::split_keys"),
+    ):
         assert f"{direction}_INSTANCES(X) X({family}, 64, 64)\n" in header
         assert f"namespace flash_cute::{family} {{ template <int, int>" in header
-    assert "QUANTIZE_INSTANCES(X) X(80)\n" in header
+    assert "QUANTIZE_FP8_INSTANCES(X) X(80)\n" in header and "APPEND_INSTANCES(X) X(80)\n" in header
     assert "sm90" not in header
 
 
@@ -235,12 +242,36 @@ def test_each_instance_is_in_one_file(tools: Callable, monkeypatch: pytest.Monke
     built = module.instances(tools("config").read_config({}))
     files = module.kernel_files(built)
     assert Counter(instance for file in files for instance in file.instances) == Counter(built)
-    assert all(len({(i.arch, i.direction) for i in file.instances}) == 1 for file in files)
-    seconds = [file.seconds for file in files]
-    assert seconds == sorted(seconds, reverse=True) and seconds[0] < 200
+    assert all(len({(i.arch, i.files) for i in file.instances}) == 1 for file in files)
+    assert len({file.name for file in files}) == len(files)
     named = [{"file": file.name} for file in files]
     monkeypatch.setattr(report, "load", lambda: {"files": named})
     assert report.built_instances() == {(i.arch, i.direction, i.head_dim, i.head_dim_v) for i in built}
+
+
+def test_the_slowest_files_come_first(tools: Callable) -> None:
+    """And none limits a build on many cores."""
+    module = tools("instances")
+    built = module.instances(tools("config").read_config({}))
+    files = module.source_files(built)
+    assert Counter(files) == Counter([*module.kernel_files(built), *module.side_files(built)])
+    seconds = [file.seconds for file in files]
+    assert seconds == sorted(seconds, reverse=True) and 150 < seconds[0] < 200
+    known = {(arch, files, head_dim) for (arch, files), of in module.SECONDS.items() for head_dim in of}
+    assert {(i.arch, i.files, i.head_dim) for i in built} <= known
+
+
+def test_float8_has_files_of_its_own(tools: Callable) -> None:
+    module = tools("instances")
+    built = module.instances(tools("config").read_config({"FLASH_CUTE_ARCHS": "sm90", "FLASH_CUTE_HEAD_DIMS": "64"}))
+    sources = {file.name: file.source for file in module.kernel_files(built)}
+    assert list(sources) == ["sm90_fwd_d64.cu", "sm90_fwd_fp8_d64.cu", "sm90_bwd_d64.cu", "sm90_decode_d64.cu"]
+    assert "fp8_rows" not in sources["sm90_fwd_d64.cu"]
+    assert sources["sm90_fwd_fp8_d64.cu"].splitlines()[1:] == [
+        '#include "sm90/forward/fp8_rows/launch.cuh"',
+        "template cudaError_t flash_cute::sm90::forward::fp8_rows::launch<64, 64>"
+        "(flash_cute::FwdPlan const&, flash_cute::FwdParams const&, cudaStream_t);",
+    ]
 
 
 PTXAS = """\

@@ -101,8 +101,8 @@ struct ReadLayout<ComposedLayout<Swizzle<kBits, kBase, kShift>, C<0>, Plain>> {
 template <int kBits, int kBase, int kShift, int kElementBits, class Plain>
 struct ReadLayout<ComposedLayout<Swizzle<kBits, kBase, kShift>, smem_ptr_flag_bits<kElementBits>, Plain>> {
   static StaticLayout read() {
-    static_assert(kElementBits == 16);
-    return {ReadLayout<Plain>::read().modes, kBits, kBase - 1, kShift};
+    static_assert(kElementBits == 16 || kElementBits == 8);
+    return {ReadLayout<Plain>::read().modes, kBits, kBase - (kElementBits == 16), kShift};
   }
 };
 

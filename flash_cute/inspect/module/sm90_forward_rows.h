@@ -2,15 +2,13 @@
 // same types.
 #pragma once
 
-#include <algorithm>
-
 #include "describe.h"
 #include "kernel_shape.h"
 #include "problem.h"
 #include "sm90_forward_packed.h"
+#include "sm90_forward_walks.h"
 #include "wgmma.h"
 
-#include "sm90/forward/common/scheduler.cuh"
 #include "sm90/forward/rows/tile.h"
 #include "sm90/forward/rows/time.h"
 #include "sm90/forward/rows/traits.cuh"
@@ -105,26 +103,15 @@ constexpr bool kSameLayouts = std::is_same_v<typename Traits::SmemLayoutQ, typen
                               kSameMma<typename Traits::MmaPV, typename Other::MmaPV> &&
                               sizeof(typename Traits::SharedStorage) == sizeof(typename Other::SharedStorage);
 
-// The CTAs' walks. Where they draw tiles, the next goes to the one with the least work so far: its key tiles, and one for
-// what a tile costs besides. Where tiles are dealt, those of the last wave are split if the plan's choice splits them.
+// Where tiles are dealt, those of the last wave are split if the plan's choice splits them.
 template <int kHeadDim, int kEntry>
 Array schedule(Problem const& problem, int num_sms) {
   constexpr TileConfig kTile = tile_config(kHeadDim, kEntry);
   constexpr KernelShape kShape = kernel_shape(kHeadDim, kEntry);
   auto const params = params_of<FwdParams>(problem);
-  bool const masked = is_masked(params.band);
-  TileOrder const order = tile_order(kShape, masked, params.batch, params.heads_q, params.heads_kv, params.len_q,
-                                     params.len_k, params.head_dim, num_sms);
-  Work const call{.sequences = {{{params.batch, params.len_q, params.len_k}}},
-                  .packed = false,
-                  .ends_aligned = false,
-                  .heads_q = params.heads_q,
-                  .heads_kv = params.heads_kv,
-                  .head_dim = time_model::nominal_head_dim(kHeadDim),
-                  .head_dim_v = time_model::nominal_head_dim(kHeadDim),
-                  .band = params.band,
-                  .num_sms = num_sms};
-  bool const drawn = masked && draws_tiles(call, kShape);
+  Work const call = sm90_forward::work_of(params, kHeadDim, num_sms);
+  TileOrder const order = sm90_forward::order_of(params, kShape, params.head_dim, num_sms);
+  bool const drawn = is_masked(params.band) && draws_tiles(call, kShape);
   TileSplit split;
   if (!drawn) {
     auto const time = [&](TileSplit const& tried) {
@@ -133,40 +120,7 @@ Array schedule(Problem const& problem, int num_sms) {
     TileSplit const possible = split_tiles(call, kShape);
     if (possible.tiles > 0 && time(possible) < time({})) split = possible;
   }
-  bool const only_split = split.tiles > 0 && split.tiles == order.num_tiles();
-  int const ctas = only_split ? split.ranges : int(std::min<int64_t>(order.num_tiles(), num_sms));
-
-  Array array{{12, 0}, {}};
-  std::vector<int> rounds(ctas), work(ctas);
-  auto const add = [&](TileCoord const volatile& tile, int cta) {
-    int const m_block = tile.m_block;
-    TileRange const range = key_range<kTile.block_m, kTile.block_n>(params, m_block);
-    int const begin = std::max(int(tile.keys.begin), range.begin);
-    int const end = std::max(begin, std::min(int(tile.keys.end), range.end));
-    append(array, {m_block, tile.head, tile.batch}, range);
-    array.data.insert(array.data.end(), {cta, rounds[cta]++, begin, end, int(tile.parts)});
-    work[cta] += end - begin + 1;
-    ++array.shape[1];
-  };
-  TileCoord volatile tile;
-  if (drawn) {
-    deal_tile({}, 0, 1, 0, tile);  // all keys of a tile
-    for (int index = 0; index < order.num_tiles(); ++index) {
-      place_tile(order, index, tile);
-      add(tile, int(std::min_element(work.begin(), work.end()) - work.begin()));
-    }
-    return array;
-  }
-  for (bool more = true; more;) {
-    more = false;
-    for (int cta = 0; cta < ctas; ++cta) {
-      place_tile(order, deal_tile(split, cta, ctas, rounds[cta], tile), tile);
-      if (tile.m_block < 0) continue;
-      add(tile, cta);
-      more = true;
-    }
-  }
-  return array;
+  return sm90_forward::walks<kTile.block_m, kTile.block_n>(params, order, drawn, split, num_sms);
 }
 
 // Of the tiles that packed batches have a kernel of.

@@ -5,6 +5,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "core/convert.cuh"
+#include "core/fp8.cuh"
 #include "core/fwd_normalize.cuh"
 #include "core/layout.cuh"
 #include "core/registers.cuh"
@@ -76,11 +77,9 @@ CUTE_DEVICE void store_8_bits(Acc const& acc, bool is_e5m2, Destination const& t
   for (int i = 0; i < size<0>(acc); ++i) {
     CUTE_UNROLL
     for (int j = 0; j < size<1>(acc); j += 2) {
-      uint16_t e4m3, e5m2;
-      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(e4m3) : "f"(acc(i, j)), "f"(acc(i, j + 1)));
-      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %2, %1;" : "=h"(e5m2) : "f"(acc(i, j)), "f"(acc(i, j + 1)));
+      uint32_t const pair = fp8_pair(acc(i, j), acc(i, j + 1), is_e5m2);
       if (8 * i < to.rows && 4 * j + column < to.columns) {
-        *reinterpret_cast<uint16_t*>(out + 8 * i * to.row_stride + 4 * j) = is_e5m2 ? e5m2 : e4m3;
+        *reinterpret_cast<uint16_t*>(out + 8 * i * to.row_stride + 4 * j) = uint16_t(pair);
       }
     }
   }

@@ -55,7 +55,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Fp8Terms const& terms, int ti
   auto tSrS = partition_fragment_C(mma_qk, Shape<Int<kRows>, Int<kBlockN>>{});          // (MMA, MMA_M, MMA_N)
   auto tOrT = partition_fragment_C(mma_pv, Shape<Int<kRows>, Int<Traits::kPiece>>{});   // (MMA, MMA_M, MMA_D)
   auto tLrL = partition_fragment_C(mma_sum, Shape<Int<kRows>, _8>{});                   // (MMA, MMA_M, 1)
-  auto tOrP = make_tensor<Element>(Layout<Shape<Shape<_4, _2, _2>, _1, Int<kBlockN / 32>>>{});  // (MMA, MMA_M, MMA_N)
+  auto tOrP = make_tensor<Element>(typename Traits::LayoutP{});                          // (MMA, MMA_M, MMA_N)
   auto scores = rowcol_view(tSrS);  // (rows, columns)
 
   auto cS = make_identity_tensor(Shape<Int<kRows>, Int<kBlockN>>{});

@@ -13,6 +13,7 @@
 #include <cute/tensor.hpp>
 
 #include "core/softmax.cuh"
+#include "key_order.h"
 
 namespace flash_cute::sm90::forward::fp8_rows {
 
@@ -106,8 +107,7 @@ struct Softmax {
   CUTE_DEVICE static float shift_of(OnlineSoftmax<2>::Shift const& shift, int i) { return shift[i]; }
 };
 
-// Numerators to the A operand of P V, whose keys have the order of transpose.cuh: four neighbouring values of a word are
-// those of two blocks of 8 columns.
+// Numerators to the A operand of P V.
 template <class Scores, class Fragment>
 CUTE_DEVICE void convert_numerators(Scores const& scores,  // (rows, columns)
                                     Fragment& tOrP) {      // (MMA, MMA_M, MMA_K)
@@ -121,7 +121,7 @@ CUTE_DEVICE void convert_numerators(Scores const& scores,  // (rows, columns)
           "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
           "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
           "mov.b32 %0, {low, high}; }\n"
-          : "=r"(words(j / 2 * 4 + j % 2 * 2 + i))
+          : "=r"(words(word_of_numerators(i, j)))
           : "f"(scores(i, 4 * j)), "f"(scores(i, 4 * j + 1)), "f"(scores(i, 4 * j + 2)), "f"(scores(i, 4 * j + 3)));
     }
   }

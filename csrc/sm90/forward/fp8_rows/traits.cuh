@@ -60,6 +60,7 @@ struct Traits {
       SM90::GMMA::rs_op_selector<E4M3, typename Formats::V, float, Shape<Int<kRows>, Int<kPiece>, _32>>()));
   using MmaSum =  // of P's rows: a product with ones
       decltype(make_tiled_mma(SM90::GMMA::rs_op_selector<E4M3, E4M3, float, Shape<Int<kRows>, _8, _32>>()));
+  using LayoutP = Layout<Shape<Shape<_4, _2, _2>, _1, Int<kBlockN / 32>>>;  // the A operand: (MMA, MMA_M, MMA_N)
 
   // A tile is stored in chunks of columns, one chunk after the other: a chunk is what one TMA box writes.
   template <int kColumns>
