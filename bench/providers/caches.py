@@ -200,7 +200,7 @@ class _PagedGraph:
         meta = self._tensors(tuple(torch.empty(shape, device="meta") for shape in w.shapes.values()), w)
         self.inputs = {name: tensor(x, io_type if name in "qkv" else types.INT32) for name, x in meta.items()}
         self.workload = w
-        mask = {"diagonal_alignment": cudnn.diagonal_alignment.BOTTOM_RIGHT, "right_bound": 0} if w.N > 1 else {}
+        bottom_right = {"diagonal_alignment": cudnn.diagonal_alignment.BOTTOM_RIGHT, "diagonal_band_right_bound": 0}
         self.out, _ = self.graph.sdpa(
             q=self.inputs["q"],
             k=self.inputs["k"],
@@ -213,7 +213,7 @@ class _PagedGraph:
             paged_attention_k_table=self.inputs["k_table"],
             paged_attention_v_table=self.inputs["v_table"],
             paged_attention_max_seq_len_kv=w.M,
-            **mask,
+            **(bottom_right if w.N > 1 else {}),
         )
         out = torch.empty(w.B, w.N, w.H, w.head_dim_v, device="meta").transpose(1, 2)
         self.out.set_output(True).set_dim(list(out.shape)).set_stride(list(out.stride()))

@@ -142,7 +142,7 @@ class FakeGraph:
 
     def execute(self, pack: dict[Any, torch.Tensor], workspace: torch.Tensor, handle: int) -> None:
         given = dict(self.arguments)
-        many = given.pop("right_bound", None) == 0 and given.pop("diagonal_alignment") == "bottom_right"
+        many = given.pop("diagonal_band_right_bound", None) == 0 and given.pop("diagonal_alignment") == "bottom_right"
         scale, most = given.pop("attn_scale"), given.pop("paged_attention_max_seq_len_kv")
         for tensor in given.values():
             assert list(pack[tensor].shape) == tensor.dim and list(pack[tensor].stride()) == tensor.stride
