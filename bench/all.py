@@ -32,6 +32,8 @@ ALL_PEERS = "cudnn,fa3,flash"
 WITH_AND_WITHOUT = "flash_cute:sm90,flash_cute:sm90:plain,flash_cute:sm80,flash_cute:sm80:plain"
 FLOAT8_AND_BFLOAT16 = "flash_cute:sm90,flash_cute:sm90:bf16"
 PACKED_AND_DENSE = "flash_cute:sm90,flash_cute:sm90:dense,flash_cute:sm80,flash_cute:sm80:dense"
+OVER_CACHES = "flash_cute:sm90,flash_cute:sm90:contiguous,flash_cute:sm90:dense,flash_cute:sm90:plain,flash_cute:sm80"
+CACHE_PEERS = "vllm-fa3,vllm-fa3:contiguous,vllm-fa3:invariant,cudnn-paged,cudnn,sdpa,flash"
 DEFAULT_AND_DETERMINISTIC = "flash_cute:{0},flash_cute:{0}:deterministic"
 
 
@@ -54,6 +56,8 @@ RUNS: dict[str, list[str]] = {
     "accuracy": ["--accuracy", "--ours", BOTH, "--peers", ALL_PEERS],
     "fp8": speed("fp8", FLOAT8_AND_BFLOAT16, "fa3,cudnn"),
     "fp8-errors": ["--fp8-errors", "--trained", "--ours", FLOAT8_AND_BFLOAT16, "--peers", "fa3,cudnn"],
+    "decode": speed("decode", OVER_CACHES, CACHE_PEERS),
+    "decode-host": speed("decode-host", "flash_cute,flash_cute:plain", CACHE_PEERS),
     "llama": speed("llama", BOTH, ALL_PEERS),
     "bwd-llama": speed("llama", BOTH, ALL_PEERS, "bwd"),
     "models": ["--models"],

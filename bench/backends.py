@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from bench.figures import BF16, DENSE, DETERMINISTIC, PLAIN
-from bench.providers import cudnn_frontend, flash_attn, ours, pytorch, triton_tutorial
+from bench.caches import CacheWorkload
+from bench.figures import BF16, CONTIGUOUS, DENSE, DETERMINISTIC, PLAIN
+from bench.providers import caches, cudnn_frontend, flash_attn, ours, pytorch, triton_tutorial
 from bench.providers.base import (
     Backend,
     Unavailable,
@@ -31,22 +32,23 @@ __all__ = ["OURS", "PEERS", "Backend", "Unavailable", "absent", "causal_argument
 __all__ += ["is_ours", "own_options", "pairs", "prepare"]
 
 OURS = ours.NAMES
-PEERS = (*pytorch.SDPA, "flash-attn", *flash_attn.FLASH_ATTENTION_3, "triton")
+PEERS = (*pytorch.SDPA, "flash-attn", *flash_attn.FLASH_ATTENTION_3, "triton", *caches.PEERS)
 
 
 def pairs(providers: Sequence[str]) -> list[tuple[str, str]]:
     """(ours, peer) that are compared: each of ours with each peer, and ours with itself in another mode.
 
-    A deterministic mode is compared with the default mode, the default mode with the plain problem, the dense call and
-    the same values in bfloat16. A peer's deterministic mode is compared with ours alone.
+    A deterministic mode is compared with the default mode, the default mode with the plain problem, the dense call, the
+    same values in bfloat16 and contiguous caches. A peer's deterministic mode is compared with ours alone.
     """
     return [(mine, peer) for mine in providers for peer in providers if is_ours(mine) and _is_compared(mine, peer)]
 
 
 def _is_compared(mine: str, peer: str) -> bool:
     if is_ours(peer):
-        return mine == peer + DETERMINISTIC or peer in (mine + PLAIN, mine + DENSE, mine + BF16)
-    if mine.endswith((PLAIN, DENSE, BF16)):
+        simpler = (PLAIN, DENSE, BF16, CONTIGUOUS)
+        return mine == peer + DETERMINISTIC or peer in [mine + mode for mode in simpler]
+    if mine.endswith((PLAIN, DENSE, BF16, CONTIGUOUS)):
         return False
     return is_deterministic(mine) or not is_deterministic(peer)
 
@@ -55,6 +57,10 @@ def prepare(name: str, workload: Workload, device: torch.device, tutorial: Path 
     """The provider of that name for one workload; raises `Unavailable`."""
     if workload.is_float8 and workload.direction != "fwd":
         raise Unavailable("float8 has a forward alone")
+    if isinstance(workload, CacheWorkload):
+        if workload.direction != "fwd":
+            raise Unavailable("a cache has a forward alone")
+        return caches.forward(name, workload, device, lambda name, dense: _forward(name, dense, device, tutorial))
     if workload.direction == "bwd":
         if name in OURS:
             return ours.backward(name, workload, device)
@@ -85,6 +91,8 @@ def _forward(name: str, workload: Workload, device: torch.device, tutorial: Path
         return flash_attn.flash_attn_3(name, workload, device)
     if name == "triton":
         return triton_tutorial.triton_tutorial(workload, tutorial)
+    if name in caches.PEERS:
+        raise Unavailable(f"{name} is measured over caches alone")
     raise ValueError(f"provider: expected one of {', '.join(OURS + PEERS)}, given {name!r}")
 
 
@@ -99,6 +107,8 @@ def absent(name: str, tutorial: Path | None = None) -> str | None:
             module("flash_attn_interface")
         elif name == "triton":
             triton_tutorial.load_tutorial(tutorial)
+        elif name in caches.PEERS:
+            caches.absent(name)
     except Unavailable as reason:
         return str(reason)
     return None

@@ -8,6 +8,7 @@ from typing import get_args
 
 import torch
 
+from bench.caches import CacheWorkload
 from bench.figures import SHAPE_COLUMNS
 from bench.lengths import DRAWN, lengths_of
 from bench.workloads import DTYPES, Direction, Window, Workload
@@ -82,8 +83,10 @@ def add_shape_flags(parser: argparse.ArgumentParser) -> None:
         "--lengths",
         type=_lengths,
         default="",
-        help=f"a packed batch instead of B, N and M: 16x1024, 4096+16x256, {', '.join(DRAWN)}",
+        help=f"a packed batch instead of B, N and M: 16x1024, 4096+16x256, {', '.join(DRAWN)}; with --page, of keys",
     )
+    shape.add_argument("--page", type=int, default=0, help="keys of a page: N rows over caches of M keys (no caches)")
+    shape.add_argument("--append", action="store_true", help="with --page, append the rows' keys to the caches first")
 
 
 def _window(text: str) -> Window:
@@ -108,15 +111,18 @@ def from_flags(flags: argparse.Namespace, direction: Direction) -> Workload:
     options = {name: getattr(flags, name) for name in names}
     found = lengths_of(flags.lengths) if flags.lengths else ()
     batch = len(found) or flags.B
-    rows = max(found, default=flags.N)
-    keys = rows if found else flags.M or rows
+    rows = flags.N if flags.page else max(found, default=flags.N)
+    keys = max(found) if found else flags.M or rows
     heads = (flags.H, flags.Hkv or flags.H)
-    return Workload(batch, *heads, rows, keys, flags.D, flags.causal, flags.dtype, direction, **options)
+    shape = (batch, *heads, rows, keys, flags.D, flags.causal, flags.dtype, direction)
+    if flags.page:
+        return CacheWorkload(*shape, **options, page=flags.page, append=flags.append)
+    return Workload(*shape, **options)
 
 
 def to_flags(workload: Workload) -> list[str]:
     """The flags of which `from_flags` makes this workload, with its direction."""
     values = workload.columns
-    flags = [f"--{name}={values[name]}" for name in ("Dv", "window", "softcap", "lengths") if values[name]]
-    flags += [f"--{name}" for name in ("sinks", "alibi") if values[name]]
+    flags = [f"--{name}={values[name]}" for name in ("Dv", "window", "softcap", "lengths", "page") if values[name]]
+    flags += [f"--{name}" for name in ("sinks", "alibi", "append") if values[name]]
     return [*(f"--{name}={values[name]}" for name in SHAPE_COLUMNS), *flags]

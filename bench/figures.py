@@ -18,12 +18,13 @@ GPUS = ("h200", "h100")  # whose figures are published, the first in preference
 
 SHAPE_COLUMNS = ("direction", "B", "H", "Hkv", "N", "M", "D", "dtype", "causal")
 # Of problems that are more than a shape; a CSV may lack them, and an option that is not there is the empty text.
-OPTION_COLUMNS = ("Dv", "window", "softcap", "sinks", "alibi", "lengths")
+OPTION_COLUMNS = ("Dv", "window", "softcap", "sinks", "alibi", "lengths", "page", "append")
 # What may stand behind the name of a provider of ours; the first behind a peer's too.
 DETERMINISTIC = ":deterministic"
-PLAIN = ":plain"  # the same problem without softcap, sinks and ALiBi
-DENSE = ":dense"  # a packed batch of equal lengths as a dense call
+PLAIN = ":plain"  # the same problem without softcap, sinks and ALiBi, or with the new keys in the cache already
+DENSE = ":dense"  # a packed batch of equal lengths, or a cache of them, as a dense call
 BF16 = ":bf16"  # a float8 problem's values in bfloat16
+CONTIGUOUS = ":contiguous"  # the keys of a cache one after the other, not in pages
 OTHERS = ("fa3", "fa4")  # peers that a run may lack, and that have figures in a run of their own (`others`)
 # Peers that, as the sm80 kernels, use no instruction that came with Hopper: what those kernels are compared with.
 PORTABLE = ("sdpa", "flash", "efficient", "math", "flash-attn", "triton")
@@ -40,6 +41,8 @@ PROVIDERS = {
     "flash-attn": "flash-attn",
     "fa3": "FlashAttention-3",
     "fa4": "FlashAttention-4",
+    "vllm-fa3": "vLLM's FlashAttention-3",
+    "cudnn-paged": "cuDNN (pages)",
     "triton": "Triton tutorial",
 }
 CLOCKS = {
@@ -75,7 +78,7 @@ def shape_label(shape: Mapping[str, Any]) -> str:
 def options_text(shape: Mapping[str, Any]) -> str:
     """What a problem has beside its shape, in words; empty for most."""
     named = {"Dv": "Dv {}", "window": "window {}", "softcap": "softcap {}", "sinks": "sinks", "alibi": "ALiBi"}
-    named["lengths"] = "packed {}"
+    named |= {"lengths": "lengths {}" if shape.get("page") else "packed {}", "page": "pages of {}", "append": "append"}
     texts = {name: str(shape[name]) for name in OPTION_COLUMNS if shape.get(name)}
     if "window" in texts:  # a side without a limit is the empty text
         texts["window"] = "/".join(side or "-" for side in texts["window"].split(","))
@@ -149,7 +152,14 @@ class Table:
         return DIRECTIONS[self.direction]
 
     @property
+    def of_caches(self) -> bool:
+        """Whether its problems are calls over caches, whose rate is that of the bytes of keys and values."""
+        return any(figure.row.get("page") for figure in self.figures)
+
+    @property
     def title(self) -> str:
+        if self.of_caches and self.clock != "host":
+            return "microseconds (TB/s of keys and values)" + {"graph": ", by graph replay"}.get(self.clock, "")
         of_direction = "" if self.direction == "fwd" else f", {self.direction_title}"
         return CLOCKS[self.clock] + of_direction + (f", {self.mode} mode" if self.clock == "host" else "")
 
@@ -186,7 +196,8 @@ class Table:
         names = {
             "deterministic / default": ours.removesuffix(DETERMINISTIC),
             "with / without the option": ours + PLAIN,
-            "packed / dense": ours + DENSE,
+            "cache / dense" if self.of_caches else "packed / dense": ours + DENSE,
+            "pages / contiguous": ours + CONTIGUOUS,
             "float8 / bfloat16": ours + BF16,
         }
         return {title: name for title, name in names.items() if name != ours and self.ratios(ours, name)}

@@ -21,8 +21,15 @@ def short() -> tuple[int, ...]:
     return tuple(1 + int(512 * draw.random()) for _ in range(96))
 
 
-# The seeds are such that there are as many tokens as in the measurements of the other packages (others_h200.csv).
-DRAWN: dict[str, Callable[[], tuple[int, ...]]] = {"documents": documents, "short": short}
+def mixed() -> tuple[int, ...]:
+    """64 lengths of a batch that is served: lognormal, of mean 7.6 and deviation 1.1 in the logarithm, within 32 and
+    26,710; 257,809 keys."""
+    draw, normal = random.Random(17180), NormalDist(7.6, 1.1)
+    return tuple(min(26710, max(32, round(math.exp(normal.inv_cdf(draw.random()))))) for _ in range(64))
+
+
+# The seeds are such that there are as many tokens as in measurements of the other packages (others_h200.csv).
+DRAWN: dict[str, Callable[[], tuple[int, ...]]] = {"documents": documents, "short": short, "mixed": mixed}
 
 
 @cache

@@ -204,7 +204,7 @@ def main(arguments: Sequence[str]) -> int:
             continue
         results = figures.read(path)
         for table in results.tables:
-            if table.clock == "host" or len(results.tables) > 1:
+            if table.clock == "host" or len(results.tables) > 1 or table.of_caches:
                 print(f"{figures.name_of(path)}, clock {table.clock}: a table, not a plot")
                 continue
             draw(results, table, out)

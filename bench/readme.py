@@ -38,6 +38,8 @@ def figure_text(figure: Figure | None, clock: str) -> str:
         return "-"
     if clock == "host":
         return f"{figure.number('median_us'):.1f}"
+    if figure.row.get("cache_tbytes"):
+        return f"{figure.number('median_us'):.1f} ({figure.number('cache_tbytes'):.2f})"
     rate = figure.number("tflops")
     return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 

@@ -29,13 +29,15 @@ if not __package__:
     # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
-from bench import accuracy, backends, case_flags, choices, figures, fp8_errors, models, workloads  # noqa: E402
+from bench import accuracy, backends, caches, case_flags, choices, figures, fp8_errors, models, workloads  # noqa: E402
 from bench.environment import environment, matrix_product_tflops  # noqa: E402
 from bench.timing import Cell, time_cell  # noqa: E402
 from bench.workloads import Workload  # noqa: E402
 from flash_cute._timing import Clock, tflops  # noqa: E402
 
+GRIDS = workloads.GRIDS | caches.GRIDS
 CLOCKS_OF_GRID: dict[str, tuple[Clock, ...]] = {"small": ("wall", "graph"), "host": ("host",)}
+CLOCKS_OF_GRID |= {"decode": ("graph",), "decode-host": ("host",)}
 HOST_ROUNDS = 41
 
 
@@ -57,6 +59,7 @@ def rows_of(grid: str, cell: Cell, pairs: Sequence[tuple[str, str]], facts: dict
             "rounds": len(timing.rounds),
             "calls": timing.calls,
             "input_sets": cell.sets,
+            "cache_tbytes": f"{w.cache_bytes / timing.median * 1e-12:.4g}" if w.cache_bytes else "",
             "plan": cell.plans.get(name, ""),
         }
         if name in cell.differences:
@@ -76,7 +79,7 @@ def write_csv(
     path: Path, rows: Sequence[dict[str, object]], pairs: Sequence[tuple[str, str]], facts: dict[str, str]
 ) -> None:
     columns = ["grid", *figures.SHAPE_COLUMNS, *figures.OPTION_COLUMNS, "provider", "clock", "mode"]
-    columns += ["median_us", "best_us", "spread", "tflops"]
+    columns += ["median_us", "best_us", "spread", "tflops", "cache_tbytes"]
     for peer in dict.fromkeys(peer for _, peer in pairs):
         columns += [f"ratio_{peer}", f"ratio_{peer}_spread"]
     columns += ["rounds", "calls", "input_sets", "difference", "plan", "missing", *facts]
@@ -108,8 +111,9 @@ class Table:
         self.ratios: dict[tuple[str, Clock, str, str, str], list[float]] = {}
         self.reasons: dict[tuple[str, str], int] = {}
 
-    def head(self, grid: str, clock: Clock, mode: str) -> None:
-        unit = "us per call, median (best)" if clock == "host" else "TFLOP/s"
+    def head(self, grid: str, clock: Clock, mode: str, of_caches: bool) -> None:
+        unit = "us (TB/s of keys and values)" if of_caches else "TFLOP/s"
+        unit = "us per call, median (best)" if clock == "host" else unit
         title = f"\n{grid}, {figures.DIRECTIONS[self.direction]}: {unit}, clock {clock}"
         print(title + (f", {mode} mode" if mode != "grad" else ""))
         rates = "".join(f" {short(name):>13}" for name in self.providers)
@@ -141,6 +145,9 @@ class Table:
             return "-"
         if cell.clock == "host":
             return f"{timing.median * 1e6:.1f} ({timing.best * 1e6:.1f})"
+        if cell.workload.cache_bytes:
+            rate = cell.workload.cache_bytes / timing.median * 1e-12
+            return f"{timing.median * 1e6:.1f} ({rate:.2f})"
         rate = tflops(cell.workload.flops, timing.median)
         return f"{f'{rate:.0f}' if rate >= 100 else f'{rate:.3g}'} ±{timing.spread * 100:.1f}%"
 
@@ -170,7 +177,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "the plan's choices beside the best ones, --fp8-errors the errors of float8: see --accuracy --help and so on. "
         f"providers: {', '.join(backends.OURS)} (ours); {', '.join(backends.PEERS)} (peers)",
     )
-    parser.add_argument("--grid", help=f"one or several of {', '.join(workloads.GRIDS)}; without it, a single case")
+    parser.add_argument("--grid", help=f"one or several of {', '.join(GRIDS)}; without it, a single case")
     parser.add_argument("--ours", default="flash_cute", help="providers of ours, separated by commas (flash_cute)")
     parser.add_argument(
         "--peers",
@@ -207,10 +214,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--rounds: expected 5 or more, given {flags.rounds}")
     flags.grids = _names(flags.grid or "case")
     for grid in flags.grids:
-        if grid not in workloads.GRIDS and grid != "case":
-            parser.error(f"--grid: expected one or several of {', '.join(workloads.GRIDS)}, given {grid!r}")
-        if flags.direction != "fwd" and any(one.is_float8 for one in cells_of(grid, flags)):
-            parser.error(f"--direction: float8 has a forward alone, given {flags.direction}")
+        if grid not in GRIDS and grid != "case":
+            parser.error(f"--grid: expected one or several of {', '.join(GRIDS)}, given {grid!r}")
+        for one in cells_of(grid, flags) if flags.direction != "fwd" else ():
+            if one.is_float8 or one.cache_bytes:
+                what = "float8" if one.is_float8 else "a cache"
+                parser.error(f"--direction: {what} has a forward alone, given {flags.direction}")
     flags.ours = _names(flags.ours)
     flags.peers = {"all": list(backends.PEERS), "none": []}.get(flags.peers, _names(flags.peers))
     for name in (*flags.ours, *flags.peers):
@@ -229,7 +238,7 @@ def clocks_of(grid: str, flags: argparse.Namespace, device: torch.device) -> tup
 def cells_of(grid: str, flags: argparse.Namespace) -> list[Workload]:
     if grid == "case":
         return [case_flags.from_flags(flags, flags.direction)]
-    return [replace(workload, direction=flags.direction) for workload in workloads.GRIDS[grid]()]
+    return [replace(workload, direction=flags.direction) for workload in GRIDS[grid]()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -281,10 +290,12 @@ def measured_cells(grid: str, flags: argparse.Namespace, device: torch.device, t
     clocks = clocks_of(grid, flags, device)
     modes = ("grad", "inference") if "host" in clocks and flags.direction == "fwd" else ("grad",)
     one_table = len(clocks) * len(modes) == 1
+    problems = cells_of(grid, flags)
+    of_caches = any(problem.cache_bytes for problem in problems)
     if one_table:
-        table.head(grid, clocks[0], modes[0])
+        table.head(grid, clocks[0], modes[0], of_caches)
     cells: list[Cell] = []
-    for workload in cells_of(grid, flags):
+    for workload in problems:
         for cell in time_cell(
             workload,
             table.providers,
@@ -303,7 +314,7 @@ def measured_cells(grid: str, flags: argparse.Namespace, device: torch.device, t
     if not one_table:
         for clock in clocks:
             for mode in modes:
-                table.head(grid, clock, mode)
+                table.head(grid, clock, mode, of_caches)
                 for cell in cells:
                     if (cell.clock, cell.mode) == (clock, mode):
                         table.line(grid, cell)

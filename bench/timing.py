@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from bench import backends
-from bench.providers import ours
+from bench.caches import CacheWorkload
+from bench.providers import caches, ours
 from bench.workloads import Inputs, Workload
 from flash_cute._timing import Clock, Contender, Ratio, Timing, input_sets, measure, rotate, speed_ratio
 
@@ -152,4 +153,8 @@ def _wrong(differences: dict[str, float], workload: Workload) -> list[str]:
 
 def _plan(name: str, workload: Workload, inputs: Inputs) -> str:
     """The kernel and tile that the library names; empty for a peer."""
-    return ours.plan(name, workload, inputs) if ours.is_ours(name) else ""
+    if not ours.is_ours(name):
+        return ""
+    if isinstance(workload, CacheWorkload):
+        return caches.plan(name, workload, inputs)
+    return ours.plan(name, workload, inputs)

@@ -73,7 +73,8 @@ class Workload:
         options = (self.Dv or "", ",".join(sides), f"{self.softcap:g}" if self.softcap else "")
         chosen = ("yes" if option else "" for option in (self.sinks, self.alibi))
         shape = {name: getattr(self, name) for name in SHAPE_COLUMNS}
-        return shape | dict(zip(OPTION_COLUMNS, (*options, *chosen, self.lengths), strict=True))
+        of_caches = ("", "")  # see bench/caches.py
+        return shape | dict(zip(OPTION_COLUMNS, (*options, *chosen, self.lengths, *of_caches), strict=True))
 
     @property
     def visible_pairs(self) -> float:
@@ -82,8 +83,8 @@ class Workload:
             share = 0.5 if self.is_causal else 1.0
             return share * (sum(n * n for n in self.sequences) if self.lengths else self.B * self.N * self.M)
         if self.lengths:
-            return sum(_pairs_in_window(n, n, self.window, self.causal) for n in self.sequences)
-        return self.B * _pairs_in_window(self.N, self.M, self.window, self.causal)
+            return sum(pairs_in_window(n, n, self.window, self.causal) for n in self.sequences)
+        return self.B * pairs_in_window(self.N, self.M, self.window, self.causal)
 
     @property
     def flops(self) -> float:
@@ -110,6 +111,11 @@ class Workload:
         if self.is_float8:
             sizes["out"] = 2  # bfloat16
         return {name: number * sizes[name] for name, number in elements.items()}
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the keys and values in caches that rows see; 0 of a problem without caches."""
+        return 0
 
     @property
     def input_bytes(self) -> int:
@@ -159,7 +165,7 @@ class Workload:
         return 2.0 ** -(8 * torch.arange(1, self.H + 1, device=device) / self.H)
 
 
-def _pairs_in_window(rows: int, keys: int, window: Window, causal: Causal) -> int:
+def pairs_in_window(rows: int, keys: int, window: Window, causal: Causal) -> int:
     """How many (row, key) pairs a window leaves of one sequence, counted exactly."""
     left, right = window[0], 0 if causal != "none" else window[1]
     position = torch.arange(rows) + (0 if causal == "top_left" else keys - rows)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from bench import float8
-from bench.figures import BF16, DENSE, DETERMINISTIC, PLAIN
+from bench.figures import BF16, CONTIGUOUS, DENSE, DETERMINISTIC, PLAIN
 from bench.providers.base import Backend, Function, Unavailable, is_deterministic, module
 from bench.workloads import DTYPES, Inputs, Workload
 from flash_cute._timing import first_line
 
-MODES = ("", DETERMINISTIC, PLAIN, DENSE, BF16)
+MODES = ("", DETERMINISTIC, PLAIN, DENSE, BF16, CONTIGUOUS)
 NAMES = tuple(f"flash_cute{forced}{mode}" for mode in MODES for forced in ("", ":sm80", ":sm90", ":cpu"))
 
 
@@ -53,6 +54,8 @@ def own_problem(name: str, workload: Workload) -> Workload:
         if len(set(workload.sequences)) != 1:
             raise Unavailable("only a packed batch of equal lengths has the same work as a dense one")
         return replace(workload, lengths="")
+    if name.endswith(CONTIGUOUS):
+        raise Unavailable("only the keys of a cache can lie in pages, and not")
     if name.endswith(BF16):
         if not workload.is_float8:
             raise Unavailable("only a float8 problem has values to be given in bfloat16 instead")
@@ -158,6 +161,11 @@ def plan(name: str, workload: Workload, inputs: Inputs) -> str:
         found = flash_cute.explain(*tensors, backward=workload.direction != "fwd", **options).data
     except Exception as error:
         return f"no plan: {first_line(error)}"
+    return plan_words(found)
+
+
+def plan_words(found: Mapping[str, Any]) -> str:
+    """An explanation's data in few words."""
     if not found.get("kernel"):
         return str(found["backend"])
     words = "{backend} {block_m}x{block_n} threads {threads} stages {stages}".format(**found)
