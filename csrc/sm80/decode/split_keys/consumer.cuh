@@ -58,7 +58,8 @@ class Consumer {
   using Cache = typename Traits::Cache;
   static constexpr int kKeyWarps = kConsumerWarps / kRowWarps;
   static constexpr int kKeys = Traits::kTileKeys / kKeyWarps;  // of a tile, a warp's
-  static constexpr int kStepKeys = cute::min(kKeys, 32);       // whose scores are in registers
+  // Whose scores are in registers: more would spill.
+  static constexpr int kStepKeys = cute::min(kKeys, Traits::kHeadDimV > 192 ? 16 : 32);
   static constexpr int kAllGroups = Traits::kHeadDimV / 8;
   static constexpr int kGroups = kAllGroups / kKeyWarps;  // of the columns that a warp folds and stores
   static_assert(kKeys % 16 == 0 && kAllGroups % kKeyWarps == 0);

@@ -14,7 +14,8 @@ struct Family {
   // Pages of others would take a TMA box for every few rows: the portable kernel is faster.
   static constexpr int kLeastBox = 16;
 
-  static bool serves(HeadDims, KvCacheProblem const& problem) {
+  static bool serves(HeadDims kernel, KvCacheProblem const& problem) {
+    if (problem.cache.k_type != CacheType::k16Bit && !reads_float8(kernel.head_dim, kernel.head_dim_v)) return false;
     return !problem.cache.paged || problem.cache.page % kLeastBox == 0;
   }
 
@@ -25,7 +26,7 @@ struct Family {
                             .threads = kThreads,
                             .stages = stages(plan.head_dim, plan.head_dim_v, bytes),
                             .smem_bytes = smem_bytes(plan.head_dim, plan.head_dim_v, bytes),
-                            .ctas_per_sm = ctas_per_sm(plan.head_dim, plan.head_dim_v)};
+                            .ctas_per_sm = kCtasPerSm};
     sm80::decode::split_keys::plan_ranges(plan, problem, shape, gpu);
   }
 

@@ -66,8 +66,12 @@ cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& params, c
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
   return with_element(plan.dtype, [&]<class Element>(Element) {
-    return plan.float8_cache ? launch_kernels<Traits<Element, kHeadDim, kHeadDimV, Float8>>(plan, params, stream)
-                             : launch_kernels<Traits<Element, kHeadDim, kHeadDimV>>(plan, params, stream);
+    if constexpr (reads_float8(kHeadDim, kHeadDimV)) {
+      if (plan.float8_cache) {
+        return launch_kernels<Traits<Element, kHeadDim, kHeadDimV, Float8>>(plan, params, stream);
+      }
+    }
+    return launch_kernels<Traits<Element, kHeadDim, kHeadDimV>>(plan, params, stream);
   });
 }
 

@@ -13,7 +13,6 @@ struct Traits : sm80::decode::split_keys::Traits<Element, kHeadDim, kHeadDimV, C
   using Base = sm80::decode::split_keys::Traits<Element, kHeadDim, kHeadDimV, Cache>;
   static constexpr int kBytes = sizeof(Cache);
   static constexpr int kStages = stages(kHeadDim, kHeadDimV, kBytes);
-  static constexpr int kCtasPerSm = ctas_per_sm(kHeadDim, kHeadDimV);
   static_assert(kStages >= 4 && kBytes * Base::kStageElements == stage_bytes(kHeadDim, kHeadDimV, kBytes));
 
   struct SharedStorage {
