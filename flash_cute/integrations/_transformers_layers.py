@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._transformers_lengths import narrowed
 
-NAME = "flash_cute"
+NAMES = ("flash_cute", "flash_cute_2")
 
 
 def adapt(kind: type) -> None:
@@ -33,7 +33,7 @@ def adapt(kind: type) -> None:
                 # Before 5.24 the layers are looked up by the implementation's own name.
                 for name, table in vars(sys.modules[module]).items():
                     if name.endswith("_ATTENTION_CLASSES"):
-                        table[NAME] = layer
+                        table.update(dict.fromkeys(NAMES, layer))
 
 
 def _replace(layer: Any, name: str, ours: Callable[..., Any]) -> None:
@@ -42,7 +42,7 @@ def _replace(layer: Any, name: str, ours: Callable[..., Any]) -> None:
 
     @functools.wraps(theirs)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return (ours if self.config._attn_implementation == NAME else theirs)(self, *args, **kwargs)
+        return (ours if self.config._attn_implementation in NAMES else theirs)(self, *args, **kwargs)
 
     method.knows_flash_cute = True  # type: ignore[attr-defined]
     setattr(layer, name, method)

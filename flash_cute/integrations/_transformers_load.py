@@ -1,4 +1,4 @@
-"""What Transformers does where a model is built with, or set to, `attn_implementation="flash_cute"`.
+"""What Transformers does where a model is built with, or set to, `attn_implementation="flash_cute"`, or "flash_cute_2".
 
 By "flash" in a name Transformers knows implementations that are given padding as a 2-D mask and packed sequences as
 offsets, as we want. It then also looks for flash-attn or for a kernel of that name on the hub, here and there; each of
@@ -19,6 +19,11 @@ from ._transformers_mask import without_sdpa
 from ._transformers_models import NOT_REFUSED, REFUSED, TESTED
 
 NAME = "flash_cute"
+# Continuous batching gives the pages of its cache to implementations in whose names a 2 or a 3 stands behind "flash":
+# those of flash-attn with `flash_attn_with_kvcache`. To the others it gives keys that it has gathered.
+NAME_2 = "flash_cute_2"
+NAMES = frozenset((NAME, NAME_2))
+PAGED = "paged|"  # before a name, in Transformers before 5.23: the attention function is given the cache itself
 
 
 def teach(transformers: ModuleType) -> None:
@@ -60,20 +65,31 @@ def _accepts(check: Callable[..., str]) -> Callable[..., str]:
     """
 
     def accepting(self: Any, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
-        # The prefix is that of continuous batching in older versions, whose cache the attention function refuses.
-        if attn_implementation not in (NAME, f"paged|{NAME}"):
+        name = (attn_implementation or "").removeprefix(PAGED)
+        if name not in NAMES:
             return check(self, attn_implementation, *args, **kwargs)
         _check(self)
-        return NAME
+        return attn_implementation if attn_implementation in _registered() else name
 
     return accepting
+
+
+def has_paged_names() -> bool:
+    """Whether this Transformers gives continuous batching's cache to implementations that are named for it."""
+    return f"{PAGED}sdpa" in _registered()
+
+
+def _registered() -> Any:
+    from transformers import AttentionInterface
+
+    return AttentionInterface._global_mapping
 
 
 def _accepts_of_parts(choose: Callable[..., str]) -> Callable[..., str]:
     """The same choice for the models within a model, where its implementation is set."""
 
     def accepting(self: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
-        if requested_attention == NAME:
+        if (requested_attention or "").removeprefix(PAGED) in NAMES:
             _check(self)
         return choose(self, requested_attention, *args, **kwargs)
 
@@ -116,13 +132,14 @@ def _imports(imports: Callable[..., Any]) -> Callable[..., Any]:
     """Transformers' look-up of flash-attn's functions, for callers who ask for those of the implementation in use."""
 
     def importing(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
-        if implementation != NAME:
+        if (implementation or "").removeprefix(PAGED) not in NAMES:
             return imports(implementation, *args, **kwargs)
         from transformers import modeling_flash_attention_utils as flash
 
-        from .flash_attn import flash_attn_func, flash_attn_varlen_func
+        from . import flash_attn
 
-        return flash_attn_func, flash_attn_varlen_func, None, flash._pad_input, flash._unpad_input
+        functions = flash_attn.flash_attn_func, flash_attn.flash_attn_varlen_func, flash_attn.flash_attn_with_kvcache
+        return *functions, flash._pad_input, flash._unpad_input
 
     return importing
 
@@ -160,7 +177,8 @@ def _refuse_weights(key: str, index: int, module: Any, args: Any, output: Any) -
     asked = output_capturing._active_collector.get()
     if asked is None or key not in asked or not isinstance(output, tuple) or output[index] is not None:
         return
-    if getattr(getattr(module, "config", None), "_attn_implementation", NAME) == NAME:
+    name = getattr(getattr(module, "config", None), "_attn_implementation", None) or NAME
+    if name.removeprefix(PAGED) in NAMES:
         raise ValueError(
             "flash_cute: output_attentions: expected False, since the attention weights are never in memory"
         )

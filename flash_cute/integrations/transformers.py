@@ -19,6 +19,9 @@ function, in each layer. The mask function decides what the layers have to do an
 Such a tensor says what is causal and which window there is, whatever the layer says: that is what "eager" computes.
 The rest (softcap, sinks, scale) is passed to the attention function by the model. What cannot be served raises a
 ValueError, where the model is loaded or in the call; docs/adopting/transformers.md has the table.
+
+`attn_implementation="flash_cute_2"` is the same under a name by which continuous batching (`generate_batch`) gives the
+pages of its cache to the attention function, which appends to them and reads them in place: see _transformers_paged.py.
 """
 
 from typing import Any
@@ -35,14 +38,15 @@ from ._transformers_band import Band
 from ._transformers_given import of_offsets, of_padding, of_positions, refuse_unsaid_window
 from ._transformers_keywords import HARMLESS, refuse, refuse_other_causality
 from ._transformers_lengths import Known, Lengths, Order, by_heads_lengths, kept, kept_by_heads, read
-from ._transformers_load import NAME, teach
+from ._transformers_load import NAMES, PAGED, has_paged_names, teach
 from ._transformers_mask import mask
+from ._transformers_paged import Score, decode, paged_attention
 
 __all__ = ["attention", "mask", "register"]
 
 
 def register() -> None:
-    """Make `attn_implementation="flash_cute"` known to Transformers, whose version is at least 5.4.
+    """Make `attn_implementation="flash_cute"` and "flash_cute_2" known to Transformers, whose version is at least 5.4.
 
     To be called once, before a model is loaded or `model.set_attn_implementation("flash_cute")`; again does no harm.
 
@@ -57,8 +61,11 @@ def register() -> None:
     import transformers
 
     teach(transformers)
-    transformers.AttentionInterface.register(NAME, attention)
-    transformers.AttentionMaskInterface.register(NAME, mask)
+    for name in sorted(NAMES):
+        transformers.AttentionInterface.register(name, attention)
+        transformers.AttentionMaskInterface.register(name, mask)
+        if has_paged_names():
+            transformers.AttentionInterface.register(f"{PAGED}{name}", paged_attention)
 
 
 def attention(
@@ -98,15 +105,16 @@ def attention(
         cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: offsets and longest of sequences packed into the rows
             of the batch.
         deterministic: whether the backward must give the same bits in every run, as `flash_cute.attention` has it.
-        kwargs: what else a model passes on. None, False, or by a name of which it is known that nothing follows.
+        kwargs: what else a model passes on. None, False, or by a name of which it is known that nothing follows; or
+            `block_table`, `k_cache` and `v_cache`, of continuous batching, whose tokens are appended to the cache.
 
     Returns:
         `(B, Nq, Hq, Dv)`, and None for the weights. Rows of padding are 0, but for the last row where no gradients are
         needed (`generate` goes on from it) and for those that may be queries of cross-attention.
 
     Raises:
-        ValueError: the call cannot be served: a custom 4-D mask, dropout, weights, a bias, a paged cache, sparse keys,
-            a keyword that is not known; and whatever `flash_cute.attention` refuses.
+        ValueError: the call cannot be served: a custom 4-D mask, dropout, weights, a bias, sparse keys, a keyword
+            that is not known; and whatever `flash_cute.attention` refuses.
 
     Example:
         >>> q, k, v = torch.randn(1, 8, 128, 64), torch.randn(1, 2, 128, 64), torch.randn(1, 2, 128, 64)
@@ -118,7 +126,10 @@ def attention(
         raise ValueError(_of_dropout(module, dropout))
     for name in kwargs:
         if name not in HARMLESS and kwargs[name] is not None and kwargs[name] is not False:
-            refuse(kwargs)
+            if not isinstance(kwargs.get("block_table"), Tensor):
+                refuse(kwargs)
+            score = Score(scaling, sliding_window, softcap, s_aux)
+            return decode(module, query, key, value, attention_mask, cu_seq_lens_k, score, **kwargs), None
     if cu_seq_lens_k is not None and cu_seq_lens_q is None:
         raise ValueError("flash_cute: cu_seq_lens_q: expected offsets beside those of cu_seq_lens_k, got None")
     given_causal = is_causal
