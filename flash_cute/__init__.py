@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from . import _numpy, reference  # noqa: F401 (_numpy is the first to import torch)
 from .api import attention, backends, bwd, fwd
 from .explain import Explanation, explain
+from .kvcache import append_kvcache, attention_with_kvcache, kvcache_workspace_bytes
 from .quantize import Fp8Descales, quantize_fp8
 from .tune import Tuning, tune, use_tuning
 from .tune._table import load_from_environment as _load_from_environment
@@ -23,11 +24,14 @@ __all__ = [
     "Fp8Descales",
     "Tuning",
     "__version__",
+    "append_kvcache",
     "attention",
+    "attention_with_kvcache",
     "backends",
     "bwd",
     "explain",
     "fwd",
+    "kvcache_workspace_bytes",
     "quantize_fp8",
     "reference",
     "tune",

@@ -7,7 +7,17 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["CallOptions", "Fp8Options", "Lengths", "split_dense", "split_fp8", "split_packed"]
+__all__ = [
+    "CacheOptions",
+    "CallOptions",
+    "Fp8Options",
+    "KvCacheOptions",
+    "Lengths",
+    "split_cache",
+    "split_dense",
+    "split_fp8",
+    "split_packed",
+]
 
 
 class Lengths(NamedTuple):
@@ -44,6 +54,25 @@ class Fp8Options(NamedTuple):
     exact_lse: bool  # else the LSE is of the rounded numerators, and the kernel faster
 
 
+class CacheOptions(NamedTuple):
+    """Where the keys of a cache are, and how many; in the order of the schemas (csrc/api/ops_kvcache.cpp)."""
+
+    cache_seqlens: Tensor | None
+    page_table: Tensor | None
+    cu_seqlens_q: Tensor | None
+    new_keys: int  # appended just before to each sequence; -1: as many as it has rows
+    kv_layout: str
+
+
+class KvCacheOptions(NamedTuple):
+    """What a call over a cache has behind its CallOptions."""
+
+    descale_k: Tensor | None
+    descale_v: Tensor | None
+    workspace: Tensor | None
+    backend: str
+
+
 def split_fp8(given: Sequence[Any]) -> tuple[Fp8Options, Sequence[Any]]:
     """What follows the tensors of a float8 operator: its own options, and what a 16-bit operator has there."""
     count = len(Fp8Options._fields)
@@ -60,3 +89,11 @@ def split_packed(given: Sequence[Any]) -> tuple[Lengths, CallOptions, Sequence[A
     """What follows a packed operator's tensors: its lengths, its options, and the rest."""
     count = len(Lengths._fields)
     return Lengths(*given[:count]), *split_dense(given[count:])
+
+
+def split_cache(given: Sequence[Any]) -> tuple[CacheOptions, CallOptions, KvCacheOptions, Sequence[Any]]:
+    """What follows the tensors of a call over a cache: its options, and the rest."""
+    count = len(CacheOptions._fields)
+    options, rest = split_dense(given[count:])
+    own = len(KvCacheOptions._fields)
+    return CacheOptions(*given[:count]), options, KvCacheOptions(*rest[:own]), rest[own:]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._call_options import split_dense, split_fp8, split_packed
+from ._call_options import split_cache, split_dense, split_fp8, split_packed
 from ._fp8_types import DTYPES
 from ._layout import empty_out, empty_quantized
 from ._torch import without_modes
@@ -99,8 +99,48 @@ def quantize_fp8(
     return out, descale, mean, shift
 
 
+def kvcache_fwd(q: Tensor, k_cache: Tensor, v_cache: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    _check_kvcache(q, k_cache, v_cache, given, ())
+    shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty((*q.shape[:-1], v_cache.shape[3])), q.new_empty(shape, dtype=lse_dtype)
+
+
+def kvcache_fwd_out(q: Tensor, k_cache: Tensor, v_cache: Tensor, *given: Any) -> None:
+    *call, out, lse = given
+    _check_kvcache(q, k_cache, v_cache, call, (out, lse))
+
+
+def kvcache_append(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, *given: Any) -> None:
+    _, page_table, cu_seqlens, kv_layout, *_ = given
+    of_cache, of_rows = _cache_dims(page_table, kv_layout), _row_dims(cu_seqlens)
+    dims = (of_cache, of_cache, of_rows, of_rows, (BATCH,), (BATCH, WIDTH), (OFFSETS,), (), *((BATCH, HEADS),) * 2)
+    _check(torch.ops.flash_cute.check_kvcache_append.default, k_cache, v_cache, k, v, *given, dims=dims)
+
+
+def _check_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, given: Any, results: tuple[Tensor, ...]) -> None:
+    cache, *_ = split_cache(given)
+    of_cache, of_rows = _cache_dims(cache.page_table, cache.kv_layout), _row_dims(cache.cu_seqlens_q)
+    of_lse = (BATCH, HEADS, ROWS) if cache.cu_seqlens_q is None else _PACKED_LSE
+    of_lengths = ((BATCH,), (BATCH, WIDTH), (OFFSETS,), (), ())
+    of_call = (*_SCORE, *((BATCH, HEADS),) * 2, (BYTES,), ())
+    dims = (of_rows, of_cache, of_cache, *of_lengths, *of_call)
+    check = torch.ops.flash_cute.check_kvcache_fwd.default
+    of_results = (of_rows, of_lse) if results else ()
+    _check(check, q, k_cache, v_cache, *given, dims=dims, results=results, of_results=of_results)
+
+
+def _row_dims(offsets: Tensor | None) -> tuple[int, ...]:
+    return (BATCH, ROWS, HEADS, COLUMNS) if offsets is None else _PACKED
+
+
+def _cache_dims(page_table: Tensor | None, kv_layout: str) -> tuple[int, ...]:
+    entries = BATCH if page_table is None else PAGES
+    return (entries, HEADS, KEYS, COLUMNS) if kv_layout == "HND" else (entries, KEYS, HEADS, COLUMNS)
+
+
 # What the sizes of an argument are, by dim: those with one number are equal in a good call, OFFSETS is BATCH + 1.
-BATCH, HEADS, ROWS, COLUMNS, OFFSETS = range(5)
+BATCH, HEADS, ROWS, COLUMNS, OFFSETS, PAGES, KEYS, WIDTH, BYTES = range(9)
 # Of the arguments of a packed call.
 _PACKED, _PACKED_LSE = (ROWS, HEADS, COLUMNS), (HEADS, ROWS)
 _LENGTHS = ((OFFSETS,), (OFFSETS,), (BATCH,), (BATCH,), (), ())
@@ -108,12 +148,22 @@ _DESCALES = ((BATCH, HEADS, ROWS), (BATCH, HEADS, ROWS), (BATCH, HEADS, COLUMNS)
 _SCORE = ((), (), (), (), (HEADS,), (BATCH, HEADS), ())
 
 
-def _check(check: Any, *arguments: Any, dims: tuple[tuple[int, ...], ...] | None = None) -> None:
-    """Call `check` with stand-ins for the tensors. `dims`: of each argument; by default those of a dense call."""
+def _check(
+    check: Any,
+    *arguments: Any,
+    dims: tuple[tuple[int, ...], ...] | None = None,
+    results: tuple[Tensor, ...] = (),
+    of_results: tuple[tuple[int, ...], ...] = (),
+) -> None:
+    """Call `check` with stand-ins for the tensors. `dims`: of each argument; by default those of a dense call.
+
+    `results`: what `check` takes behind the devices, and their dims.
+    """
     if without_modes is None:
         return
     places = range(len(arguments)) if dims is None else range(len(dims))
     known = [(arguments[i], None if dims is None else dims[i]) for i in places if isinstance(arguments[i], Tensor)]
+    known += zip(results, of_results, strict=True)
     tensors = [x for x, _ in known]
     sizes = [[_hint(size) for size in x.shape] for x in tensors]
     names = [_dims_of(x, of_packed) for x, of_packed in known]
@@ -129,7 +179,8 @@ def _check(check: Any, *arguments: Any, dims: tuple[tuple[int, ...], ...] | None
     devices = " ".join(str(x.device) for x in tensors)
     with without_modes():
         stand_ins = iter([_stand_in(x, size) for x, size in zip(tensors, sizes, strict=True)])
-        check(*(next(stand_ins) if isinstance(x, Tensor) else _hint(x) for x in arguments), devices)
+        given = [next(stand_ins) if isinstance(x, Tensor) else _hint(x) for x in arguments]
+        check(*given, devices, *stand_ins)
 
 
 def _dims_of(x: Tensor, of_packed: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -141,9 +192,10 @@ def _dims_of(x: Tensor, of_packed: tuple[int, ...] | None) -> tuple[int, ...]:
 def _stand_in(x: Tensor, sizes: list[Any]) -> Tensor:
     sizes = [1 if size is None else size for size in sizes]
     options: dict[str, Any] = {"dtype": x.dtype, "device": "meta"}
-    if len(sizes) == 1 and x.layout == torch.strided:  # offsets must be contiguous
-        return torch.empty_strided(sizes, [_hint(x.stride(0)) or 1], **options)
-    return torch.empty(sizes, layout=x.layout, **options)
+    strides = [_hint(stride) for stride in x.stride()] if x.layout == torch.strided else [None]
+    if None in strides:
+        return torch.empty(sizes, layout=x.layout, **options)
+    return torch.empty_strided(sizes, strides, **options)  # of offsets and caches they are checked
 
 
 def _hint(value: Any) -> Any:

@@ -6,13 +6,14 @@ FlopCounterMode ask for; autograd.py adds autograd.
 An operator has a twin `_<name>` without autograd: the same kernel, 12 us per call cheaper (torch 2.11).
 """
 
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from . import _built, _fakes, _layers, cpu, cpu_bwd, cpu_fp8, cpu_quantize, cpu_varlen, flops, sharding
-from ._torch import direct_call
+from . import _built, _fakes, _layers, cpu, cpu_bwd, cpu_fp8, cpu_kvcache, cpu_quantize, cpu_varlen, flops, sharding
+from ._torch import below_autograd, direct_call
 from ._when_imported import when_imported
 
 
@@ -75,6 +76,33 @@ for _name, _fake, _cpu in (
     torch.library.register_vmap(f"flash_cute::{_name}", refuse_vmap, lib=library)
     library.impl(_name, _cpu, "CPU")
 
+NO_CACHE_GRADIENT = "flash_cute's attention over a cache of keys and values has no backward"
+
+
+def refuse_cache_gradients(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """`operator`'s kernel for autograd, which there is not. Calls below autograd do not pay for it."""
+
+    def call(*given: Any) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given):
+            raise NotImplementedError(
+                f"{NO_CACHE_GRADIENT}, and an argument requires grad; torch.no_grad() says that no gradient is needed."
+            )
+        with below_autograd():
+            return operator(*given)
+
+    return call
+
+
+for _name, _fake, _cpu in (
+    ("kvcache_fwd", _fakes.kvcache_fwd, cpu_kvcache.fwd),
+    ("kvcache_fwd_out", _fakes.kvcache_fwd_out, cpu_kvcache.fwd_out),
+    ("kvcache_append", _fakes.kvcache_append, cpu_kvcache.append),
+):
+    torch.library.register_fake(f"flash_cute::{_name}", _fake, lib=library)
+    torch.library.register_vmap(f"flash_cute::{_name}", refuse_vmap, lib=library)
+    library.impl(_name, _cpu, "CPU")
+    library.impl(_name, refuse_cache_gradients(getattr(torch.ops.flash_cute, _name).default), "Autograd")
+
 # Under vmap PyTorch calls it once for each item.
 torch.library.register_fake("flash_cute::quantize_fp8", _fakes.quantize_fp8, lib=library)
 library.impl("quantize_fp8", cpu_quantize.quantize, "CPU")
@@ -99,6 +127,11 @@ fp8_varlen_fwd = torch.ops.flash_cute.fp8_varlen_fwd.default
 fp8_varlen_fwd_without_autograd = torch.ops.flash_cute._fp8_varlen_fwd.default
 fp8_varlen_fwd_plan = torch.ops.flash_cute.fp8_varlen_fwd_plan.default
 quantize_fp8 = torch.ops.flash_cute.quantize_fp8.default
+kvcache_fwd = torch.ops.flash_cute.kvcache_fwd.default
+kvcache_fwd_out = torch.ops.flash_cute.kvcache_fwd_out.default
+kvcache_append = torch.ops.flash_cute.kvcache_append.default
+kvcache_plan = torch.ops.flash_cute.kvcache_plan.default
+check_kvcache_fwd = torch.ops.flash_cute.check_kvcache_fwd.default
 # The layers' operators, which only calls reach that `_layers.is_plain` has looked at.
 sdpa = direct_call(torch.ops.flash_cute._sdpa.default)
 rows_fwd = direct_call(torch.ops.flash_cute._rows_fwd.default)

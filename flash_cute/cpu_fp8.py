@@ -26,7 +26,7 @@ def fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
         factors = (of_rows(fp8.descale_q, q), of_rows(fp8.descale_k, k), of_columns(fp8.descale_v, k.shape[1]))
         of_out = of_columns(fp8.descale_out, q.shape[1])
         for name, x in zip(_NAMES, (*factors, of_out), strict=True):
-            _check_factors(name, x)
+            check_factors(name, x)
         tensors = [dequantised(x, y, torch.float32) for x, y in zip((q, k, v), factors, strict=True)]
         out, lse = cpu.fwd(*tensors, *options, backend)
         return _quantised(out, of_out, empty_out(q, v.shape[3], DTYPES[fp8.out_dtype])), lse
@@ -47,7 +47,7 @@ def varlen_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Te
 _NAMES = ("descale_q", "descale_k", "descale_v", "descale_out")
 
 
-def _check_factors(name: str, factors: Tensor | None) -> None:
+def check_factors(name: str, factors: Tensor | None) -> None:
     """Raise for a factor that no quantiser gives: a CUDA call, which does not wait for the device, cannot see it."""
     if factors is None:
         return
@@ -97,7 +97,7 @@ def _packed_factors(fp8: Fp8Options, lengths: Lengths, q: Tensor, k: Tensor) -> 
             heads = q.shape[1] if places is of_q else k.shape[1]
             factors = _packed_factor(descale, places, heads, name == "descale_v")
             used = factors[places.used]
-        _check_factors(name, used)
+        check_factors(name, used)
         found.append(factors)
     return found
 

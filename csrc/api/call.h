@@ -23,7 +23,9 @@ struct FwdArgs {
   std::optional<TensorInfo> alibi_slopes;  // (heads_q,) or (batch, heads_q), float32
   std::optional<double> scale;
   std::string_view backend;
-  std::optional<int64_t> sequences;  // in q, k and v, which are packed then, see varlen.h; none: they are dense
+  // The sequences whose lengths the device alone knows: packed ones, see varlen.h, or those of a cache, see kvcache.h.
+  // None: q, k and v are dense.
+  std::optional<int64_t> sequences;
   std::optional<Fp8Args> fp8 = std::nullopt;  // given: q, k and v are float8
 };
 
@@ -43,6 +45,7 @@ inline std::string dtype_name(int32_t dtype) {
   if (dtype == aoti_torch_dtype_float64()) return "float64";
   if (dtype == aoti_torch_dtype_float8_e4m3fn()) return "float8_e4m3fn";
   if (dtype == aoti_torch_dtype_float8_e5m2()) return "float8_e5m2";
+  if (dtype == aoti_torch_dtype_uint8()) return "uint8";
   if (dtype == aoti_torch_dtype_int32()) return "int32";
   if (dtype == aoti_torch_dtype_int64()) return "int64";
   if (dtype == aoti_torch_dtype_bool()) return "bool";
@@ -63,6 +66,10 @@ inline std::string shape_text(int64_t const* sizes, int64_t rank) {
 }
 
 inline std::string shape_text(TensorInfo const& tensor) {
+  if (tensor.rows_first) {
+    int64_t const sizes[] = {tensor.sizes[0], tensor.sizes[2], tensor.sizes[1], tensor.sizes[3]};
+    return shape_text(sizes, 4);
+  }
   if (!tensor.packed) return shape_text(tensor.sizes, tensor.rank);
   if (tensor.rank == 3) return shape_text(tensor.sizes + 1, 2);
   int64_t const sizes[] = {tensor.sizes[2], tensor.sizes[1], tensor.sizes[3]};

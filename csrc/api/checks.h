@@ -12,18 +12,36 @@
 
 namespace flash_cute {
 
+inline void check_floating(TensorInfo const& tensor, bool on_cuda) {
+  int32_t const dtype = tensor.dtype;
+  bool const is_16_bit = dtype == aoti_torch_dtype_float16() || dtype == aoti_torch_dtype_bfloat16();
+  bool const is_wide = dtype == aoti_torch_dtype_float32() || dtype == aoti_torch_dtype_float64();
+  FLASH_CUTE_CHECK(!on_cuda || is_16_bit, tensor.name, ": expected float16 or bfloat16 on CUDA, got ",
+                   dtype_name(dtype));
+  FLASH_CUTE_CHECK(is_16_bit || is_wide, tensor.name, ": expected float16, bfloat16, float32 or float64, got ",
+                   dtype_name(dtype));
+}
+
 inline void check_dtype(FwdArgs const& args, bool on_cuda) {
   if (args.fp8) {
     for (TensorInfo const* tensor : {&args.q, &args.k, &args.v}) check_float8(*tensor);
     return;
   }
-  int32_t const dtype = args.q.dtype;
-  bool const is_16_bit = dtype == aoti_torch_dtype_float16() || dtype == aoti_torch_dtype_bfloat16();
-  bool const is_wide = dtype == aoti_torch_dtype_float32() || dtype == aoti_torch_dtype_float64();
-  FLASH_CUTE_CHECK(!on_cuda || is_16_bit, "q: expected float16 or bfloat16 on CUDA, got ", dtype_name(dtype));
-  FLASH_CUTE_CHECK(is_16_bit || is_wide, "q: expected float16, bfloat16, float32 or float64, got ",
-                   dtype_name(dtype));
+  check_floating(args.q, on_cuda);
   for (TensorInfo const* other : {&args.k, &args.v}) check_same_dtype(args.q, *other);
+}
+
+inline void check_sizes(TensorInfo const& tensor) {
+  for (int dim = 0; dim < tensor.rank; ++dim) {
+    FLASH_CUTE_CHECK(tensor.sizes[dim] <= INT_MAX, tensor.name, ": expected sizes below 2^31, got ",
+                     shape_text(tensor));
+  }
+}
+
+inline void check_heads(TensorInfo const& q, TensorInfo const& k) {
+  FLASH_CUTE_CHECK(k.sizes[1] > 0 ? q.sizes[1] % k.sizes[1] == 0 : q.sizes[1] == 0,
+                   "q: expected a number of heads that is a multiple of ", k.name, "'s ", k.sizes[1], ", got ",
+                   q.sizes[1]);
 }
 
 inline void check_shapes(FwdArgs const& args) {
@@ -33,10 +51,7 @@ inline void check_shapes(FwdArgs const& args) {
   for (TensorInfo const* tensor : {&q, &k, &v}) {
     FLASH_CUTE_CHECK(tensor->rank == 4, tensor->name, ": expected 4 dims (batch, heads, length, head_dim), got ",
                      tensor->rank, ": ", shape_text(*tensor));
-    for (int dim = 0; dim < 4; ++dim) {
-      FLASH_CUTE_CHECK(tensor->sizes[dim] <= INT_MAX, tensor->name, ": expected sizes below 2^31, got ",
-                       shape_text(*tensor));
-    }
+    check_sizes(*tensor);
   }
   FLASH_CUTE_CHECK(q.sizes[3] > 0, "q: expected a head dim of at least 1, got ", shape_text(q));
   FLASH_CUTE_CHECK(k.sizes[3] == q.sizes[3], "k: expected q's head dim ", q.sizes[3], ", got ", k.sizes[3]);
@@ -45,8 +60,7 @@ inline void check_shapes(FwdArgs const& args) {
   FLASH_CUTE_CHECK(v.sizes[0] == q.sizes[0], "v: expected q's batch size ", q.sizes[0], ", got ", v.sizes[0]);
   FLASH_CUTE_CHECK(v.sizes[1] == k.sizes[1], "v: expected as many heads as k, ", k.sizes[1], ", got ", v.sizes[1]);
   FLASH_CUTE_CHECK(v.sizes[2] == k.sizes[2], "v: expected k's length ", k.sizes[2], ", got ", v.sizes[2]);
-  FLASH_CUTE_CHECK(k.sizes[1] > 0 ? q.sizes[1] % k.sizes[1] == 0 : q.sizes[1] == 0,
-                   "q: expected a number of heads that is a multiple of k's ", k.sizes[1], ", got ", q.sizes[1]);
+  check_heads(q, k);
 }
 
 // Scores are computed in float32, those of float64 tensors apart: a factor must not overflow or underflow there.
@@ -98,10 +112,10 @@ inline void check_window(char const* name, std::optional<int64_t> limit) {
 // The mask as a band: row i has position i + offset, and sees the columns from position - left to position + right. The
 // offset of a packed sequence depends on its lengths, which only the device knows: there the band is relative to the
 // position.
-inline Band make_band(FwdArgs const& args, Causal causal) {
+inline Band make_band(FwdArgs const& args, Causal causal, int64_t len_k) {
   check_window("window_left", args.window_left);
   check_window("window_right", args.window_right);
-  int64_t const len_q = args.q.sizes[2], len_k = args.k.sizes[2];
+  int64_t const len_q = args.q.sizes[2];
   int64_t const offset = args.sequences || causal == Causal::kTopLeft ? 0 : len_k - len_q;
   // Clamped so that nothing overflows: a window wider than every length has no effect.
   constexpr int64_t kWidest = int64_t{1} << 32;
@@ -124,13 +138,14 @@ inline Band make_band(FwdArgs const& args, Causal causal) {
 inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
   constexpr double kLeast = 1e-18, kMost = 1e18, kLargestCap = 1e7;
   FLASH_CUTE_CHECK(problem.len_q <= kMaxLength, "q: expected at most 10^9 rows on CUDA, got ", problem.len_q);
-  FLASH_CUTE_CHECK(problem.len_k <= kMaxLength, "k: expected at most 10^9 rows on CUDA, got ", problem.len_k);
+  FLASH_CUTE_CHECK(problem.len_k <= kMaxLength, args.k.name, ": expected at most 10^9 rows on CUDA, got ",
+                   problem.len_k);
   FLASH_CUTE_CHECK(problem.scale >= kLeast && problem.scale <= kMost,
                    "scale: expected a number from 1e-18 to 1e18 on CUDA, got ", problem.scale);
   FLASH_CUTE_CHECK(problem.head_dim <= kLargestHeadDim, "q: expected a head dim of at most ", kLargestHeadDim,
                    " on CUDA, got ", problem.head_dim);
-  FLASH_CUTE_CHECK(problem.head_dim_v <= kLargestHeadDim, "v: expected a head dim of at most ", kLargestHeadDim,
-                   " on CUDA, got ", problem.head_dim_v);
+  FLASH_CUTE_CHECK(problem.head_dim_v <= kLargestHeadDim, args.v.name, ": expected a head dim of at most ",
+                   kLargestHeadDim, " on CUDA, got ", problem.head_dim_v);
   FLASH_CUTE_CHECK(problem.softcap == 0 || (problem.softcap >= kLeast && problem.softcap <= kLargestCap),
                    "softcap: expected None or a number from 1e-18 to 1e7 on CUDA, got ", problem.softcap);
   double const ratio = problem.softcap > 0 ? problem.scale / problem.softcap : 1;
@@ -154,6 +169,11 @@ inline void check_accumulate(FwdArgs const& args, Problem const& problem, bool o
   int const max_head_dim = sm80::forward::rows::float16_max_head_dim(problem.accumulate);
   FLASH_CUTE_CHECK(std::max(problem.head_dim, problem.head_dim_v) <= max_head_dim,
                    "accumulate: expected 'float32' for head dims above ", max_head_dim, ", got '", name, "'");
+}
+
+inline void check_cpu_backend(FwdArgs const& args, Problem const& problem) {
+  FLASH_CUTE_CHECK(!is_cpu(args.q) || problem.asked.backend == Backend::kAuto || problem.asked.backend == Backend::kCpu,
+                   "backend: expected 'auto' or 'cpu' for CPU tensors, got '", args.backend, "'");
 }
 
 // `on_cuda`: whether the CUDA rules apply: for CUDA tensors, and for a plan for a given GPU.
@@ -183,14 +203,12 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
                   .has_alibi = args.alibi_slopes.has_value(),
                   .alibi_per_batch = args.alibi_slopes && args.alibi_slopes->rank == 2,
                   .causal = causal,
-                  .band = make_band(args, causal)};
+                  .band = make_band(args, causal, args.k.sizes[2])};
   parse_backend(args.backend, problem);
   if (on_cuda) check_cuda_rules(args, problem);
   if (on_cuda && problem.fp8) check_fp8_cuda_rules(problem);
   check_accumulate(args, problem, on_cuda);
-  FLASH_CUTE_CHECK(!is_cpu(args.q) || on_cuda || problem.asked.backend == Backend::kAuto ||
-                       problem.asked.backend == Backend::kCpu,
-                   "backend: expected 'auto' or 'cpu' for CPU tensors, got '", args.backend, "'");
+  if (!on_cuda) check_cpu_backend(args, problem);
   return problem;
 }
 

@@ -1,4 +1,5 @@
-// A packed tensor seen as a batch of one, so that the checks, strides and copies of dense calls serve it.
+// A tensor of another order of dims seen as (batch, heads, rows, head_dim), so that the checks, strides and copies of dense
+// calls serve it.
 #pragma once
 
 #include "tensor.h"
@@ -25,6 +26,25 @@ class PackedView {
     tensor.strides = strides_.data();
     tensor.rank = rank + 1;
     tensor.packed = true;
+    return tensor;
+  }
+
+ private:
+  std::array<int64_t, 4> sizes_;
+  std::array<int64_t, 4> strides_;
+};
+
+// The same of (batch, rows, heads, head_dim).
+class RowsFirstView {
+ public:
+  // A tensor of another rank is left as it is, and not `rows_first`.
+  TensorInfo info(TensorInfo tensor) {
+    if (tensor.rank != 4) return tensor;
+    sizes_ = {tensor.sizes[0], tensor.sizes[2], tensor.sizes[1], tensor.sizes[3]};
+    strides_ = {tensor.strides[0], tensor.strides[2], tensor.strides[1], tensor.strides[3]};
+    tensor.sizes = sizes_.data();
+    tensor.strides = strides_.data();
+    tensor.rows_first = true;
     return tensor;
   }
 

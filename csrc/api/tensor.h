@@ -47,6 +47,8 @@ struct TensorInfo {
   // Whether sizes and strides are those of a packed tensor seen as a batch of one: (rows, heads, head_dim) as (1,
   // heads, rows, head_dim), and (heads, rows) as (1, heads, rows). Messages show the former.
   bool packed = false;
+  // The same of (batch, rows, heads, head_dim) seen as (batch, heads, rows, head_dim).
+  bool rows_first = false;
 };
 
 inline TensorInfo tensor_info(char const* name, AtenTensorHandle handle) {
