@@ -21,7 +21,7 @@ import hf_models  # noqa: E402 (needs transformers)
 import flash_cute.integrations.transformers as integration  # noqa: E402
 from flash_cute.integrations import _transformers_paged, flash_attn  # noqa: E402
 
-NEW = 6
+NEW = 5
 # Longer than a page and than what a batch takes at once, so that they are prefilled in parts; two begin alike.
 LENGTHS = (37, 37, 5)
 
@@ -91,7 +91,13 @@ def give_pages(monkeypatch: pytest.MonkeyPatch, pads: bool) -> list[dict[str, An
         made(self, *args, **kwargs)
         self.pad_inputs = pads
 
+    def padded(self: Any, num_q_tokens: int, max_kv_read: int, use_decode_fast_path: bool) -> tuple[int, int]:
+        sizes = pad(self, num_q_tokens, max_kv_read, use_decode_fast_path)
+        return (num_q_tokens + 3, 0) if pads and use_decode_fast_path else sizes
+
+    pad = runner.maybe_pad_inputs
     monkeypatch.setattr(runner, "__init__", make)
+    monkeypatch.setattr(runner, "maybe_pad_inputs", padded)
     calls: list[dict[str, Any]] = []
     function = _transformers_paged.attention_with_kvcache
 
@@ -115,7 +121,7 @@ def test_pages_in_place(name: str, pads: bool, prompts: list[list[int]], monkeyp
     expected = one_by_one(model, prompts)
     calls = give_pages(monkeypatch, pads)
     model.set_attn_implementation("flash_cute_2")
-    assert generated(model, prompts, max_blocks_per_request=4) == expected
+    assert generated(model, prompts, max_blocks_per_request=4, max_requests_per_batch=8) == expected
     assert len(calls) >= (NEW - 1) * model.config.num_hidden_layers
     assert any((call["cache_seqlens"] < 0).any() for call in calls) == pads
     assert {call["k_cache"].shape[1] for call in calls} == {16}
