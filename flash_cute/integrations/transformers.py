@@ -41,6 +41,7 @@ from ._transformers_lengths import Known, Lengths, Order, by_heads_lengths, kept
 from ._transformers_load import NAMES, PAGED, has_paged_names, teach
 from ._transformers_mask import mask
 from ._transformers_paged import Score, decode, paged_attention
+from ._transformers_sinks import row_with_sinks
 
 __all__ = ["attention", "mask", "register"]
 
@@ -139,6 +140,7 @@ def attention(
     known: Known | None = None
     lengths: Lengths | None = None
     by_heads: Lengths | None = None
+    options: dict[str, Any]
     window: Band | None = None
     if attention_mask is not None:
         # In a decoding step over a cache, what a layer before this one has left with the mask is all that is needed: k
@@ -178,9 +180,12 @@ def attention(
                 if lengths is None:
                     return _ops.heads_fwd(query, key, value, is_causal, sliding_window, softcap, s_aux, scaling), None
                 cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
-                # One row of q may be served with a sequence per KV head, but for sinks, which are per query head.
-                if longest_q == 1 and s_aux is None:
+                if longest_q == 1:  # one row of q may be served with a sequence per KV head
                     by_heads = by_heads_lengths(lengths, key, value)
+                    if by_heads is not None and s_aux is not None:
+                        options = {"window": None if sliding_window is None else (sliding_window - 1, 0)}
+                        options |= {"softcap": softcap, "scale": scaling}
+                        return row_with_sinks(query, key, value, by_heads, is_causal, s_aux, options), None
             if by_heads is not None:
                 operator = _ops.cache_varlen_fwd
                 cu_q, cu_k, used_q, used_k, longest_q, longest_k = by_heads
@@ -212,7 +217,7 @@ def attention(
         assert attention_mask is not None
         known = _of_mask(module, query, key, is_causal, sliding_window, attention_mask)
         lengths = known.lengths
-    options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
+    options = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
     check_number("sliding_window", sliding_window)
     if window is None and sliding_window is not None:
         window = (sliding_window - 1, 0 if is_causal else sliding_window - 1)
