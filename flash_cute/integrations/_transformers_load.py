@@ -65,24 +65,19 @@ def _accepts(check: Callable[..., str]) -> Callable[..., str]:
     """
 
     def accepting(self: Any, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
-        name = (attn_implementation or "").removeprefix(PAGED)
-        if name not in NAMES:
+        if attn_implementation is None or attn_implementation.removeprefix(PAGED) not in NAMES:
             return check(self, attn_implementation, *args, **kwargs)
         _check(self)
-        return attn_implementation if attn_implementation in _registered() else name
+        return attn_implementation if has_paged_names() else attn_implementation.removeprefix(PAGED)
 
     return accepting
 
 
 def has_paged_names() -> bool:
     """Whether this Transformers gives continuous batching's cache to implementations that are named for it."""
-    return f"{PAGED}sdpa" in _registered()
-
-
-def _registered() -> Any:
     from transformers import AttentionInterface
 
-    return AttentionInterface._global_mapping
+    return f"{PAGED}sdpa" in AttentionInterface._global_mapping
 
 
 def _accepts_of_parts(choose: Callable[..., str]) -> Callable[..., str]:
