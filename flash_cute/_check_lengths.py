@@ -1,9 +1,10 @@
-"""`FLASH_CUTE_CHECK=1`: the offsets and lengths of packed calls are read and checked, for which the host waits.
+"""`FLASH_CUTE_CHECK=1`: the offsets, lengths and page tables of calls are read and checked, for which the host waits.
 
 Without it nobody reads them but the kernels, which clamp what makes no sense: swapped offsets give a result then, of
 other sequences than was meant.
 """
 
+import itertools
 import os
 import warnings
 from typing import Any
@@ -13,9 +14,14 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from ._torch import functorch_is_active, is_fake, jit_is_tracing
+from .band import seen_keys
 
 ENABLED = os.environ.get("FLASH_CUTE_CHECK", "") not in ("", "0")
 WARNING = "flash_cute: FLASH_CUTE_CHECK: each packed call reads its offsets, for which the host waits for the GPU"
+WARNING_OF_CACHES = (
+    "flash_cute: FLASH_CUTE_CHECK: each call over a cache reads its lengths and its table, for which the host waits "
+    "for the GPU"
+)
 
 
 class LengthError(ValueError):
@@ -29,13 +35,9 @@ def check_lengths(q: Tensor, k: Tensor, lengths: tuple[Any, ...]) -> None:
     to refuse. Nothing is checked where nothing can be read: while a graph is traced or captured.
     """
     tensors = [x for x in (q, k, *lengths[:4]) if x is not None]
-    if is_compiling() or functorch_is_active() or jit_is_tracing():
-        return
-    if not all(isinstance(x, Tensor) and not is_fake(x) and x.device.type in ("cpu", "cuda") for x in tensors):
+    if not _can_be_read(tensors):
         return
     if any(x.dtype != torch.int32 or x.dim() != 1 for x in tensors[2:]) or not q.dim() == k.dim() == 3:
-        return
-    if any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing():
         return
     warnings.warn(WARNING, stacklevel=3)
     offsets_q, offsets_k = lengths[0].tolist(), lengths[1].tolist()
@@ -46,6 +48,74 @@ def check_lengths(q: Tensor, k: Tensor, lengths: tuple[Any, ...]) -> None:
         swapped = "; cu_seqlens_q would fit k and cu_seqlens_k q: are they swapped?"
     _check("q", offsets_q, used_q, rows, swapped)
     _check("k", offsets_k, used_k, keys, swapped)
+
+
+def _can_be_read(tensors: list[Any]) -> bool:
+    if is_compiling() or functorch_is_active() or jit_is_tracing():
+        return False
+    if not all(isinstance(x, Tensor) and not is_fake(x) and x.device.type in ("cpu", "cuda") for x in tensors):
+        return False
+    return not (any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing())
+
+
+def check_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    cache_seqlens: Any,
+    page_table: Any,
+    cu_seqlens: Any,
+    new_keys: int,
+    kv_layout: Any,
+    mask: tuple[str, int | None] | None,
+) -> None:
+    """Raise for keys past the end of a cache, and for entries in use of a page table that name no page.
+
+    q: the rows `(B, N, H, D)`, or packed by `cu_seqlens`; of an append, where `mask` is None, the new keys. `mask`: the
+    operators' `causal` and `window_left`. What has another shape or dtype is the operator's to refuse.
+    """
+    lengths = [x for x in (cache_seqlens, page_table, cu_seqlens) if x is not None]
+    if not _can_be_read([q, k_cache, *lengths]):
+        return
+    dims = (1 if x is not page_table else 2 for x in lengths)
+    if any(x.dtype != torch.int32 or x.dim() != dim for x, dim in zip(lengths, dims, strict=True)):
+        return
+    if k_cache.dim() != 4 or q.dim() != (4 if cu_seqlens is None else 3) or kv_layout not in ("NHD", "HND"):
+        return
+    warnings.warn(WARNING_OF_CACHES, stacklevel=3)
+    rows = k_cache.shape[1 if kv_layout == "NHD" else 2]
+    if cu_seqlens is None:
+        counts = [q.shape[1]] * q.shape[0]
+    else:
+        offsets = cu_seqlens.tolist()
+        _check("q" if mask is not None else "k", offsets, None, q.shape[0], "")
+        counts = [end - start for start, end in itertools.pairwise(offsets)]
+    capacity = rows if page_table is None else rows * page_table.shape[1]
+    before = [capacity] * len(counts) if cache_seqlens is None else cache_seqlens.tolist()
+    table = None if page_table is None else page_table.tolist()
+    if len(before) != len(counts) or (table is not None and len(table) != len(counts)):
+        return
+    for b, (length, count) in enumerate(zip(before, counts, strict=True)):
+        if length < 0:
+            continue
+        new = count if new_keys < 0 else new_keys
+        if length + new > capacity:
+            raise LengthError(
+                f"flash_cute: cache_seqlens: expected at most the {capacity} keys that a sequence may have, got "
+                f"{length}{f' and {new} new ones' if new else ''} at index {b}"
+            )
+        seen = range(0) if mask is None else seen_keys(*mask, count, length + new)
+        for keys in (seen, range(length, length + new)):
+            if table is not None and len(keys):
+                _check_entries(table[b], b, range(keys.start // rows, -(-keys.stop // rows)), k_cache.shape[0])
+
+
+def _check_entries(row: list[int], b: int, entries: range, pages: int) -> None:
+    for i in entries:
+        if not 0 <= row[i] < pages:
+            raise LengthError(
+                f"flash_cute: page_table: expected numbers of pages from 0 to {pages - 1}, got {row[i]} at index ({b}, "
+                f"{i}), which is in use"
+            )
 
 
 def _fit(offsets: list[int], total: int) -> bool:

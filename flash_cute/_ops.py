@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import _built, _fakes, _layers, cpu, cpu_bwd, cpu_fp8, cpu_kvcache, cpu_quantize, cpu_varlen, flops, sharding
-from ._torch import below_autograd, direct_call
+from ._torch import direct_call
 from ._when_imported import when_imported
 
 
@@ -80,15 +80,14 @@ NO_CACHE_GRADIENT = "flash_cute's attention over a cache of keys and values has 
 
 
 def refuse_cache_gradients(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """`operator`'s kernel for autograd, which there is not. Calls below autograd do not pay for it."""
+    """The kernel for autograd of an operator without a derivative: it calls `operator`, the same below autograd."""
 
     def call(*given: Any) -> Any:
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given):
             raise NotImplementedError(
                 f"{NO_CACHE_GRADIENT}, and an argument requires grad; torch.no_grad() says that no gradient is needed."
             )
-        with below_autograd():
-            return operator(*given)
+        return operator(*given)
 
     return call
 
@@ -98,10 +97,13 @@ for _name, _fake, _cpu in (
     ("kvcache_fwd_out", _fakes.kvcache_fwd_out, cpu_kvcache.fwd_out),
     ("kvcache_append", _fakes.kvcache_append, cpu_kvcache.append),
 ):
-    torch.library.register_fake(f"flash_cute::{_name}", _fake, lib=library)
-    torch.library.register_vmap(f"flash_cute::{_name}", refuse_vmap, lib=library)
-    library.impl(_name, _cpu, "CPU")
-    library.impl(_name, refuse_cache_gradients(getattr(torch.ops.flash_cute, _name).default), "Autograd")
+    for _twin in (_name, f"_{_name}"):
+        torch.library.register_fake(f"flash_cute::{_twin}", _fake, lib=library)
+        torch.library.register_vmap(f"flash_cute::{_twin}", refuse_vmap, lib=library)
+        library.impl(_twin, _cpu, "CPU")
+    library.impl(_name, refuse_cache_gradients(getattr(torch.ops.flash_cute, f"_{_name}").default), "Autograd")
+    library.impl(f"_{_name}", torch.library.fallthrough_kernel, "Autograd")
+    library.impl(f"_{_name}", getattr(torch.ops.flash_cute, _name).default, "Tracer")
 
 # Under vmap PyTorch calls it once for each item.
 torch.library.register_fake("flash_cute::quantize_fp8", _fakes.quantize_fp8, lib=library)
@@ -127,9 +129,9 @@ fp8_varlen_fwd = torch.ops.flash_cute.fp8_varlen_fwd.default
 fp8_varlen_fwd_without_autograd = torch.ops.flash_cute._fp8_varlen_fwd.default
 fp8_varlen_fwd_plan = torch.ops.flash_cute.fp8_varlen_fwd_plan.default
 quantize_fp8 = torch.ops.flash_cute.quantize_fp8.default
-kvcache_fwd = torch.ops.flash_cute.kvcache_fwd.default
-kvcache_fwd_out = torch.ops.flash_cute.kvcache_fwd_out.default
-kvcache_append = torch.ops.flash_cute.kvcache_append.default
+kvcache_fwd_without_autograd = torch.ops.flash_cute._kvcache_fwd.default
+kvcache_fwd_out_without_autograd = torch.ops.flash_cute._kvcache_fwd_out.default
+kvcache_append_without_autograd = torch.ops.flash_cute._kvcache_append.default
 kvcache_plan = torch.ops.flash_cute.kvcache_plan.default
 check_kvcache_fwd = torch.ops.flash_cute.check_kvcache_fwd.default
 # The layers' operators, which only calls reach that `_layers.is_plain` has looked at.

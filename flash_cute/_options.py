@@ -34,3 +34,26 @@ class VarlenOptions(Options, total=False):
     max_seqlen_k: int | None
     seqused_q: Tensor | None
     seqused_k: Tensor | None
+    page_table: Tensor | None
+
+
+class KvCacheOptions(TypedDict, total=False):
+    """`attention_with_kvcache`'s."""
+
+    k: Tensor | None
+    v: Tensor | None
+    cache_seqlens: Tensor | None
+    page_table: Tensor | None
+    cu_seqlens_q: Tensor | None
+    causal: bool | str
+    window: Window | None
+    softcap: float | None
+    sinks: Tensor | None
+    alibi_slopes: Tensor | None
+    scale: float | None
+    descale_k: Tensor | None
+    descale_v: Tensor | None
+    kv_layout: str
+    out: Tensor | None
+    workspace: Tensor | None
+    backend: str | None

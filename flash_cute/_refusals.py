@@ -31,7 +31,7 @@ def mask_name(causal: Any) -> str:
         return causal
     raise ValueError(
         "flash_cute: causal: expected False or 'none', True or 'bottom_right', or 'top_left', "  # as csrc/api/parse.h
-        f"got {_shown(causal)}"
+        f"got {shown(causal)}"
     )
 
 
@@ -41,10 +41,10 @@ def window_sides(window: Any) -> Window:
         left, right = window
         if (left is None or _is_int(left)) and (right is None or _is_int(right)):
             return left, right
-    shown = repr(window) if isinstance(window, tuple | list) else _shown(window)
+    given = repr(window) if isinstance(window, tuple | list) else shown(window)
     raise ValueError(
         "flash_cute: window: expected None or (left, right), each None (no limit) or a number of keys of at least 0, "
-        f"got {shown}"
+        f"got {given}"
     )
 
 
@@ -52,14 +52,14 @@ def check_deterministic(deterministic: Any) -> bool:
     """The backward takes it long after the call that gave it."""
     if isinstance(deterministic, bool) or _is_numpy_bool(deterministic):
         return bool(deterministic)
-    raise ValueError(f"flash_cute: deterministic: expected None, False or True, got {_shown(deterministic)}")
+    raise ValueError(f"flash_cute: deterministic: expected None, False or True, got {shown(deterministic)}")
 
 
 def check_flag(name: str, flag: Any) -> bool:
     """What Python would take for true or false is not one: a word, a tensor, None."""
     if isinstance(flag, bool) or _is_numpy_bool(flag):
         return bool(flag)
-    raise ValueError(f"flash_cute: {name}: expected False or True, got {_shown(flag)}")
+    raise ValueError(f"flash_cute: {name}: expected False or True, got {shown(flag)}")
 
 
 def check_number(name: str, number: Any) -> None:
@@ -67,7 +67,7 @@ def check_number(name: str, number: Any) -> None:
     if number is None:
         return
     if not _is_number(number):
-        raise ValueError(f"flash_cute: {name}: expected None or a number, got {_shown(number)}") from None
+        raise ValueError(f"flash_cute: {name}: expected None or a number, got {shown(number)}") from None
     if not isinstance(number, Tensor):
         return
     if torch.is_grad_enabled() and number.requires_grad:
@@ -86,12 +86,12 @@ def check_longest(name: str, longest: Any) -> None:
     if longest is None or (_is_int(longest) and _fits(longest)):
         return
     why = ", whose value a call does not wait for" if isinstance(longest, Tensor) else ""
-    raise ValueError(f"flash_cute: {name}: expected None or a number of rows, got {_shown(longest)}{why}") from None
+    raise ValueError(f"flash_cute: {name}: expected None or a number of rows, got {shown(longest)}{why}") from None
 
 
 def check_seed(seed: Any) -> None:
     if not (_is_int(seed) and _fits(seed)):
-        raise ValueError(f"flash_cute: seed: expected a number of 64 bits, got {_shown(seed)}")
+        raise ValueError(f"flash_cute: seed: expected a number of 64 bits, got {shown(seed)}")
 
 
 def check_capability(capability: Any) -> int:
@@ -101,7 +101,7 @@ def check_capability(capability: Any) -> int:
     if not (_is_int(capability) and _fits(capability)):
         raise ValueError(
             "flash_cute: capability: expected None or a compute capability, ten times major plus minor, "
-            f"got {_shown(capability)}"
+            f"got {shown(capability)}"
         )
     return int(capability)
 
@@ -111,7 +111,7 @@ def backend_with(backend: str, accumulate: Any) -> str:
     if not isinstance(accumulate, str):
         raise ValueError(
             "flash_cute: accumulate: expected None, 'float32', 'float16', 'float16_qk' or 'float16_pv', "
-            f"got {_shown(accumulate)}"
+            f"got {shown(accumulate)}"
         )
     return f"{backend}+{accumulate}"
 
@@ -121,7 +121,7 @@ def refuse_gradient_of(accumulate: str) -> None:
     if accumulate != "float32":
         raise ValueError(
             "flash_cute: accumulate: expected None or 'float32' where gradients are needed (torch.no_grad() says that "
-            f"they are not), got {_shown(accumulate)}"
+            f"they are not), got {shown(accumulate)}"
         )
 
 
@@ -156,10 +156,10 @@ def raise_refusal(
     for name, number in (("scale", scale), ("softcap", softcap)):
         check_number(name, number)
     if window is not None and not all(side is None or _fits(side) for side in window_sides(window)):
-        shown = ", ".join(_shown(side) for side in window)
-        raise ValueError(f"flash_cute: window: expected None (no limit) or numbers below 2^63, got ({shown})") from None
+        sides = ", ".join(shown(side) for side in window)
+        raise ValueError(f"flash_cute: window: expected None (no limit) or numbers below 2^63, got ({sides})") from None
     if backend is not None and not isinstance(backend, str):
-        raise ValueError(f"flash_cute: backend: expected None or a backend's name, got {_shown(backend)}") from None
+        raise ValueError(f"flash_cute: backend: expected None or a backend's name, got {shown(backend)}") from None
 
 
 def _is_number(value: Any) -> bool:
@@ -199,7 +199,8 @@ def _type_name(value: Any) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """An argument as a sentence shows it."""
     if isinstance(value, int) and value.bit_length() > 1024:
         return f"a number of {value.bit_length()} bits"
     return repr(value) if isinstance(value, str | int | float | complex | None) else _type_name(value)

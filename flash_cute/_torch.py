@@ -5,22 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C import _AutoDispatchBelowAutograd as below_autograd  # every version has it, for PyTorch's own Python
 from torch.autograd import forward_ad
-
-__all__ = [
-    "HAS_DUAL_LEVEL",
-    "autocast_is_enabled",
-    "below_autograd",
-    "direct_apply",
-    "direct_call",
-    "dispatch_modes",
-    "flash_sdp_is_enabled",
-    "functorch_is_active",
-    "is_fake",
-    "jit_is_tracing",
-    "without_modes",
-]
 
 try:
     from torch._C import _are_functorch_transforms_active as functorch_is_active

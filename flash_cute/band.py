@@ -64,6 +64,21 @@ def make_band(causal: str, window_left: int | None, window_right: int | None, le
     return Band(lower, upper, len_q, len_k)
 
 
+def seen_keys(causal: str, window_left: int | None, len_q: int, len_k: int) -> range:
+    """The keys that the rows see, and perhaps some between them that none sees.
+
+    All from the first of them on, so that rows stay at their distance from the last; where the first row has position
+    0, all up to the last of them.
+    """
+    if len_q == 0:
+        return range(0)
+    if causal == "top_left":
+        return range(min(len_q, len_k))
+    if window_left is None:
+        return range(len_k)
+    return range(min(max(0, len_k - len_q - window_left), len_k), len_k)
+
+
 # Elements of a tile's (batch, query heads, rows, keys): 4 MiB in float32, which caches hold, and under a causal mask
 # small tiles have less to mask: 64 MiB took 1.5 to 2 times as long. With so many keys that few rows fit, larger.
 SCORES = 1 << 20

@@ -12,18 +12,27 @@ from torch import Tensor
 
 from . import cpu
 from ._call_options import CacheOptions, CallOptions, KvCacheOptions, split_cache
+from .band import seen_keys
 from .cpu_fp8 import check_factors
 from .cpu_quantize import LARGEST
 from .cpu_varlen import spans
 
 REASONS = [
-    "The dense forward for the CPU does the arithmetic, in float32, one sequence after the other.",
+    "The dense forward for the CPU does the arithmetic, one sequence after the other.",
     "How many keys a sequence has is read when the call runs: what its rows may see of them is gathered.",
 ]
 
 
+def copies(q: Tensor) -> dict[str, str | None]:
+    """Why each argument is copied; what `explain` says."""
+    gathered = "the keys that the rows may see are gathered"
+    wide = q.dtype in (torch.float32, torch.float64)
+    of_q = "its heads are put before its rows" if wide else "computed in float32"
+    return {"q": of_q, "k_cache": gathered, "v_cache": gathered}
+
+
 class Cache(NamedTuple):
-    """k and v `(sequences or pages, keys, Hkv, D or Dv)`, whatever the layout, and where a sequence's keys are in them."""
+    """k and v `(sequences or pages, keys, Hkv, D or Dv)`, whatever the layout, and where a sequence has its keys."""
 
     k: Tensor
     v: Tensor
@@ -139,7 +148,7 @@ def _attend(
     for b, rows in enumerate(_rows(q, given.cu_seqlens_q)):
         len_q = rows.stop - rows.start
         len_k = _length(given, b, len_q, cache.capacity)
-        keys = _seen(options, len_q, len_k)
+        keys = seen_keys(options.causal, options.window_left, len_q, len_k)
         if len_q == 0 or len(keys) == 0 or out.numel() == 0:
             continue
         k, v = cache.read(b, keys, lse.dtype)
@@ -175,21 +184,8 @@ def _length(given: CacheOptions, b: int, len_q: int, capacity: int) -> int:
     return 0 if before < 0 else min(before + new, capacity)
 
 
-def _seen(options: CallOptions, len_q: int, len_k: int) -> range:
-    """The keys that some row may see.
-
-    All from the first of them on, so that rows stay at their distance from the last; where the first row has position
-    0, all up to the last of them.
-    """
-    if options.causal == "top_left":
-        return range(min(len_q, len_k))
-    if options.window_left is None:
-        return range(len_k)
-    return range(min(max(0, len_k - len_q - options.window_left), len_k), len_k)
-
-
 def _bytes(x: Tensor) -> Tensor:
-    """x; of float8, which PyTorch does not gather, its bytes."""
+    """x; of float8 its bytes, which every version of PyTorch gathers."""
     return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
 
 

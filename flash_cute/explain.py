@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, are_deterministic_algorithms_enabled
 
-from . import _fp8, _left, _ops, cpu, cpu_bwd, cpu_fp8, cpu_varlen, report
+from . import _fp8, _left, _ops, cpu, cpu_bwd, cpu_fp8, cpu_kvcache, cpu_varlen, kvcache, report
 from ._call_options import CallOptions
 from ._fp8_types import FLOAT8
 from ._kernel_names import kernel_matches
@@ -61,7 +61,7 @@ def explain(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    causal: bool | str = False,
+    causal: bool | str | None = None,
     *,
     scale: float | None = None,
     window: Window | None = None,
@@ -85,17 +85,23 @@ def explain(
     descale_v: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     descale_out: Tensor | None = None,
+    cache_seqlens: Tensor | None = None,
+    page_table: Tensor | None = None,
+    kv_layout: str | None = None,
+    new_keys: int = 0,
 ) -> Explanation:
     """Say which kernel `attention` (or `fwd`) would run for these arguments, or its backward; nothing is launched.
 
-    With `cu_seqlens_q` and `cu_seqlens_k` the same of `varlen_attention`: what depends on the sequences' lengths is
-    decided where they are, on the device, and the explanation says what that is.
+    With `cu_seqlens_q` and `cu_seqlens_k` the same of `varlen_attention`, with `cache_seqlens`, `page_table` or
+    `kv_layout` of `attention_with_kvcache`: what depends on the sequences' lengths is decided where they are, on the
+    device, and the explanation says what that is.
 
     The answer is that of the plan function that the launch itself asks, so it is what runs.
 
     Args:
         q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, backend, accumulate: as in `attention`; for a
-            `capability` other than the tensors' own device, tensors on the CPU or the meta device will do.
+            `capability` other than the tensors' own device, tensors on the CPU or the meta device will do. k and v may
+            be caches. causal `None`: the function's own default.
         capability: `None`: the tensors' own device. Else plan for a GPU of that compute capability, ten
             times major plus minor: 80 (A100), 86, 89, 90 (H100), 120.
         backward: explain the backward's kernel instead of the forward's, for a dout laid out like out.
@@ -105,9 +111,12 @@ def explain(
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k: as in `varlen_attention`, for q, k
             and v as there.
         descale_q, descale_k, descale_v, out_dtype, descale_out: of float8 tensors, as in `attention`.
+        cache_seqlens, page_table, kv_layout, cu_seqlens_q, descale_k, descale_v: of a call over caches, as in
+            `attention_with_kvcache`. One whose caches are contiguous and full is told by `kv_layout`.
+        new_keys: of such a call: how many keys each sequence gets appended; -1: as many as it has rows.
 
     Raises:
-        ValueError: as `attention` raises for the same arguments.
+        ValueError: as the function raises for the same arguments.
 
     Example:
         >>> x = torch.empty(4, 16, 4096, 128, dtype=torch.bfloat16, device="meta")
@@ -117,6 +126,16 @@ def explain(
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     packed = any(x is not None for x in lengths)
     fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)
+    if cache_seqlens is not None or page_table is not None or kv_layout is not None:
+        others = dict(zip(VARLEN.length_names[1:], lengths[1:], strict=True))
+        others |= {"accumulate": accumulate, "backward": backward or None, "dlse": dlse or None}
+        others |= {"descale_q": descale_q, "out_dtype": out_dtype, "descale_out": descale_out}
+        kvcache.refuse(others, "over a cache")
+        places = (cache_seqlens, page_table, cu_seqlens_q, new_keys, "NHD" if kv_layout is None else kv_layout)
+        mask, score = (True if causal is None else causal, window), (softcap, sinks, alibi_slopes, scale)
+        return _of_cache(q, k, v, places, *mask, score, (descale_k, descale_v), backend, capability)
+    if causal is None:
+        causal = False
     try:
         causal = mask_name(causal)
         left, right = (None, None) if window is None else window_sides(window)
@@ -172,6 +191,32 @@ def explain(
         plan["compiled"] = _compiled(plan)
         if divmod(plan["capability"], 10) in _left.CAPABILITIES:
             plan["reasons"].append(_left.EXPLANATION)
+    return Explanation(plan)
+
+
+def _of_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    places: tuple[Any, ...],
+    causal: Any,
+    window: Any,
+    score: tuple[Any, ...],
+    descales: tuple[Any, ...],
+    backend: Any,
+    capability: Any,
+) -> Explanation:
+    """The same of `attention_with_kvcache`."""
+    gpu = check_capability(capability)
+    descale_k, descale_v = descales
+    plan: Any = kvcache.plan(
+        q, k_cache, v_cache, places, causal, window, score, descale_k, descale_v, backend, gpu
+    )  # fmt: skip
+    if plan["backend"] == "cpu":
+        plan["copies"] |= cpu_kvcache.copies(q)
+        plan["reasons"] += cpu_kvcache.REASONS
+    else:
+        plan["compiled"] = _compiled(plan)
     return Explanation(plan)
 
 
@@ -245,6 +290,9 @@ def _options(data: PlanData) -> list[str]:
         options.append(f"accumulate {data['accumulate']}")
     if "out_dtype" in data:
         options.append(f"k {data['dtype_k']}, v {data['dtype_v']}, out {data['out_dtype']}")
+    if "page" in data:
+        options += [f"a cache of {data['dtype_k']} keys and {data['dtype_v']} values"]
+        options += [] if data["page"] is None else [f"pages of {_count(data['page'], 'key')}"]
     if data["head_dim_v"] != data["head_dim"]:
         options.append(f"head dim {data['head_dim_v']} of v")
     return options

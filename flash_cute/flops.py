@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._call_options import split_fp8
+from ._call_options import split_cache, split_fp8
 from ._torch import is_fake
 from .cpu_varlen import spans
 
@@ -26,6 +26,8 @@ def register() -> None:
     register_flop_formula([operators.bwd, operators._bwd])(bwd)
     register_flop_formula([operators.fp8_fwd, operators._fp8_fwd])(fwd)
     register_flop_formula([operators.fp8_varlen_fwd, operators._fp8_varlen_fwd], get_raw=True)(fp8_varlen_fwd)
+    of_caches = [operators.kvcache_fwd, operators._kvcache_fwd, operators.kvcache_fwd_out, operators._kvcache_fwd_out]
+    register_flop_formula(of_caches, get_raw=True)(kvcache_fwd)
     register_flop_formula([operators.varlen_fwd, operators._varlen_fwd], get_raw=True)(varlen_fwd)
     register_flop_formula([operators.varlen_bwd, operators._varlen_bwd], get_raw=True)(varlen_bwd)
 
@@ -33,6 +35,23 @@ def register() -> None:
 def fwd(q: Sequence[int], k: Sequence[int], v: Sequence[int], *args: Any, **kwargs: Any) -> int:
     """FLOPs of a forward from the shapes of q, k and v: a product over D and one over Dv."""
     return _product(q, k, q[3] + v[3])
+
+
+def kvcache_fwd(q: Tensor, k_cache: Tensor, v_cache: Tensor, *given: Any, **kwargs: Any) -> int:
+    """FLOPs of a forward over caches, as those of each sequence by `fwd`; of full ones where lengths cannot be read."""
+    cache = split_cache(given)[0]
+    offsets, lengths = cache.cu_seqlens_q, cache.cache_seqlens
+    capacity = k_cache.shape[1 if cache.kv_layout == "NHD" else 2]
+    if cache.page_table is not None:
+        capacity *= cache.page_table.shape[1]
+    columns = q.shape[-2] * (k_cache.shape[3] + v_cache.shape[3])
+    total = q.shape[0] if offsets is not None else q.shape[0] * q.shape[1]
+    if lengths is None or q.is_meta or is_fake(q):
+        return int(2 * columns * total * capacity)
+    rows = torch.full_like(lengths, q.shape[1]) if offsets is None else spans(offsets, None, total).length
+    new = rows if cache.new_keys < 0 else cache.new_keys
+    keys = (lengths.long() + new).clamp(0, capacity).where(lengths >= 0, 0)
+    return int(2 * columns * (rows * keys).sum())
 
 
 def bwd(dout: Sequence[int], q: Sequence[int], k: Sequence[int], v: Sequence[int], *args: Any, **kwargs: Any) -> int:

@@ -13,16 +13,18 @@ class PlanData(TypedDict, total=False):
     dtype: str
     """The call: the tensors' dtype, as in "bfloat16"; of float8 tensors q's."""
     dtype_k: str
-    """Of float8 tensors, and absent otherwise. So are the next two."""
+    """Of float8 tensors and of caches, and absent otherwise. So is the next one."""
     dtype_v: str
     out_dtype: str
+    """Of float8 tensors, and absent otherwise."""
     batch: int
-    """Of packed sequences their number."""
+    """Of packed sequences their number, as of a call over caches."""
     heads_q: int
     heads_kv: int
     len_q: int
     """Of packed sequences the rows of all of them."""
     len_k: int
+    """Of caches the most keys that a sequence may have."""
     head_dim: int
     head_dim_v: int
     causal: str
@@ -44,6 +46,13 @@ class PlanData(TypedDict, total=False):
     seqused_q: bool
     """Whether it is given."""
     seqused_k: bool
+
+    page: int | None
+    """Of a call over caches: the keys of a page; None: they are contiguous. Absent otherwise. So are the next two."""
+    cache_seqlens: bool
+    """Whether they are given."""
+    new_keys: int
+    """Appended to each sequence before; -1: as many as it has rows."""
 
     backend: str
     """"cpu", "sm80" or "sm90"."""

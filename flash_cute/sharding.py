@@ -19,6 +19,8 @@ def register() -> None:
     register_sharding([operators.fwd.default, operators._fwd.default])(fwd)
     float8 = (operators.fp8_fwd, operators._fp8_fwd, operators.fp8_varlen_fwd, operators._fp8_varlen_fwd)
     register_sharding([operator.default for operator in float8])(refuse_float8)
+    caches = ("kvcache_fwd", "_kvcache_fwd", "kvcache_fwd_out", "_kvcache_fwd_out", "kvcache_append", "_kvcache_append")
+    register_sharding([getattr(operators, name).default for name in caches])(refuse_caches)
     register_sharding([operators.bwd.default, operators._bwd.default])(bwd)
     register_sharding([operators.varlen_fwd.default, operators._varlen_fwd.default])(varlen_fwd)
     register_sharding([operators.varlen_bwd.default, operators._varlen_bwd.default])(varlen_bwd)
@@ -27,6 +29,12 @@ def register() -> None:
 def refuse_float8(*given: Any) -> NoReturn:
     raise NotImplementedError(
         "flash_cute's attention of float8 tensors takes no DTensor: call it with each rank's own part (to_local())."
+    )
+
+
+def refuse_caches(*given: Any) -> NoReturn:
+    raise NotImplementedError(
+        "flash_cute's attention over a cache takes no DTensor: call it with each rank's own part (to_local())."
     )
 
 

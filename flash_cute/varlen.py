@@ -11,6 +11,7 @@ from ._call import attend, differentiate, record
 from ._fp8_types import FLOAT8
 from ._refusals import Window, check_longest
 from .autograd import VARLEN
+from .kvcache import attend_pages
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -20,21 +21,21 @@ if TYPE_CHECKING:
 
 @overload
 def varlen_attention(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, causal: bool | str = False, *,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, causal: bool | str = False, *,
     return_lse: Literal[False] = False, **options: "Unpack[VarlenOptions]",
 ) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def varlen_attention(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, causal: bool | str = False, *,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, causal: bool | str = False, *,
     return_lse: Literal[True], **options: "Unpack[VarlenOptions]",
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 @overload
 def varlen_attention(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, causal: bool | str = False, *,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, causal: bool | str = False, *,
     return_lse: bool, **options: "Unpack[VarlenOptions]",
 ) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 
@@ -44,13 +45,14 @@ def varlen_attention(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     causal: bool | str = False,
     *,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    page_table: Tensor | None = None,
     window: Window | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -79,13 +81,18 @@ def varlen_attention(
         v: `(Tk, Hkv, Dv)`, same dtype and device.
         cu_seqlens_q: `(B + 1,)` int32, contiguous, on q's device: where each sequence's rows begin, and where the last
             one's end. Rows before the first and after the last are in no sequence.
-        cu_seqlens_k: the same of k and v.
+        cu_seqlens_k: the same of k and v; `None` with `page_table`.
         causal, window: as in `attention`, in each sequence: row i of Nq has position `i + Nk - Nq` (`"top_left"`: i).
         max_seqlen_q, max_seqlen_k: the longest sequence's length, where it is known on the host: a hint for the choice
             of a kernel. A wrong one costs speed and never changes what is computed. A tensor is refused: its value
             would have to be waited for.
         seqused_q, seqused_k: `(B,)` int32, contiguous, on q's device: how many of each sequence's rows and keys are
             used, counted from its first; Nq and Nk are these then. `None`: all.
+        page_table: `(B, max_pages)` int32, columns contiguous, on q's device: k and v are pages then,
+            `(pages, page, Hkv, D)` and `(pages, page, Hkv, Dv)`, and `seqused_k` says how many keys each sequence has
+            in those that its row of the table names. That is `attention_with_kvcache` of packed rows, which has more
+            words for it: inference only, pages of any size, float8 pages with `descale_k` and `descale_v`. `seqused_q`,
+            `accumulate`, `quantize`, `descale_q`, `out_dtype` and `descale_out` are refused.
         softcap, sinks, scale, deterministic, backend, accumulate: as in `attention`.
         alibi_slopes: as in `attention`: `(Hq,)`, or `(B, Hq)` for slopes per sequence.
         return_lse: return the logsumexp of each row too. Gradients flow through it.
@@ -128,9 +135,13 @@ def varlen_attention(
     if max_seqlen_k is not None and type(max_seqlen_k) is not int:
         check_longest("max_seqlen_k", max_seqlen_k)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    score = (causal, scale, window, softcap, sinks, alibi_slopes)
+    if page_table is not None:
+        rest = (return_lse, deterministic, backend, accumulate)
+        fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)
+        return attend_pages(q, k, v, lengths, page_table, *score, *rest, fp8, quantize)
     if _check_lengths.ENABLED:
         _check_lengths.check_lengths(q, k, lengths)
-    score = (causal, scale, window, softcap, sinks, alibi_slopes)
     if isinstance(q, Tensor) and (
         q.dtype in FLOAT8
         or descale_q is not None
@@ -153,13 +164,14 @@ def varlen_fwd(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     causal: bool | str = False,
     *,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    page_table: Tensor | None = None,
     window: Window | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -197,9 +209,13 @@ def varlen_fwd(
     if max_seqlen_k is not None and type(max_seqlen_k) is not int:
         check_longest("max_seqlen_k", max_seqlen_k)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    score = (causal, scale, window, softcap, sinks, alibi_slopes)
+    if page_table is not None:
+        rest = (True, deterministic, backend, accumulate)
+        fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)
+        return attend_pages(q, k, v, lengths, page_table, *score, *rest, fp8)
     if _check_lengths.ENABLED:
         _check_lengths.check_lengths(q, k, lengths)
-    score = (causal, scale, window, softcap, sinks, alibi_slopes)
     if isinstance(q, Tensor) and (
         q.dtype in FLOAT8
         or descale_q is not None

@@ -3,13 +3,15 @@
 //   kvcache_fwd           attention over the caches: q (B, Nq, Hq, D), or with `cu_seqlens_q` packed (Tq, Hq, D)
 //   kvcache_fwd_out       the same into results that the caller has
 //   kvcache_append        writes new keys and values behind those that the caches have
+//   _kvcache_fwd, _kvcache_fwd_out, _kvcache_append   the same operators, below autograd
 //   kvcache_plan, check_kvcache_fwd, check_kvcache_append   as fwd_plan and check_fwd, see ops.cpp; with `out` and `lse`
 //                         check_kvcache_fwd raises what kvcache_fwd_out would raise
 //
 // `kv_layout` "NHD": the caches are (B, N, Hkv, D), or with `page_table` (pages, page, Hkv, D); "HND": (B, Hkv, N, D),
 // (pages, Hkv, page, D). `new_keys`: how many keys each sequence has got from kvcache_append just before, -1: as many as
-// it has rows. The lengths, of which the host reads only shapes and dtypes: kvcache.h. There is no derivative. CPU kernels
-// are registered from Python.
+// it has rows. The lengths, of which the host reads only shapes and dtypes: kvcache.h. There is no derivative: what
+// is attached to kvcache_fwd, kvcache_fwd_out and kvcache_append from Python refuses tensors that require grad. CPU kernels
+// are registered from there, too.
 #include "kvcache.h"
 #include "stack.h"
 
@@ -214,18 +216,25 @@ void boxed_check_append(StableIValue* stack, uint64_t, uint64_t) {
 }  // namespace
 }  // namespace flash_cute
 
+// SymInt, so that torch.compile makes no graph per number of new keys.
 #define FLASH_CUTE_KVCACHE                                                                                       \
   "Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens, Tensor? page_table, Tensor? cu_seqlens_q, " \
-  "int new_keys, str kv_layout, " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE                                          \
+  "SymInt new_keys, str kv_layout, " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE                                          \
   ", Tensor? descale_k, Tensor? descale_v, Tensor? workspace, str backend"
 #define FLASH_CUTE_KVCACHE_APPEND                                                                     \
   "Tensor k, Tensor v, Tensor? cache_seqlens, Tensor? page_table, Tensor? cu_seqlens, str kv_layout, " \
   "Tensor? descale_k, Tensor? descale_v"
 
+#define FLASH_CUTE_KVCACHE_RESULTS ", Tensor(a!) out, Tensor(b!) lse"
+#define FLASH_CUTE_KVCACHE_WRITTEN "Tensor(a!) k_cache, Tensor(b!) v_cache, "
+
 STABLE_TORCH_LIBRARY_FRAGMENT(flash_cute, m) {
   m.def("kvcache_fwd(" FLASH_CUTE_KVCACHE ") -> (Tensor out, Tensor lse)");
-  m.def("kvcache_fwd_out(" FLASH_CUTE_KVCACHE ", Tensor(a!) out, Tensor(b!) lse) -> ()");
-  m.def("kvcache_append(Tensor(a!) k_cache, Tensor(b!) v_cache, " FLASH_CUTE_KVCACHE_APPEND ") -> ()");
+  m.def("_kvcache_fwd(" FLASH_CUTE_KVCACHE ") -> (Tensor out, Tensor lse)");
+  m.def("kvcache_fwd_out(" FLASH_CUTE_KVCACHE FLASH_CUTE_KVCACHE_RESULTS ") -> ()");
+  m.def("_kvcache_fwd_out(" FLASH_CUTE_KVCACHE FLASH_CUTE_KVCACHE_RESULTS ") -> ()");
+  m.def("kvcache_append(" FLASH_CUTE_KVCACHE_WRITTEN FLASH_CUTE_KVCACHE_APPEND ") -> ()");
+  m.def("_kvcache_append(" FLASH_CUTE_KVCACHE_WRITTEN FLASH_CUTE_KVCACHE_APPEND ") -> ()");
   m.def("kvcache_plan(" FLASH_CUTE_KVCACHE ", int capability) -> str");
   m.def("check_kvcache_fwd(" FLASH_CUTE_KVCACHE ", str devices=\"\", Tensor? out=None, Tensor? lse=None) -> float");
   m.def("check_kvcache_append(Tensor k_cache, Tensor v_cache, " FLASH_CUTE_KVCACHE_APPEND ", str devices=\"\") -> ()");
@@ -233,8 +242,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flash_cute, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(flash_cute, CUDA, m) {
   m.impl("kvcache_fwd", &flash_cute::boxed_fwd);
+  m.impl("_kvcache_fwd", &flash_cute::boxed_fwd);
   m.impl("kvcache_fwd_out", &flash_cute::boxed_fwd_out);
+  m.impl("_kvcache_fwd_out", &flash_cute::boxed_fwd_out);
   m.impl("kvcache_append", &flash_cute::boxed_append);
+  m.impl("_kvcache_append", &flash_cute::boxed_append);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_cute, CompositeExplicitAutograd, m) {

@@ -1,5 +1,5 @@
-// A tensor of another order of dims seen as (batch, heads, rows, head_dim), so that the checks, strides and copies of dense
-// calls serve it.
+// A tensor of another order of dims seen as (batch, heads, rows, head_dim), so that the checks, strides and copies of
+// dense calls serve it.
 #pragma once
 
 #include "tensor.h"

@@ -6,8 +6,8 @@
 namespace flash_cute {
 
 inline void check_same_dtype(TensorInfo const& q, TensorInfo const& other) {
-  FLASH_CUTE_CHECK(other.dtype == q.dtype, other.name, ": expected ", q.name, "'s dtype ", dtype_name(q.dtype), ", got ",
-                   dtype_name(other.dtype));
+  FLASH_CUTE_CHECK(other.dtype == q.dtype, other.name, ": expected ", q.name, "'s dtype ", dtype_name(q.dtype),
+                   ", got ", dtype_name(other.dtype));
 }
 
 inline void check_same_device(TensorInfo const& q, TensorInfo const& other) {

@@ -103,6 +103,14 @@ def run(rank, store):
             assert str(error).startswith("flash_cute: causal: expected"), error
         else:
             raise AssertionError("a bad mask was taken")
+        caches = [x.transpose(1, 2) for x in plain]
+        try:
+            with torch.no_grad():
+                flash_cute.attention_with_kvcache(*placed(caches, *[Shard(0)] * 3))
+        except NotImplementedError as error:
+            assert "takes no DTensor" in str(error), error
+        else:
+            raise AssertionError("DTensors were taken for caches")
     dist.destroy_process_group()
 
 if __name__ == "__main__":
