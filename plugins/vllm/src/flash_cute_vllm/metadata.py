@@ -54,8 +54,8 @@ class FlashCuteMetadataBuilder(AttentionMetadataBuilder[FlashCuteMetadata]):
         slots = common.slot_mapping
         count, size = slots.shape[0], self.kv_cache_spec.block_size
         pages, rows = self.slot_pages[:count], self.slot_rows[:count]
-        # Slot -1 is none. vLLM gives it to tokens that pad a graph, and to all of a dummy run, whose block table is that
-        # of another step: so it is slots that say where to write, and not the table.
+        # Slot -1 is none. vLLM gives it to tokens that pad a graph, and to all of a dummy run, whose block table is
+        # that of another step: so it is slots that say where to write, and not the table.
         pages.copy_(slots.div(size, rounding_mode="floor")[:, None])
         rows.copy_(torch.where(slots < 0, slots, slots.remainder(size)))
         return FlashCuteMetadata(
