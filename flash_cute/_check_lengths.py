@@ -46,8 +46,8 @@ def check_lengths(q: Tensor, k: Tensor, lengths: tuple[Any, ...]) -> None:
     swapped = ""
     if _fit(offsets_q, keys) and _fit(offsets_k, rows):
         swapped = "; cu_seqlens_q would fit k and cu_seqlens_k q: are they swapped?"
-    _check("q", offsets_q, used_q, rows, swapped)
-    _check("k", offsets_k, used_k, keys, swapped)
+    _check("q", "cu_seqlens_q", offsets_q, used_q, rows, swapped)
+    _check("k", "cu_seqlens_k", offsets_k, used_k, keys, swapped)
 
 
 def _can_be_read(tensors: list[Any]) -> bool:
@@ -87,7 +87,8 @@ def check_cache(
         counts = [q.shape[1]] * q.shape[0]
     else:
         offsets = cu_seqlens.tolist()
-        _check("q" if mask is not None else "k", offsets, None, q.shape[0], "")
+        name, argument = ("q", "cu_seqlens_q") if mask is not None else ("k", "cu_seqlens")
+        _check(name, argument, offsets, None, q.shape[0], "")
         counts = [end - start for start, end in itertools.pairwise(offsets)]
     capacity = rows if page_table is None else rows * page_table.shape[1]
     before = [capacity] * len(counts) if cache_seqlens is None else cache_seqlens.tolist()
@@ -122,16 +123,16 @@ def _fit(offsets: list[int], total: int) -> bool:
     return all(0 <= offset <= total for offset in offsets)
 
 
-def _check(name: str, offsets: list[int], used: list[int] | None, total: int, swapped: str) -> None:
+def _check(name: str, argument: str, offsets: list[int], used: list[int] | None, total: int, swapped: str) -> None:
     for i, offset in enumerate(offsets):
         if not 0 <= offset <= total:
             raise LengthError(
-                f"flash_cute: cu_seqlens_{name}: expected offsets from 0 to {name}'s {total} rows, got {offset} at "
+                f"flash_cute: {argument}: expected offsets from 0 to {name}'s {total} rows, got {offset} at "
                 f"index {i}{swapped}"
             )
         if i and offset < offsets[i - 1]:
             raise LengthError(
-                f"flash_cute: cu_seqlens_{name}: expected offsets that do not descend, got {offset} at index {i} after "
+                f"flash_cute: {argument}: expected offsets that do not descend, got {offset} at index {i} after "
                 f"{offsets[i - 1]}"
             )
     for i, count in enumerate(used or ()):

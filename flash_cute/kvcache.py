@@ -162,7 +162,7 @@ def attention_with_kvcache(
         if k is not None or v is not None:
             if k is None or v is None:
                 _refuse_half(k)
-            new_keys = k.shape[1] if cu_seqlens_q is None else -1
+            new_keys = -1 if cu_seqlens_q is not None else k.shape[1] if k.dim() == 4 else 0
         tensors = (q, k_cache, v_cache, k, v, sinks, alibi_slopes, descale_k, descale_v, out)
         if is_grad_enabled():
             for x in tensors:
@@ -240,8 +240,7 @@ def append_kvcache(
         if not HAS_DUAL_LEVEL or forward_ad._current_level >= 0:
             refuse_tangents(*tensors)
         if _check_lengths.ENABLED:
-            rows = k.shape[1] if cu_seqlens is None else -1
-            _check_lengths.check_cache(k, k_cache, cache_seqlens, page_table, cu_seqlens, rows, kv_layout, None)
+            _check_lengths.check_cache(k, k_cache, cache_seqlens, page_table, cu_seqlens, -1, kv_layout, None)
         _ops.kvcache_append_without_autograd(
             k_cache, v_cache, k, v, cache_seqlens, page_table, cu_seqlens, kv_layout, descale_k, descale_v
         )
@@ -374,16 +373,16 @@ def refuse(given: dict[str, Any], where: str) -> None:
 
 def _append_and_attend(call: tuple[Any, ...], k: Tensor | None, v: Tensor | None, out: Tensor | None) -> Any:
     """The call with new keys or a result of its own: `(out, lse)`."""
-    q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, _, kv_layout, *_ = call
+    q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, _, kv_layout, *_, descale_k, descale_v, _, _ = call
     lse = None
     if out is not None:
-        rows = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
+        rows = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else q.shape[:2][::-1]
         lse = q.new_empty(rows, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
     if k is not None:
         if not (is_compiling() or functorch_is_active() or dispatch_modes() or jit_is_tracing()):
             _ops.check_kvcache_fwd(*call, "", out, lse)  # so that a call that cannot be served appends nothing
         _ops.kvcache_append_without_autograd(
-            k_cache, v_cache, k, v, cache_seqlens, page_table, cu_seqlens_q, kv_layout, *call[15:17]
+            k_cache, v_cache, k, v, cache_seqlens, page_table, cu_seqlens_q, kv_layout, descale_k, descale_v
         )
     if out is None:
         return _ops.kvcache_fwd_without_autograd(*call)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from caches import Cached, cloned, make
+from caches import FLOAT8, Cached, cloned, make
 from numerics import same_bits
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -107,25 +107,27 @@ def test_export(rng: torch.Generator) -> None:
         assert same_bits(program(*call), Attention()(*call))
 
 
+# Of float8 caches all of opcheck's but the schema's, which multiplies its inputs: PyTorch does not multiply float8.
+OPCHECKS_OF_FLOAT8 = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
 @pytest.mark.parametrize("name", ["kvcache_fwd", "kvcache_fwd_out", "kvcache_append"])
-@pytest.mark.parametrize("rows", [2, (1, 5, 0, 3)], ids=str)
-def test_opcheck(device: str, rows: Any, name: str, rng: torch.Generator) -> None:
-    """Of float8 caches all but the schema's, which multiplies its inputs: PyTorch does not multiply float8."""
-    but_the_schemas = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    for page, dtypes in ((None, None), (4, (torch.float8_e4m3fn, torch.float8_e5m2))):
-        options = {"cache_dtypes": dtypes, "descales": "heads" if dtypes else "none", "dtype": torch.float16}
-        case = make(rng, device, (20, 0, -1, 33), rows, page=page, appends=True, **options)
-        case.k_cache, case.v_cache = (x.float().nan_to_num().to(x.dtype) for x in (case.k_cache, case.v_cache))
-        call = _operands(case, -1 if case.cu_seqlens_q is not None else 2)
-        if name == "kvcache_fwd_out":
-            call = (*call, *(torch.empty_like(x) for x in case.replace(k=None, v=None).run()))
-        if name == "kvcache_append":
-            places = (case.cache_seqlens, case.page_table, case.cu_seqlens_q, case.kv_layout)
-            call = (case.k_cache, case.v_cache, case.k, case.v, *places, case.descale_k, case.descale_v)
-        for twin in (name, f"_{name}"):
-            operator = getattr(torch.ops.flash_cute, twin).default
-            tests = {"test_utils": but_the_schemas} if dtypes else {}
-            torch.library.opcheck(operator, call, **tests)
+@pytest.mark.parametrize("float8", [False, True])
+def test_opcheck(device: str, float8: bool, name: str, rng: torch.Generator) -> None:
+    options: dict[str, Any] = {"page": None, "rows": 2}
+    if float8:
+        options = {"page": 4, "rows": (1, 5, 0, 3), "cache_dtypes": FLOAT8, "descales": "heads"}
+    case = make(rng, device, (20, 0, -1, 33), appends=True, dtype=torch.float16, **options)
+    case.k_cache, case.v_cache = (x.float().nan_to_num().to(x.dtype) for x in (case.k_cache, case.v_cache))
+    call = _operands(case, -1 if case.cu_seqlens_q is not None else 2)
+    if name == "kvcache_fwd_out":
+        call = (*call, *(torch.empty_like(x) for x in case.replace(k=None, v=None).run()))
+    if name == "kvcache_append":
+        places = (case.cache_seqlens, case.page_table, case.cu_seqlens_q, case.kv_layout)
+        call = (case.k_cache, case.v_cache, case.k, case.v, *places, case.descale_k, case.descale_v)
+    for twin in (name, f"_{name}"):
+        operator = getattr(torch.ops.flash_cute, twin).default
+        torch.library.opcheck(operator, call, **({"test_utils": OPCHECKS_OF_FLOAT8} if float8 else {}))
 
 
 @pytest.mark.parametrize("rows", [2, (1, 5, 0)], ids=str)

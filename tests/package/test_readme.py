@@ -43,7 +43,10 @@ def test_ci_runs_the_commands_of_the_first_lines() -> None:
     assert [command.strip() for command in commands if command.strip() not in (ROOT / ".ci/run").read_text()] == []
 
 
-@pytest.mark.parametrize("page", ("README.md", "docs/start.md", *(f"docs/adopting/{name}.md" for name in ADOPTING)))
+PAGES_WITH_EXAMPLES = ("README.md", "docs/start.md", "docs/kvcache.md", *(f"docs/adopting/{x}.md" for x in ADOPTING))
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES)
 def test_examples(page: str, python: Callable[..., str]) -> None:
     """They run, and print the shapes that their comments say; a plan for a GPU needs a build with kernels."""
     examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)

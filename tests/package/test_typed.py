@@ -55,18 +55,26 @@ x, offsets = torch.randn(16, 2, 64), torch.tensor([0, 16], dtype=torch.int32)
 reveal_type(flash_cute.varlen_attention(x, x, x, offsets, offsets, max_seqlen_q=16))
 reveal_type(flash_cute.varlen_attention(x, x, x, offsets, offsets, return_lse=True, seqused_k=None))
 reveal_type(varlen_attn(x, x, x, offsets, offsets, 16, 16))
+pages = torch.randn(4, 4, 2, 64)
+reveal_type(flash_cute.attention_with_kvcache(q, pages, pages, cache_seqlens=offsets, page_table=None))
+reveal_type(flash_cute.attention_with_kvcache(q, pages, pages, k=q, v=q, return_lse=True))
+reveal_type(flash_cute.varlen_attention(x, pages, pages, offsets, None, page_table=offsets, seqused_k=offsets))
 reveal_type(flash_cute.integrations.sdpa.sdpa(q, q, q))
 reveal_type(sdpa.report().served)
 flash_cute.integrations.transformers.register()
 flash_cute.attention(q, q, q, scales=2.0)  # WRONG: no such option
 flash_cute.attention(q, q, q, window=3)  # WRONG
 flash_cute.varlen_attention(q, q, q)  # WRONG
+flash_cute.attention_with_kvcache(q, pages, pages, block_table=offsets)  # WRONG: no such option
 flash_cute.integrations.sdp  # WRONG
 """
 REVEALED = (
     "Tensor",
     "tuple[Tensor, Tensor]",
     "Tensor | tuple[Tensor, Tensor]",
+    "Tensor",
+    "tuple[Tensor, Tensor]",
+    "Tensor",
     "Tensor",
     "tuple[Tensor, Tensor]",
     "Tensor",

@@ -1,0 +1,84 @@
+"""What `explain` and `kvcache_workspace_bytes` say of calls over caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from caches import Cached, make
+
+import flash_cute
+
+
+def _explained(case: Cached, **more: Any) -> flash_cute.Explanation:
+    options = {"cu_seqlens_q": case.cu_seqlens_q, "causal": case.causal, **case.places, **case.options, **more}
+    return flash_cute.explain(case.q, case.k_cache, case.v_cache, **options)
+
+
+def test_on_the_cpu(rng: torch.Generator) -> None:
+    own = {"cache_dtypes": (torch.float8_e4m3fn, torch.float8_e5m2), "descales": "heads", "dtype": torch.bfloat16}
+    case = make(rng, "cpu", (9, 4, 0), (1, 5, 2), page=4, head_dim_v=32, window=(7, 0), room=1, **own)
+    explanation = _explained(case, new_keys=-1)
+    data = explanation.data
+    assert case.page_table is not None
+    expected = {
+        "backend": "cpu", "batch": 3, "len_q": 8, "len_k": 4 * case.page_table.shape[1], "packed": True, "page": 4,
+        "cache_seqlens": True, "new_keys": -1, "heads_q": 4, "heads_kv": 2, "head_dim": 64, "head_dim_v": 32,
+        "dtype": "bfloat16", "dtype_k": "float8_e4m3fn", "dtype_v": "float8_e5m2", "causal": "bottom_right",
+        "window": [7, 0], "mask": "window", "workspace_bytes": 0,
+    }  # fmt: skip
+    assert {name: data.get(name) for name in expected} == expected
+    assert set(data["copies"]) == {"q", "k_cache", "v_cache", "out"}
+    text = " ".join(str(explanation).split())
+    assert "a cache of float8_e4m3fn keys and float8_e5m2 values, pages of 4 keys" in text
+    assert "How many keys a sequence has is read when the call runs" in text
+
+
+def test_a_contiguous_cache(rng: torch.Generator) -> None:
+    """`kv_layout` tells it from other calls, and causal is True then."""
+    case = make(rng, "cpu", (9, 4), 2)
+    data = flash_cute.explain(case.q, case.k_cache, case.v_cache, kv_layout="NHD").data
+    assert (data["page"], data["cache_seqlens"], data["causal"]) == (None, False, "bottom_right")
+    assert "page" not in flash_cute.explain(*(x.transpose(1, 2) for x in (case.q, case.k_cache, case.v_cache))).data
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "shown"),
+    [
+        ("cu_seqlens_k", torch.zeros(3, dtype=torch.int32), "torch.Tensor"),
+        ("seqused_q", torch.zeros(2, dtype=torch.int32), "torch.Tensor"),
+        ("max_seqlen_k", 7, "7"),
+        ("accumulate", "float16", "'float16'"),
+        ("backward", True, "True"),
+        ("dlse", True, "True"),
+        ("descale_q", torch.ones(()), "torch.Tensor"),
+        ("out_dtype", torch.float16, "torch.dtype"),
+    ],
+    ids=str,
+)
+def test_what_such_a_call_does_not_have(name: str, given: Any, shown: str, rng: torch.Generator) -> None:
+    case = make(rng, "cpu", (9, 4), 2, page=4)
+    with pytest.raises(ValueError, match=f"^flash_cute: {name}: expected None over a cache, got {shown}$"):
+        _explained(case, **{name: given})
+
+
+def test_the_workspace_on_the_cpu(rng: torch.Generator) -> None:
+    case = make(rng, "cpu", (9, 4), (1, 2), page=4)
+    size = flash_cute.kvcache_workspace_bytes(
+        case.q, case.k_cache, case.v_cache, cu_seqlens_q=case.cu_seqlens_q, new_keys=-1, window=(3, 0), **case.places
+    )
+    assert size == 0
+    case.run(workspace=torch.empty(0, dtype=torch.uint8))
+
+
+@pytest.mark.cuda
+def test_on_the_gpu(rng: torch.Generator) -> None:
+    """The workspace's size follows from shapes and options alone; lengths are a rule."""
+    case = make(rng, "cuda", (900, 4, 0), 1, page=16)
+    data = _explained(case).data
+    assert data["backend"] in ("sm80", "sm90") and data["reasons"]
+    size = flash_cute.kvcache_workspace_bytes(case.q, case.k_cache, case.v_cache, **case.places)
+    assert data["workspace_bytes"] == size
+    others = {**case.places, "cache_seqlens": torch.full_like(case.cache_seqlens, -1)}
+    assert flash_cute.kvcache_workspace_bytes(case.q, case.k_cache, case.v_cache, **others) == size
