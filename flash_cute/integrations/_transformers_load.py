@@ -23,7 +23,7 @@ NAME = "flash_cute"
 # those of flash-attn with `flash_attn_with_kvcache`. To the others it gives keys that it has gathered.
 NAME_2 = "flash_cute_2"
 NAMES = frozenset((NAME, NAME_2))
-PAGED = "paged|"  # before a name, in Transformers before 5.23: the attention function is given the cache itself
+PAGED = "paged|"  # before a name, in 5.17: the attention function is given the cache itself
 
 
 def teach(transformers: ModuleType) -> None:

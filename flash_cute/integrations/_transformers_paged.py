@@ -5,8 +5,8 @@ that it can, Transformers passes the pages of the cache on: new keys are appende
 `flash_cute.attention_with_kvcache`. A sequence that pads a graph has no token: its length is -1 then, and it is neither
 read nor written. Every other batch is a packed call over keys that Transformers has gathered.
 
-From 5.23 on the cache's `update` has been called before, and the attention function finds pages among its keywords.
-Before, an implementation "paged|NAME" is given the cache and calls `update` itself.
+In 5.24 the cache's `update` has been called before, and the attention function finds pages among its keywords. In 5.17
+an implementation "paged|NAME" is given the cache and calls `update` itself.
 """
 
 from typing import Any, NamedTuple
@@ -111,7 +111,7 @@ def paged_attention(
     block_table: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What a layer calls before Transformers 5.23 where the implementation is "paged|flash_cute": see the module.
+    """What a layer of Transformers 5.17 calls where the implementation is "paged|flash_cute": see the module.
 
     Args:
         module: the layer, whose `layer_idx` the cache knows.
