@@ -59,6 +59,13 @@ def with_kvcache(
     descales: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Results:
     """The attention of q `(B, N, Hq, D)`, or `(Tq, Hq, D)`, to a cache."""
+    given: dict[str, Any] = {"q": q, "page_table": place.table, "qv": qv, **keys._asdict()}
+    for name, x in {**given, "rotary_cos": rotary.cos, "rotary_sin": rotary.sin}.items():
+        if not isinstance(x, Tensor) and (x is not None or name in ("q", "k_cache", "v_cache")):
+            raise ValueError(f"flash_cute: {name}: expected a torch.Tensor, got {type(x).__name__}")
+        dims = {"k_cache": 4, "v_cache": 4, "page_table": 2}.get(name)
+        if x is not None and dims is not None and x.dim() != dims:
+            raise ValueError(f"flash_cute: {name}: expected {dims} dims, got {tuple(x.shape)}")
     if type(place.seqlens) is int:
         place = place._replace(seqlens=_filled(place.seqlens, q, place.cu_seqlens_q))
     if place.batch_idx is not None:
@@ -230,7 +237,7 @@ def _without_padding(keys: Keys, place: Place) -> tuple[Keys, Place]:
         if batch != pages:
             raise ValueError(f"flash_cute: cache_leftpad: expected ({pages},), got ({batch},)")
         table = torch.arange(pages, dtype=torch.int32, device=keys.k_cache.device)[:, None]
-    elif table.dim() != 2 or table.shape[0] != batch:
+    elif table.shape[0] != batch:
         raise ValueError(f"flash_cute: cache_leftpad: expected ({table.shape[0]},), got ({batch},)")
     room = rows * table.shape[1]
     seqlens = place.seqlens

@@ -306,3 +306,21 @@ def test_refused(changes: Any, message: str, config: Any, rng: torch.Generator) 
         step.run(common=step.common.replace(**changes))
     with pytest.raises(NotImplementedError, match=r"^flash_cute: output_scale: expected None"):
         step.layer.impl.forward(step.layer, *[step.query] * 3, step.cache, None, step.query, torch.ones(()))
+
+
+def test_refused_by_the_layer(config: Any, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Step(config, rng)
+    impl = step.layer.impl
+    with pytest.raises(NotImplementedError, match=r"^flash_cute: attn_type: expected decoder or encoder_only, got enc"):
+        type(impl)(HEADS, DIM, 1.0, attn_type="encoder_decoder")
+    builder = step.layer.attn_backend.get_builder_cls()(step.spec, ["model.0"], config, torch.device("cpu"))
+    meta = builder.build(0, step.common)
+    k, v = step.new(step.keys), step.new(step.values)
+    with pytest.raises(NotImplementedError, match=r"^flash_cute: value: expected q's head dim, 32, .* got 16"):
+        impl.forward(step.layer, step.query, k, v[..., :16], step.cache, meta, step.query)
+    with pytest.raises(ValueError, match=r"^flash_cute: kv_cache: expected blocks of 16, got 8"):
+        impl.forward(step.layer, step.query, k, v, step.cache[:, :, :8], meta, step.query)
+    parallel = type("Parallel", (type(impl),), {"__new__": lambda cls, *args, **kwargs: object.__new__(cls)})
+    monkeypatch.setattr(parallel, "total_cp_world_size", 2, raising=False)
+    with pytest.raises(NotImplementedError, match=r"^flash_cute: context parallelism: expected a group of 1, got 2"):
+        parallel(HEADS, DIM, 1.0)
