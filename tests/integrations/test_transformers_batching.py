@@ -57,7 +57,8 @@ def one_by_one(model: Any, prompts: list[list[int]]) -> list[list[int]]:
     """Eager's tokens, without a batch and without pages."""
     model.set_attn_implementation("eager")
     options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
-    return [model.generate(torch.tensor([x]), **options)[0, len(x) :].tolist() for x in prompts]
+    rows = [torch.tensor([x], device=model.device) for x in prompts]
+    return [model.generate(x, **options)[0, x.shape[1] :].tolist() for x in rows]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -128,6 +129,25 @@ def test_pages_in_place(name: str, pads: bool, prompts: list[list[int]], monkeyp
     first = calls[0]  # the caches of one layer in two steps are the same memory
     assert any(call["k_cache"].data_ptr() == first["k_cache"].data_ptr() for call in calls[1:])
     assert all((call["sinks"] is not None) == (name == "gpt_oss") for call in calls)
+
+
+@pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("use_cuda_graph", [False, True])
+def test_on_the_gpu(use_cuda_graph: bool, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers gives pages by itself. In float16 two tokens may be as likely, and what follows then differs."""
+    model = copy.deepcopy(hf_models.build("llama")).cuda().half()
+    expected = torch.tensor(one_by_one(model, prompts))
+    calls = []
+    function = _transformers_paged.attention_with_kvcache
+    monkeypatch.setattr(
+        _transformers_paged,
+        "attention_with_kvcache",
+        lambda *args, **options: calls.append(1) or function(*args, **options),
+    )
+    model.set_attn_implementation("flash_cute_2")
+    given = generated(model, prompts, max_blocks_per_request=4, use_cuda_graph=use_cuda_graph)
+    assert calls and (torch.tensor(given) == expected).float().mean() > 0.7
 
 
 def test_the_name_that_asks_for_pages() -> None:
