@@ -74,12 +74,16 @@ def with_kvcache(
         q, keys = _rotated(q, keys, place, rotary, bool(score[1]) or _flash_options.window(score[2]) is not None)
     # As many new keys as the sequence has rows are appended by the call itself.
     apart = place.leftpad is not None or qv is not None or place.cu_seqlens_new is not place.cu_seqlens_q
-    if keys.k is not None and apart:
-        keys, place = _appended(keys, place, descales)
+    appends = keys.k is not None and apart
+    new = keys, place
+    if appends:
+        keys, place = _after_append(keys, place)
     if qv is not None:
         q, keys = _with_values(q, qv, keys, descales)
     if place.leftpad is not None:
         keys, place = _without_padding(keys, place)
+    if appends:  # once all that this layer refuses is behind it
+        _append(*new, descales)
     return attend(q, *keys, place.seqlens, place.table, place.cu_seqlens_q, score, return_lse, *descales)
 
 
@@ -144,20 +148,29 @@ def _new_lengths(keys: Keys, place: Place) -> int | Tensor:
     return count
 
 
-def _appended(keys: Keys, place: Place, descales: tuple[Tensor | None, Tensor | None]) -> tuple[Keys, Place]:
+def _after_append(keys: Keys, place: Place) -> tuple[Keys, Place]:
     """The cache with the new keys in it. A sequence that pads a graph (length below 0) stays one."""
-    k_cache, v_cache, k, v = keys
     seqlens = place.seqlens
-    if seqlens is None:
-        raise ValueError("flash_cute: cache_seqlens: expected a tensor (B,) int32 beside new keys, got None")
+    if not isinstance(seqlens, Tensor):
+        raise ValueError(
+            f"flash_cute: cache_seqlens: expected a tensor (B,) int32 beside new keys, got {type(seqlens).__name__}"
+        )
     if place.cu_seqlens_new is not None:
         _check_int32("cu_seqlens_k_new", place.cu_seqlens_new)
+    lengths = torch.where(seqlens < 0, seqlens, seqlens + _new_lengths(keys, place)).to(seqlens.dtype)
+    return keys._replace(k=None, v=None), place._replace(seqlens=lengths, cu_seqlens_new=None)
+
+
+def _append(keys: Keys, place: Place, descales: tuple[Tensor | None, Tensor | None]) -> None:
+    k_cache, v_cache, k, v = keys
+    assert k is not None
+    assert place.seqlens is not None
+    if v is None:
+        raise ValueError("flash_cute: v: expected a tensor beside k, got None")
     append_kvcache(
-        k_cache, v_cache, k, v, cache_seqlens=seqlens, page_table=place.table, cu_seqlens=place.cu_seqlens_new,
+        k_cache, v_cache, k, v, cache_seqlens=place.seqlens, page_table=place.table, cu_seqlens=place.cu_seqlens_new,
         descale_k=descales[0], descale_v=descales[1],
     )  # fmt: skip
-    lengths = torch.where(seqlens < 0, seqlens, seqlens + _new_lengths(keys, place))
-    return Keys(k_cache, v_cache, None, None), place._replace(seqlens=lengths.int(), cu_seqlens_new=None)
 
 
 def _rotated(q: Tensor, keys: Keys, place: Place, rotary: Rotary, by_row: bool) -> tuple[Tensor, Keys]:

@@ -277,7 +277,7 @@ def test_hints_change_no_bit(rng: torch.Generator) -> None:
 X = torch.zeros(2, 4, 2, 16)
 TABLE = torch.zeros(2, 1, dtype=torch.int32)
 LENGTHS = torch.tensor([1, 2], dtype=torch.int32)
-NEW = {"k": X[:, :1], "v": X[:, :1], "cache_seqlens": LENGTHS}
+NEW = {"k": X[:, :1] + 1, "v": X[:, :1] + 1, "cache_seqlens": LENGTHS}
 ANGLES = torch.zeros(4, 4)
 V2, V3 = flash_attn.flash_attn_with_kvcache, flash_attn_interface.flash_attn_with_kvcache
 REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
@@ -302,6 +302,8 @@ REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (V3, {"qv": X}, "qv: expected k_cache and v_cache that are neighbours"),
     (V3, {"qv": X[:, :1]}, r"qv: expected \(2, 4, 2, 16\) torch.float32, got \(2, 1, 2, 16\)"),
     (V3, {**NEW, "cu_seqlens_k_new": LENGTHS.long()}, "cu_seqlens_k_new: expected .* int32"),
+    (V3, {**NEW, "qv": X}, "qv: expected k_cache and v_cache that are neighbours"),
+    (V2, {**NEW, "cache_leftpad": LENGTHS.long()}, "cache_leftpad: expected .* int32"),
 ]
 
 
@@ -311,6 +313,7 @@ def test_refused(function: Callable[..., Any], options: dict[str, Any], message:
     function(*call, **{"cache_seqlens": LENGTHS})
     with pytest.raises(ValueError, match=f"^flash_cute: {message}"):
         function(*call, **options)
+    assert not any(x.any() for x in call)  # nothing has been appended
 
 
 def test_gradients_are_refused() -> None:
