@@ -11,18 +11,19 @@ Its functions have no autograd, take every argument by position, and return list
   sequence b's rows beginning at `cu_seqlens_q[b] + 128 * b`; 0 elsewhere.
 * `softmax_scale=None` is `1 / sqrt(D)`; windows, softcap and ALiBi as in `flash_cute.integrations.flash_attn`.
 * `gen` and `rng_state` are dropout's. `zero_tensors` asks for zeros in rows of no sequence, which are 0 always.
-* ValueError, in flash_cute's words, for dropout, `return_softmax`, `leftpad_k`, `block_table`, and for buffers whose
+* `block_table` makes k and v pages, `(pages, page, Hkv, D)`, in `varlen_fwd` and `fwd_kvcache`.
+* ValueError, in flash_cute's words, for dropout, `return_softmax`, `leftpad_k` of `varlen_fwd`, and for buffers whose
   shape or dtype is not the result's.
 """
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import bwd as attention_bwd
 from .. import varlen_bwd as attention_varlen_bwd
-from . import _flash_options
+from . import _flash_cache, _flash_options
 from ._flash_options import UNLIMITED
 
 __all__ = ["bwd", "fwd", "fwd_kvcache", "varlen_bwd", "varlen_fwd"]
@@ -53,12 +54,16 @@ def varlen_fwd(
 ) -> list[Tensor]:  # fmt: skip
     """`[out, softmax_lse, p, rng_state]` of packed sequences: see the module."""
     _refuse_dropout(p_dropout, return_softmax)
-    if leftpad_k is not None or block_table is not None:
-        _flash_options.refuse(leftpad_k=leftpad_k, block_table=block_table)
-    lengths = (cu_seqlens_q, cu_seqlens_k, None, seqused_k, max_seqlen_q, max_seqlen_k)
+    if leftpad_k is not None:
+        _flash_options.refuse(leftpad_k=leftpad_k)
     window = UNLIMITED if window_size_left == window_size_right == -1 else (window_size_left, window_size_right)
     score = (softmax_scale, is_causal, window, softcap, alibi_slopes, False)
-    result, lse = _flash_options.packed(q, k, v, lengths, score, True)
+    if block_table is None:
+        lengths = (cu_seqlens_q, cu_seqlens_k, None, seqused_k, max_seqlen_q, max_seqlen_k)
+        result, lse = _flash_options.packed(q, k, v, lengths, score, True)
+    else:
+        used = _flash_cache.lengths_of(cu_seqlens_k) if seqused_k is None else seqused_k
+        result, lse = _flash_cache.attend(q, k, v, None, None, used, block_table, cu_seqlens_q, score, True)
     return _forward_results(result, lse, out)
 
 
@@ -111,9 +116,21 @@ def varlen_bwd(
     return [*results, softmax_d.transpose(0, 1)]
 
 
-def fwd_kvcache(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raises NotImplementedError: KV caches come in a later version of flash_cute."""
-    _flash_options.refuse_cache()
+def fwd_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None, seqlens_k: Tensor | None,
+    rotary_cos: Tensor | None, rotary_sin: Tensor | None, cache_batch_idx: Tensor | None, leftpad_k: Tensor | None,
+    block_table: Tensor | None, alibi_slopes: Tensor | None, out: Tensor | None, softmax_scale: float | None,
+    is_causal: bool, window_size_left: int, window_size_right: int, softcap: float, is_rotary_interleaved: bool,
+    num_splits: int,
+) -> list[Tensor]:  # fmt: skip
+    """`[out, softmax_lse]` of a KV cache: see `flash_cute.integrations.flash_attn.flash_attn_with_kvcache`."""
+    window = UNLIMITED if window_size_left == window_size_right == -1 else (window_size_left, window_size_right)
+    score = (softmax_scale, is_causal, window, softcap, alibi_slopes, False)
+    place = _flash_cache.Place(seqlens_k, block_table, cache_batch_idx, leftpad_k)
+    rotary = _flash_cache.Rotary(rotary_cos, rotary_sin, is_rotary_interleaved)
+    keys = _flash_cache.Keys(k_cache, v_cache, k, v)
+    result, lse = _flash_cache.with_kvcache(q, keys, place, rotary, score, True)
+    return _forward_results(result, lse, out)[:2]
 
 
 def _score(

@@ -1,7 +1,7 @@
 """flash-attn's options as flash_cute's: of versions 2 and 3, whose functions differ in their arguments alone."""
 
 import operator
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -230,11 +230,3 @@ def refuse(**given: Any) -> None:
 
 # The others are tensors, or None.
 _DEFAULTS = {"dropout_p": 0, "attention_chunk": 0, "sm_margin": 0, "return_softmax": False}
-
-
-def refuse_cache() -> NoReturn:
-    """What `flash_attn_with_kvcache` does."""
-    raise NotImplementedError(
-        "flash_cute: flash_attn_with_kvcache: KV caches come in a later version. Until then flash_attn_func serves "
-        "keys that are in one tensor; it aligns its causal mask to the last key."
-    )

@@ -54,8 +54,7 @@ HARMLESS = frozenset((*_RESULTS, *_CACHE, *_BATCHING, *_TOKENS, *_IMAGES, *_PROC
 # What is known to change the result and has no counterpart here.
 REASONS = {
     "block_indices": "sparse attention is not served",
-    "block_table": "paged KV caches are not served",
-    "cache": "the paged cache of continuous batching is not served",
+    "cache": "the cache of continuous batching is given to 'paged|flash_cute' alone",
     "head_mask": "weights cannot be multiplied by a mask of heads",
     "indices": "sparse attention is not served",
     "output_attentions": "the attention weights are never in memory",

@@ -16,8 +16,11 @@ from torch import Tensor
 from ._transformers_lengths import narrowed
 
 NAME = "flash_cute"
+# Continuous batching gives the pages of its cache to implementations in whose names a 2 or a 3 stands behind "flash":
+# those of flash-attn with `flash_attn_with_kvcache`. To the others it gives keys that it has gathered.
+NAME_2 = "flash_cute_2"
 FLOAT8_NAME = "flash_cute_fp8"  # inference on tensors that are quantised to float8 first
-NAMES = (NAME, FLOAT8_NAME)
+NAMES = (NAME, NAME_2, FLOAT8_NAME)
 ADAPTED = ("bark", "falcon", "gpt_neo")  # architectures
 
 
@@ -36,7 +39,7 @@ def adapt(kind: type) -> None:
                 # Before 5.24 the layers are looked up by the implementation's own name.
                 for name, table in vars(sys.modules[module]).items():
                     if name.endswith("_ATTENTION_CLASSES"):
-                        table[NAME] = layer
+                        table.update(dict.fromkeys(NAMES, layer))
 
 
 def _replace(layer: Any, name: str, ours: Callable[..., Any]) -> None:
@@ -45,7 +48,7 @@ def _replace(layer: Any, name: str, ours: Callable[..., Any]) -> None:
 
     @functools.wraps(theirs)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return (ours if self.config._attn_implementation == NAME else theirs)(self, *args, **kwargs)
+        return (ours if self.config._attn_implementation in NAMES else theirs)(self, *args, **kwargs)
 
     method.knows_flash_cute = True  # type: ignore[attr-defined]
     setattr(layer, name, method)

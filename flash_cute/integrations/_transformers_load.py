@@ -1,4 +1,4 @@
-"""What Transformers does where a model is built with, or set to, `attn_implementation="flash_cute"` (or
+"""What Transformers does where a model is built with, or set to, `attn_implementation="flash_cute"` (or "flash_cute_2",
 "flash_cute_fp8").
 
 By "flash" in a name Transformers knows implementations that are given padding as a 2-D mask and packed sequences as
@@ -15,9 +15,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ._transformers_layers import ADAPTED, FLOAT8_NAME, NAME, NAMES, adapt
+from ._transformers_layers import ADAPTED, FLOAT8_NAME, NAME, NAME_2, NAMES, adapt
 from ._transformers_mask import without_sdpa
 from ._transformers_models import NOT_REFUSED, REFUSED, TESTED
+
+PAGED = "paged|"  # before a name, in 5.17: the attention function is given the cache itself
+PAGED_NAMES = (NAME, NAME_2)
 
 
 def teach(transformers: ModuleType) -> None:
@@ -59,22 +62,28 @@ def _accepts(check: Callable[..., str]) -> Callable[..., str]:
     """
 
     def accepting(self: Any, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
-        # The prefix is that of continuous batching in older versions, whose cache the attention function refuses.
-        name = attn_implementation.removeprefix("paged|") if isinstance(attn_implementation, str) else None
+        name = attn_implementation.removeprefix(PAGED) if isinstance(attn_implementation, str) else None
         if name not in NAMES:
             return check(self, attn_implementation, *args, **kwargs)
         _check(self, name)
-        return name
+        return attn_implementation if has_paged_names() and name in PAGED_NAMES else name  # type: ignore[return-value]
 
     return accepting
+
+
+def has_paged_names() -> bool:
+    """Whether this Transformers gives continuous batching's cache to implementations that are named for it."""
+    from transformers import AttentionInterface
+
+    return f"{PAGED}sdpa" in AttentionInterface._global_mapping
 
 
 def _accepts_of_parts(choose: Callable[..., str]) -> Callable[..., str]:
     """The same choice for the models within a model, where its implementation is set."""
 
     def accepting(self: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
-        if requested_attention in NAMES:
-            _check(self, requested_attention)
+        if (name := (requested_attention or "").removeprefix(PAGED)) in NAMES:
+            _check(self, name)
         return choose(self, requested_attention, *args, **kwargs)
 
     return accepting
@@ -126,13 +135,14 @@ def _imports(imports: Callable[..., Any]) -> Callable[..., Any]:
                 f"flash_cute: attn_implementation: expected {NAME!r} where flash-attn's own functions are called, got "
                 f"{FLOAT8_NAME!r}"
             )
-        if implementation != NAME:
+        if (implementation or "").removeprefix(PAGED) not in PAGED_NAMES:
             return imports(implementation, *args, **kwargs)
         from transformers import modeling_flash_attention_utils as flash
 
-        from .flash_attn import flash_attn_func, flash_attn_varlen_func
+        from . import flash_attn
 
-        return flash_attn_func, flash_attn_varlen_func, None, flash._pad_input, flash._unpad_input
+        functions = flash_attn.flash_attn_func, flash_attn.flash_attn_varlen_func, flash_attn.flash_attn_with_kvcache
+        return *functions, flash._pad_input, flash._unpad_input
 
     return importing
 
@@ -170,7 +180,8 @@ def _refuse_weights(key: str, index: int, module: Any, args: Any, output: Any) -
     asked = output_capturing._active_collector.get()
     if asked is None or key not in asked or not isinstance(output, tuple) or output[index] is not None:
         return
-    if getattr(getattr(module, "config", None), "_attn_implementation", NAME) in NAMES:
+    name = getattr(getattr(module, "config", None), "_attn_implementation", None) or NAME
+    if name.removeprefix(PAGED) in NAMES:
         raise ValueError(
             "flash_cute: output_attentions: expected False, since the attention weights are never in memory"
         )

@@ -24,13 +24,14 @@ What all functions have in common:
   `(Hq, Tq)`, float32, natural log, -inf for a row that sees no key. Gradients flow through it, as they do not in
   flash-attn. In place of the third, flash-attn's S_dmask, which only dropout fills, is None.
 * They raise ValueError, in flash_cute's words, for `dropout_p` other than 0 and whatever else cannot be served.
+* `flash_attn_with_kvcache` and `block_table` are for inference: `flash_cute.attention_with_kvcache`, no gradients.
 """
 
-from typing import NoReturn, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
 
-from . import _flash_options
+from . import _flash_cache, _flash_options
 from ._flash_attn_modules import install, uninstall
 from ._flash_options import UNLIMITED
 
@@ -167,14 +168,17 @@ def flash_attn_varlen_func(
         q, k, v: `(Tq, Hq, D)`, `(Tk, Hkv, D)` and `(Tk, Hkv, Dv)`, the rows of all sequences.
         cu_seqlens_q, cu_seqlens_k: `(batch + 1,)` int32, on q's device: where each sequence begins and the last ends.
         max_seqlen_q, max_seqlen_k: the longest sequences: hints, of which a wrong one costs speed alone.
-        block_table: None; paged keys come in a later version.
+        block_table: None; or `(batch, pages of a sequence)` int32: k and v are pages then, `(pages, page, Hkv, D)` and
+            `(pages, page, Hkv, Dv)`, of any page size, and `cu_seqlens_k` says only how long sequences are. There
+            are no gradients then: a tensor that requires one raises.
         the others: see the module.
 
     Returns:
         out `(Tq, Hq, Dv)`, or `(out, softmax_lse, None)`, softmax_lse `(Hq, Tq)`.
 
     Raises:
-        ValueError, NotImplementedError: as `flash_cute.varlen_attention`; also for dropout and a block table.
+        ValueError, NotImplementedError: as `flash_cute.varlen_attention`, or with a block table as
+            `flash_cute.attention_with_kvcache`; also for dropout.
 
     Example:
         >>> q, k, v = (torch.randn(10, 4, 64) for _ in range(3))
@@ -182,11 +186,15 @@ def flash_attn_varlen_func(
         >>> flash_attn_varlen_func(q, k, v, offsets, offsets, 7, 7, causal=True).shape
         torch.Size([10, 4, 64])
     """
-    if dropout_p != 0 or block_table is not None:
-        _flash_options.refuse(dropout_p=dropout_p, block_table=block_table)
-    lengths = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
+    if dropout_p != 0:
+        _flash_options.refuse(dropout_p=dropout_p)
     score = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
-    out, lse = _flash_options.packed(q, k, v, lengths, score, return_attn_probs)
+    if block_table is None:
+        lengths = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
+        out, lse = _flash_options.packed(q, k, v, lengths, score, return_attn_probs)
+    else:
+        used = _flash_cache.lengths_of(cu_seqlens_k)
+        out, lse = _flash_cache.attend(q, k, v, None, None, used, block_table, cu_seqlens_q, score, return_attn_probs)
     return out if lse is None else (out, lse, None)
 
 
@@ -274,6 +282,49 @@ def flash_attn_with_kvcache(
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
-) -> NoReturn:
-    """Raises NotImplementedError: KV caches come in a later version of flash_cute."""
-    _flash_options.refuse_cache()
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention to a KV cache, to which k and v are appended first.
+
+    Args:
+        q: `(B, N, Hq, D)`.
+        k_cache, v_cache: `(B, Nk, Hkv, D)` and `(B, Nk, Hkv, Dv)`; with `cache_batch_idx` of more batch items; with
+            `block_table` pages, `(pages, page, Hkv, D)` and `(pages, page, Hkv, Dv)`. They are never copied.
+        k, v: `(B, new, Hkv, D)` and `(B, new, Hkv, Dv)`, written to the cache from `cache_seqlens` on, if given.
+        rotary_cos, rotary_sin: `(positions, R / 2)`, positions for the whole cache: k is rotated as it is appended, by
+            the angles of its places `cache_seqlens + i`; so is q's row i, and without `causal` and a window every row
+            of q by that of `cache_seqlens`. Several small kernels of PyTorch do it.
+        rotary_interleaved: whether pairs of dims that are rotated are neighbours, or the halves of the first R dims.
+        cache_seqlens: how many keys each sequence has before the new ones: an int, or `(B,)` int32 on q's device.
+            None: the whole cache. A sequence of a negative length pads a batch: its out is 0.
+        cache_batch_idx: `(B,)` int32, the batch item of the cache of each sequence.
+        cache_leftpad: `(B,)` int32, how many keys at the beginning are none. It makes a table of all rows in each call.
+        block_table: `(B, pages of a sequence)` int32.
+        num_splits: a hint for flash-attn's kernels; accepted.
+        the others: see the module.
+
+    Returns:
+        out `(B, N, Hq, Dv)`, or with `return_softmax_lse` `(out, softmax_lse)`, softmax_lse `(B, Hq, N)` float32.
+
+    Raises:
+        ValueError, NotImplementedError: as `flash_cute.attention_with_kvcache`; also for a batch index beside a block
+            table, rotary embeddings without new keys, and their tables if they are shorter than the cache.
+
+    Example:
+        >>> k_cache, v_cache = torch.zeros(2, 64, 2, 32), torch.zeros(2, 64, 2, 32)
+        >>> q, k, v = torch.randn(2, 1, 8, 32), torch.randn(2, 1, 2, 32), torch.randn(2, 1, 2, 32)
+        >>> used = torch.tensor([5, 0], dtype=torch.int32)  # the second sequence begins here
+        >>> out = flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=used, causal=True)
+        >>> torch.equal(k_cache[0, 5], k[0, 0]), torch.allclose(out[1, 0, :4], v[1, 0, :1].expand(4, -1))
+        (True, True)
+    """
+    score = (softmax_scale, causal, window_size, softcap, alibi_slopes, False)
+    if rotary_cos is None and rotary_sin is None and cache_batch_idx is None and cache_leftpad is None:
+        out, lse = _flash_cache.attend(
+            q, k_cache, v_cache, k, v, cache_seqlens, block_table, None, score, return_softmax_lse
+        )
+    else:
+        place = _flash_cache.Place(cache_seqlens, block_table, cache_batch_idx, cache_leftpad)
+        rotary = _flash_cache.Rotary(rotary_cos, rotary_sin, rotary_interleaved)
+        keys = _flash_cache.Keys(k_cache, v_cache, k, v)
+        out, lse = _flash_cache.with_kvcache(q, keys, place, rotary, score, return_softmax_lse)
+    return out if lse is None else (out, lse)

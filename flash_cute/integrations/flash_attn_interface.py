@@ -5,17 +5,18 @@
 They are those of `flash_cute.integrations.flash_attn`, which says what they have in common, with FlashAttention-3's
 arguments: no dropout and no ALiBi, and with `return_attn_probs=True` they return `(out, softmax_lse)`.
 
-* `num_splits` and `pack_gqa` choose how FlashAttention-3 computes, not what: they are accepted, and flash_cute chooses
-  by itself (`flash_cute.explain` says what).
+* `num_splits`, `pack_gqa`, `scheduler_metadata` and the longest lengths choose how FlashAttention-3 computes, not what:
+  they are accepted, and flash_cute chooses by itself (`flash_cute.explain` says what).
 * `qv`, `q_descale`, `k_descale`, `v_descale`, `attention_chunk` and `sm_margin` other than their defaults raise
-  ValueError: flash_cute does not have them.
+  ValueError: flash_cute does not have them. `flash_attn_with_kvcache` takes `qv` of MLA's caches, and the descales of
+  float8 caches.
 """
 
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from . import _flash_options
+from . import _flash_cache, _flash_options
 from ._flash_options import UNLIMITED
 
 __all__ = ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
@@ -192,9 +193,56 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
-) -> NoReturn:
-    """Raises NotImplementedError: KV caches come in a later version of flash_cute."""
-    _flash_options.refuse_cache()
+) -> Results:
+    """Attention to a KV cache, to which k and v are appended first.
+
+    Args:
+        q: `(B, N, Hq, D)`; with `cu_seqlens_q` `(B + 1,)` int32 `(Tq, Hq, D)`, the rows of all sequences.
+        k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin, rotary_interleaved: see
+            `flash_cute.integrations.flash_attn.flash_attn_with_kvcache`, whose `block_table` is `page_table` here.
+        k, v: `(B, new, Hkv, D)` and `(B, new, Hkv, Dv)`; with `cu_seqlens_k_new` `(B + 1,)` int32 `(T, Hkv, D)` and
+            `(T, Hkv, Dv)`, the new keys of all sequences.
+        qv: `(B, N, Hq, Dv)` or `(Tq, Hq, Dv)`: a score gains `qv . v`. k_cache and v_cache have to be neighbours in the
+            rows of one tensor, as MLA's caches are.
+        rotary_seqlens: `(B,)` int32, the position of the first new key, if it is not `cache_seqlens`.
+        k_descale, v_descale: `(B, Hkv)` float32, of float8 caches, beside q in 16 bits. What is appended is divided by
+            them.
+        the others: see the module.
+
+    Returns:
+        out `(B, N, Hq, Dv)` or `(Tq, Hq, Dv)`, or with `return_softmax_lse` `(out, softmax_lse)`, softmax_lse
+        `(B, Hq, N)` or `(Hq, Tq)` float32.
+
+    Raises:
+        ValueError, NotImplementedError: as there; also for `q_descale`, `attention_chunk`, `sm_margin`, and a `qv` of
+            other caches.
+
+    Example:
+        >>> pages = torch.zeros(6, 16, 1, 64 + 32)  # MLA's: 64 dims of the latent, 32 of positions
+        >>> q, qv, new = torch.randn(1, 1, 4, 32), torch.randn(1, 1, 4, 64), torch.randn(1, 1, 1, 96)
+        >>> table, used = torch.tensor([[5, 2]], dtype=torch.int32), torch.tensor([17], dtype=torch.int32)
+        >>> cache, new = (pages[..., 64:], pages[..., :64]), (new[..., 64:], new[..., :64])
+        >>> flash_attn_with_kvcache(q, *cache, *new, qv, cache_seqlens=used, page_table=table, causal=True).shape
+        torch.Size([1, 1, 4, 64])
+    """
+    if q_descale is not None or attention_chunk != 0 or sm_margin != 0:
+        _flash_options.refuse(q_descale=q_descale, attention_chunk=attention_chunk, sm_margin=sm_margin)
+    score = (softmax_scale, causal, window_size, softcap, None, False)
+    simple = rotary_cos is None and rotary_sin is None and cache_batch_idx is None and cache_leftpad is None
+    if simple and qv is None and (k is None or cu_seqlens_k_new is cu_seqlens_q):
+        out, lse = _flash_cache.attend(
+            q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_seqlens_q, score, return_softmax_lse, k_descale,
+            v_descale,
+        )  # fmt: skip
+    else:
+        place = _flash_cache.Place(
+            cache_seqlens, page_table, cache_batch_idx, cache_leftpad, cu_seqlens_q, cu_seqlens_k_new
+        )
+        rotary = _flash_cache.Rotary(rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens)
+        keys = _flash_cache.Keys(k_cache, v_cache, k, v)
+        descales = (k_descale, v_descale)
+        out, lse = _flash_cache.with_kvcache(q, keys, place, rotary, score, return_softmax_lse, qv, descales)
+    return out if lse is None else (out, lse)
 
 
 def _refuse(qv: Any, q_descale: Any, k_descale: Any, v_descale: Any, attention_chunk: Any, sm_margin: Any) -> None:

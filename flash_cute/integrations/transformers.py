@@ -22,6 +22,9 @@ function, in each layer. The mask function decides what the layers have to do an
 Such a tensor says what is causal and which window there is, whatever the layer says: that is what "eager" computes.
 The rest (softcap, sinks, scale) is passed to the attention function by the model. What cannot be served raises a
 ValueError, where the model is loaded or in the call; docs/adopting/transformers.md has the table.
+
+`attn_implementation="flash_cute_2"` is the same under a name by which continuous batching (`generate_batch`) gives the
+pages of its cache to the attention function, which appends to them and reads them in place: see _transformers_paged.py.
 """
 
 import functools
@@ -38,16 +41,18 @@ from .._refusals import check_number, is_refusal
 from ._transformers_band import Band
 from ._transformers_given import of_offsets, of_padding, of_positions, refuse_unsaid_window
 from ._transformers_keywords import HARMLESS, refuse, refuse_other_causality
-from ._transformers_layers import FLOAT8_NAME, NAME
+from ._transformers_layers import FLOAT8_NAME, NAME, NAME_2, NAMES
 from ._transformers_lengths import Known, Lengths, Order, by_heads_lengths, kept, kept_by_heads, read
-from ._transformers_load import teach
+from ._transformers_load import PAGED, PAGED_NAMES, has_paged_names, teach
 from ._transformers_mask import mask
+from ._transformers_paged import Score, decode, paged_attention
+from ._transformers_sinks import row_with_sinks
 
 __all__ = ["attention", "mask", "register"]
 
 
 def register() -> None:
-    """Make `attn_implementation="flash_cute"`, and "flash_cute_fp8", known to Transformers, version 5.4 or newer.
+    """Make `attn_implementation="flash_cute"`, "flash_cute_2" and "flash_cute_fp8" known to Transformers 5.4 or newer.
 
     To be called once, before a model is loaded or `model.set_attn_implementation("flash_cute")`; again does no harm.
 
@@ -63,9 +68,13 @@ def register() -> None:
 
     teach(transformers)
     transformers.AttentionInterface.register(NAME, attention)
+    transformers.AttentionInterface.register(NAME_2, attention)
     transformers.AttentionInterface.register(FLOAT8_NAME, functools.partial(attention, quantize="fp8"))
-    for name in (NAME, FLOAT8_NAME):
+    for name in NAMES:
         transformers.AttentionMaskInterface.register(name, mask)
+    if has_paged_names():
+        for name in PAGED_NAMES:
+            transformers.AttentionInterface.register(f"{PAGED}{name}", paged_attention)
 
 
 def attention(
@@ -108,15 +117,16 @@ def attention(
         deterministic: whether the backward must give the same bits in every run, as `flash_cute.attention` has it.
         quantize: `"fp8"`, as `flash_cute.attention` has it: what "flash_cute_fp8" passes. D and Dv are multiples of 16,
             at most 256, and a gradient raises a NotImplementedError.
-        kwargs: what else a model passes on. None, False, or by a name of which it is known that nothing follows.
+        kwargs: what else a model passes on. None, False, or by a name of which it is known that nothing follows; or
+            `block_table`, `k_cache` and `v_cache`, of continuous batching, whose tokens are appended to the cache.
 
     Returns:
         `(B, Nq, Hq, Dv)`, and None for the weights. Rows of padding are 0, but for the last row where no gradients are
         needed (`generate` goes on from it) and for those that may be queries of cross-attention.
 
     Raises:
-        ValueError: the call cannot be served: a custom 4-D mask, dropout, weights, a bias, a paged cache, sparse keys,
-            a keyword that is not known; and whatever `flash_cute.attention` refuses.
+        ValueError: the call cannot be served: a custom 4-D mask, dropout, weights, a bias, sparse keys, a keyword
+            that is not known; and whatever `flash_cute.attention` refuses.
 
     Example:
         >>> q, k, v = torch.randn(1, 8, 128, 64), torch.randn(1, 2, 128, 64), torch.randn(1, 2, 128, 64)
@@ -128,7 +138,12 @@ def attention(
         raise ValueError(_of_dropout(module, dropout))
     for name in kwargs:
         if name not in HARMLESS and kwargs[name] is not None and kwargs[name] is not False:
-            refuse(kwargs)
+            if not isinstance(kwargs.get("block_table"), Tensor):
+                refuse(kwargs)
+            if quantize is not None:
+                raise ValueError(f"flash_cute: quantize: expected None over the pages of a cache, got {quantize!r}")
+            score = Score(scaling, sliding_window, softcap, s_aux)
+            return decode(module, query, key, value, attention_mask, cu_seq_lens_k, score, **kwargs), None
     if cu_seq_lens_k is not None and cu_seq_lens_q is None:
         raise ValueError("flash_cute: cu_seq_lens_q: expected offsets beside those of cu_seq_lens_k, got None")
     given_causal = is_causal
@@ -138,6 +153,7 @@ def attention(
     known: Known | None = None
     lengths: Lengths | None = None
     by_heads: Lengths | None = None
+    options: dict[str, Any]
     window: Band | None = None
     if attention_mask is not None:
         # In a decoding step over a cache, what a layer before this one has left with the mask is all that is needed: k
@@ -177,9 +193,12 @@ def attention(
                 if lengths is None:
                     return _ops.heads_fwd(query, key, value, is_causal, sliding_window, softcap, s_aux, scaling), None
                 cu_q, cu_k, used_q, used_k, longest_q, longest_k = lengths
-                # One row of q may be served with a sequence per KV head, but for sinks, which are per query head.
-                if longest_q == 1 and s_aux is None:
+                if longest_q == 1:  # one row of q may be served with a sequence per KV head
                     by_heads = by_heads_lengths(lengths, key, value)
+                    if by_heads is not None and s_aux is not None:
+                        options = {"window": None if sliding_window is None else (sliding_window - 1, 0)}
+                        options |= {"softcap": softcap, "scale": scaling}
+                        return row_with_sinks(query, key, value, by_heads, is_causal, s_aux, options), None
             if by_heads is not None:
                 operator = _ops.cache_varlen_fwd
                 cu_q, cu_k, used_q, used_k, longest_q, longest_k = by_heads
@@ -211,7 +230,7 @@ def attention(
         assert attention_mask is not None
         known = _of_mask(module, query, key, is_causal, sliding_window, attention_mask)
         lengths = known.lengths
-    options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
+    options = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
     check_number("sliding_window", sliding_window)
     if window is None and sliding_window is not None:
         window = (sliding_window - 1, 0 if is_causal else sliding_window - 1)

@@ -166,10 +166,13 @@ def build(name: str) -> Any:
     return _whisper() if name == "whisper" else load(name, "eager")
 
 
-def load(name: str, implementation: str) -> Any:
-    """A model with an implementation from its beginning; by one name always the same weights."""
+def load(name: str, implementation: str, **changes: Any) -> Any:
+    """A model with an implementation from its beginning; by one name always the same weights.
+
+    changes: of its configuration.
+    """
     model_class, config_class, options = (DECODERS | ENCODERS | OTHERS)[name]
-    config = getattr(transformers, config_class)(**COMMON | options)
+    config = getattr(transformers, config_class)(**COMMON | options | changes)
     with torch.random.fork_rng():
         torch.manual_seed(len(name))
         # Experts one by one: the grouped product of all of them has no float64.

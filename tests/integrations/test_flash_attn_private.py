@@ -193,7 +193,6 @@ REFUSED: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Any], str]] = 
     (calls._flash_attn_backward, BACKWARD, {"dv": X.double()}, "dv: expected a tensor .* got .*float64"),
     (calls._flash_attn_backward, BACKWARD, {"out": X[0]}, r"out: expected 4 dims, .*, got \(4, 2, 8\)"),
     (calls._flash_attn_backward, BACKWARD, {"softmax_lse": LSE[..., :3]}, "lse: expected"),
-    (calls._flash_attn_varlen_forward, VARLEN, {"block_table": LSE}, "block_table: expected None, since .* got Tensor"),
     (calls._flash_attn_varlen_forward, VARLEN, {"leftpad_k": LSE}, "leftpad_k: expected None, since .* got Tensor"),
     (calls._flash_attn_varlen_forward, VARLEN, {"seqused_k": LSE}, "seqused_k: expected"),
 ]
@@ -211,8 +210,6 @@ def test_refused(function: Callable[..., Any], call: dict[str, Any], changes: di
 def test_refused_by_the_compiled_module() -> None:
     with pytest.raises(ValueError, match=r"^flash_cute: out: expected a tensor \(1, 4, 2, 8\) .* got \(4, 2, 8\)"):
         extension.fwd(X, X, X, X[0], None, 0.0, None, False, -1, -1, 0.0, False, None)
-    with pytest.raises(NotImplementedError, match="flash_attn_with_kvcache: KV caches come in a later version"):
-        extension.fwd_kvcache(X, X, X)
     with pytest.raises(NotImplementedError, match="flash_cute: _get_block_size_n: "):
         calls._get_block_size_n("cpu", 64, False, False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -253,7 +252,7 @@ def test_functions_of_flash_attn_by_our_name(rng: torch.Generator) -> None:
     from transformers import modeling_flash_attention_utils as flash
 
     functions, _ = flash.lazy_import_flash_attention("flash_cute")
-    assert functions[:3] == (flash_attn.flash_attn_func, flash_attn.flash_attn_varlen_func, None)
+    assert functions[:2] == (flash_attn.flash_attn_func, flash_attn.flash_attn_varlen_func)
     q, k, v = (torch.randn(2, LENGTH, 2, 8, generator=rng) for _ in range(3))
     ones = padding("left")
     options: dict[str, Any] = {"query_length": LENGTH, "is_causal": True, "attn_implementation": "flash_cute"}
@@ -276,25 +275,3 @@ def test_errors_of_a_device_are_not_hidden(monkeypatch: pytest.MonkeyPatch, rng:
     x = torch.randn(1, 2, 4, 8, generator=rng)
     with pytest.raises(RuntimeError, match="cudaErrorIllegalAddress"):
         integration.attention(torch.nn.Module(), x, x, x, None)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_continuous_batching(rng: torch.Generator) -> None:
-    """By offsets; a window that only a mask would say is refused, since there is none."""
-    config_class = getattr(transformers, "ContinuousBatchingConfig", None)
-    if config_class is None or "auto_switch_to_flash" not in inspect.signature(config_class).parameters:
-        pytest.skip("this Transformers gives its paged cache to the attention function, which is refused")
-    paging = {"block_size": 32, "num_blocks": 16, "max_batch_tokens": 64, "auto_switch_to_flash": False}
-    model, prompts = hf_models.build("llama"), [x.tolist() for x in (*tokens(rng, 1), *tokens(rng, 1, 5))]
-    config = transformers.GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    answers = []
-    for implementation in ("eager", "flash_cute"):
-        model.set_attn_implementation(implementation)
-        results = model.generate_batch(prompts, config, continuous_batching_config=config_class(**paging))
-        answers.append(sorted(x.generated_tokens for x in results.values()))
-    assert answers[0] == answers[1] and len(answers[0]) == 2
-    layer = hf_models.build("qwen2_moe").model.layers[0].self_attn
-    x, offsets = torch.randn(1, 2, 12, 8, generator=rng), torch.tensor([0, 12])
-    given = {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": 12, "max_length_k": 12}
-    with pytest.raises(ValueError, match=r"sliding_window: expected 5, config.sliding_window"):
-        integration.attention(layer, x, x, x, None, **given)

@@ -193,7 +193,6 @@ def test_heads_in_one(rng: torch.Generator) -> None:
 
 
 X = torch.zeros(1, 4, 2, 8)
-OFFSETS = torch.tensor([0, 4], dtype=torch.int32)
 REFUSED: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] = [
     (flash_attn.flash_attn_func, (X, X, X), {"dropout_p": 0.1}, "dropout_p: expected 0, since .* got 0.1"),
     (
@@ -208,12 +207,6 @@ REFUSED: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] =
     (flash_attn.flash_attn_func, (X, X, X), {"softmax_scale": 0.0}, "scale: expected"),
     (flash_attn.flash_attn_kvpacked_func, (X, X), {}, "kv: expected 2 stacked tensors in dim -3"),
     (flash_attn.flash_attn_qkvpacked_func, (X,), {}, "qkv: expected 3 stacked tensors in dim -3"),
-    (
-        flash_attn.flash_attn_varlen_func,
-        (X[0], X[0], X[0], OFFSETS, OFFSETS, 4, 4),
-        {"block_table": OFFSETS},
-        "block_table: expected None, since .* got Tensor",
-    ),
     *(
         (flash_attn_interface.flash_attn_func, (X, X, X), {name: value}, f"{name}: expected .*, since .* got")
         for name, value in {
@@ -232,12 +225,6 @@ REFUSED: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] =
 def test_refused(function: Callable[..., Any], call: tuple[Any, ...], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"flash_cute: {message}"):
         function(*call, **options)
-
-
-@MODULES
-def test_caches_come_later(module: Any) -> None:
-    with pytest.raises(NotImplementedError, match="later version"):
-        module.flash_attn_with_kvcache(X, X, X)
 
 
 def test_hints_change_nothing(rng: torch.Generator) -> None:

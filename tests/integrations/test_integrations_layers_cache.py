@@ -98,12 +98,18 @@ def test_keys_of_a_cache_are_not_copied(
                 alone = flash_cute.attention(*tensors, True, **given).transpose(1, 2)
                 assert_close(outs[0][item : item + 1], alone)
         sinks = random_tensor(device, rng, HEADS)  # of each query head
-        transformers.attention(Layer(3), q, k, v, mask, s_aux=sinks)
+        with_sinks = transformers.attention(Layer(3), q, k, v, mask, s_aux=sinks, **options)[0]
+        for item, first in ((0, 0), (1, 7)):
+            tensors = (q[item : item + 1], *(x[item : item + 1, :, first:17] for x in (k, v)))
+            alone = flash_cute.attention(*tensors, True, **given, sinks=sinks).transpose(1, 2)
+            assert_close(with_sinks[item : item + 1], alone)
+        assert (with_sinks[2] == 0).all()
         one = transformers.mask(1, 1, ROWS, q_offset=16, attention_mask=_keys_in_use(device)[1:2], **stated)
         out = transformers.attention(Layer(0), q[1:2], k[1:2], v[1:2], one, **options)[0]  # `outs` are of these options
         assert_close(out, outs[0][1:2])
     several = heads_kv > 1  # batch items of one head, and one batch item, are packed rows as they are
-    assert [args[0] for args in by_heads] == [several, several, False] * 2 + [False, False]
+    # With sinks a sequence per KV head is a call of the public function's.
+    assert [args[0] for args in by_heads] == [several, several, False] * 2 + [False] * (1 if several else 2)
     for first in (0, 3):  # of each mask
         assert all(x is y for x, y in zip(by_heads[first][1:], by_heads[first + 1][1:], strict=True))
     if several:  # as many keys per sequence as the hint says
@@ -160,7 +166,7 @@ def test_only_the_first_layer_looks_at_the_mask(calls: list[str], step: list[tor
     calls.clear()
     with torch.no_grad():
         transformers.attention(Layer(1), q, k, v, mask, s_aux=torch.zeros(HEADS))
-    assert calls == by_rows
+    assert calls == ["_of_mask"]  # by heads too, see _transformers_sinks.py
     offsets = int32("cpu", 0, 1, 2, 3)
     with pytest.raises(ValueError, match="attention_mask: expected no padding beside cu_seq_lens_q"):
         transformers.attention(Layer(1), q, k, v, mask, cu_seq_lens_q=offsets, cu_seq_lens_k=offsets)

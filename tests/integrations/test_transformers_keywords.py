@@ -68,7 +68,7 @@ def test_refused_unless_none_or_false(name: str, rng: torch.Generator) -> None:
 
 def test_a_keyword_with_a_reason_is_named_first(rng: torch.Generator) -> None:
     x = torch.randn(1, 2, 4, 8, generator=rng)
-    with pytest.raises(ValueError, match=r"^flash_cute: cache: expected None, since the paged cache"):
+    with pytest.raises(ValueError, match=r"^flash_cute: cache: expected None, since the cache of"):
         call(x, use_cache=True, read_index=[], made_up=1, cache=object())
 
 
