@@ -125,7 +125,8 @@ void launch_decode(KvCacheArgs const& args, KvCacheProblem const& problem, Decod
                             .most_pieces = plan.most_pieces,
                             .slots = plan.slots,
                             .slot_rows = plan.slot_rows};
-  check_cuda(decision.instance->launch(plan, params, current_stream(call.q.device_index)), "launch the kernel of a cache");
+  check_cuda(decision.instance->launch(plan, params, current_stream(call.q.device_index)),
+             "launch the kernel of a cache");
 }
 
 DecodeDecision plan_on(KvCacheArgs const& args, KvCacheProblem const& problem) {

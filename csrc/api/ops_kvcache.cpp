@@ -8,10 +8,10 @@
 //                         check_kvcache_fwd raises what kvcache_fwd_out would raise
 //
 // `kv_layout` "NHD": the caches are (B, N, Hkv, D), or with `page_table` (pages, page, Hkv, D); "HND": (B, Hkv, N, D),
-// (pages, Hkv, page, D). `new_keys`: how many keys each sequence has got from kvcache_append just before, -1: as many as
-// it has rows. The lengths, of which the host reads only shapes and dtypes: kvcache.h. There is no derivative: what
-// is attached to kvcache_fwd, kvcache_fwd_out and kvcache_append from Python refuses tensors that require grad. CPU kernels
-// are registered from there, too.
+// (pages, Hkv, page, D). `new_keys`: how many keys each sequence has got from kvcache_append just before, -1: as many
+// as it has rows. The lengths, of which the host reads only shapes and dtypes: kvcache.h. There is no derivative: what
+// is attached to kvcache_fwd, kvcache_fwd_out and kvcache_append from Python refuses tensors that require grad. CPU
+// kernels are registered from there, too.
 #include "kvcache.h"
 #include "stack.h"
 

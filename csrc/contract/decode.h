@@ -1,15 +1,15 @@
 // Attention over a KV cache: the parameters of its kernels, the plan, and how the keys of a sequence are cut.
 //
 // Rows of a sequence are packed: row r is of position r / group and of query head r % group of the KV head, so that the
-// query heads that share keys read them once. A unit of work is a row tile of one sequence and one KV head. Its key tiles
-// are cut into pieces by a rule that knows the sequence alone (piece_tiles), and each piece has a softmax of its own. The
-// result is the fold of the pieces from the first to the last, whoever computes them: so the bits of a sequence depend
-// neither on the batch nor on the number of multiprocessors.
+// query heads that share keys read them once. A unit of work is a row tile of one sequence and one KV head. Its key
+// tiles are cut into pieces by a rule that knows the sequence alone (piece_tiles), and each piece has a softmax of its
+// own. The result is the fold of the pieces from the first to the last, whoever computes them: so the bits of a
+// sequence depend neither on the batch nor on the number of multiprocessors.
 //
-// A bundle of CTAs, one for each KV head, walks a contiguous range of the pieces of all units, in the order of sequences.
-// The ranges hold equal numbers of key tiles, to a piece. A unit whose pieces lie in one range is finished by its CTA.
-// Of the others the parts go to the workspace: the fold of the pieces from the first on, or each piece by itself; and
-// a second kernel folds them.
+// A bundle of CTAs, one for each KV head, walks a contiguous range of the pieces of all units, in the order of
+// sequences. The ranges hold equal numbers of key tiles, to a piece. A unit whose pieces lie in one range is finished
+// by its CTA. Of the others the parts go to the workspace: the fold of the pieces from the first on, or each piece by
+// itself; and a second kernel folds them.
 #pragma once
 
 #include <algorithm>

@@ -61,7 +61,8 @@ CUTE_DEVICE void append_chunk(AppendParams const& params, AppendTensor const& te
   auto const* const from = static_cast<uint16_t const*>(tensor.from) + of_batch * tensor.from_strides.batch +
                            head * tensor.from_strides.head + from_row * tensor.from_strides.row + column;
   uint4 const values = *reinterpret_cast<uint4 const*>(from);
-  int64_t const to = page * tensor.to_strides.page + head * tensor.to_strides.head + row * tensor.to_strides.row + column;
+  CacheStrides const& strides = tensor.to_strides;
+  int64_t const to = page * strides.page + head * strides.head + row * strides.row + column;
   if (tensor.type == CacheElement::k16Bit) {
     *reinterpret_cast<uint4*>(static_cast<uint16_t*>(tensor.to) + to) = values;
     return;
@@ -86,7 +87,8 @@ __global__ void __launch_bounds__(kAppendThreads) append_kernel(__grid_constant_
   for (int64_t i = blockIdx.y * kAppendThreads + threadIdx.x; i < total; i += gridDim.y * kAppendThreads) {
     int const chunk = int(i % chunks), head = int(i / chunks % params.heads), number = int(i / chunks / params.heads);
     int const key = before + number, index = key / params.table.page_size;
-    int const page = params.table.entries == nullptr ? batch : params.table.entries[batch * params.table.stride + index];
+    PageTable const& table = params.table;
+    int const page = table.entries == nullptr ? batch : table.entries[batch * table.stride + index];
     if (unsigned(page) >= unsigned(params.table.pages)) continue;
     bool const is_k = chunk < chunks_k;
     append_chunk(params, is_k ? params.k : params.v, batch, head, rows.begin + number, page,
@@ -98,8 +100,8 @@ template <int kArch>
 cudaError_t launch_append(AppendParams const& params, cudaStream_t stream) {
   int64_t const chunks = int64_t{params.rows} * params.heads * (params.k.head_dim + params.v.head_dim) / 8;
   int64_t const of_sequence = params.cu_seqlens == nullptr ? chunks : chunks / params.batch;
-  constexpr int kPerThread = 4;
-  int64_t const ctas = std::clamp<int64_t>((of_sequence + kPerThread * kAppendThreads - 1) / (kPerThread * kAppendThreads), 1, 256);
+  constexpr int kChunksOfCta = 4 * kAppendThreads;
+  int64_t const ctas = std::clamp<int64_t>((of_sequence + kChunksOfCta - 1) / kChunksOfCta, 1, 256);
   append_kernel<kArch><<<dim3(unsigned(params.batch), unsigned(ctas)), kAppendThreads, 0, stream>>>(params);
   return cudaGetLastError();
 }

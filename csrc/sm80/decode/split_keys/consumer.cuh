@@ -1,8 +1,8 @@
 // What the four warps that compute do with a unit of work.
 //
-// Few rows (kRowWarps 1): each warp has all 16 rows and a quarter of each key tile, and a softmax of its own, so that no
-// tile makes warps wait for one another. At the end of a piece they merge: each sums a quarter of the columns.
-// Many rows (kRowWarps 4): each warp has 16 rows and all keys.
+// Few rows (kRowWarps 1): each warp has all 16 rows and a quarter of each key tile, and a softmax of its own, so that
+// no tile makes warps wait for one another. At the end of a piece they merge: each sums a quarter of the columns. Many
+// rows (kRowWarps 4): each warp has 16 rows and all keys.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -21,15 +21,15 @@ CUTE_DEVICE void consumers_sync() {
   asm volatile("bar.sync %0, %1;" ::"n"(kConsumers), "n"(32 * kConsumerWarps) : "memory");
 }
 
-// A thread's accumulators: of each 8 columns it has 2 x 2 values, (row 0, column 0), (row 0, column 1), (row 1, column 0),
-// (row 1, column 1).
+// A thread's accumulators: of each 8 columns it has 2 x 2 values, (row 0, column 0), (row 0, column 1), (row 1, column
+// 0), (row 1, column 1).
 template <int kGroups>
 struct Columns {
   float4 values[kGroups];
 };
 
-// Beside float8 values a group has every other one of 16 columns. This puts those of two groups in order: the thread's are
-// then (column 0, column 1) in the first and (column 2, column 3) in the second.
+// Beside float8 values a group has every other one of 16 columns. This puts those of two groups in order: the thread's
+// are then (column 0, column 1) in the first and (column 2, column 3) in the second.
 template <int kGroups>
 CUTE_DEVICE Columns<kGroups> in_order(Columns<kGroups> const& columns) {
   static_assert(kGroups % 2 == 0);
@@ -64,7 +64,9 @@ class Consumer {
   static constexpr int kGroups = kAllGroups / kKeyWarps;  // of the columns that a warp folds and stores
   static_assert(kKeys % 16 == 0 && kAllGroups % kKeyWarps == 0);
 
-  CUTE_DEVICE Consumer(DecodeParams const& params, Unit const& unit, ConsumerStorage<Traits::kHeadDim, Traits::kHeadDimV>& smem)
+  using Storage = ConsumerStorage<Traits::kHeadDim, Traits::kHeadDimV>;
+
+  CUTE_DEVICE Consumer(DecodeParams const& params, Unit const& unit, Storage& smem)
       : params_(params),
         unit_(unit),
         smem_(smem),
@@ -82,7 +84,9 @@ class Consumer {
       char* const q = smem_.q + warp_ * (sizeof(smem_.q) / kConsumerWarps);
       auto words = recast<uint128_t>(tSrQ);  // (1, 1, D / 16)
       CUTE_UNROLL
-      for (int k = 0; k < size<2>(tSrQ); ++k) shared_queries(q, k) = reinterpret_cast<uint4 const&>(words(_0{}, _0{}, k));
+      for (int k = 0; k < size<2>(tSrQ); ++k) {
+        shared_queries(q, k) = reinterpret_cast<uint4 const&>(words(_0{}, _0{}, k));
+      }
       run(ring, QueriesInShared{q});  // each lane reads what it wrote
     } else {
       run(ring, QueriesInRegisters<decltype(tSrQ)>{tSrQ});
@@ -123,7 +127,8 @@ class Consumer {
   }
 
   template <class Ring, class Queries, class Accumulator>
-  CUTE_DEVICE void compute_tile(Ring& ring, int tile, Queries const& queries, PieceSoftmax& softmax, Accumulator& tOrO) {
+  CUTE_DEVICE void compute_tile(Ring& ring, int tile, Queries const& queries, PieceSoftmax& softmax,
+                                Accumulator& tOrO) {
     constexpr int kSteps = kKeys / kStepKeys;
     int const own = kKeyWarps == 1 ? 0 : warp_ * kKeys;  // the warp's first key in the tile
     Cache const* const keys = ring.wait_keys();
@@ -326,7 +331,7 @@ class Consumer {
 
   DecodeParams const& params_;
   Unit const& unit_;
-  ConsumerStorage<Traits::kHeadDim, Traits::kHeadDimV>& smem_;
+  Storage& smem_;
   int warp_;
   int lane_;
   int number_;        // in the row tile, of the thread's first row

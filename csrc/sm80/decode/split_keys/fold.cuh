@@ -1,5 +1,5 @@
-// The fold of the pieces of a unit, from the first to the last. The CTA that computes them and the kernel that folds the
-// parts of several CTAs use these functions alone, so that the bits are equal.
+// The fold of the pieces of a unit, from the first to the last. The CTA that computes them and the kernel that folds
+// the parts of several CTAs use these functions alone, so that the bits are equal.
 #pragma once
 
 #include <cfloat>

@@ -16,7 +16,8 @@ class CpAsyncRing {
  public:
   using Element = typename Traits::Element;
   static constexpr int kStages = Traits::kStages, kTileKeys = Traits::kTileKeys;
-  // A buffer is filled again when all warps have passed two more waits: the tile of K may be read until V's is released.
+  // A buffer is filled again when all warps have passed two more waits: the tile of K may be read until V's is
+  // released.
   static constexpr int kAhead = kStages - 2;
 
   CUTE_DEVICE CpAsyncRing(DecodeParams const& params, Unit const& unit, typename Traits::SharedStorage& smem)

@@ -1,5 +1,6 @@
-// The kernel behind the first: folds the parts of the units whose pieces several CTAs have computed, and writes the rows
-// that are in no sequence. A CTA has a sequence and a KV head, and one more the rows of no sequence; a warp has a row.
+// The kernel behind the first: folds the parts of the units whose pieces several CTAs have computed, and writes the
+// rows that are in no sequence. A CTA has a sequence and a KV head, and one more the rows of no sequence; a warp has a
+// row.
 #pragma once
 
 #include <cute/tensor.hpp>

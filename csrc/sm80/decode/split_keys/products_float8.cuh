@@ -1,7 +1,7 @@
-// The two products where the cache is of float8. Its numbers become float16 in registers, without error; two neighbouring
-// ones are one 16-bit element of the ldmatrix that loads them. So a thread has four neighbouring columns of K where it
-// would have two pairs, and Q's columns are in that order (load_queries); and of V the even and the odd columns come apart,
-// as those of O do (Columns).
+// The two products where the cache is of float8. Its numbers become float16 in registers, without error; two
+// neighbouring ones are one 16-bit element of the ldmatrix that loads them. So a thread has four neighbouring columns
+// of K where it would have two pairs, and Q's columns are in that order (load_queries); and of V the even and the odd
+// columns come apart, as those of O do (Columns).
 #pragma once
 
 #include "products.cuh"
@@ -24,12 +24,14 @@ CUTE_DEVICE uint32_t float16_pair(uint32_t pair) {
     result = __byte_perm(pair, 0, 0x1404);  // the bits of a float16 without the last 8
   } else {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    asm("{ .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.rn.f16x2.e4m3x2 %0, low; }" : "=r"(result) : "r"(pair));
+    asm("{ .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.rn.f16x2.e4m3x2 %0, low; }"
+        : "=r"(result)
+        : "r"(pair));
 #else
-    // A float16 has the same bits, one place further to the right; its exponent is 8 less.
+    // A float16 has the same bits, one place further to the right; its exponent is 8 less: times 256.
     uint32_t const both = __byte_perm(pair, 0, 0x1404);
     uint32_t const size = both >> 1 & 0x3f803f80u, sign = both & 0x80008000u;
-    __half2 const scaled = __hmul2(reinterpret_cast<__half2 const&>(size), __half2half2(__ushort_as_half(0x5c00)));  // 256
+    __half2 const scaled = __hmul2(reinterpret_cast<__half2 const&>(size), __half2half2(__ushort_as_half(0x5c00)));
     result = reinterpret_cast<uint32_t const&>(scaled) | sign;
     if ((pair & 0x7fu) == 0x7fu) result |= 0x00007fffu;  // NaN
     if ((pair & 0x7f00u) == 0x7f00u) result |= 0x7fff0000u;

@@ -42,9 +42,9 @@ CUTE_DEVICE uint32_t operand_pair(uint32_t pair) {
   }
 }
 
-// Reads the queries of a warp's rows from global memory: rows and columns that do not exist are zeros. Beside float8 keys
-// the columns of a k step have another order, see products_float8.cuh.
-// `number`: in the row tile, of the thread's first row.
+// Reads the queries of a warp's rows from global memory: rows and columns that do not exist are zeros. Beside float8
+// keys the columns of a k step have another order, see products_float8.cuh. `number`: in the row tile, of the thread's
+// first row.
 template <class Traits, class Fragment>
 CUTE_DEVICE void load_queries(DecodeParams const& params, Unit const& unit, int number,
                               Fragment& tSrQ) {  // (MMA, 1, D / 16), MMA: (pair of columns, row, 8 columns)

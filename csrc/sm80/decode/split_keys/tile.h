@@ -19,8 +19,8 @@ constexpr int q_bytes(int head_dim, int head_dim_v) {
   return q_in_shared(head_dim, head_dim_v) ? 2 * 16 * kConsumerWarps * head_dim : 0;
 }
 
-// Columns of a row that lie side by side in shared memory: 128 bytes of them, or 64 if the head dim is no multiple of so
-// many.
+// Columns of a row that lie side by side in shared memory: 128 bytes of them, or 64 if the head dim is no multiple of
+// so many.
 template <class Cache>
 constexpr int chunk_of(int head_dim) {
   constexpr int kColumns = 128 / sizeof(Cache);

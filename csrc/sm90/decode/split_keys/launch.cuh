@@ -12,8 +12,8 @@ namespace flash_cute::sm90::decode::split_keys {
 
 using sm80::decode::split_keys::Float8;
 
-// The rows of a TMA box: the largest power of two, up to the tile, that divides the page. A contiguous cache is one page
-// a sequence, in which tiles begin at multiples of their size.
+// The rows of a TMA box: the largest power of two, up to the tile, that divides the page. A contiguous cache is one
+// page a sequence, in which tiles begin at multiples of their size.
 inline int box_rows(DecodeParams const& params, int tile_keys) {
   int rows = tile_keys;
   while (params.table.entries != nullptr && params.table.page_size % rows != 0) rows /= 2;
@@ -49,7 +49,8 @@ cudaError_t launch_decode(DecodePlan const& plan, DecodeParams const& params, cu
   constexpr int kSmemBytes = Traits::kSmemBytes;
   error = cudaFuncSetAttribute(decode_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
-  return launch(decode_kernel<Traits>, {.ctas = plan.ctas, .threads = kThreads, .smem_bytes = kSmemBytes}, args, stream);
+  Launch const shape{.ctas = plan.ctas, .threads = kThreads, .smem_bytes = kSmemBytes};
+  return launch(decode_kernel<Traits>, shape, args, stream);
 }
 
 template <class Traits>

@@ -1,5 +1,6 @@
-// The producer: one warp loads the tiles of K and V of a bundle by TMA, as many ahead as the ring has stages, across the
-// borders of pieces and sequences. A tile is loaded in boxes, each of rows of one page; a lane loads a chunk of a box's columns.
+// The producer: one warp loads the tiles of K and V of a bundle by TMA, as many ahead as the ring has stages, across
+// the borders of pieces and sequences. A tile is loaded in boxes, each of rows of one page; a lane loads a chunk of a
+// box's columns.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
