@@ -33,7 +33,7 @@ def built_instances() -> set[tuple[str, str, int, int]]:
     """
     built = set()
     for entry in load()["files"]:
-        arch, direction, _ = entry["file"].split("_", 2)
+        arch, direction, *_ = entry["file"].split("_")
         for head_dim, head_dim_v in re.findall(r"_d(\d+)(?:_(\d+))?", entry["file"]):
             built.add((arch, direction, int(head_dim), int(head_dim_v or head_dim)))
     return built

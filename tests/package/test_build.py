@@ -55,6 +55,8 @@ def test_report_has_every_file_with_both_dtypes() -> None:
     assert files == {k["file"] for k in REPORT["kernels"]}
     for file in files:
         names = " ".join(k["kernel"] for k in REPORT["kernels"] if k["file"] == file)
+        if file.endswith("_append.cu"):  # by bytes
+            continue
         dtypes = ("float_e4m3_t",) if "_fp8_d" in file else ("half_t", "bfloat16_t")
         assert all(dtype in names for dtype in dtypes), file
         seconds = next(entry["seconds"] for entry in REPORT["files"] if entry["file"] == file)

@@ -28,7 +28,7 @@ cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& params, c
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
   return with_element(plan.dtype, [&]<class Element>(Element) {
-    return launch_kernels<PortableTraits<Element, kHeadDim, kHeadDimV>>(plan, params, stream);
+    return launch_kernels<Traits<Element, kHeadDim, kHeadDimV>>(plan, params, stream);
   });
 }
 

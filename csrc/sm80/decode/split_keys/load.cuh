@@ -5,10 +5,13 @@
 #include <cute/arch/copy_sm80.hpp>
 #include <cute/tensor.hpp>
 
-#include "portable_traits.cuh"
-#include "work.cuh"
+#include "traits.cuh"
+#include "core/split_keys/work.cuh"
 
 namespace flash_cute::sm80::decode::split_keys {
+
+using namespace cute;
+using flash_cute::split_keys::Unit;
 
 // The key tiles of a unit's pieces, each K and then V.
 template <class Traits>

@@ -1,8 +1,7 @@
 // Attention over a KV cache on Hopper: what the host knows.
 #pragma once
 
-#include "planning/decode.h"
-#include "sm80/decode/split_keys/family.h"
+#include "planning/split_keys.h"
 #include "tile.h"
 
 namespace flash_cute::sm90::decode::split_keys {
@@ -27,11 +26,11 @@ struct Family {
                             .stages = stages(plan.head_dim, plan.head_dim_v, bytes),
                             .smem_bytes = smem_bytes(plan.head_dim, plan.head_dim_v, bytes),
                             .ctas_per_sm = kCtasPerSm};
-    sm80::decode::split_keys::plan_ranges(plan, problem, shape, gpu);
+    plan_ranges(plan, problem, shape, gpu);
   }
 
   static std::vector<std::string> notes(DecodePlan const& plan, KvCacheProblem const&) {
-    return sm80::decode::split_keys::range_notes(plan);
+    return range_notes(plan);
   }
 };
 

@@ -1,10 +1,10 @@
 // Attention over a KV cache on Hopper: persistent CTAs of four warps that compute and one that loads. See
-// contract/decode.h for how the work is cut, sm80/decode/split_keys/consumer.cuh for what the four warps do.
+// contract/decode.h for how the work is cut, core/split_keys/consumer.cuh for what the four warps do.
 #pragma once
 
 #include "load.cuh"
-#include "sm80/decode/split_keys/consumer.cuh"
-#include "sm80/decode/split_keys/merge.cuh"
+#include "core/split_keys/consumer.cuh"
+#include "core/split_keys/merge.cuh"
 #include "sm90/common/dependent_launch.cuh"
 #include "traits.cuh"
 
@@ -43,7 +43,7 @@ class Ring {
 
 template <class Traits>
 CUTE_DEVICE void consume(DecodeParams const& params, typename Traits::SharedStorage& smem) {
-  namespace portable = sm80::decode::split_keys;
+  namespace common = flash_cute::split_keys;
   Ring<Traits> ring(smem);
 #pragma unroll 1
   for (PipelineState<2> state;; state.advance()) {
@@ -51,9 +51,9 @@ CUTE_DEVICE void consume(DecodeParams const& params, typename Traits::SharedStor
     Unit const& unit = smem.units[state.stage];
     if (unit.rows == 0) break;
     if (rows_of_tile(unit.sequence.len_q * params.group) == kFewRows) {
-      portable::Consumer<Traits, 1>(params, unit, smem.consumers).run(ring);
+      common::Consumer<Traits, 1>(params, unit, smem.consumers).run(ring);
     } else {
-      portable::Consumer<Traits, kConsumerWarps>(params, unit, smem.consumers).run(ring);
+      common::Consumer<Traits, kConsumerWarps>(params, unit, smem.consumers).run(ring);
     }
     __syncwarp();
     smem.unit_pipeline.release(state);
@@ -83,12 +83,12 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm) decode_kernel(__grid_con
 // CTAs by sequence and KV head, and one more.
 template <class Traits>
 __global__ void __launch_bounds__(128) merge_kernel(__grid_constant__ DecodeParams const params) {
-  namespace portable = sm80::decode::split_keys;
+  namespace common = flash_cute::split_keys;
   int const batch = blockIdx.x / params.heads_kv, head_kv = blockIdx.x % params.heads_kv;
   if (batch == params.batch) {
-    portable::clear_rows_of_no_sequence<typename Traits::Element>(params);
+    common::clear_rows_of_no_sequence<typename Traits::Element>(params);
   } else {
-    portable::Merge<Traits>(params, batch, head_kv).run([] { wait_for_kernel_before(); });
+    common::Merge<Traits>(params, batch, head_kv).run([] { wait_for_kernel_before(); });
   }
 }
 

@@ -10,7 +10,7 @@
 
 namespace flash_cute::sm90::decode::split_keys {
 
-using sm80::decode::split_keys::Float8;
+using flash_cute::split_keys::Float8;
 
 // The rows of a TMA box: the largest power of two, up to the tile, that divides the page. A contiguous cache is one
 // page a sequence, in which tiles begin at multiples of their size.

@@ -6,14 +6,14 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/tensor.hpp>
 
-#include "sm80/decode/split_keys/work.cuh"
+#include "core/split_keys/work.cuh"
 #include "sm90/common/pipeline.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm90::decode::split_keys {
 
-using sm80::decode::split_keys::Unit;
-using sm80::decode::split_keys::Walk;
+using flash_cute::split_keys::Unit;
+using flash_cute::split_keys::Walk;
 
 struct KernelArgs {
   DecodeParams params;

@@ -1,14 +1,14 @@
 // Shared memory and threads that follow from the head dims: plain constants.
 #pragma once
 
-#include "sm80/decode/split_keys/tile.h"
+#include "contract/split_keys.h"
 
 namespace flash_cute::sm90::decode::split_keys {
 
-using sm80::decode::split_keys::kConsumerWarps;
-using sm80::decode::split_keys::smem_bytes_of;
-using sm80::decode::split_keys::stage_bytes;
-using sm80::decode::split_keys::tile_keys;
+using flash_cute::split_keys::kConsumerWarps;
+using flash_cute::split_keys::smem_bytes_of;
+using flash_cute::split_keys::stage_bytes;
+using flash_cute::split_keys::tile_keys;
 
 constexpr int kThreads = 32 * (kConsumerWarps + 1);
 

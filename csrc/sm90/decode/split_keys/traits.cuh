@@ -1,26 +1,26 @@
 // Types of the Hopper kernels of attention over a KV cache.
 #pragma once
 
-#include "sm80/decode/split_keys/traits.cuh"
-#include "sm80/decode/split_keys/work.cuh"
+#include "core/split_keys/traits.cuh"
+#include "core/split_keys/work.cuh"
 #include "sm90/common/pipeline.cuh"
 #include "tile.h"
 
 namespace flash_cute::sm90::decode::split_keys {
 
 template <class Element, int kHeadDim, int kHeadDimV, class Cache = Element>
-struct Traits : sm80::decode::split_keys::Traits<Element, kHeadDim, kHeadDimV, Cache> {
-  using Base = sm80::decode::split_keys::Traits<Element, kHeadDim, kHeadDimV, Cache>;
+struct Traits : flash_cute::split_keys::Traits<Element, kHeadDim, kHeadDimV, Cache> {
+  using Base = flash_cute::split_keys::Traits<Element, kHeadDim, kHeadDimV, Cache>;
   static constexpr int kBytes = sizeof(Cache);
   static constexpr int kStages = stages(kHeadDim, kHeadDimV, kBytes);
   static_assert(kStages >= 4 && kBytes * Base::kStageElements == stage_bytes(kHeadDim, kHeadDimV, kBytes));
 
   struct SharedStorage {
     alignas(1024) Cache tiles[kStages][Base::kStageElements];
-    sm80::decode::split_keys::ConsumerStorage<kHeadDim, kHeadDimV> consumers;
+    flash_cute::split_keys::ConsumerStorage<kHeadDim, kHeadDimV> consumers;
     Pipeline<kStages> pipeline;
     // The producer finds the units of work.
-    sm80::decode::split_keys::Unit units[2];
+    flash_cute::split_keys::Unit units[2];
     Pipeline<2> unit_pipeline;
   };
   static constexpr int kSmemBytes = smem_bytes(kHeadDim, kHeadDimV, kBytes);

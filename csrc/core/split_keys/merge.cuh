@@ -8,7 +8,7 @@
 #include "fold.cuh"
 #include "work.cuh"
 
-namespace flash_cute::sm80::decode::split_keys {
+namespace flash_cute::split_keys {
 
 // A lane has four columns of each 128.
 template <class Traits>
@@ -137,4 +137,4 @@ CUTE_DEVICE void clear_rows_of_no_sequence(DecodeParams const& params) {
   }
 }
 
-}  // namespace flash_cute::sm80::decode::split_keys
+}  // namespace flash_cute::split_keys

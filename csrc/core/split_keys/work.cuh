@@ -5,7 +5,7 @@
 
 #include "contract/decode.h"
 
-namespace flash_cute::sm80::decode::split_keys {
+namespace flash_cute::split_keys {
 
 using namespace cute;
 
@@ -254,4 +254,4 @@ class Walk {
   int row_tiles_ = 0;
 };
 
-}  // namespace flash_cute::sm80::decode::split_keys
+}  // namespace flash_cute::split_keys

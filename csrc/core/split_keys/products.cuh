@@ -5,10 +5,9 @@
 
 #include "core/convert.cuh"
 #include "core/layout.cuh"
-#include "sm80/common/gemm.cuh"
 #include "traits.cuh"
 
-namespace flash_cute::sm80::decode::split_keys {
+namespace flash_cute::split_keys {
 
 // The fragments of Q, in registers: (MMA, 1, D / 16).
 template <class Fragment>
@@ -49,10 +48,16 @@ CUTE_DEVICE void multiply_qk(typename Traits::Cache const* k, int first, Queries
   CUTE_STATIC_ASSERT_V(size<1>(tSsK) == size<1>(tSrK_copy) && size<2>(tSsK) == size<2>(tSrK_copy));
   auto tSrQ = fragment_a<typename Traits::Operand>(mma, Shape<_16, Int<Traits::kHeadDim>>{});  // (MMA, 1, D / 16)
   clear(tSrS);
-  pipelined_gemm(mma, tSrS, tSrQ, tSrK, [&](int d) {
+  auto const fetch = [&](int d) {
     queries.fetch(tSrQ, d);
     copy(copy_k, tSsK(_, _, d), tSrK_copy(_, _, d));
-  });
+  };
+  fetch(0);
+  CUTE_UNROLL
+  for (int d = 0; d < size<2>(tSrQ); ++d) {
+    if (d + 1 < size<2>(tSrQ)) fetch(d + 1);  // a step ahead of its MMA
+    cute::gemm(mma, tSrQ(_, _, d), tSrK(_, _, d), tSrS);
+  }
 }
 
 // Which keys of a tile exist: V's other rows may be anything in memory, or nothing that was loaded.
@@ -100,4 +105,4 @@ CUTE_DEVICE void multiply_pv(typename Traits::Cache const* v, int first, KeysTha
   }
 }
 
-}  // namespace flash_cute::sm80::decode::split_keys
+}  // namespace flash_cute::split_keys

@@ -13,7 +13,7 @@
 #include "traits.cuh"
 #include "work.cuh"
 
-namespace flash_cute::sm80::decode::split_keys {
+namespace flash_cute::split_keys {
 
 constexpr int kConsumers = 1;  // named barrier of the warps that compute
 
@@ -338,4 +338,4 @@ class Consumer {
   int first_column_;  // that the warp folds and stores
 };
 
-}  // namespace flash_cute::sm80::decode::split_keys
+}  // namespace flash_cute::split_keys

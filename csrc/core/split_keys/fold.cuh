@@ -12,7 +12,7 @@
 #include "traits.cuh"
 #include "work.cuh"
 
-namespace flash_cute::sm80::decode::split_keys {
+namespace flash_cute::split_keys {
 
 struct FoldFactors {
   float before;
@@ -101,4 +101,4 @@ CUTE_DEVICE void store_pair(Element* out, float x, float y, float inverse, bool 
   *reinterpret_cast<cutlass::Array<Element, 2>*>(out) = converter(values);
 }
 
-}  // namespace flash_cute::sm80::decode::split_keys
+}  // namespace flash_cute::split_keys

@@ -6,7 +6,7 @@
 
 #include "products.cuh"
 
-namespace flash_cute::sm80::decode::split_keys {
+namespace flash_cute::split_keys {
 
 // The 16 bytes from `column` on of a row of a tile, as TMA has swizzled them.
 template <int kTileKeys, int kChunk>
@@ -107,4 +107,4 @@ CUTE_DEVICE void multiply_pv_float8(Float8 const* v, int first, KeysThatExist co
   }
 }
 
-}  // namespace flash_cute::sm80::decode::split_keys
+}  // namespace flash_cute::split_keys

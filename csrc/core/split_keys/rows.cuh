@@ -10,7 +10,7 @@
 #include "traits.cuh"
 #include "work.cuh"
 
-namespace flash_cute::sm80::decode::split_keys {
+namespace flash_cute::split_keys {
 
 // A thread has rows lane / 4 and lane / 4 + 8 of its warp's 16.
 constexpr int kRowsOfThread = 2;
@@ -158,4 +158,4 @@ CUTE_DEVICE void modify_and_mask(DecodeParams const& params, Unit const& unit, i
   }
 }
 
-}  // namespace flash_cute::sm80::decode::split_keys
+}  // namespace flash_cute::split_keys
