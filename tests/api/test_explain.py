@@ -246,5 +246,8 @@ def test_the_fields_are_those_of_plan_data():
     if report.load()["kernels"]:
         float8 = q.to(torch.float8_e4m3fn)
         found |= set(flash_cute.explain(float8, float8, float8, capability=90).data)
+        cache = torch.empty(4, 300, 8, 64, dtype=torch.float16, device="meta")
+        length = torch.empty(4, dtype=torch.int32, device="meta")
+        found |= set(flash_cute.explain(cache[:, :1], cache, cache, cache_seqlens=length, capability=90).data)
     fields = set(PlanData.__annotations__)
     assert found == fields if report.load()["kernels"] else found < fields
