@@ -29,6 +29,11 @@ std::span<FwdInstance const> fwd_instances();
 std::span<BwdInstance const> bwd_instances();
 std::span<DecodeInstance const> decode_instances();
 
+// Whether the GPU can run an architecture's kernels.
+inline bool runs_on(Backend backend, Gpu gpu) {
+  return backend == Backend::kSm80 ? gpu.capability >= 80 : gpu.capability == 90;
+}
+
 template <class InstanceType>
 int size_of(InstanceType const& instance) {
   return instance.head_dims.head_dim + instance.head_dims.head_dim_v;

@@ -5,10 +5,6 @@
 namespace flash_cute {
 namespace {
 
-bool runs_on(Backend backend, Gpu gpu) {
-  return backend == Backend::kSm80 ? gpu.capability >= 80 : gpu.capability == 90;
-}
-
 bool holds(DecodeInstance const& instance, Problem const& call) {
   return instance.head_dims.head_dim >= call.head_dim && instance.head_dims.head_dim_v >= call.head_dim_v;
 }

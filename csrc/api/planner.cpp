@@ -7,8 +7,6 @@ namespace {
 
 constexpr Backend kArchitectures[] = {Backend::kSm90, Backend::kSm80};  // in the order of preference
 
-bool runs_on(Backend backend, Gpu gpu) { return backend == Backend::kSm80 || gpu.capability == 90; }
-
 template <class InstanceType>
 constexpr char const* kDirection = std::is_same_v<InstanceType, FwdInstance> ? "forward" : "backward";
 

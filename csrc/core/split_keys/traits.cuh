@@ -36,7 +36,6 @@ struct Traits {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kTileKeys = tile_keys(kHeadDim);
-  static constexpr int kWarps = kConsumerWarps;
   static constexpr bool kQInShared = q_in_shared(kHeadDim, kHeadDimV);
 
   // Of one warp: it computes 16 rows.
