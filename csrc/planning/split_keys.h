@@ -14,7 +14,8 @@ inline void plan_ranges(DecodePlan& plan, KvCacheProblem const& problem, KernelS
   plan.shape.block_m = rows <= kFewRows || call.packed ? kFewRows : kManyRows;
   plan.most_pieces = most_pieces(call.heads_kv);
   plan.slots = plan.most_pieces + 1;
-  plan.slot_rows = static_cast<int>(std::min<int64_t>(rows, kManyRows));
+  int64_t const slot_rows = std::min<int64_t>(rows, kManyRows);
+  plan.slot_rows = static_cast<int>(slot_rows + slot_rows % 2);  // even, so that each part begins at 16 bytes
   if (call.batch == 0 || call.heads_kv == 0 || rows == 0) return;
   plan.bundles = std::max(1, gpu.num_sms * shape.ctas_per_sm / call.heads_kv);
   plan.ctas = int64_t{plan.bundles} * call.heads_kv;

@@ -291,11 +291,8 @@ def test_explain_and_workspace_refuse_as_the_call_does(name: str) -> None:
 
 @pytest.mark.cuda
 def test_nothing_waits_for_the_device_in_a_check() -> None:
-    def on_the_gpu(arguments: Call) -> Call:
-        return {x: y.cuda() if torch.is_tensor(y) else y for x, y in arguments.items()}
-
-    bad_calls = [on_the_gpu({**good_call(), **changes}) for changes, _ in ON_CUDA.values()]
-    good = on_the_gpu(good_call())
+    bad_calls = [_moved({**good_call(), **changes}, "cuda") for changes, _ in ON_CUDA.values()]
+    good = _moved(good_call(), "cuda")
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
