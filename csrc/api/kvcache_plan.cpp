@@ -43,12 +43,8 @@ DecodeInstance const* find_instance(KvCacheProblem const& problem, Gpu gpu) {
     FLASH_CUTE_CHECK(gpu.capability == 90 && call.asked.backend != Backend::kSm80, "k_cache: expected q's dtype", on,
                      call.asked.backend == Backend::kSm80 ? " with backend 'sm80'" : "", ", got ",
                      dtype_name(args.call.k.dtype));
-    FLASH_CUTE_CHECK(!cache.paged || cache.page % 16 == 0,
-                     "k_cache: expected pages of a multiple of 16 keys of float8, got ", cache.page);
     fail("q: this build has no kernel for caches of float8 of head dims ", call.head_dim, " and ", call.head_dim_v);
   }
-  FLASH_CUTE_CHECK(!cache.paged || call.asked.backend != Backend::kSm90,
-                   "k_cache: expected pages of a multiple of 16 keys with backend 'sm90', got ", cache.page);
   fail("q: this build has no kernel for this cache", on);
 }
 

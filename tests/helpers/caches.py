@@ -63,10 +63,21 @@ class Cached:
         return {**self.places, **own, **self.options}
 
     def run(self, backend: str | None = None, **more: Any) -> Results:
-        """(out, lse), in memory that holds NaN before; the append, if there is one, happens."""
+        """(out, lse), in memory that holds NaN before; the append, if there is one, happens.
+
+        Of a call that the backend has no kernel for, the one that the plan chooses is tested.
+        """
+        backend = backend if self.served_by(backend) else None
         with nan_in_new_memory(self.q if self.q.dim() == 4 else self.q.unsqueeze(0)):
             arguments = {**self.arguments(), "return_lse": True, "backend": backend, **more}
             return flash_cute.attention_with_kvcache(self.q, self.k_cache, self.v_cache, **arguments)
+
+    def served_by(self, backend: str | None) -> bool:
+        """Whether a backend's kernels serve this call: see docs/decode.md."""
+        largest = max(self.k_cache.shape[-1], self.v_cache.shape[-1])
+        if self.k_cache.dtype in FLOAT8:
+            return backend != "sm80" and largest <= 192
+        return backend != "sm90" or largest <= 256
 
     def rows(self) -> list[slice]:
         return rows_of(self.q, self.cu_seqlens_q)

@@ -11,6 +11,7 @@ import torch
 from numerics import assert_matches, bits, same_bits
 
 from flash_cute.integrations import _flash_attn_2_cuda, _flash_attn_calls, flash_attn, flash_attn_interface
+from flash_cute.integrations._rotary import apply_rotary
 
 BATCH, HEADS, HEADS_KV, DIM, ROTARY = 3, 4, 2, 32, 16
 
@@ -63,7 +64,7 @@ class Call:
         self.q = tensor(sum(self.rows), HEADS, DIM)
         self.k, self.v = tensor(sum(self.new), HEADS_KV, DIM), tensor(sum(self.new), HEADS_KV, self.dim_v)
         angles = torch.rand(self.room, ROTARY // 2, generator=rng, dtype=torch.float64) * 6
-        self.angles = angles.to(device)
+        self.table = tuple(x.to(device, dtype) for x in (angles.cos(), angles.sin()))
         self.positions = [draw.randrange(40) for _ in range(BATCH)] if version == 3 and self.rotary else self.lengths
 
         self.options: dict[str, Any] = {
@@ -82,8 +83,8 @@ class Call:
         if self.leftpad is not None:
             self.options["cache_leftpad"] = int32(self.leftpad)
         if self.rotary:
-            table = {"rotary_cos": angles.cos().to(device, dtype), "rotary_sin": angles.sin().to(device, dtype)}
-            self.options |= {**table, "rotary_interleaved": self.interleaved}
+            self.options |= {"rotary_cos": self.table[0], "rotary_sin": self.table[1]}
+            self.options |= {"rotary_interleaved": self.interleaved}
             if version == 3:
                 self.options["rotary_seqlens"] = int32(self.positions)
         q, k, v = self.q, self.k, self.v
@@ -103,13 +104,23 @@ class Call:
         return int(self.pages[b, i // self.page]), i % self.page
 
     def rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """x `(N, H, D)`, its first dims turned by the angles of the positions, as complex numbers."""
-        angles = self.angles[positions][:, None]
+        """x `(N, H, D)`, its first dims turned by the angles of the positions, as complex numbers.
+
+        In 16 bits a last bit of a rotated number moves an LSE by more than attention may err. So the numbers of
+        `apply_rotary` are returned, where they are within a rounding of the complex ones.
+        """
+        cos, sin = (x[positions] for x in self.table)
         first, rest = x[..., :ROTARY].double(), x[..., ROTARY:]
         split = (first[..., ::2], first[..., 1::2]) if self.interleaved else first.chunk(2, -1)
-        turned = torch.complex(*split) * torch.polar(torch.ones_like(angles), angles)
+        turned = torch.complex(*split) * torch.complex(cos.double(), sin.double())[:, None]
         pair = (turned.real, turned.imag)
-        return torch.cat((torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1), rest), -1)
+        exact = torch.cat((torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1), rest), -1)
+        if x.dtype == torch.float32 or x.numel() == 0:
+            return exact
+        rounded = apply_rotary(x[None], cos, sin, interleaved=self.interleaved)[0]
+        eps = torch.finfo(x.dtype).eps
+        torch.testing.assert_close(rounded.double(), exact, rtol=eps, atol=eps * 2**-10)
+        return rounded
 
     def check(self, function: Callable[..., Any]) -> None:
         """What the function returns and what it has left in the cache."""

@@ -43,14 +43,18 @@ def steps(x8: torch.Tensor) -> torch.Tensor:
 
 
 def assert_as_cpu(found: Quantized, expected: Quantized, exact: bool) -> None:
-    """`exact`: without k's mean the arithmetic is the same; else k differs by a step where a mean's last bit does."""
+    """`exact`: without k's mean the arithmetic is the same; else k differs by a step where a mean's last bit does.
+
+    Of a key that is nearly the mean only that bit may be left, which is many steps of float8's smallest numbers.
+    """
     for i, (x8, y8) in enumerate(zip(found[:3], expected[:3], strict=True)):
         assert x8.dtype == y8.dtype and x8.stride() == y8.stride()
         x8 = x8.cpu()
         assert torch.equal(x8.float().isnan(), y8.float().isnan())
         apart = (steps(x8) - steps(y8)).abs()
         if i == 1 and not exact:
-            assert apart.amax() <= 1 if apart.numel() else True
+            far = (x8.double() - y8.double()).nan_to_num().abs() > 2.0**-20 * torch.finfo(x8.dtype).max
+            assert not (far & (apart > 1)).any()
             assert int((apart > 0).sum()) <= 1e-3 * apart.numel() + 1
         else:
             assert not apart.any()

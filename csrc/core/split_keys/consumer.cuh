@@ -100,6 +100,7 @@ class Consumer {
   CUTE_DEVICE void run(Ring& ring, Queries const& queries) {
     typename Traits::Mma mma;
     RowState state[kRowsOfThread] = {RowState::of_nothing(), RowState::of_nothing()};
+    if constexpr (kKeyWarps == 1) consumers_sync();  // of a unit of few rows before, others may still read the shares
     CUTE_UNROLL
     for (int g = 0; g < kGroups; ++g) folded(g) = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 1

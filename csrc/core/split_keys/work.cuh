@@ -136,6 +136,12 @@ CUTE_DEVICE int bundle_of(DecodeParams const& params, int64_t total, int64_t til
   return int(((tile + 1) * params.bundles - 1) / total);
 }
 
+// The pieces that begin before a tile, of a unit whose first tile is `first`.
+CUTE_DEVICE int pieces_before(int64_t tile, int64_t first, Pieces const& pieces) {
+  int64_t const tiles = max(int64_t{0}, tile - first);
+  return int(min(int64_t{pieces.count}, (tiles + pieces.tiles - 1) / pieces.tiles));
+}
+
 // A unit, and the pieces of it that a bundle computes.
 struct Unit {
   int bundle;
@@ -212,12 +218,8 @@ class Walk {
       }
       int64_t const first = place_.weight + int64_t{unit_.row_tile} * unit_.pieces.weight();
       if (first >= end_) return false;
-      auto const pieces_before = [&](int64_t tile) {
-        int64_t const tiles = max(int64_t{0}, tile - first);
-        return int(min(int64_t{unit_.pieces.count}, (tiles + unit_.pieces.tiles - 1) / unit_.pieces.tiles));
-      };
-      unit_.piece_begin = pieces_before(begin_);
-      unit_.piece_end = pieces_before(end_);
+      unit_.piece_begin = pieces_before(begin_, first, unit_.pieces);
+      unit_.piece_end = pieces_before(end_, first, unit_.pieces);
       if (unit_.piece_begin >= unit_.piece_end) continue;
       unit_.batch = place_.batch;
       set_rows<kTileKeys>(params_, unit_);

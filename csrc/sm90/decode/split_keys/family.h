@@ -10,12 +10,8 @@ struct Family {
   static constexpr Backend kBackend = Backend::kSm90;
   static constexpr char const* kName = "sm90::decode::split_keys";
 
-  // Pages of others would take a TMA box for every few rows: the portable kernel is faster.
-  static constexpr int kLeastBox = 16;
-
   static bool serves(HeadDims kernel, KvCacheProblem const& problem) {
-    if (problem.cache.k_type != CacheType::k16Bit && !reads_float8(kernel.head_dim, kernel.head_dim_v)) return false;
-    return !problem.cache.paged || problem.cache.page % kLeastBox == 0;
+    return problem.cache.k_type == CacheType::k16Bit || reads_float8(kernel.head_dim, kernel.head_dim_v);
   }
 
   static void plan(DecodePlan& plan, KvCacheProblem const& problem, Gpu gpu) {

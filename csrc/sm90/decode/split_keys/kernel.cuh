@@ -10,6 +10,8 @@
 
 namespace flash_cute::sm90::decode::split_keys {
 
+namespace common = flash_cute::split_keys;
+
 // The consumers' side of the ring of tiles, K and V by turns.
 template <class Traits>
 class Ring {
@@ -43,7 +45,6 @@ class Ring {
 
 template <class Traits>
 CUTE_DEVICE void consume(DecodeParams const& params, typename Traits::SharedStorage& smem) {
-  namespace common = flash_cute::split_keys;
   Ring<Traits> ring(smem);
 #pragma unroll 1
   for (PipelineState<2> state;; state.advance()) {
@@ -80,15 +81,14 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm) decode_kernel(__grid_con
   }
 }
 
-// CTAs by sequence and KV head, and one more.
 template <class Traits>
-__global__ void __launch_bounds__(128) merge_kernel(__grid_constant__ DecodeParams const params) {
-  namespace common = flash_cute::split_keys;
-  int const batch = blockIdx.x / params.heads_kv, head_kv = blockIdx.x % params.heads_kv;
+__global__ void __launch_bounds__(32 * common::kMergeWarps) merge_kernel(__grid_constant__ DecodeParams const params) {
+  int const ctas = common::merge_ctas(params), unit = blockIdx.x / ctas;
+  int const batch = unit / params.heads_kv, head_kv = unit % params.heads_kv;
   if (batch == params.batch) {
     common::clear_rows_of_no_sequence<typename Traits::Element>(params);
   } else {
-    common::Merge<Traits>(params, batch, head_kv).run([] { wait_for_kernel_before(); });
+    common::Merge<Traits>(params, batch, head_kv).run(blockIdx.x % ctas, [] { wait_for_kernel_before(); });
   }
 }
 

@@ -27,7 +27,7 @@ cudaError_t encode_cache(CUtensorMap* map, void const* data, CacheStrides const&
   PageTable const& table = params.table;
   int const page_size = std::max(1, table.page_size), pages = std::max(1, table.pages);
   return encode_map<Cache, 4>(
-      map, table.capacity > 0 ? data : params.q,
+      map, table.capacity > 0 && table.pages > 0 ? data : params.q,
       {uint64_t(head_dim), uint64_t(page_size), uint64_t(params.heads_kv), uint64_t(pages)},
       {pitch<Cache>(page_size, strides.row), pitch<Cache>(params.heads_kv, strides.head),
        pitch<Cache>(pages, strides.page)},
@@ -59,9 +59,11 @@ cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& params, c
     cudaError_t const error = launch_decode<Traits>(plan, params, stream);
     if (error != cudaSuccess) return error;
   }
-  int64_t const merges = int64_t{params.batch} * params.heads_kv + (params.cu_q == nullptr ? 0 : 1);
+  int64_t const merges = flash_cute::split_keys::all_merge_ctas(params);
   if (merges == 0) return cudaSuccess;
-  return launch(merge_kernel<Traits>, {.ctas = merges, .threads = 128, .smem_bytes = 0, .early = true}, params, stream);
+  int const threads = 32 * flash_cute::split_keys::kMergeWarps;
+  return launch(merge_kernel<Traits>, {.ctas = merges, .threads = threads, .smem_bytes = 0, .early = true}, params,
+                stream);
 }
 
 template <int kHeadDim, int kHeadDimV>

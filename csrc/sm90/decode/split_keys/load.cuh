@@ -1,6 +1,7 @@
 // The producer: one warp loads the tiles of K and V of a bundle by TMA, as many ahead as the ring has stages, across
-// the borders of pieces and sequences. A tile is loaded in boxes, each of rows of one page; a lane loads a chunk of a
-// box's columns.
+// the borders of pieces and sequences. A tile is loaded in boxes, each of rows of one page, and of a chunk of the
+// columns. A lane has a box of rows, and some of its chunks; where pages are so small that there are more than 32 boxes,
+// all chunks of several.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -34,7 +35,8 @@ class Producer {
         head_kv_(blockIdx.x % args.params.heads_kv),
         boxes_(kTileKeys / args.box_rows),
         box_(int(threadIdx.x % 32) % boxes_),
-        chunk_(int(threadIdx.x % 32) / boxes_) {}
+        chunk_(int(threadIdx.x % 32) / boxes_),
+        chunk_step_(max(1, 32 / boxes_)) {}
 
   CUTE_DEVICE void run() {
     Walk<kTileKeys> walk(args_.params, blockIdx.x / args_.params.heads_kv, head_kv_);
@@ -59,57 +61,73 @@ class Producer {
   CUTE_DEVICE void load_unit(Unit const& unit) {
     int const begin = unit.begin_of(unit.piece_begin), end = unit.end_of(unit.piece_end - 1);
     if (begin >= end) return;
-    Box next = box_of(unit, begin);
+    Box next = box_of(unit, begin, box_);
 #pragma unroll 1
     for (int tile = begin; tile < end; ++tile) {
       Box const box = next;
-      if (tile + 1 < end) next = box_of(unit, tile + 1);  // its page number arrives during the wait for a stage
-      load<Traits::kHeadDim, Traits::kChunkK>(args_.k, box);
-      load<Traits::kHeadDimV, Traits::kChunkV>(args_.v, box);
+      // Its page number arrives during the wait for a stage.
+      if (tile + 1 < end) next = box_of(unit, tile + 1, box_);
+      load<Traits::kHeadDim, Traits::kChunkK>(args_.k, unit, tile, box);
+      load<Traits::kHeadDimV, Traits::kChunkV>(args_.v, unit, tile, box);
     }
   }
 
-  // This lane's box of a tile. Of keys that no row sees no box is loaded, and no entry of the table read.
+  // A box of a tile. Of keys that no row sees no box is loaded, and no entry of the table read.
   struct Box {
     bool seen;
     int page;
     int row;
   };
-  CUTE_DEVICE Box box_of(Unit const& unit, int tile) const {
-    DecodeParams const& params = args_.params;
-    int const key = tile * kTileKeys + box_ * args_.box_rows;
+  CUTE_DEVICE Box box_of(Unit const& unit, int tile, int number) const {
+    PageTable const& table = args_.params.table;
+    int const key = tile * kTileKeys + number * args_.box_rows;
     Box box{.seen = key + args_.box_rows > unit.seen_begin && key < unit.seen_end};
     if (!box.seen) return box;
-    int const page = key / params.table.page_size;
-    box.row = key - page * params.table.page_size;
-    box.page = params.table.entries == nullptr
-                   ? unit.batch
-                   : __ldg(params.table.entries + unit.batch * params.table.stride + page);
+    int const page = key / table.page_size;
+    box.row = key - page * table.page_size;
+    box.page = table.entries == nullptr ? unit.batch : __ldg(table.entries + unit.batch * table.stride + page);
+    if (table.pages == 0) box.page = -1;  // the map has one
     return box;
   }
 
-  // Pages that do not exist are outside of the map, and arrive as zeros.
+  // `first`: this lane's first box.
   template <int kColumns, int kChunk>
-  CUTE_DEVICE void load(CUtensorMap const& map, Box const& box) {
-    bool const loads = box.seen && chunk_ < kColumns / kChunk;
-    int const count = __popc(__ballot_sync(0xffffffff, loads));
+  CUTE_DEVICE void load(CUtensorMap const& map, Unit const& unit, int tile, Box const& first) {
+    constexpr int kChunks = kColumns / kChunk;
+    int const own_chunks = max(0, ceil_div(kChunks - chunk_, chunk_step_));
+    int count = first.seen ? own_chunks : 0;
+    for (int number = box_ + 32; number < boxes_; number += 32) {
+      if (box_of(unit, tile, number).seen) count += own_chunks;
+    }
+    count = __reduce_add_sync(0xffffffff, count);
     smem_.pipeline.wait_empty(state_);
     if (threadIdx.x % 32 == 0) smem_.pipeline.expect(state_, uint32_t(count * args_.box_rows * kChunk * sizeof(Cache)));
     __syncwarp();
-    if (loads) {
-      Cache* const tile = smem_.tiles[state_.stage] + (chunk_ * kTileKeys + box_ * args_.box_rows) * kChunk;
-      SM90_TMA_LOAD_4D::copy(&map, &smem_.pipeline.full[state_.stage], uint64_t(TMA::CacheHintSm90::EVICT_NORMAL), tile,
-                             chunk_ * kChunk, box.row, head_kv_, box.page);
+    copy_box<kChunks, kChunk>(map, first, box_);
+    for (int number = box_ + 32; number < boxes_; number += 32) {
+      copy_box<kChunks, kChunk>(map, box_of(unit, tile, number), number);
     }
     state_.advance();
+  }
+
+  // Pages that do not exist are outside of the map, and arrive as zeros.
+  template <int kChunks, int kChunk>
+  CUTE_DEVICE void copy_box(CUtensorMap const& map, Box const& box, int number) {
+    if (!box.seen) return;
+    for (int chunk = chunk_; chunk < kChunks; chunk += chunk_step_) {
+      Cache* const tile = smem_.tiles[state_.stage] + (chunk * kTileKeys + number * args_.box_rows) * kChunk;
+      SM90_TMA_LOAD_4D::copy(&map, &smem_.pipeline.full[state_.stage], uint64_t(TMA::CacheHintSm90::EVICT_NORMAL), tile,
+                             chunk * kChunk, box.row, head_kv_, box.page);
+    }
   }
 
   KernelArgs const& args_;
   typename Traits::SharedStorage& smem_;
   int head_kv_;
   int boxes_;  // of a tile's rows
-  int box_;
-  int chunk_;
+  int box_;         // this lane's first one
+  int chunk_;       // and first chunk
+  int chunk_step_;  // to its next chunk
   PipelineState<Traits::kStages> state_;
   PipelineState<2> unit_state_;
 };
