@@ -210,8 +210,7 @@ class Consumer {
     for (int g = 0; g < kGroups; ++g) {
       float4& sum = folded(g);
       float4 const& added = columns.values[g];
-      sum = {add_piece(sum.x, added.x, row0), add_piece(sum.y, added.y, row0), add_piece(sum.z, added.z, row1),
-             add_piece(sum.w, added.w, row1)};
+      sum = {row0.add(sum.x, added.x), row0.add(sum.y, added.y), row1.add(sum.z, added.z), row1.add(sum.w, added.w)};
       if (g % 4 == 3) asm volatile("" ::: "memory");  // else all loads come first, and spill
     }
   }

@@ -14,9 +14,19 @@
 
 namespace flash_cute::split_keys {
 
+// What the pieces so far, and the one that is added, are multiplied by.
 struct FoldFactors {
   float before;
   float piece;
+
+  // By their maxima, and the larger one of these.
+  CUTE_DEVICE static FoldFactors of(float before, float piece, float larger, float scale_log2) {
+    return {exp2_approx(__fmul_rn(__fsub_rn(before, larger), scale_log2)),
+            exp2_approx(__fmul_rn(__fsub_rn(piece, larger), scale_log2))};
+  }
+
+  CUTE_DEVICE float add(float sum, float of_piece) const { return add_scaled(sum, __fmul_rn(of_piece, piece)); }
+  CUTE_DEVICE float add_scaled(float sum, float scaled) const { return __fmaf_rn(sum, before, scaled); }
 };
 
 // The state of a row: of the pieces so far.
@@ -27,12 +37,10 @@ struct RowState {
   // To which a piece adds itself, bit by bit: the accumulator is 0.
   CUTE_DEVICE static RowState of_nothing() { return {-FLT_MAX, 0.f}; }
 
-  // Adds a piece. Returns what the two accumulators are multiplied by.
   CUTE_DEVICE FoldFactors add(RowState const& piece, float scale_log2) {
     float const larger = fmaxf(max, piece.max);
-    FoldFactors const factors{exp2_approx(__fmul_rn(__fsub_rn(max, larger), scale_log2)),
-                              exp2_approx(__fmul_rn(__fsub_rn(piece.max, larger), scale_log2))};
-    sum = __fmaf_rn(sum, factors.before, __fmul_rn(piece.sum, factors.piece));
+    FoldFactors const factors = FoldFactors::of(max, piece.max, larger, scale_log2);
+    sum = factors.add(sum, piece.sum);
     max = larger;
     return factors;
   }
@@ -47,10 +55,6 @@ struct RowState {
     return sum == 0.f ? -INFINITY : __fmul_rn(__fmaf_rn(max, scale_log2, log2_approx(sum)), kLn2);
   }
 };
-
-CUTE_DEVICE float add_piece(float before, float piece, FoldFactors const& factors) {
-  return __fmaf_rn(before, factors.before, __fmul_rn(piece, factors.piece));
-}
 
 // A part in the workspace: the accumulators of its rows, then their maxima and their sums.
 struct Part {

@@ -10,36 +10,54 @@
 namespace flash_cute::split_keys {
 
 constexpr int kMergeWarps = 4;
+constexpr int kMergeColumns = 64;  // of a row, a warp's
 
-// The CTAs of a sequence and a KV head, whose warps take its packed rows by turns.
-constexpr int merge_ctas(DecodeParams const& params) {
-  int64_t const warps = int64_t{params.len_q} * params.group / (params.cu_q == nullptr ? 1 : std::max(1, params.batch));
-  return int(std::clamp<int64_t>(warps / kMergeWarps, 1, 64));
+// CTAs: one for each KV head and each place where a range ends and the next one begins, since a unit of which several
+// CTAs have pieces lies round such a place. One more writes the rows of no sequence.
+constexpr int64_t merge_ctas(DecodeParams const& params) {
+  return int64_t{std::max(0, params.bundles - 1)} * params.heads_kv + (params.cu_q == nullptr ? 0 : 1);
 }
 
-// Of the whole kernel: one more writes the rows of no sequence.
-constexpr int64_t all_merge_ctas(DecodeParams const& params) {
-  return int64_t{params.batch} * params.heads_kv * merge_ctas(params) + (params.cu_q == nullptr ? 0 : 1);
-}
-
-// A warp has a row, a lane four columns of each 128.
+// The CTAs round whose places the same unit lies share its rows and columns. A warp has 64 columns of a row, a lane two
+// of them. The parts of 32 pieces are loaded at once.
 template <class Traits>
 class Merge {
  public:
   using Element = typename Traits::Element;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
-  static constexpr int kVectors = ceil_div(kHeadDimV, 128);
-  static constexpr int kAhead = 12 / kVectors;  // pieces whose loads are in flight at once
+  static constexpr int kGroups = kHeadDimV / kMergeColumns;
+  static_assert(kHeadDimV % kMergeColumns == 0);
 
-  CUTE_DEVICE Merge(DecodeParams const& params, int batch, int head_kv)
-      : params_(params), batch_(batch), head_kv_(head_kv), lane_(threadIdx.x % 32) {}
+  // `bundle`: where its range begins.
+  CUTE_DEVICE Merge(DecodeParams const& params, int bundle, int head_kv)
+      : params_(params), bundle_(bundle), head_kv_(head_kv), lane_(threadIdx.x % 32) {}
 
-  // `cta`: of those of the sequence and the KV head. `wait`: until the parts have been written.
+  // `wait`: until the parts have been written.
   template <class Wait>
-  CUTE_DEVICE void run(int cta, Wait const& wait) {
+  CUTE_DEVICE void run(Wait const& wait) {
+    bool waited = false;
+    if (find_unit()) {
+      int const sharers = last_bundle_ - first_bundle_;
+      int const warp = (bundle_ - first_bundle_ - 1) * kMergeWarps + int(threadIdx.x / 32);
+#pragma unroll 1
+      for (int i = warp; i < rows_ * kGroups; i += sharers * kMergeWarps) {
+        column_ = i % kGroups * kMergeColumns + 2 * lane_;
+        merge_row(i / kGroups, waited, wait);
+      }
+    }
+    if (!waited) wait();
+  }
+
+ private:
+  // The unit round the place, if several CTAs have pieces of it before the place and behind.
+  CUTE_DEVICE bool find_unit() {
     constexpr int kTileKeys = Traits::kTileKeys;
-    total_ = find_place<kTileKeys>(params_, INT64_MAX).weight;
-    Place const place = find_place<kTileKeys>(params_, INT64_MAX, batch_);
+    Sequences sequences;
+    total_ = find_place<kTileKeys>(params_, sequences, INT64_MAX).weight;
+    int64_t const begin = range_begin(params_, total_, bundle_);
+    Place const place = find_place<kTileKeys>(params_, sequences, begin);
+    if (place.batch == params_.batch) return false;
+    batch_ = place.batch;
     int rows = params_.len_q, first_row = 0;
     if (params_.cu_q != nullptr) {
       first_row = place.floor;
@@ -47,68 +65,85 @@ class Merge {
     }
     sequence_ = make_sequence(params_, batch_, first_row, rows);
     pieces_ = Pieces::of<kTileKeys>(params_, sequence_);
-    int const tile = rows_of_tile(rows * params_.group), step = kMergeWarps * merge_ctas(params_);
-#pragma unroll 1
-    for (int packed = kMergeWarps * cta + int(threadIdx.x / 32); packed < rows * params_.group; packed += step) {
-      merge_row(packed, packed % tile, place.weight + int64_t{packed / tile} * pieces_.weight(), wait);
-    }
-    wait();
+    int const row_tile = int((begin - place.weight) / pieces_.weight()), tile = rows_of_tile(rows * params_.group);
+    first_packed_ = row_tile * tile;
+    rows_ = min(tile, rows * params_.group - first_packed_);
+    first_ = place.weight + int64_t{row_tile} * pieces_.weight();
+    first_bundle_ = bundle_of(params_, total_, first_);
+    last_bundle_ = bundle_of(params_, total_, first_ + int64_t{pieces_.count - 1} * pieces_.tiles);
+    return bundle_ > first_bundle_ && bundle_ <= last_bundle_;
   }
 
- private:
-  // `number`: in the row tile, whose first piece is at `first`. Where all its pieces are one CTA's, that has written the
-  // result.
+  // `number`: in the row tile. Before the wait all is done once in vain: the instructions are at hand then.
   template <class Wait>
-  CUTE_DEVICE void merge_row(int packed, int number, int64_t first, Wait const& wait) {
-    int const bundle = bundle_of(params_, total_, first);
-    int const begin = pieces_before(range_begin(params_, total_, bundle + 1), first, pieces_);
-    if (begin == pieces_.count) return;
-    Part const fold = Part::of<kHeadDimV>(params_, bundle, slot_of_fold(params_), head_kv_);
-    Part own = part_of(begin + lane_, first);
-    wait();
-    float4 acc[kVectors];
-    load(fold.acc + number * kHeadDimV, acc);
-    RowState state = state_of(fold, number);
+  CUTE_DEVICE void merge_row(int number, bool& waited, Wait const& wait) {
+    int const begin = pieces_before(range_begin(params_, total_, first_bundle_ + 1), first_, pieces_);
+    Part const fold = Part::of<kHeadDimV>(params_, first_bundle_, slot_of_fold(params_), head_kv_);
+    Part const first_own = part_of(begin + lane_);
 #pragma unroll 1
-    for (int from = begin; from < pieces_.count; from += 32) {
-      if (from > begin) own = part_of(from + lane_, first);
-      RowState const own_state = state_of(own, number);
-      fold_pieces(own.acc + number * kHeadDimV, own_state, min(32, pieces_.count - from), state, acc);
+    while (true) {
+      float2 acc = load(fold, number);
+      RowState state = state_of(fold, number);
+      Part own = first_own;
+#pragma unroll 1
+      for (int from = begin; from < pieces_.count; from += 32) {
+        if (from > begin) own = part_of(from + lane_);
+        fold_pieces(own, number, min(32, pieces_.count - from), state, acc);
+      }
+      if (waited) {
+        store(first_packed_ + number, state, acc);
+        return;
+      }
+      wait();
+      waited = true;
     }
-    store(packed, state, acc);
   }
 
-  // Adds the pieces of the first `count` lanes.
-  CUTE_DEVICE void fold_pieces(float const* own_acc, RowState const& own_state, int count, RowState& state,
-                               float4 (&acc)[kVectors]) const {
+  // Adds the pieces of the first `count` lanes: as RowState::add does, one after the other.
+  CUTE_DEVICE void fold_pieces(Part const& own, int number, int count, RowState& state, float2& acc) const {
     constexpr uint32_t kAll = 0xffffffff;
-#pragma unroll 1
-    for (int begin = 0; begin < count; begin += kAhead) {
-      float4 added[kAhead][kVectors];
+    constexpr int kAtOnce = 8;
+    float2 added[32];
+    CUTE_UNROLL
+    for (int begin = 0; begin < 32; begin += kAtOnce) {
+      if (begin >= count) break;
       CUTE_UNROLL
-      for (int i = 0; i < kAhead; ++i) {
-        uint64_t const data = __shfl_sync(kAll, reinterpret_cast<uint64_t>(own_acc), begin + i);
-        load(reinterpret_cast<float const*>(data), added[i]);
-      }
-      CUTE_UNROLL
-      for (int i = 0; i < kAhead; ++i) {
-        RowState const piece{__shfl_sync(kAll, own_state.max, begin + i), __shfl_sync(kAll, own_state.sum, begin + i)};
-        if (begin + i >= count) continue;
-        FoldFactors const factors = state.add(piece, params_.scale_log2);
-        CUTE_UNROLL
-        for (int j = 0; j < kVectors; ++j) {
-          acc[j] = {add_piece(acc[j].x, added[i][j].x, factors), add_piece(acc[j].y, added[i][j].y, factors),
-                    add_piece(acc[j].z, added[i][j].z, factors), add_piece(acc[j].w, added[i][j].w, factors)};
-        }
+      for (int i = begin; i < begin + kAtOnce; ++i) {
+        added[i] = load({.acc = reinterpret_cast<float*>(__shfl_sync(kAll, reinterpret_cast<uint64_t>(own.acc), i))},
+                        number);
       }
     }
+    RowState const piece = lane_ < count ? state_of(own, number) : RowState::of_nothing();
+    float larger = lane_ == 0 ? fmaxf(state.max, piece.max) : piece.max;  // with the lanes before
+    CUTE_UNROLL
+    for (int i = 1; i < 32; i *= 2) {
+      float const other = __shfl_up_sync(kAll, larger, i);
+      if (lane_ >= i) larger = fmaxf(larger, other);
+    }
+    float const previous = __shfl_up_sync(kAll, larger, 1);
+    FoldFactors const own_factors =
+        FoldFactors::of(lane_ == 0 ? state.max : previous, piece.max, larger, params_.scale_log2);
+    float const own_sum = __fmul_rn(piece.sum, own_factors.piece);
+    CUTE_UNROLL
+    for (int begin = 0; begin < 32; begin += kAtOnce) {
+      if (begin >= count) break;
+      CUTE_UNROLL
+      for (int i = begin; i < begin + kAtOnce; ++i) {
+        FoldFactors const factors{__shfl_sync(kAll, own_factors.before, i), __shfl_sync(kAll, own_factors.piece, i)};
+        float const sum = __shfl_sync(kAll, own_sum, i);
+        if (i >= count) continue;
+        state.sum = factors.add_scaled(state.sum, sum);
+        acc = {factors.add(acc.x, added[i].x), factors.add(acc.y, added[i].y)};
+      }
+    }
+    state.max = __shfl_sync(kAll, larger, count - 1);
   }
 
   // Behind the last piece: that of the last.
-  CUTE_DEVICE Part part_of(int piece, int64_t first) const {
+  CUTE_DEVICE Part part_of(int piece) const {
     piece = min(piece, pieces_.count - 1);
-    int const bundle = bundle_of(params_, total_, first + int64_t{piece} * pieces_.tiles);
-    int const begin = pieces_before(range_begin(params_, total_, bundle), first, pieces_);
+    int const bundle = bundle_of(params_, total_, first_ + int64_t{piece} * pieces_.tiles);
+    int const begin = pieces_before(range_begin(params_, total_, bundle), first_, pieces_);
     return Part::of<kHeadDimV>(params_, bundle, slot_of_piece(piece - begin), head_kv_);
   }
 
@@ -116,40 +151,36 @@ class Merge {
     return {__ldcg(part.row_max + number), __ldcg(part.row_sum + number)};
   }
 
-  CUTE_DEVICE void load(float const* data, float4 (&acc)[kVectors]) const {
-    CUTE_UNROLL
-    for (int i = 0; i < kVectors; ++i) {
-      if (column_of(i) < kHeadDimV) acc[i] = __ldcg(reinterpret_cast<float4 const*>(data + column_of(i)));
-    }
+  CUTE_DEVICE float2 load(Part const& part, int number) const {
+    return __ldcg(reinterpret_cast<float2 const*>(part.acc + number * kHeadDimV + column_));
   }
 
-  CUTE_DEVICE int column_of(int vector) const { return 128 * vector + 4 * lane_; }
-
-  CUTE_DEVICE void store(int packed, RowState const& state, float4 const (&acc)[kVectors]) const {
+  CUTE_DEVICE void store(int packed, RowState const& state, float2 const& acc) const {
     int const row = packed / params_.group;
     int const head = head_kv_ * params_.group + packed % params_.group;
     auto const place = ResultRow<Element>::of(params_, batch_, head, sequence_.first_row + row);
     bool const blind = first_seen(params_, sequence_, row) >= seen_limit(params_, sequence_, row);
     float const inverse = __fmul_rn(state.inverse(head_sink_log2<Element>(params_.sinks, head), params_.scale_log2),
                                     factor_of(params_.descale_v, batch_, head_kv_));
-    CUTE_UNROLL
-    for (int i = 0; i < kVectors; ++i) {
-      int const column = column_of(i);
-      if (column < params_.head_dim_v) {
-        store_pair(place.out + column, acc[i].x, acc[i].y, inverse, blind);
-        store_pair(place.out + column + 2, acc[i].z, acc[i].w, inverse, blind);
-      }
-    }
-    if (lane_ == 0) *place.lse = blind ? -INFINITY : state.lse(params_.scale_log2);
+    if (column_ < params_.head_dim_v) store_pair(place.out + column_, acc.x, acc.y, inverse, blind);
+    if (column_ == 0) *place.lse = blind ? -INFINITY : state.lse(params_.scale_log2);
   }
 
   DecodeParams const& params_;
-  int batch_;
+  int bundle_;
   int head_kv_;
   int lane_;
+  int column_;
   int64_t total_;  // the weight of all units
+  // Of the unit: its sequence, its packed rows, the place of its first tile, and the bundles that have pieces of it.
+  int batch_;
   CacheSequence sequence_;
   Pieces pieces_;
+  int first_packed_;
+  int rows_;
+  int64_t first_;
+  int first_bundle_;
+  int last_bundle_;
 };
 
 // Rows of a packed q before the first sequence and behind the last: out 0, LSE -inf.

@@ -81,48 +81,67 @@ struct Place {
   int64_t weight;  // of the units before
 };
 
-// The first sequence whose units end behind `target`, or sequence `stop` if that comes first, and what is before it; or
-// the batch and the weight of all. By all lanes of a warp.
-template <int kTileKeys>
-CUTE_DEVICE Place find_place(DecodeParams const& params, int64_t target, int stop = -1) {
-  constexpr uint32_t kAll = 0xffffffff;
-  int const lane = threadIdx.x % 32;
-  Place place{};
-#pragma unroll 1
-  for (; place.batch < params.batch; place.batch += 32) {
-    int const batch = place.batch + lane;
+// 32 sequences, of each lane one: its first row of q, and the weight of its units alone and with those of the lanes
+// before.
+struct Sequences {
+  int begin = -1;
+  int first_row;
+  int64_t weight;
+  int64_t sum;
+
+  // `floor`: the first row of q that no sequence before has. By all lanes of a warp.
+  template <int kTileKeys>
+  CUTE_DEVICE static Sequences of(DecodeParams const& params, int begin, int floor) {
+    constexpr uint32_t kAll = 0xffffffff;
+    int const lane = threadIdx.x % 32, batch = begin + lane;
     bool const exists = batch < params.batch;
-    int first_row = 0, rows = exists ? params.len_q : 0;
+    Sequences result{.begin = begin, .first_row = 0, .weight = 0};
+    int rows = exists ? params.len_q : 0;
     if (params.cu_q != nullptr) {
-      first_row = row_offset(params, min(batch, params.batch), place.floor);
+      int first_row = row_offset(params, min(batch, params.batch), floor);
       CUTE_UNROLL
       for (int i = 1; i < 32; i *= 2) {
         int const other = __shfl_up_sync(kAll, first_row, i);
         if (lane >= i) first_row = max(first_row, other);
       }
       rows = exists ? row_offset(params, batch + 1, first_row) - first_row : 0;
+      result.first_row = first_row;
     }
-    int64_t weight = 0;
     if (exists && rows > 0) {
-      CacheSequence const sequence = make_sequence(params, batch, first_row, rows);
-      weight = int64_t{row_tiles_of(params, sequence)} * Pieces::of<kTileKeys>(params, sequence).weight();
+      CacheSequence const sequence = make_sequence(params, batch, result.first_row, rows);
+      result.weight = int64_t{row_tiles_of(params, sequence)} * Pieces::of<kTileKeys>(params, sequence).weight();
     }
-    int64_t sum = weight;  // with those of the lanes before
+    result.sum = result.weight;
     CUTE_UNROLL
     for (int i = 1; i < 32; i *= 2) {
-      int64_t const other = __shfl_up_sync(kAll, sum, i);
-      if (lane >= i) sum += other;
+      int64_t const other = __shfl_up_sync(kAll, result.sum, i);
+      if (lane >= i) result.sum += other;
     }
-    uint32_t const behind = __ballot_sync(kAll, exists && (place.weight + sum > target || batch == stop));
+    return result;
+  }
+};
+
+// The first sequence whose units end behind `target`, or sequence `stop` if that comes first, and what is before it; or
+// the batch and the weight of all. By all lanes of a warp. `sequences`: those that were looked at last.
+template <int kTileKeys>
+CUTE_DEVICE Place find_place(DecodeParams const& params, Sequences& sequences, int64_t target, int stop = -1) {
+  constexpr uint32_t kAll = 0xffffffff;
+  Place place{};
+#pragma unroll 1
+  for (; place.batch < params.batch; place.batch += 32) {
+    if (sequences.begin != place.batch) sequences = Sequences::of<kTileKeys>(params, place.batch, place.floor);
+    int const batch = place.batch + int(threadIdx.x % 32);
+    uint32_t const behind =
+        __ballot_sync(kAll, batch < params.batch && (place.weight + sequences.sum > target || batch == stop));
     if (behind != 0) {
       int const found = __ffs(behind) - 1;
       place.batch += found;
-      place.floor = __shfl_sync(kAll, first_row, found);
-      place.weight += __shfl_sync(kAll, sum - weight, found);
+      place.floor = __shfl_sync(kAll, sequences.first_row, found);
+      place.weight += __shfl_sync(kAll, sequences.sum - sequences.weight, found);
       return place;
     }
-    place.floor = __shfl_sync(kAll, first_row, 31);
-    place.weight += __shfl_sync(kAll, sum, 31);
+    place.floor = __shfl_sync(kAll, sequences.first_row, 31);
+    place.weight += __shfl_sync(kAll, sequences.sum, 31);
   }
   place.batch = params.batch;
   return place;
@@ -196,10 +215,12 @@ class Walk {
   CUTE_DEVICE Walk(DecodeParams const& params, int bundle, int head_kv) : params_(params) {
     unit_.bundle = bundle;
     unit_.head_kv = head_kv;
-    int64_t const total = find_place<kTileKeys>(params, INT64_MAX).weight;
+    Sequences sequences;
+    int64_t const total = find_place<kTileKeys>(params, sequences, INT64_MAX).weight;
     begin_ = range_begin(params, total, bundle);
     end_ = range_begin(params, total, bundle + 1);
-    place_ = begin_ < end_ ? find_place<kTileKeys>(params, begin_) : Place{.batch = params.batch};
+    place_ = Place{.batch = params.batch};
+    if (begin_ < end_) place_ = find_place<kTileKeys>(params, sequences, begin_);
     if (place_.batch < params.batch) enter_sequence();
     if (place_.batch < params.batch) unit_.row_tile = int((begin_ - place_.weight) / unit_.pieces.weight()) - 1;
   }

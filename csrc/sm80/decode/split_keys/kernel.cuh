@@ -36,13 +36,12 @@ __global__ void __launch_bounds__(32 * kConsumerWarps, 1) decode_kernel(__grid_c
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(32 * common::kMergeWarps) merge_kernel(__grid_constant__ DecodeParams const params) {
-  int const ctas = common::merge_ctas(params), unit = blockIdx.x / ctas;
-  int const batch = unit / params.heads_kv, head_kv = unit % params.heads_kv;
-  if (batch == params.batch) {
+__global__ void __launch_bounds__(32 * common::kMergeWarps, 1) merge_kernel(__grid_constant__ DecodeParams const params) {
+  int const place = blockIdx.x / params.heads_kv, head_kv = blockIdx.x % params.heads_kv;
+  if (place == params.bundles - 1) {
     common::clear_rows_of_no_sequence<typename Traits::Element>(params);
   } else {
-    common::Merge<Traits>(params, batch, head_kv).run(blockIdx.x % ctas, [] {});
+    common::Merge<Traits>(params, place + 1, head_kv).run([] {});
   }
 }
 

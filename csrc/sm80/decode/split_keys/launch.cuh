@@ -19,7 +19,7 @@ cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& params, c
     error = cudaGetLastError();
     if (error != cudaSuccess) return error;
   }
-  int64_t const merges = flash_cute::split_keys::all_merge_ctas(params);
+  int64_t const merges = flash_cute::split_keys::merge_ctas(params);
   if (merges == 0) return cudaSuccess;
   merge_kernel<Traits><<<unsigned(merges), 32 * flash_cute::split_keys::kMergeWarps, 0, stream>>>(params);
   return cudaGetLastError();

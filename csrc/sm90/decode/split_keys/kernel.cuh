@@ -12,6 +12,8 @@ namespace flash_cute::sm90::decode::split_keys {
 
 namespace common = flash_cute::split_keys;
 
+constexpr int kInitialized = common::kConsumers + 1;  // named barrier: what thread 0 has written is there
+
 // The consumers' side of the ring of tiles, K and V by turns.
 template <class Traits>
 class Ring {
@@ -65,30 +67,33 @@ template <class Traits>
 __global__ void __launch_bounds__(kThreads, kCtasPerSm) decode_kernel(__grid_constant__ KernelArgs const args) {
   extern __shared__ char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
-  launch_dependents();
+  if (threadIdx.x / 32 == kConsumerWarps) {
+    Producer<Traits> producer(args, smem);
+    auto walk = producer.find_work();
+    named_sync(kInitialized, kThreads);
+    producer.run(walk);
+    return;
+  }
   if (threadIdx.x == 0) {
-    prefetch_tma_descriptor(&args.k);
-    prefetch_tma_descriptor(&args.v);
     smem.pipeline.init(kConsumerWarps);
     smem.unit_pipeline.init(kConsumerWarps);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
+    prefetch_tma_descriptor(&args.k);
+    prefetch_tma_descriptor(&args.v);
   }
-  __syncthreads();
-  if (threadIdx.x / 32 == kConsumerWarps) {
-    Producer<Traits>(args, smem).run();
-  } else {
-    consume<Traits>(args.params, smem);
-  }
+  launch_dependents();  // the producer does so once it has asked for the first tile
+  common::consumers_sync();
+  named_arrive(kInitialized, kThreads);
+  consume<Traits>(args.params, smem);
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(32 * common::kMergeWarps) merge_kernel(__grid_constant__ DecodeParams const params) {
-  int const ctas = common::merge_ctas(params), unit = blockIdx.x / ctas;
-  int const batch = unit / params.heads_kv, head_kv = unit % params.heads_kv;
-  if (batch == params.batch) {
+__global__ void __launch_bounds__(32 * common::kMergeWarps, 1) merge_kernel(__grid_constant__ DecodeParams const params) {
+  int const place = blockIdx.x / params.heads_kv, head_kv = blockIdx.x % params.heads_kv;
+  if (place == params.bundles - 1) {
     common::clear_rows_of_no_sequence<typename Traits::Element>(params);
   } else {
-    common::Merge<Traits>(params, batch, head_kv).run(blockIdx.x % ctas, [] { wait_for_kernel_before(); });
+    common::Merge<Traits>(params, place + 1, head_kv).run([] { wait_for_kernel_before(); });
   }
 }
 

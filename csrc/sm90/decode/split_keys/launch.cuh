@@ -59,7 +59,7 @@ cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& params, c
     cudaError_t const error = launch_decode<Traits>(plan, params, stream);
     if (error != cudaSuccess) return error;
   }
-  int64_t const merges = flash_cute::split_keys::all_merge_ctas(params);
+  int64_t const merges = flash_cute::split_keys::merge_ctas(params);
   if (merges == 0) return cudaSuccess;
   int const threads = 32 * flash_cute::split_keys::kMergeWarps;
   return launch(merge_kernel<Traits>, {.ctas = merges, .threads = threads, .smem_bytes = 0, .early = true}, params,

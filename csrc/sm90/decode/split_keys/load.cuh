@@ -8,6 +8,7 @@
 #include <cute/tensor.hpp>
 
 #include "core/split_keys/work.cuh"
+#include "sm90/common/dependent_launch.cuh"
 #include "sm90/common/pipeline.cuh"
 #include "traits.cuh"
 
@@ -38,8 +39,11 @@ class Producer {
         chunk_(int(threadIdx.x % 32) / boxes_),
         chunk_step_(max(1, 32 / boxes_)) {}
 
-  CUTE_DEVICE void run() {
-    Walk<kTileKeys> walk(args_.params, blockIdx.x / args_.params.heads_kv, head_kv_);
+  CUTE_DEVICE Walk<kTileKeys> find_work() const {
+    return {args_.params, int(blockIdx.x) / args_.params.heads_kv, head_kv_};
+  }
+
+  CUTE_DEVICE void run(Walk<kTileKeys>& walk) {
     while (walk.next()) {
       publish(walk.unit());
       load_unit(walk.unit());
@@ -69,6 +73,7 @@ class Producer {
       if (tile + 1 < end) next = box_of(unit, tile + 1, box_);
       load<Traits::kHeadDim, Traits::kChunkK>(args_.k, unit, tile, box);
       load<Traits::kHeadDimV, Traits::kChunkV>(args_.v, unit, tile, box);
+      launch_dependents();  // not before: beside it the instructions of this kernel would arrive later
     }
   }
 

@@ -18,8 +18,8 @@ constexpr bool reads_float8(int head_dim, int head_dim_v) { return std::max(head
 // With two, 168 registers would be left to a thread.
 constexpr int kCtasPerSm = 1;
 
-// What a multiprocessor has, less what the driver keeps of each CTA.
-constexpr int smem_of_cta(int ctas) { return 233'472 / ctas - 1024; }
+// What a multiprocessor has, less what the driver keeps of each CTA, and of one of the merge kernel, which waits beside.
+constexpr int smem_of_cta(int ctas) { return (233'472 - 1024) / ctas - 1024; }
 
 // As many as there is room for. `bytes`: of an element of the cache.
 constexpr int stages(int head_dim, int head_dim_v, int bytes) {
