@@ -52,10 +52,7 @@ class Merge {
   // The unit round the place, if several CTAs have pieces of it before the place and behind.
   CUTE_DEVICE bool find_unit() {
     constexpr int kTileKeys = Traits::kTileKeys;
-    Sequences sequences;
-    total_ = find_place<kTileKeys>(params_, sequences, INT64_MAX).weight;
-    int64_t const begin = range_begin(params_, total_, bundle_);
-    Place const place = find_place<kTileKeys>(params_, sequences, begin);
+    Place const place = find_place<kTileKeys>(params_, bundle_, ranges_);
     if (place.batch == params_.batch) return false;
     batch_ = place.batch;
     int rows = params_.len_q, first_row = 0;
@@ -65,19 +62,20 @@ class Merge {
     }
     sequence_ = make_sequence(params_, batch_, first_row, rows);
     pieces_ = Pieces::of<kTileKeys>(params_, sequence_);
-    int const row_tile = int((begin - place.weight) / pieces_.weight()), tile = rows_of_tile(rows * params_.group);
+    int const row_tile = (ranges_.begin(bundle_) - place.weight) / pieces_.weight();
+    int const tile = rows_of_tile(rows * params_.group);
     first_packed_ = row_tile * tile;
     rows_ = min(tile, rows * params_.group - first_packed_);
-    first_ = place.weight + int64_t{row_tile} * pieces_.weight();
-    first_bundle_ = bundle_of(params_, total_, first_);
-    last_bundle_ = bundle_of(params_, total_, first_ + int64_t{pieces_.count - 1} * pieces_.tiles);
+    first_ = place.weight + row_tile * pieces_.weight();
+    first_bundle_ = ranges_.bundle_of(first_);
+    last_bundle_ = ranges_.bundle_of(first_ + (pieces_.count - 1) * pieces_.tiles);
     return bundle_ > first_bundle_ && bundle_ <= last_bundle_;
   }
 
   // `number`: in the row tile. Before the wait all is done once in vain: the instructions are at hand then.
   template <class Wait>
   CUTE_DEVICE void merge_row(int number, bool& waited, Wait const& wait) {
-    int const begin = pieces_before(range_begin(params_, total_, first_bundle_ + 1), first_, pieces_);
+    int const begin = pieces_before(ranges_.begin(first_bundle_ + 1), first_, pieces_);
     Part const fold = Part::of<kHeadDimV>(params_, first_bundle_, slot_of_fold(params_), head_kv_);
     Part const first_own = part_of(begin + lane_);
 #pragma unroll 1
@@ -142,8 +140,8 @@ class Merge {
   // Behind the last piece: that of the last.
   CUTE_DEVICE Part part_of(int piece) const {
     piece = min(piece, pieces_.count - 1);
-    int const bundle = bundle_of(params_, total_, first_ + int64_t{piece} * pieces_.tiles);
-    int const begin = pieces_before(range_begin(params_, total_, bundle), first_, pieces_);
+    int const bundle = ranges_.bundle_of(first_ + piece * pieces_.tiles);
+    int const begin = pieces_before(ranges_.begin(bundle), first_, pieces_);
     return Part::of<kHeadDimV>(params_, bundle, slot_of_piece(piece - begin), head_kv_);
   }
 
@@ -171,14 +169,14 @@ class Merge {
   int head_kv_;
   int lane_;
   int column_;
-  int64_t total_;  // the weight of all units
+  Ranges ranges_;
   // Of the unit: its sequence, its packed rows, the place of its first tile, and the bundles that have pieces of it.
   int batch_;
   CacheSequence sequence_;
   Pieces pieces_;
   int first_packed_;
   int rows_;
-  int64_t first_;
+  int first_;
   int first_bundle_;
   int last_bundle_;
 };

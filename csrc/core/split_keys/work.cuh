@@ -77,8 +77,8 @@ CUTE_DEVICE int row_tiles_of(DecodeParams const& params, CacheSequence const& se
 // The work before a place in the order of sequences.
 struct Place {
   int batch;
-  int floor;      // the first row of q that no sequence before has
-  int64_t weight;  // of the units before
+  int floor;   // the first row of q that no sequence before has
+  int weight;  // of the units before, in key tiles
 };
 
 // 32 sequences, of each lane one: its first row of q, and the weight of its units alone and with those of the lanes
@@ -86,8 +86,8 @@ struct Place {
 struct Sequences {
   int begin = -1;
   int first_row;
-  int64_t weight;
-  int64_t sum;
+  int weight;
+  int sum;
 
   // `floor`: the first row of q that no sequence before has. By all lanes of a warp.
   template <int kTileKeys>
@@ -109,56 +109,68 @@ struct Sequences {
     }
     if (exists && rows > 0) {
       CacheSequence const sequence = make_sequence(params, batch, result.first_row, rows);
-      result.weight = int64_t{row_tiles_of(params, sequence)} * Pieces::of<kTileKeys>(params, sequence).weight();
+      result.weight = row_tiles_of(params, sequence) * Pieces::of<kTileKeys>(params, sequence).weight();
     }
     result.sum = result.weight;
     CUTE_UNROLL
     for (int i = 1; i < 32; i *= 2) {
-      int64_t const other = __shfl_up_sync(kAll, result.sum, i);
+      int const other = __shfl_up_sync(kAll, result.sum, i);
       if (lane >= i) result.sum += other;
     }
     return result;
   }
 };
 
-// The first sequence whose units end behind `target`, or sequence `stop` if that comes first, and what is before it; or
-// the batch and the weight of all. By all lanes of a warp. `sequences`: those that were looked at last.
+// The weight of all units is dealt to the bundles in ranges that differ by one at most, the larger ones first.
+struct Ranges {
+  int total;
+  int size;    // of the smaller ones
+  int larger;  // how many are larger
+
+  CUTE_DEVICE static Ranges of(int total, int bundles) { return {total, total / bundles, total % bundles}; }
+
+  CUTE_DEVICE int begin(int bundle) const { return bundle * size + min(bundle, larger); }
+  CUTE_DEVICE int bundle_of(int tile) const {
+    int const of_larger = larger * (size + 1);
+    return tile < of_larger ? tile / (size + 1) : larger + (tile - of_larger) / size;
+  }
+};
+
+// Where the range of a bundle begins: the sequence, or the batch if that is behind all units, and what is before it.
+// By all lanes of a warp.
 template <int kTileKeys>
-CUTE_DEVICE Place find_place(DecodeParams const& params, Sequences& sequences, int64_t target, int stop = -1) {
+CUTE_DEVICE Place find_place(DecodeParams const& params, int bundle, Ranges& ranges) {
   constexpr uint32_t kAll = 0xffffffff;
-  Place place{};
+  Sequences sequences;
+  Place place;
+  int target = INT_MAX;
 #pragma unroll 1
-  for (; place.batch < params.batch; place.batch += 32) {
-    if (sequences.begin != place.batch) sequences = Sequences::of<kTileKeys>(params, place.batch, place.floor);
-    int const batch = place.batch + int(threadIdx.x % 32);
-    uint32_t const behind =
-        __ballot_sync(kAll, batch < params.batch && (place.weight + sequences.sum > target || batch == stop));
-    if (behind != 0) {
-      int const found = __ffs(behind) - 1;
-      place.batch += found;
-      place.floor = __shfl_sync(kAll, sequences.first_row, found);
-      place.weight += __shfl_sync(kAll, sequences.sum - sequences.weight, found);
-      return place;
+  for (int pass = 0; pass < 2; ++pass) {  // of all sequences, then up to the place
+    place = {};
+#pragma unroll 1
+    for (; place.batch < params.batch; place.batch += 32) {
+      if (sequences.begin != place.batch) sequences = Sequences::of<kTileKeys>(params, place.batch, place.floor);
+      uint32_t const behind = __ballot_sync(kAll, place.weight + sequences.sum > target);
+      if (behind != 0) {
+        int const found = __ffs(behind) - 1;
+        place.batch += found;
+        place.floor = __shfl_sync(kAll, sequences.first_row, found);
+        place.weight += __shfl_sync(kAll, sequences.sum - sequences.weight, found);
+        return place;
+      }
+      place.floor = __shfl_sync(kAll, sequences.first_row, 31);
+      place.weight += __shfl_sync(kAll, sequences.sum, 31);
     }
-    place.floor = __shfl_sync(kAll, sequences.first_row, 31);
-    place.weight += __shfl_sync(kAll, sequences.sum, 31);
+    if (pass == 0) ranges = Ranges::of(place.weight, params.bundles);
+    target = ranges.begin(bundle);
   }
   place.batch = params.batch;
   return place;
 }
 
-// Where the range of a bundle begins, in key tiles; and the bundle in whose range a tile is.
-CUTE_DEVICE int64_t range_begin(DecodeParams const& params, int64_t total, int bundle) {
-  return total * bundle / params.bundles;
-}
-CUTE_DEVICE int bundle_of(DecodeParams const& params, int64_t total, int64_t tile) {
-  return int(((tile + 1) * params.bundles - 1) / total);
-}
-
 // The pieces that begin before a tile, of a unit whose first tile is `first`.
-CUTE_DEVICE int pieces_before(int64_t tile, int64_t first, Pieces const& pieces) {
-  int64_t const tiles = max(int64_t{0}, tile - first);
-  return int(min(int64_t{pieces.count}, (tiles + pieces.tiles - 1) / pieces.tiles));
+CUTE_DEVICE int pieces_before(int tile, int first, Pieces const& pieces) {
+  return min(pieces.count, ceil_div(max(0, tile - first), pieces.tiles));
 }
 
 // A unit, and the pieces of it that a bundle computes.
@@ -215,45 +227,43 @@ class Walk {
   CUTE_DEVICE Walk(DecodeParams const& params, int bundle, int head_kv) : params_(params) {
     unit_.bundle = bundle;
     unit_.head_kv = head_kv;
-    Sequences sequences;
-    int64_t const total = find_place<kTileKeys>(params, sequences, INT64_MAX).weight;
-    begin_ = range_begin(params, total, bundle);
-    end_ = range_begin(params, total, bundle + 1);
-    place_ = Place{.batch = params.batch};
-    if (begin_ < end_) place_ = find_place<kTileKeys>(params, sequences, begin_);
-    if (place_.batch < params.batch) enter_sequence();
-    if (place_.batch < params.batch) unit_.row_tile = int((begin_ - place_.weight) / unit_.pieces.weight()) - 1;
+    unit_.row_tile = 0;
+    Ranges ranges;
+    place_ = find_place<kTileKeys>(params, bundle, ranges);
+    begin_ = ranges.begin(bundle);
+    end_ = ranges.begin(bundle + 1);
   }
 
   // Goes to the next unit that has pieces in the range.
   CUTE_DEVICE bool next() {
-    while (place_.batch < params_.batch) {
-      ++unit_.row_tile;
-      if (unit_.row_tile >= row_tiles_) {
-        place_.weight += int64_t{row_tiles_} * unit_.pieces.weight();
-        place_.floor = unit_.sequence.first_row + unit_.sequence.len_q;
-        ++place_.batch;
-        enter_sequence();
-        unit_.row_tile = -1;
-        continue;
+#pragma unroll 1
+    while (true) {
+      if (unit_.row_tile + 1 < row_tiles_) {
+        ++unit_.row_tile;
+      } else if (!enter_sequence()) {
+        return false;
       }
-      int64_t const first = place_.weight + int64_t{unit_.row_tile} * unit_.pieces.weight();
+      int const first = place_.weight + unit_.row_tile * unit_.pieces.weight();
       if (first >= end_) return false;
       unit_.piece_begin = pieces_before(begin_, first, unit_.pieces);
       unit_.piece_end = pieces_before(end_, first, unit_.pieces);
       if (unit_.piece_begin >= unit_.piece_end) continue;
-      unit_.batch = place_.batch;
       set_rows<kTileKeys>(params_, unit_);
       return true;
     }
-    return false;
   }
 
   CUTE_DEVICE Unit const& unit() const { return unit_; }
 
  private:
-  // The first sequence from place_ on that has rows.
-  CUTE_DEVICE void enter_sequence() {
+  // Goes to the next sequence that has rows; the first one is that of the place.
+  CUTE_DEVICE bool enter_sequence() {
+    if (row_tiles_ > 0) {
+      place_.weight += row_tiles_ * unit_.pieces.weight();
+      place_.floor = unit_.sequence.first_row + unit_.sequence.len_q;
+      ++place_.batch;
+    }
+#pragma unroll 1
     for (; place_.batch < params_.batch; ++place_.batch) {
       int first_row = 0, rows = params_.len_q;
       if (params_.cu_q != nullptr) {
@@ -262,16 +272,19 @@ class Walk {
         place_.floor = first_row;
       }
       if (rows == 0) continue;
+      unit_.batch = place_.batch;
       unit_.sequence = make_sequence(params_, place_.batch, first_row, rows);
       unit_.pieces = Pieces::of<kTileKeys>(params_, unit_.sequence);
+      unit_.row_tile = max(0, begin_ - place_.weight) / unit_.pieces.weight();
       row_tiles_ = row_tiles_of(params_, unit_.sequence);
-      return;
+      return true;
     }
+    return false;
   }
 
   DecodeParams const& params_;
-  int64_t begin_;
-  int64_t end_;
+  int begin_;
+  int end_;
   Place place_;
   Unit unit_;
   int row_tiles_ = 0;

@@ -11,7 +11,11 @@ struct Family {
   static constexpr char const* kName = "sm90::decode::split_keys";
 
   static bool serves(HeadDims kernel, KvCacheProblem const& problem) {
-    return problem.cache.k_type == CacheType::k16Bit || reads_float8(kernel.head_dim, kernel.head_dim_v);
+    if (problem.cache.k_type == CacheType::k16Bit) return true;
+    if (!reads_float8(kernel.head_dim, kernel.head_dim_v)) return false;
+    // A box of one row begins at a multiple of 128 bytes, as TMA wants it, where chunks are so wide.
+    bool const wide = kernel.head_dim % 128 == 0 && kernel.head_dim_v % 128 == 0;
+    return wide || !problem.cache.paged || problem.cache.page % 2 == 0;
   }
 
   static void plan(DecodePlan& plan, KvCacheProblem const& problem, Gpu gpu) {
