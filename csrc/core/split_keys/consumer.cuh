@@ -57,9 +57,10 @@ class Consumer {
   using Operand = typename Traits::Operand;
   using Cache = typename Traits::Cache;
   static constexpr int kKeyWarps = kConsumerWarps / kRowWarps;
+  static constexpr bool kByWarpgroup = kRowWarps == kConsumerWarps && Traits::kHasWarpgroupProducts;
   static constexpr int kKeys = Traits::kTileKeys / kKeyWarps;  // of a tile, a warp's
   // Whose scores are in registers: more would spill.
-  static constexpr int kStepKeys = cute::min(kKeys, Traits::kHeadDimV > 192 ? 16 : 32);
+  static constexpr int kStepKeys = kByWarpgroup ? kKeys : cute::min(kKeys, Traits::kHeadDimV > 192 ? 16 : 32);
   static constexpr int kAllGroups = Traits::kHeadDimV / 8;
   static constexpr int kGroups = kAllGroups / kKeyWarps;  // of the columns that a warp folds and stores
   static_assert(kKeys % 16 == 0 && kAllGroups % kKeyWarps == 0);
@@ -162,6 +163,8 @@ class Consumer {
       float const factor = factor_of(params_.descale_k, unit_.batch, unit_.head_kv);
       CUTE_UNROLL
       for (int i = 0; i < size(tSrS); ++i) tSrS(i) *= factor;
+    } else if constexpr (kByWarpgroup) {
+      Traits::WarpgroupProducts::multiply_qk(keys, queries.tSrQ, tSrS);
     } else {
       multiply_qk<Traits, kStepKeys>(keys, own, queries, tSrS);
     }
@@ -175,7 +178,13 @@ class Consumer {
     auto tOrP = make_tensor(tSrP.data(), operand_a_layout(tSrP.layout()));  // (MMA, 1, keys / 16)
     int const begin = unit_.seen_begin - tile * Traits::kTileKeys, end = unit_.seen_end - tile * Traits::kTileKeys;
     KeysThatExist const exist{.begin = begin, .end = end, .all = begin <= own && end >= own + kStepKeys};
-    if constexpr (!Traits::kFloat8) {
+    if constexpr (kByWarpgroup) {
+      if (!exist.all) {
+        Traits::WarpgroupProducts::clear_values(values, exist.begin, exist.end);
+        consumers_sync();
+      }
+      Traits::WarpgroupProducts::multiply_pv(values, tOrP, tOrO);
+    } else if constexpr (!Traits::kFloat8) {
       multiply_pv<Traits, kStepKeys>(values, own, exist, tOrP, tOrO);
     } else if (params_.v_is_e5m2) {
       multiply_pv_float8<Traits, kStepKeys, true>(values, own, exist, tOrP, tOrO);

@@ -12,7 +12,7 @@ namespace flash_cute::split_keys {
 // The fragments of Q, in registers: (MMA, 1, D / 16).
 template <class Fragment>
 struct QueriesInRegisters {
-  Fragment const& tSrQ;
+  Fragment& tSrQ;
   CUTE_DEVICE void fetch(Fragment& tSrQ_step, int k) const { copy(tSrQ(_, _, k), tSrQ_step(_, _, k)); }
 };
 

@@ -56,6 +56,9 @@ struct Traits {
   using SmemCopyAtom = Copy_Atom<SM75_U32x4_LDSM_N, Element>;            // K: four 8x8 matrices
   using SmemCopyAtomTransposed = Copy_Atom<SM75_U16x8_LDSM_T, Element>;  // V
 
+  // Whether the four warps compute 64 rows together, by WarpgroupProducts of the derived traits.
+  static constexpr bool kHasWarpgroupProducts = false;
+
   static constexpr int kStageElements = kTileKeys * cute::max(kHeadDim, kHeadDimV);  // of Cache: one tile of K or of V
 };
 

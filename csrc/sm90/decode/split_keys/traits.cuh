@@ -5,6 +5,7 @@
 #include "core/split_keys/work.cuh"
 #include "sm90/common/pipeline.cuh"
 #include "tile.h"
+#include "warpgroup_products.cuh"
 
 namespace flash_cute::sm90::decode::split_keys {
 
@@ -14,6 +15,10 @@ struct Traits : flash_cute::split_keys::Traits<Element, kHeadDim, kHeadDimV, Cac
   static constexpr int kBytes = sizeof(Cache);
   static constexpr int kStages = stages(kHeadDim, kHeadDimV, kBytes);
   static_assert(kStages >= 4 && kBytes * Base::kStageElements == stage_bytes(kHeadDim, kHeadDimV, kBytes));
+
+  // Of 64 rows. Float8 numbers are converted in registers; and where Q is in shared memory, it is there in fragments.
+  static constexpr bool kHasWarpgroupProducts = !Base::kFloat8 && !Base::kQInShared;
+  using WarpgroupProducts = split_keys::WarpgroupProducts<Element, kHeadDim, kHeadDimV, Base::kTileKeys>;
 
   struct SharedStorage {
     alignas(1024) Cache tiles[kStages][Base::kStageElements];
