@@ -90,13 +90,11 @@ template <class Traits, class Lengths, class Accumulator>
 CUTE_DEVICE void epilogue(FwdParams const& params, Fp8Terms const& terms, Lengths const& sequence,
                           TileCoord const& tile, int warpgroup,
                           Softmax<Traits::kExactLse> const& softmax,
-                          Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D, pieces)
+                          Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   unsigned const thread = unsigned(fresh_thread_index()) % 128;
   int const first_row = warpgroup_first_row<Traits>(params, tile.m_block, warpgroup) + first_row_of_thread(thread);
   auto const coords = [&](int i, auto) { return make_coord(8 * i, thread % 4); };  // a row from first_row on, a column
-  // (rows, columns): pieces follow one another
-  auto acc = make_tensor(tOrO.data(), rowcol_layout(make_layout(get<0>(tOrO.layout()), get<1>(tOrO.layout()),
-                                                                make_layout(get<2>(tOrO.layout()), get<3>(tOrO.layout())))));
+  auto acc = rowcol_view(tOrO);  // (rows, columns)
 
   float const sink_log2 = head_sink_log2<float>(params.sinks, tile.head);
   bool const to_8_bits = terms.out_type == OutType::kE4M3 || terms.out_type == OutType::kE5M2;
