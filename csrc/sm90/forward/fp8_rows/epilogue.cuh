@@ -53,14 +53,15 @@ CUTE_DEVICE void store_16_bits(Acc const& acc,  // (rows, columns)
   }
 }
 
+// Columns outside, rows inside: whether a thread stores a column need not be kept, for which there is no register.
 template <class Acc>
 CUTE_DEVICE void store_float32(Acc const& acc, Destination const& to, unsigned thread) {
   int const column = 2 * (thread % 4);
   auto* const out = static_cast<float*>(to.out) + column;
   CUTE_UNROLL
-  for (int i = 0; i < size<0>(acc); ++i) {
+  for (int j = 0; j < size<1>(acc); j += 2) {
     CUTE_UNROLL
-    for (int j = 0; j < size<1>(acc); j += 2) {
+    for (int i = 0; i < size<0>(acc); ++i) {
       if (8 * i < to.rows && 4 * j + column < to.columns) {
         *reinterpret_cast<float2*>(out + 8 * i * to.row_stride + 4 * j) = {acc(i, j), acc(i, j + 1)};
       }
@@ -74,9 +75,9 @@ CUTE_DEVICE void store_8_bits(Acc const& acc, bool is_e5m2, Destination const& t
   int const column = 2 * (thread % 4);
   auto* const out = static_cast<uint8_t*>(to.out) + column;
   CUTE_UNROLL
-  for (int i = 0; i < size<0>(acc); ++i) {
+  for (int j = 0; j < size<1>(acc); j += 2) {
     CUTE_UNROLL
-    for (int j = 0; j < size<1>(acc); j += 2) {
+    for (int i = 0; i < size<0>(acc); ++i) {
       uint32_t const pair = fp8_pair(acc(i, j), acc(i, j + 1), is_e5m2);
       if (8 * i < to.rows && 4 * j + column < to.columns) {
         *reinterpret_cast<uint16_t*>(out + 8 * i * to.row_stride + 4 * j) = uint16_t(pair);

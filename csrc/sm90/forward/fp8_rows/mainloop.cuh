@@ -63,7 +63,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Fp8Terms const& terms, int ti
   };
   PipelineState<2> state = at_step(tiles.count);  // of the key tile: in K's and in V's ring
 
-  auto offset = [&](int n) { return tiles.first_row - n * kBlockN; };  // a key tile's: the first row minus its first column
+  auto offset = [&](int n) { return tiles.first_row - n * kBlockN; };  // of key tile n: first row minus first column
   using Modifier = ScoresOf<Traits::kVariant.modifies_scores, kRows, kBlockN>;
   Modifier modify;
   float factors_qk = 1.f;  // of the warpgroup's rows and, unless each block has its own, of all keys
@@ -108,8 +108,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Fp8Terms const& terms, int ti
   };
   // T, piece by piece, to O; P's sums come with the first one.
   auto add_product = [&](auto& tTrP) __attribute__((always_inline)) {
-    auto tTrT = make_tensor<float>(append<4>(shape_t, Int<kBuffers>{}));     // (MMA, MMA_M, MMA_D, buffer)
-    auto tLrL = partition_fragment_C(mma_sum, Shape<Int<kRows>, _8>{});      // (MMA, MMA_M, 1), with kSumsApart
+    auto tTrT = make_tensor<float>(append<4>(shape_t, Int<kBuffers>{}));  // (MMA, MMA_M, MMA_D, buffer)
+    auto tLrL = partition_fragment_C(mma_sum, Shape<Int<kRows>, _8>{});   // (MMA, MMA_M, 1), with kSumsApart
     auto issue_piece = [&](auto piece) {
       auto product = tTrT(_, _, _, Int<piece % kBuffers>{});
       if constexpr (kSumsApart && piece == 0) issue_gemm<Accumulate::kOverwrite>(mma_sum, tTrP, tLrOnes, tLrL);
@@ -121,10 +121,13 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Fp8Terms const& terms, int ti
       warpgroup_wait<cute::min(kBuffers, kPieces - piece) - 1>();
       auto product = tTrT(_, _, _, Int<piece % kBuffers>{});
       warpgroup_fence_operand(product);
-      if constexpr (piece == 0) {
+      if constexpr (piece == 0 && kSumsApart) {
         warpgroup_fence_operand(tLrL);
-        CUTE_UNROLL
-        for (int i = 0; i < 2; ++i) softmax.sum[i] += kSumsApart ? tLrL(2 * i) : product(kWords + 2 * i);
+        softmax.sum[0] += tLrL(0);
+        softmax.sum[1] += tLrL(2);
+      } else if constexpr (piece == 0) {
+        softmax.sum[0] += product(kWords);
+        softmax.sum[1] += product(kWords + 2);
       }
       CUTE_UNROLL
       for (int word = 0; word < kWords; ++word) tOrO(piece * kWords + word) += product(word);
