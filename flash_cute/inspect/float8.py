@@ -21,14 +21,17 @@ def transposed(details: Details) -> IntArray:
     """(2, column, position): the key and column of what V transposed has in each place, of V as it is loaded.
 
     Of stage 0; ldmatrix.x4.trans and stmatrix.x4 are modelled as the PTX manual describes them. -1 where nothing is
-    stored.
+    stored. The columns of ones behind those of V are left out.
 
     Raises:
-        ValueError: a byte is read or stored outside of the tile.
+        ValueError: a byte is read or stored outside of the tile, or where the ones are.
     """
     loaded, stored = details.arrays["LoadedV.smem"][:, :, 0], details.arrays["V.smem"][:, :, 0]
-    came_from = np.full(stored.size, -1, np.int64)
+    stored, ones = np.split(stored, [loaded.shape[1]])
+    came_from = np.full(stored.size + ones.size, -1, np.int64)
     came_from[_stored_bytes(details)] = _loaded_bytes(details)
+    if (came_from[ones] >= 0).any():
+        raise ValueError("V: the transposition overwrites the columns of ones")
     element_at = np.full((2, loaded.size), -1, np.int64)
     element_at[:, loaded.ravel()] = np.indices(loaded.shape).reshape(2, -1)
     offsets = came_from[stored]

@@ -321,8 +321,9 @@ def registers_held(kernel: Kernel) -> dict[str, int]:
         sums = dict.fromkeys(("dK", "dV"), arrays["dK.mma.register"].size)
         return sums | dict.fromkeys(("S", "dP"), arrays["S.mma.register"].size)
     held = {"O": arrays["O.mma.register"].size, "S": arrays["S.mma.register"].size}
-    if kernel.is_float8:  # the product of some columns, and P four in one
-        return held | {"P V": 64 * kernel.tile["piece"] // 128, "P": arrays["P.mma.register"].size // 4}
+    if kernel.is_float8:  # scores and products take turns, and P has four in one
+        turns = max(held["S"], kernel.facts["product_registers"])
+        return {"O": held["O"], "S or P V": turns, "P": arrays["P.mma.register"].size // 4}
     if kernel.tile.get("q_in_regs"):
         held["Q"] = arrays["Q.mma.register"].size // 2
     if kernel.arch == "sm90":  # P of one step is used while S of the next is made

@@ -413,3 +413,19 @@ def test_needle(head_dim: int, rng: torch.Generator) -> None:
     assert torch.equal(found, torch.arange(64, device="cuda"))
     true_out, true_lse = flash_cute.reference.attention(*call.tensors)
     assert (out.double() - true_out).abs().max() < 0.05 and ((lse.double() - true_lse) / true_lse).abs().max() < 2.0**-9
+
+
+@pytest.mark.parametrize("rise", [0.3, 3.0, 40.0])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_rising_maxima(head_dim: int, rise: float, rng: torch.Generator) -> None:
+    """Scores that rise from each key tile to the one before, which comes after it, by less and by more than the lag."""
+    call = make(rng, "cuda", head_dim=head_dim, len_q=192, len_k=2048, batch=1, heads_q=2, heads_kv=2)
+    direction = torch.randn(head_dim, generator=rng).sign()
+    q, k = (0.3 * torch.randn(x.shape, generator=rng) for x in call.tensors[:2])
+    tile = (2047 - torch.arange(2048)) // 128
+    k += direction * (tile * rise / head_dim**0.5)[:, None]
+    call.q, call.k = to_float8(q + direction, E4M3).cuda(), to_float8(k, E4M3).cuda()
+    _, lse = run(call)
+    _, true_lse = flash_cute.reference.attention(*call.tensors)
+    assert ((lse.double() - true_lse) / true_lse.abs().clamp(min=1)).abs().max() < 0.02
+    assert _error(call, 192) < 0.12

@@ -70,42 +70,44 @@ using namespace flash_cute::sm90::forward::fp8_rows;
 template <class Traits>
 auto entries() {
   using Element = typename Traits::Element;
-  constexpr int kRows = Traits::kRows, kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim, kPiece = Traits::kPiece;
+  constexpr int kRows = Traits::kRows, kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
   static_assert(kHeadDim == Traits::kHeadDimV);
   auto const smem = make_smem_ptr(static_cast<Element*>(nullptr));
   auto sQ = make_tensor(smem, typename Traits::SmemLayoutQ{});    // (64, D)
   auto sK = make_tensor(smem, typename Traits::SmemLayoutK{});    // (BLK_N, D, stage)
-  auto sVt = make_tensor(smem, typename Traits::SmemLayoutVt{});  // (piece, BLK_N, pieces, stage)
+  auto sVt = make_tensor(smem, typename Traits::SmemLayoutVt{});  // (product, BLK_N, pieces, stage)
   // V as TMA writes it: (BLK_N, D, stage)
   using Loaded = decltype(tile_to_shape(typename Traits::template AtomOf<Traits::ColumnsV::kChunk>{},
                                         Shape<Int<kBlockN>, Int<kHeadDim>, Int<Traits::kStages>>{}));
   auto const cQ = make_identity_layout(Shape<Int<kRows>, Int<kHeadDim>>{});
   auto const cK = make_identity_layout(Shape<Int<kBlockN>, Int<kHeadDim>>{});
-  auto const cVt = make_identity_layout(Shape<Int<kHeadDim>, Int<kBlockN>>{});
+  auto const cVt = make_identity_layout(Shape<Int<Traits::kProduct * Traits::kPieces>, Int<kBlockN>>{});
   auto const cS = make_identity_layout(Shape<Int<kRows>, Int<kBlockN>>{});
 
   typename Traits::MmaQK mma_qk;
   typename Traits::MmaPV mma_pv;
   auto tSrQ = mma_qk.get_slice(0).partition_fragment_A(sQ);                     // (MMA, MMA_M, MMA_D)
   auto tSrK = mma_qk.get_slice(0).partition_fragment_B(sK);                     // (MMA, MMA_N, MMA_D, stage)
-  auto tOrV = mma_pv.get_slice(0).partition_fragment_B(sVt);                    // (MMA, MMA_D, MMA_N, pieces, stage)
+  auto tTrV = mma_pv.get_slice(0).partition_fragment_B(sVt);                    // (MMA, MMA_D, MMA_N, pieces, stage)
   auto tSrS = partition_fragment_C(mma_qk, Shape<Int<kRows>, Int<kBlockN>>{});  // (MMA, MMA_M, MMA_N)
-  auto const piece = partition_shape_C(mma_pv, Shape<Int<kRows>, Int<kPiece>>{});
-  auto const tOrO = make_layout(append<4>(piece, Int<Traits::kPieces>{}));      // (MMA, MMA_M, MMA_D, pieces)
+  // O's registers are those of a product of all of V's columns, without those of ones.
+  auto const mma_o = make_tiled_mma(
+      SM90::GMMA::rs_op_selector<E4M3, E4M3, float, Shape<Int<kRows>, Int<kHeadDim>, _32>>());
 
   return tuple_cat(
       smem_entry<"Q.smem">(typename Traits::SmemLayoutQ{}), smem_entry<"K.smem">(typename Traits::SmemLayoutK{}),
       smem_entry<"LoadedV.smem">(Loaded{}), smem_entry<"V.smem">(typename Traits::SmemLayoutVt{}),
       shared_a_entry<"Q.mma.coord">(mma_qk, cQ), index_entry<"Q.descriptor">(tSrQ.layout()),
       shared_b_entry<"K.mma.coord">(mma_qk, cK), index_entry<"K.descriptor">(tSrK.layout()),
-      shared_b_entry<"V.mma.coord">(mma_pv, cVt), index_entry<"V.descriptor">(tOrV.layout()),
+      shared_b_entry<"V.mma.coord">(mma_pv, cVt), index_entry<"V.descriptor">(tTrV.layout()),
       mma_c_entry<"S.mma.coord">(mma_qk, cS), index_entry<"S.mma.register">(tSrS.layout()),
       index_entry<"S.mma.rowcol">(rowcol_layout(tSrS.layout())),  // (row, column) of a thread -> register
       mma_a_entry<"P.mma.coord">(mma_pv, cS), index_entry<"P.mma.register">(typename Traits::LayoutP{}),
-      mma_c_entry<"O.mma.coord">(mma_pv, cQ), index_entry<"O.mma.register">(tOrO));
+      mma_c_entry<"O.mma.coord">(mma_o, cQ), index_entry<"O.mma.register">(typename Traits::LayoutO{}));
 }
 
-// (piece, BLK_N, pieces, ...) -> (D, BLK_N, ...): a piece is in the modes `inner` and `inner + 2`.
+// (product, BLK_N, pieces, ...) -> (products, BLK_N, ...): a product is in the modes `inner` and `inner + 2`. Behind the
+// columns of V there may be some of ones.
 inline void merge_pieces(Array& array, int inner) {
   int before = 1;
   for (int i = 0; i < inner; ++i) before *= array.shape[i];
@@ -181,7 +183,7 @@ Details describe() {
                  {"V", int(kVt), int(sizeof(SharedStorage::vt))},
                  {"Q", int(kQ), int(sizeof(SharedStorage::q))},
                  {"ones", ones, int(sizeof(SharedStorage::ones))},
-                 {"barriers", barriers, int(sizeof(SharedStorage)) - barriers}};
+                 {"barriers", barriers, Traits::kSmem.total - barriers}};
   out.facts["element_bytes"] = sizeof(Element);
   out.facts["box.columns"] = Traits::ColumnsQK::kChunk;
   out.facts["box.count"] = Traits::ColumnsQK::kChunks;
@@ -213,19 +215,19 @@ Kernel kernel() {
           .head_dim = kHeadDim,
           .tile = {{"block_m", kTile.block_m},
                    {"block_n", kTile.block_n},
-                   {"piece", kTile.piece},
-                   {"ping_pong", kTile.ping_pong}},
+                   {"pieces", kTile.pieces}},
           .shape = shape_of(kernel_shape(kHeadDim, kHeadDim, kModifies)),
           .facts = {{"block_m", Traits::kBlockM},
                     {"block_n", Traits::kBlockN},
                     {"threads", Traits::kThreads},
                     {"stages", Traits::kStages},
-                    {"smem_bytes", int(sizeof(typename Traits::SharedStorage))},
+                    {"smem_bytes", Traits::kSmem.total},
                     {"smem_limit", SmemBytes::kLimit},
                     {"warpgroups", Traits::kWarpgroups},
                     {"warpgroup_rows", Traits::kRows},
                     {"producer_registers", Traits::kProducerRegs},
                     {"consumer_registers", Traits::kConsumerRegs},
+                    {"product_registers", Traits::kProduct / 2 * kTile.buffers()},
                     {"packed", true}},
           .describe = &describe<Traits>,
           .schedule = &schedule<kHeadDim, kModifies>,

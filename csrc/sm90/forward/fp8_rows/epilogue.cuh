@@ -53,14 +53,15 @@ CUTE_DEVICE void store_16_bits(Acc const& acc,  // (rows, columns)
   }
 }
 
+// Columns outside, rows inside: whether a thread stores a column need not be kept, for which there is no register.
 template <class Acc>
 CUTE_DEVICE void store_float32(Acc const& acc, Destination const& to, unsigned thread) {
   int const column = 2 * (thread % 4);
   auto* const out = static_cast<float*>(to.out) + column;
   CUTE_UNROLL
-  for (int i = 0; i < size<0>(acc); ++i) {
+  for (int j = 0; j < size<1>(acc); j += 2) {
     CUTE_UNROLL
-    for (int j = 0; j < size<1>(acc); j += 2) {
+    for (int i = 0; i < size<0>(acc); ++i) {
       if (8 * i < to.rows && 4 * j + column < to.columns) {
         *reinterpret_cast<float2*>(out + 8 * i * to.row_stride + 4 * j) = {acc(i, j), acc(i, j + 1)};
       }
@@ -74,9 +75,9 @@ CUTE_DEVICE void store_8_bits(Acc const& acc, bool is_e5m2, Destination const& t
   int const column = 2 * (thread % 4);
   auto* const out = static_cast<uint8_t*>(to.out) + column;
   CUTE_UNROLL
-  for (int i = 0; i < size<0>(acc); ++i) {
+  for (int j = 0; j < size<1>(acc); j += 2) {
     CUTE_UNROLL
-    for (int j = 0; j < size<1>(acc); j += 2) {
+    for (int i = 0; i < size<0>(acc); ++i) {
       uint32_t const pair = fp8_pair(acc(i, j), acc(i, j + 1), is_e5m2);
       if (8 * i < to.rows && 4 * j + column < to.columns) {
         *reinterpret_cast<uint16_t*>(out + 8 * i * to.row_stride + 4 * j) = uint16_t(pair);
@@ -90,13 +91,11 @@ template <class Traits, class Lengths, class Accumulator>
 CUTE_DEVICE void epilogue(FwdParams const& params, Fp8Terms const& terms, Lengths const& sequence,
                           TileCoord const& tile, int warpgroup,
                           Softmax<Traits::kExactLse> const& softmax,
-                          Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D, pieces)
+                          Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
   unsigned const thread = unsigned(fresh_thread_index()) % 128;
   int const first_row = warpgroup_first_row<Traits>(params, tile.m_block, warpgroup) + first_row_of_thread(thread);
   auto const coords = [&](int i, auto) { return make_coord(8 * i, thread % 4); };  // a row from first_row on, a column
-  // (rows, columns): pieces follow one another
-  auto acc = make_tensor(tOrO.data(), rowcol_layout(make_layout(get<0>(tOrO.layout()), get<1>(tOrO.layout()),
-                                                                make_layout(get<2>(tOrO.layout()), get<3>(tOrO.layout())))));
+  auto acc = rowcol_view(tOrO);  // (rows, columns)
 
   float const sink_log2 = head_sink_log2<float>(params.sinks, tile.head);
   bool const to_8_bits = terms.out_type == OutType::kE4M3 || terms.out_type == OutType::kE5M2;

@@ -18,17 +18,13 @@ namespace flash_cute::sm90::forward::fp8_rows {
 
 template <class Traits>
 CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
-  TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>::start(warpgroup);
-  typename Traits::MmaPV mma;
-  WarpgroupKeys<Traits> tiles;
-  if constexpr (Traits::kReadsAhead) tiles.read(args.params, smem, 0, warpgroup);
 #pragma unroll 1
   for (int tile_number = 0;; ++tile_number) {
-    if constexpr (!Traits::kReadsAhead) tiles.read(args.params, smem, tile_number, warpgroup);
+    WarpgroupKeys<Traits> tiles;
+    tiles.read(args.params, smem, tile_number, warpgroup);
     if (!tiles.exists) break;
     Softmax<Traits::kExactLse> softmax;
-    auto const piece = partition_shape_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kPiece>>{});
-    auto tOrO = make_tensor<float>(append<4>(piece, Int<Traits::kPieces>{}));  // (MMA, MMA_M, MMA_D, pieces)
+    auto tOrO = make_tensor<float>(typename Traits::LayoutO{});  // (MMA, MMA_M, MMA_D)
     mainloop<Traits>(args.params, args.fp8, tile_number, warpgroup, smem, tiles, softmax, tOrO);
     TileCoord const volatile& tile = smem.tile[opaque(tile_number) & 1];
     TileCoord const coord{.m_block = uniform(tile.m_block),
@@ -60,10 +56,12 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
     if constexpr (Traits::kVariant.reads_sequences) smem.next_tile.init(1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
-  if (threadIdx.x < sizeof(smem.ones) / 4) {
-    reinterpret_cast<uint32_t*>(smem.ones)[threadIdx.x] = 0x38383838u;  // four ones in e4m3
-    tma_store_fence();  // before WGMMA reads them
+  if constexpr (Traits::kTile.sum_columns() > 0) {
+    write_sum_columns<Traits>(smem);
+  } else {
+    if (threadIdx.x < sizeof(smem.ones) / 4) reinterpret_cast<uint32_t*>(smem.ones)[threadIdx.x] = Traits::kFourOnes;
   }
+  tma_store_fence();         // before WGMMA reads the ones
   wait_for_kernel_before();  // which zeroes counters and flags, if there are any
   __syncthreads();           // barriers and ones have been written
 

@@ -18,7 +18,7 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
   args.fp8 = *params.fp8;
   cudaError_t error = encode_maps<Traits>(args);
   if (error != cudaSuccess) return error;
-  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
+  constexpr int kSmemBytes = Traits::kSmem.total;
   error = cudaFuncSetAttribute(fwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
   Launch const shape{.ctas = plan.ctas, .threads = Traits::kThreads, .smem_bytes = kSmemBytes};

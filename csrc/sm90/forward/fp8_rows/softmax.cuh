@@ -1,11 +1,11 @@
-// Online softmax in base 2 whose numerators are rounded to e4m3. The maximum is exact at each tile: a lagging one, as
-// core/softmax.cuh has it, would leave numerators of up to 2^8 above the largest, where e4m3 ends. The largest numerator
-// is 2^8, of e4m3's range of 2^-9 to 448.
+// Online softmax in base 2 whose numerators are rounded to e4m3, of 2^-9 to 448 = 2^8.81. As in core/softmax.cuh the
+// maximum in use lags the true one, here by at most kLag in the exponent: a row's largest numerator is between 2^7 and
+// 2^8.8. A row takes a new maximum when it exceeds that, whatever its neighbours do, and a warp multiplies its
+// accumulator only when one of its rows does. Each thread checks its own columns.
 //
 // O is divided by the sum of the rounded numerators, which the tensor cores compute as P times ones: what all values have
 // in common does not see the rounding then, nor the few bits that float8 products keep of their sums. The exact LSE is of
-// the unrounded ones, whose sum takes an instruction for each, 9 % of the time at head dim 128: a call that does not use
-// the LSE leaves it out.
+// the unrounded ones, whose sum takes an instruction for each: a call that does not use the LSE leaves it out.
 #pragma once
 
 #include <cfloat>
@@ -21,30 +21,30 @@ using namespace cute;
 
 template <bool kExactLse>
 struct Softmax {
-  static constexpr int kRows = 2;        // per thread
-  static constexpr float kLargest = 8;   // the exponent of the largest numerator
+  static constexpr int kRows = 2;       // per thread
+  static constexpr float kLargest = 7;  // the exponent of the largest numerator when a maximum is taken
+  static constexpr float kLag = 1.8f;
   static constexpr float kLn2 = 0.693147180559945f;
 
   float offset[kRows];   // an exponent is score * scale - offset; at first lower than that of any finite score
   float sum[kRows];      // of the rounded numerators, of the tiles whose product has been added to O
   float exact_sum[kExactLse ? kRows : 1];  // of the unrounded ones; over this thread's columns only until finish()
-  float factor[kRows];   // by which O is multiplied before the product of the tile at hand is added
 
   CUTE_DEVICE Softmax() {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       offset[i] = -FLT_MAX;
       sum[i] = 0.f;
-      factor[i] = 1.f;
       if constexpr (kExactLse) exact_sum[i] = 0.f;
     }
   }
 
-  // The maximum over this tile and those before. Returns what O is to be multiplied by. `scale`: of this tile's scores.
-  template <class Scores, class Shift>
-  CUTE_DEVICE float2 update_max(Scores const& scores,  // (rows, columns)
-                                float scale, Shift const& shift) {
-    float even[kRows], odd[kRows], factors[kRows];  // four chains: two would expose the latency
+  // Takes new maxima of the rows that need one, and multiplies what there is of them. `scale`: of this tile's scores.
+  template <class Scores, class Shift, class Accumulator>
+  CUTE_DEVICE void update_max(Scores const& scores,  // (rows, columns)
+                              float scale, Shift const& shift,
+                              Accumulator& acc) {    // (rows, columns)
+    float even[kRows], odd[kRows], largest[kRows];  // four chains: two would expose the latency
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       even[i] = scores(i, _0{});
@@ -58,28 +58,35 @@ struct Softmax {
         odd[i] = fmaxf(odd[i], scores(i, j + 1));
       }
     }
+    bool grown = false;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      float const own = fmaxf(even[i], odd[i]) + shift_of(shift, i);  // a shift is of the thread's columns
-      float const largest = quad_reduce(own, [](float a, float b) { return fmaxf(a, b); });
-      float const next = fmaxf(offset[i], largest * scale - kLargest);
-      factors[i] = exp2_approx(offset[i] - next);
-      offset[i] = next;
-      if constexpr (kExactLse) exact_sum[i] *= factors[i];
+      largest[i] = fmaxf(even[i], odd[i]) + shift_of(shift, i);  // a shift is of the thread's columns
+      grown |= exceeds(i, largest[i], scale);
     }
-    return {factors[0], factors[1]};
+    if (!__any_sync(0xffffffff, grown)) return;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      float const of_row = quad_reduce(largest[i], [](float a, float b) { return fmaxf(a, b); });
+      float const next = exceeds(i, of_row, scale) ? of_row * scale - kLargest : offset[i];
+      float const factor = exp2_approx(offset[i] - next);
+      offset[i] = next;
+      sum[i] *= factor;
+      if constexpr (kExactLse) exact_sum[i] *= factor;
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(acc); ++j) acc(i, j) *= factor;
+    }
   }
 
-  // Scores to numerators, of the share `kPart` of `kParts` of the columns.
-  template <int kPart, int kParts, class Scores, class Shift>
+  // Scores to numerators, of group `group` of 32 keys.
+  template <class Scores, class Shift>
   CUTE_DEVICE void numerators(Scores& scores,  // (rows, columns)
-                              float scale, Shift const& shift) {
-    constexpr int kColumns = decltype(size<1>(scores))::value;
+                              int group, float scale, Shift const& shift) {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float const subtracted = offset[i] - shift_of(shift, i) * scale;
       CUTE_UNROLL
-      for (int j = kColumns * kPart / kParts; j < kColumns * (kPart + 1) / kParts; ++j) {
+      for (int j = 8 * group; j < 8 * group + 8; ++j) {
         scores(i, j) = exp2_approx(scores(i, j) * scale - subtracted);
         if constexpr (kExactLse) exact_sum[i] += scores(i, j);
       }
@@ -103,18 +110,22 @@ struct Softmax {
   }
 
  private:
+  // Whether a score of row i leaves the range of e4m3.
+  CUTE_DEVICE bool exceeds(int i, float score, float scale) const {
+    return fmaf(score, scale, -offset[i]) > kLargest + kLag;
+  }
   CUTE_DEVICE static float shift_of(OnlineSoftmax<2>::NoShift, int) { return 0.f; }
   CUTE_DEVICE static float shift_of(OnlineSoftmax<2>::Shift const& shift, int i) { return shift[i]; }
 };
 
-// Numerators to the A operand of P V.
+// Numerators of 32 keys to the A operand of P V.
 template <class Scores, class Fragment>
 CUTE_DEVICE void convert_numerators(Scores const& scores,  // (rows, columns)
+                                    int group,
                                     Fragment& tOrP) {      // (MMA, MMA_M, MMA_K)
   auto words = recast<uint32_t>(tOrP);
-  constexpr int kWords = decltype(size<1>(scores))::value / 4;  // of a row
   CUTE_UNROLL
-  for (int j = 0; j < kWords; ++j) {
+  for (int j = 2 * group; j < 2 * group + 2; ++j) {
     CUTE_UNROLL
     for (int i = 0; i < 2; ++i) {
       asm("{ .reg .b16 low, high;\n"

@@ -10,21 +10,22 @@ namespace flash_cute::sm90::forward::fp8_rows {
 struct TileConfig {
   int block_m;  // 64 * consumer warpgroups
   int block_n;  // keys per mainloop step
-  int piece;    // columns of V in one product
-  bool ping_pong;
+  int pieces;   // shares of V's columns, each a product of its own
 
   static constexpr int kStages = 2;
+
+  // Pieces whose products are in registers at a time: one is computed while another one is added to O.
+  constexpr int buffers() const { return pieces > 1 ? 2 : 1; }
+  // Columns of ones behind those of V transposed, for P's sums: 8 are the fewest that a product has. With several pieces
+  // they are a product of their own.
+  constexpr int sum_columns() const { return pieces > 1 ? 0 : 8; }
 };
 
-// Modified scores leave fewer registers.
+// As many warpgroups as the registers allow: scores, P, its product and O of 64 rows leave room for four at head dim 64,
+// for three up to 128 and for two above. Modified scores need more.
 constexpr TileConfig tile_config(int head_dim_v, bool modifies_scores) {
-  if (head_dim_v <= 64) {
-    if (modifies_scores) return {.block_m = 128, .block_n = 128, .piece = 64, .ping_pong = true};
-    return {.block_m = 192, .block_n = 128, .piece = 32, .ping_pong = true};
-  }
-  if (head_dim_v == 96) return {.block_m = 128, .block_n = 128, .piece = modifies_scores ? 32 : 96, .ping_pong = true};
-  int const piece = modifies_scores ? 32 : 64;
-  return {.block_m = 128, .block_n = head_dim_v > 192 ? 64 : 128, .piece = piece, .ping_pong = true};
+  int const warpgroups = modifies_scores || head_dim_v > 128 ? 2 : head_dim_v > 64 ? 3 : 4;
+  return {.block_m = 64 * warpgroups, .block_n = 128, .pieces = head_dim_v > 128 ? head_dim_v / 64 : 1};
 }
 
 // The kernels for each combination of formats; the others are for e4m3 alone. They serve smaller head dims, too.
@@ -32,8 +33,8 @@ constexpr bool serves_all_formats(int head_dim, int head_dim_v) {
   return head_dim == head_dim_v && (head_dim == 128 || head_dim == 256);
 }
 
-// Shared memory: Q, two buffers each of K, of V as it is in memory and of V transposed, 2 KB for ones, barriers and tile
-// coordinates; a second buffer of Q where there is room.
+// Shared memory: Q, two buffers each of K, of V as it is in memory and of V transposed, with its columns of ones, 2 KB for
+// other ones, barriers and tile coordinates; a second buffer of Q where there is room.
 struct SmemBytes {
   static constexpr int kLimit = 227 * 1024;
 
@@ -42,7 +43,7 @@ struct SmemBytes {
 
   constexpr SmemBytes(TileConfig tile, int head_dim, int head_dim_v) {
     int const q = head_dim * tile.block_m;
-    total = q + TileConfig::kStages * tile.block_n * (head_dim + 2 * head_dim_v) + 2048;
+    total = q + TileConfig::kStages * tile.block_n * (head_dim + 2 * head_dim_v + tile.sum_columns()) + 2048;
     if (total + q <= kLimit) {
       total += q;
       q_stages = 2;

@@ -9,6 +9,7 @@
 #include "sm90/common/pipeline.cuh"
 #include "sm90/forward/common/scheduler.cuh"
 #include "tile.h"
+#include "wgmma_atoms.cuh"
 
 namespace flash_cute::sm90::forward::fp8_rows {
 
@@ -35,32 +36,34 @@ struct Traits {
   static constexpr int kHeadDimV = kHeadDimV_;  // of V and O
   static constexpr int kBlockM = kTile.block_m;
   static constexpr int kBlockN = kTile.block_n;
-  static constexpr int kPiece = kTile.piece;
-  static constexpr int kPieces = kHeadDimV / kPiece;
+  static constexpr int kPieces = kTile.pieces;
+  static constexpr int kPiece = kHeadDimV / kPieces;  // columns of V in one product
+  static constexpr int kProduct = kPiece + kTile.sum_columns();
   static constexpr int kStages = TileConfig::kStages;
   static constexpr int kRows = 64;  // query rows per consumer warpgroup: the M of one WGMMA
   static constexpr int kWarpgroups = kBlockM / kRows;
   static constexpr int kConsumerThreads = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumerThreads;
   static constexpr int kTransposers = 2;  // warps of the producer warpgroup, beside the one that loads and the scheduler's
-  static_assert(kBlockM % kRows == 0 && kWarpgroups <= 3 && kBlockN % 32 == 0 && Fp8Terms::kBlock % kBlockN == 0);
-  static_assert(kHeadDim % 32 == 0 && kHeadDimV % kPiece == 0);
+  static_assert(kBlockM % kRows == 0 && kWarpgroups <= 4 && kBlockN % 32 == 0 && Fp8Terms::kBlock % kBlockN == 0);
+  static_assert(kHeadDim % 32 == 0 && kHeadDimV % kPieces == 0);
 
-  static constexpr bool kReadsAhead = kHeadDimV <= 128 && !kVariant.reads_sequences;
   // A tile's V is loaded before the next tile's K, which waits for a buffer: there must be time to transpose it.
   static constexpr bool kValuesFirst = true;
   static constexpr int kTileHeads = 1;
   // Registers per thread, see rows/traits.cuh: the transposing warps need more than a producer alone.
-  static constexpr int kProducerRegs = kWarpgroups == 3 ? 32 : 40;
-  static constexpr int kConsumerRegs = kWarpgroups == 3 ? 160 : 232;
+  static constexpr int kProducerRegs = kWarpgroups >= 3 ? 32 : 40;
+  static constexpr int kConsumerRegs = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 160 : 232;
+  // setmaxnreg waits, for ever if need be, for registers that are free: those that a CTA is launched with must suffice.
+  static_assert(128 * (kProducerRegs + kWarpgroups * kConsumerRegs) <= 65536 / kThreads / 8 * 8 * kThreads);
 
   using MmaQK = decltype(make_tiled_mma(SM90::GMMA::ss_op_selector<typename Formats::Q, typename Formats::K, float,
                                                                    Shape<Int<kRows>, Int<kBlockN>, _32>>()));
-  using MmaPV = decltype(make_tiled_mma(
-      SM90::GMMA::rs_op_selector<E4M3, typename Formats::V, float, Shape<Int<kRows>, Int<kPiece>, _32>>()));
-  using MmaSum =  // of P's rows: a product with ones
-      decltype(make_tiled_mma(SM90::GMMA::rs_op_selector<E4M3, E4M3, float, Shape<Int<kRows>, _8, _32>>()));
-  using LayoutP = Layout<Shape<Shape<_4, _2, _2>, _1, Int<kBlockN / 32>>>;  // the A operand: (MMA, MMA_M, MMA_N)
+  using MmaPV = decltype(make_tiled_mma(wgmma_rs_atom<typename Formats::V, kProduct>()));
+  using MmaSum = decltype(make_tiled_mma(wgmma_rs_atom<typename Formats::V, 8>()));  // of P's rows: a product with ones
+  static constexpr uint32_t kFourOnes = std::is_same_v<typename Formats::V, E4M3> ? 0x38383838u : 0x3c3c3c3cu;
+  using LayoutP = Layout<Shape<Shape<_4, _2, _2>, _1, Int<kBlockN / 32>>>;   // the A operand: (MMA, MMA_M, MMA_N)
+  using LayoutO = Layout<Shape<Shape<_2, _2, Int<kHeadDimV / 8>>, _1, _1>>;  // (MMA, MMA_M, MMA_D): all pieces'
 
   // A tile is stored in chunks of columns, one chunk after the other: a chunk is what one TMA box writes.
   template <int kColumns>
@@ -80,20 +83,21 @@ struct Traits {
   using SmemLayoutQ = decltype(tile_to_shape(AtomQK{}, Shape<Int<kRows>, Int<kHeadDim>>{}));
   using SmemLayoutK = decltype(tile_to_shape(AtomQK{}, Shape<Int<kBlockN>, Int<kHeadDim>, Int<kStages>>{}));
   using SmemLayoutVt = decltype(tile_to_shape(AtomOf<KeyColumns::kChunk>{},
-                                              Shape<Int<kPiece>, Int<kBlockN>, Int<kPieces>, Int<kStages>>{}));
+                                              Shape<Int<kProduct>, Int<kBlockN>, Int<kPieces>, Int<kStages>>{}));
   using SmemLayoutOnes = decltype(tile_to_shape(SM90::GMMA::Layout_K_SW32_Atom<Element>{}, Shape<_8, _32>{}));
 
   static constexpr SmemBytes kSmem{kTile, kHeadDim, kHeadDimV};
   static constexpr int kQElements = kRows * kHeadDim;
   static constexpr int kKElements = kBlockN * kHeadDim;
   static constexpr int kVElements = kBlockN * kHeadDimV;
+  static constexpr int kVtElements = kBlockN * kProduct * kPieces;
 
   using Tile = std::conditional_t<kVariant.reads_sequences, SequenceTile, TileCoord>;
 
   struct alignas(1024) SharedStorage {
     Element k[kStages][kKElements];
-    Element v[kStages][kVElements];   // rows of keys, as in memory
-    Element vt[kStages][kVElements];  // transposed, in the order of transpose.cuh
+    Element v[kStages][kVElements];    // rows of keys, as in memory
+    Element vt[kStages][kVtElements];  // transposed, in the order of transpose.cuh; then the columns of ones
     Element q[kSmem.q_stages][kWarpgroups][kQElements];
     Element ones[256];
     Pipeline<kStages> k_pipeline;
@@ -108,7 +112,7 @@ struct Traits {
     int range;
     Pipeline<1> next_tile;
   };
-  static_assert(sizeof(SharedStorage) == kSmem.total);
+  static_assert(sizeof(SharedStorage) <= kSmem.total);
 
   // The buffer of Q of a tile.
   CUTE_DEVICE static PipelineState<kSmem.q_stages> q_state(int tile_number) {

@@ -24,6 +24,19 @@ CUTE_DEVICE unsigned swizzled(unsigned row, unsigned unit) {
   return offset ^ ((offset >> 7) % (kChunk / 16) * 16);
 }
 
+// Writes the columns of ones behind those of V, in both buffers. By all threads of the CTA.
+template <class Traits>
+CUTE_DEVICE void write_sum_columns(typename Traits::SharedStorage& smem) {
+  using Keys = typename Traits::KeyColumns;
+  constexpr int kChunkBytes = Traits::kProduct * Keys::kChunk, kChunks = Keys::kChunks * Traits::kStages;
+  constexpr int kWords = Traits::kTile.sum_columns() * Keys::kChunk / 4;  // of ones, at the end of each chunk
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kWords * kChunks; i += Traits::kThreads) {
+    auto* const chunk_end = reinterpret_cast<uint32_t*>(smem.vt[0] + (i / kWords + 1) * kChunkBytes);
+    chunk_end[i % kWords - kWords] = Traits::kFourOnes;
+  }
+}
+
 // Transposes 32 keys of 16 columns: key group `keys` and column group `columns`. By a warp.
 template <class Traits>
 struct ValueBlock {
@@ -44,8 +57,8 @@ struct ValueBlock {
     unsigned const first = odd_first ? 0x7531 : 0x6420, second = odd_first ? 0x6420 : 0x7531;
     unsigned const pair = lane % 8, matrix = lane / 8;
     unsigned const column = columns * 16 + 2 * pair + ((pair >= 4) != (matrix % 2 == 1));
-    constexpr int kPieceBytes = Traits::kPiece * Traits::kBlockN;
-    auto* const chunk = vt + column / Traits::kPiece * kPieceBytes + keys / kGroups * (kChunk * Traits::kPiece);
+    constexpr int kPieceBytes = Traits::kProduct * Traits::kBlockN;
+    auto* const chunk = vt + column / Traits::kPiece * kPieceBytes + keys / kGroups * (kChunk * Traits::kProduct);
     auto* const address = chunk + swizzled<kChunk>(column % Traits::kPiece, keys % kGroups * 2 + matrix / 2);
     SM90_U32x4_STSM_N::copy(__byte_perm(words[0], words[1], first), __byte_perm(words[0], words[1], second),
                             __byte_perm(words[2], words[3], first), __byte_perm(words[2], words[3], second),
