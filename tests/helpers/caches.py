@@ -87,8 +87,7 @@ class Cached:
         page = 0 if self.page_table is None else self.k_cache.shape[1 if self.kv_layout == "NHD" else 2]
         if largest > 192:
             return "no kernel for caches of float8 of head dims"
-        narrow = largest <= 64 or largest > 128
-        return "expected pages of an even number of keys of float8" if narrow and page % 2 == 1 else ""
+        return "expected pages of an even number of keys of float8" if largest > 128 and page % 2 == 1 else ""
 
     def rows(self) -> list[slice]:
         return rows_of(self.q, self.cu_seqlens_q)
