@@ -24,9 +24,9 @@ class Merge {
   // `wait`: until the parts have been written.
   template <class Wait>
   CUTE_DEVICE void run(Wait const& wait) {
-    constexpr int kTileKeys = Traits::kTileKeys;
-    int64_t const total = find_place<kTileKeys>(params_, INT64_MAX).weight;
-    Place const place = find_place<kTileKeys>(params_, INT64_MAX, batch_);
+    using Cut = typename Traits::Cut;
+    int64_t const total = find_place<Cut>(params_, INT64_MAX).weight;
+    Place const place = find_place<Cut>(params_, INT64_MAX, batch_);
     wait();
     int rows = params_.len_q, first_row = 0;
     if (params_.cu_q != nullptr) {
@@ -34,10 +34,10 @@ class Merge {
       rows = row_offset(params_, batch_ + 1, first_row) - first_row;
     }
     if (rows == 0) return;
-    Unit unit{.batch = batch_, .sequence = make_sequence(params_, batch_, first_row, rows)};
-    unit.pieces = Pieces::of<kTileKeys>(params_, unit.sequence);
-    for (unit.row_tile = 0; unit.row_tile < row_tiles_of(params_, unit.sequence); ++unit.row_tile) {
-      set_rows<kTileKeys>(params_, unit);
+    Unit unit{.head_kv = head_kv_, .batch = batch_, .sequence = make_sequence(params_, batch_, first_row, rows)};
+    unit.pieces = Pieces::of<Cut>(params_, unit.sequence);
+    for (unit.row_tile = 0; unit.row_tile < row_tiles_of<Cut>(params_, unit.sequence); ++unit.row_tile) {
+      set_rows<Cut>(params_, unit);
       int64_t const first = place.weight + int64_t{unit.row_tile} * unit.pieces.weight();
       merge_unit(unit, total, first);
     }
@@ -55,7 +55,7 @@ class Merge {
     for (int number = warp_; number < unit.rows; number += int(blockDim.x) / 32) {
       RowState state;
       float4 acc[kVectors];
-      load(Part::of<kHeadDimV>(params_, first_bundle, slot_of_fold(params_), head_kv_), number, state, acc);
+      load(Part::of_fold<kHeadDimV>(params_, unit, first_bundle), number, state, acc);
       int bundle = first_bundle, begin = 0;
 #pragma unroll 1
       for (int piece = 1; piece < pieces.count; ++piece) {
@@ -67,7 +67,7 @@ class Merge {
         }
         RowState added;
         float4 added_acc[kVectors];
-        load(Part::of<kHeadDimV>(params_, bundle, slot_of_piece(piece - begin), head_kv_), number, added, added_acc);
+        load(Part::of_piece<kHeadDimV>(params_, unit, bundle, piece - begin), number, added, added_acc);
         FoldFactors const factors = state.add(added, params_.scale_log2);
         CUTE_UNROLL
         for (int i = 0; i < kVectors; ++i) {

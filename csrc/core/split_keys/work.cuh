@@ -48,6 +48,17 @@ CUTE_DEVICE int row_offset(DecodeParams const& params, int batch, int floor) {
   return max(floor, min(max(params.cu_q[batch], 0), params.len_q));
 }
 
+// How a family cuts the rows and keys of sequences; a unit's CTAs and the merge must do it alike. `rows`: of the
+// sequence, packed.
+template <int kTileKeys_>
+struct PlainCut {
+  static constexpr int kTileKeys = kTileKeys_;
+  CUTE_DEVICE static int tile_rows(DecodeParams const&, int rows) { return rows_of_tile(rows); }
+  CUTE_DEVICE static int piece_tiles(DecodeParams const& params, int /*rows*/, int tiles) {
+    return flash_cute::piece_tiles(tiles, kTileKeys, params.most_pieces);
+  }
+};
+
 // The key tiles [begin, end) of a sequence, in pieces.
 struct Pieces {
   int begin;
@@ -55,12 +66,13 @@ struct Pieces {
   int tiles;  // of a piece
   int count;  // at least one, which is empty where there is no key
 
-  template <int kTileKeys>
+  template <class Cut>
   CUTE_DEVICE static Pieces of(DecodeParams const& params, CacheSequence const& sequence) {
+    constexpr int kTileKeys = Cut::kTileKeys;
     Pieces pieces{.begin = sequence.first_key / kTileKeys, .end = ceil_div(max(0, sequence.key_limit), kTileKeys)};
     if (sequence.first_key >= sequence.key_limit) pieces.end = pieces.begin;
     int const tiles = pieces.end - pieces.begin;
-    pieces.tiles = piece_tiles(tiles, kTileKeys, params.most_pieces);
+    pieces.tiles = Cut::piece_tiles(params, sequence.len_q * params.group, tiles);
     pieces.count = max(1, ceil_div(tiles, pieces.tiles));
     return pieces;
   }
@@ -69,9 +81,10 @@ struct Pieces {
   CUTE_DEVICE int weight() const { return max(1, end - begin); }
 };
 
+template <class Cut>
 CUTE_DEVICE int row_tiles_of(DecodeParams const& params, CacheSequence const& sequence) {
   int const rows = sequence.len_q * params.group;
-  return ceil_div(rows, rows_of_tile(rows));
+  return ceil_div(rows, Cut::tile_rows(params, rows));
 }
 
 // The work before a place in the order of sequences.
@@ -83,7 +96,7 @@ struct Place {
 
 // The first sequence whose units end behind `target`, or sequence `stop` if that comes first, and what is before it; or
 // the batch and the weight of all. By all lanes of a warp.
-template <int kTileKeys>
+template <class Cut>
 CUTE_DEVICE Place find_place(DecodeParams const& params, int64_t target, int stop = -1) {
   constexpr uint32_t kAll = 0xffffffff;
   int const lane = threadIdx.x % 32;
@@ -105,7 +118,7 @@ CUTE_DEVICE Place find_place(DecodeParams const& params, int64_t target, int sto
     int64_t weight = 0;
     if (exists && rows > 0) {
       CacheSequence const sequence = make_sequence(params, batch, first_row, rows);
-      weight = int64_t{row_tiles_of(params, sequence)} * Pieces::of<kTileKeys>(params, sequence).weight();
+      weight = int64_t{row_tiles_of<Cut>(params, sequence)} * Pieces::of<Cut>(params, sequence).weight();
     }
     int64_t sum = weight;  // with those of the lanes before
     CUTE_UNROLL
@@ -145,6 +158,7 @@ struct Unit {
   int row_tile;
   int first_row;  // of the packed rows of the sequence
   int rows;       // 0: there is no unit
+  int tile_rows;  // of the sequence's row tiles but perhaps the last
   Pieces pieces;
   int piece_begin;
   int piece_end;
@@ -168,12 +182,14 @@ struct Unit {
 };
 
 // The rows of a row tile, and the key tiles that they see.
-template <int kTileKeys>
+template <class Cut>
 CUTE_DEVICE void set_rows(DecodeParams const& params, Unit& unit) {
+  constexpr int kTileKeys = Cut::kTileKeys;
   CacheSequence const& sequence = unit.sequence;
-  int const rows = sequence.len_q * params.group, tile = rows_of_tile(rows);
-  unit.first_row = unit.row_tile * tile;
-  unit.rows = min(tile, rows - unit.first_row);
+  int const rows = sequence.len_q * params.group;
+  unit.tile_rows = Cut::tile_rows(params, rows);
+  unit.first_row = unit.row_tile * unit.tile_rows;
+  unit.rows = min(unit.tile_rows, rows - unit.first_row);
   int const first = unit.first_row / params.group, last = (unit.first_row + unit.rows - 1) / params.group;
   unit.seen_begin = first_seen(params, sequence, first);
   unit.seen_end = seen_limit(params, sequence, last);
@@ -184,16 +200,16 @@ CUTE_DEVICE void set_rows(DecodeParams const& params, Unit& unit) {
 }
 
 // The units of a bundle's range, one after the other.
-template <int kTileKeys>
+template <class Cut>
 class Walk {
  public:
   CUTE_DEVICE Walk(DecodeParams const& params, int bundle, int head_kv) : params_(params) {
     unit_.bundle = bundle;
     unit_.head_kv = head_kv;
-    int64_t const total = find_place<kTileKeys>(params, INT64_MAX).weight;
+    int64_t const total = find_place<Cut>(params, INT64_MAX).weight;
     begin_ = range_begin(params, total, bundle);
     end_ = range_begin(params, total, bundle + 1);
-    place_ = begin_ < end_ ? find_place<kTileKeys>(params, begin_) : Place{.batch = params.batch};
+    place_ = begin_ < end_ ? find_place<Cut>(params, begin_) : Place{.batch = params.batch};
     if (place_.batch < params.batch) enter_sequence();
     if (place_.batch < params.batch) unit_.row_tile = int((begin_ - place_.weight) / unit_.pieces.weight()) - 1;
   }
@@ -220,7 +236,7 @@ class Walk {
       unit_.piece_end = pieces_before(end_);
       if (unit_.piece_begin >= unit_.piece_end) continue;
       unit_.batch = place_.batch;
-      set_rows<kTileKeys>(params_, unit_);
+      set_rows<Cut>(params_, unit_);
       return true;
     }
     return false;
@@ -240,8 +256,8 @@ class Walk {
       }
       if (rows == 0) continue;
       unit_.sequence = make_sequence(params_, place_.batch, first_row, rows);
-      unit_.pieces = Pieces::of<kTileKeys>(params_, unit_.sequence);
-      row_tiles_ = row_tiles_of(params_, unit_.sequence);
+      unit_.pieces = Pieces::of<Cut>(params_, unit_.sequence);
+      row_tiles_ = row_tiles_of<Cut>(params_, unit_.sequence);
       return;
     }
   }

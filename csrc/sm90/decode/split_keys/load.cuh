@@ -37,7 +37,7 @@ class Producer {
         chunk_(int(threadIdx.x % 32) / boxes_) {}
 
   CUTE_DEVICE void run() {
-    Walk<kTileKeys> walk(args_.params, blockIdx.x / args_.params.heads_kv, head_kv_);
+    Walk<typename Traits::Cut> walk(args_.params, blockIdx.x / args_.params.heads_kv, head_kv_);
     while (walk.next()) {
       publish(walk.unit());
       load_unit(walk.unit());
