@@ -1,6 +1,6 @@
 // The kernel behind the first: folds the parts of the units whose pieces several CTAs have computed, and writes the
-// rows that are in no sequence. A CTA has a sequence and a KV head, and one more the rows of no sequence; a warp has a
-// row.
+// rows that are in no sequence. A CTA has a sequence and a KV head, or several share them, and one more has the rows of
+// no sequence; a warp has a row.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -18,8 +18,14 @@ class Merge {
   static constexpr int kHeadDimV = Traits::kHeadDimV;
   static constexpr int kVectors = ceil_div(kHeadDimV, 128);
 
-  CUTE_DEVICE Merge(DecodeParams const& params, int batch, int head_kv)
-      : params_(params), batch_(batch), head_kv_(head_kv), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
+  // `share` of `shares` CTAs.
+  CUTE_DEVICE Merge(DecodeParams const& params, int batch, int head_kv, int share = 0, int shares = 1)
+      : params_(params),
+        batch_(batch),
+        head_kv_(head_kv),
+        lane_(threadIdx.x % 32),
+        warp_((share * int(blockDim.x) + int(threadIdx.x)) / 32),
+        warps_(shares * int(blockDim.x) / 32) {}
 
   // `wait`: until the parts have been written.
   template <class Wait>
@@ -52,7 +58,7 @@ class Merge {
     int const first_bundle = bundle_of_piece(0);
     if (bundle_of_piece(pieces.count - 1) == first_bundle) return;  // its CTA has written the result
 #pragma unroll 1
-    for (int number = warp_; number < unit.rows; number += int(blockDim.x) / 32) {
+    for (int number = warp_; number < unit.rows; number += warps_) {
       RowState state;
       float4 acc[kVectors];
       load(Part::of_fold<kHeadDimV>(params_, unit, first_bundle), number, state, acc);
@@ -113,7 +119,8 @@ class Merge {
   int batch_;
   int head_kv_;
   int lane_;
-  int warp_;
+  int warp_;  // of those that share the rows
+  int warps_;
 };
 
 // Rows of a packed q before the first sequence and behind the last: out 0, LSE -inf.

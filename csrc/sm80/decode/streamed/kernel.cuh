@@ -1,0 +1,54 @@
+// Attention over a KV cache with large head dims, for every chip from Ampere on: persistent CTAs of eight warps. The
+// columns of K and V pass through a ring of slabs in shared memory (load.cuh). Of a key tile the warps compute the
+// scores of all rows, each over a part of the columns or for a part of the keys (scores.cuh); then each has the softmax
+// of some rows (softmax.cuh); then each adds P V for a part of V's columns (values.cuh).
+#pragma once
+
+#include <new>
+
+#include "core/split_keys/merge.cuh"
+#include "row_tile.cuh"
+
+namespace flash_cute::sm80::decode::streamed {
+
+// `slab_bytes`: of shared memory, for slabs and queries.
+template <class Traits>
+__global__ void __launch_bounds__(kThreads, 1)
+    decode_kernel(__grid_constant__ DecodeParams const params, int const slab_bytes) {
+  extern __shared__ __align__(1024) char smem_raw[];
+  auto* const slabs = reinterpret_cast<typename Traits::Element*>(smem_raw);
+  auto& smem = *reinterpret_cast<Storage*>(smem_raw + slab_bytes);
+  auto& walk = reinterpret_cast<Walk<Cut>&>(smem.walk);
+  if (threadIdx.x / 32 == 0) {
+    Walk<Cut> const begin(params, blockIdx.x / params.heads_kv, blockIdx.x % params.heads_kv);
+    if (threadIdx.x == 0) new (&walk) Walk<Cut>(begin);
+  }
+#pragma unroll 1
+  while (true) {
+    if (threadIdx.x == 0) smem.has_unit = walk.next();
+    __syncthreads();
+    if (!smem.has_unit) break;
+    Unit const& unit = walk.unit();
+    auto const stages_of = [&](int rows) { return stages(slab_bytes, rows, params.head_dim); };
+    if (unit.tile_rows == kFewRows) {
+      RowTile<Traits, kFewRows>(params, unit, smem, slabs, stages_of(kFewRows)).run();
+    } else {
+      RowTile<Traits, Traits::kManyRows>(params, unit, smem, slabs, stages_of(Traits::kManyRows)).run();
+    }
+    __syncthreads();  // all warps have read the unit, and shared memory
+  }
+}
+
+// For each sequence and KV head `shares` CTAs, which have rows in turn; and one more.
+template <class Traits>
+__global__ void __launch_bounds__(128) merge_kernel(__grid_constant__ DecodeParams const params, int const shares) {
+  int const share = blockIdx.x % shares, pair = blockIdx.x / shares;
+  int const batch = pair / params.heads_kv, head_kv = pair % params.heads_kv;
+  if (batch == params.batch) {
+    flash_cute::split_keys::clear_rows_of_no_sequence<typename Traits::Element>(params);
+  } else {
+    flash_cute::split_keys::Merge<Traits>(params, batch, head_kv, share, shares).run([] {});
+  }
+}
+
+}  // namespace flash_cute::sm80::decode::streamed

@@ -1,0 +1,146 @@
+// The ring of slabs: all threads load them by cp.async, and all read them. Where the keys of a tile are is looked up
+// once, for all slabs.
+#pragma once
+
+#include <cute/arch/copy_sm80.hpp>
+#include <cute/tensor.hpp>
+
+#include "traits.cuh"
+
+namespace flash_cute::sm80::decode::streamed {
+
+// Slabs are blocks of 64 columns, whose rows of 128 bytes have their eight vectors permuted by the row index, so that
+// the eight rows of a matrix that ldmatrix reads lie in different banks.
+CUTE_DEVICE int block_offset(int row, int vector) { return 64 * row + 8 * (vector ^ (row & 7)); }
+
+template <class Element>
+CUTE_DEVICE void copy_vector(Element* target, Element const* source, bool exists) {
+  SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(*reinterpret_cast<uint128_t const*>(source),
+                                                   *reinterpret_cast<uint128_t*>(target), exists);
+}
+
+// The slabs of the key tiles of a unit's pieces: of each tile those of K, then those of V.
+template <class Traits>
+class Ring {
+ public:
+  using Element = typename Traits::Element;
+
+  CUTE_DEVICE Ring(DecodeParams const& params, Unit const& unit, Storage& smem, Element* slabs, int stages)
+      : params_(params),
+        unit_(unit),
+        smem_(smem),
+        slabs_(slabs),
+        stages_(stages),
+        first_tile_(unit.begin_of(unit.piece_begin)),
+        tiles_(max(0, unit.end_of(unit.piece_end - 1) - first_tile_)) {
+    place(threadIdx.x / kTileKeys, threadIdx.x % kTileKeys);
+  }
+
+  // Behind a barrier.
+  CUTE_DEVICE void start() {
+    for (int i = 0; i < stages_ - 1; ++i) load();
+  }
+
+  // The next slab. What was read of the one before is no longer read.
+  CUTE_DEVICE Element const* next() {
+    wait();
+    __syncthreads();  // what all threads have loaded is there; and all have read the slab before
+    // Its place is that of a tile whose slabs have all been loaded before the barrier.
+    if (placed_ < load_tile_ + kPlacedTiles) {
+      if (threadIdx.x < kTileKeys) place(placed_, threadIdx.x);
+      ++placed_;
+    }
+    load();
+    Element const* const slab = slabs_ + slot_ * kSlabElements;
+    slot_ = slot_ + 1 == stages_ ? 0 : slot_ + 1;
+    return slab;
+  }
+
+ private:
+  // So that the next slab is there: the groups behind it may be on their way.
+  CUTE_DEVICE void wait() const {
+    switch (stages_ - 2) {
+      case 1: return cp_async_wait<1>();
+      case 2: return cp_async_wait<2>();
+      case 3: return cp_async_wait<3>();
+      case 4: return cp_async_wait<4>();
+      case 5: return cp_async_wait<5>();
+      case 6: return cp_async_wait<6>();
+      case 7: return cp_async_wait<7>();
+      case 8: return cp_async_wait<8>();
+      case 9: return cp_async_wait<9>();
+      default: return cp_async_wait<10>();
+    }
+  }
+
+  // Looks up a key. Those that no row sees and those of pages that do not exist are zeros, and nothing is read.
+  CUTE_DEVICE void place(int tile, int row) {
+    int const key = (first_tile_ + tile) * kTileKeys + row;
+    int2 found{-1, 0};
+    if (tile < tiles_ && key >= unit_.seen_begin && key < unit_.seen_end) {
+      int const index = key / params_.table.page_size;
+      int const page = params_.table.entries == nullptr
+                           ? unit_.batch
+                           : __ldg(params_.table.entries + unit_.batch * params_.table.stride + index);
+      if (unsigned(page) < unsigned(params_.table.pages)) found = {page, key - index * params_.table.page_size};
+    }
+    smem_.places[tile % kPlacedTiles][row] = found;
+  }
+
+  // Every call is a group of copies, also without any.
+  CUTE_DEVICE void load() {
+    if (load_tile_ < tiles_) {
+      int const key_slabs = streamed::key_slabs(params_.head_dim);
+      int const parts = ceil_div(params_.head_dim_v, int{Traits::kValueColumns});
+      Element* const slab = slabs_ + load_slot_ * kSlabElements;
+      int const of_values = load_index_ - key_slabs;
+      if (of_values < 0) {
+        load_rows<kKeyColumns>(slab, params_.k, params_.k_strides, 0, load_index_ * kKeyColumns, params_.head_dim);
+      } else {
+        int const first_key = of_values / parts * Traits::kValueKeys;
+        load_rows<Traits::kValueColumns>(slab, params_.v, params_.v_strides, first_key,
+                                         of_values % parts * Traits::kValueColumns, params_.head_dim_v);
+      }
+      load_slot_ = load_slot_ + 1 == stages_ ? 0 : load_slot_ + 1;
+      if (++load_index_ == key_slabs + parts * (kTileKeys / Traits::kValueKeys)) {
+        load_index_ = 0;
+        ++load_tile_;
+      }
+    }
+    cp_async_fence();
+  }
+
+  // Columns behind the head dim are zeros.
+  template <int kColumns>
+  CUTE_DEVICE void load_rows(Element* slab, void const* cache, CacheStrides const& strides, int first_key,
+                             int first_column, int head_dim) const {
+    constexpr int kVectors = kColumns / 8, kRowsAtOnce = kThreads / kVectors, kKeys = kSlabElements / kColumns;
+    int const vector = threadIdx.x % kVectors, column = first_column + 8 * vector;
+    auto const* const base = static_cast<Element const*>(cache) + unit_.head_kv * strides.head;
+    Element* const block = slab + vector / 8 * (64 * kKeys);
+    int2 const* const places = smem_.places[load_tile_ % kPlacedTiles] + first_key;
+    CUTE_UNROLL
+    for (int i = 0; i < kKeys / kRowsAtOnce; ++i) {
+      int const row = int(threadIdx.x) / kVectors + i * kRowsAtOnce;
+      int2 const at = places[row];
+      bool const exists = at.x >= 0 && column < head_dim;
+      copy_vector(block + block_offset(row, vector % 8),
+                  exists ? base + at.x * strides.page + at.y * strides.row + column : base, exists);
+    }
+  }
+
+  DecodeParams const& params_;
+  Unit const& unit_;
+  Storage& smem_;
+  Element* slabs_;
+  int stages_;
+  int first_tile_;
+  int tiles_;
+  int placed_ = kPlacedTiles;  // tiles whose keys have been looked up
+  int load_tile_ = 0;
+  int load_index_ = 0;  // of a slab in its tile
+  int load_slot_ = 0;
+  int slot_ = 0;
+};
+
+}  // namespace flash_cute::sm80::decode::streamed

@@ -1,0 +1,83 @@
+// S = Q K^T of a row tile and a key tile, over slabs of 128 columns.
+//
+// 128 / kRows groups of warps sum over as many columns of each slab as there are rows, so that each warp has 1024
+// scores, and reads few operands for them: 16 rows and all keys, or 32 rows and 32 keys. The groups' sums meet in shared
+// memory.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "fragments.cuh"
+#include "traits.cuh"
+
+namespace flash_cute::sm80::decode::streamed {
+
+// Where the score of a row and a key is, of a group of warps. Neighbouring rows are in different banks.
+template <int kRows>
+CUTE_DEVICE int score_offset(int group, int row, int key) {
+  return (group * kRows + row) * kTileKeys + (key ^ (row % 4 * 8));
+}
+
+template <class Traits, int kRows>
+class Scores {
+ public:
+  using Element = typename Traits::Element;
+  static constexpr int kGroups = kKeyColumns / kRows;
+  static constexpr int kWarpsOfGroup = kWarps / kGroups;
+  static constexpr int kWarpRows = cute::min(32, kRows);
+  static constexpr int kWarpKeys = 1024 / kWarpRows;
+  static constexpr int kKeyWarps = kTileKeys / kWarpKeys;
+  static_assert(kGroups * kRows * kTileKeys == sizeof(Storage::scores) / sizeof(float));
+
+  CUTE_DEVICE Scores()
+      : group_(threadIdx.x / (32 * kWarpsOfGroup)),
+        row_(int(threadIdx.x) / 32 % kWarpsOfGroup / kKeyWarps * kWarpRows),
+        key_(int(threadIdx.x) / 32 % kWarpsOfGroup % kKeyWarps * kWarpKeys) {
+    clear(sums_);
+  }
+
+  // Adds those of a slab.
+  template <class Queries>
+  CUTE_DEVICE void add(Element const* keys, int slab, Queries const& queries, int head_dim) {
+    int const column = group_ * kRows;  // in the slab
+    if (slab * kKeyColumns + column >= head_dim) return;
+    Element const* const block = keys + column / 64 * (64 * kTileKeys);
+    CUTE_UNROLL
+    for (int step = 0; step < kRows / 16; ++step) {
+      int const vector = column % 64 / 8 + 2 * step;
+      uint32_t b[kWarpKeys / 16][4];
+      CUTE_UNROLL
+      for (int j = 0; j < kWarpKeys / 16; ++j) load_right(b[j], block, key_ + 16 * j, vector);
+      CUTE_UNROLL
+      for (int i = 0; i < kWarpRows / 16; ++i) {
+        uint32_t a[4];
+        queries.fetch(a, slab, row_ + 16 * i, column / 16 + step);
+        CUTE_UNROLL
+        for (int j = 0; j < kWarpKeys / 8; ++j) {
+          multiply<Element>(sums_(_, i, j), a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+        }
+      }
+    }
+  }
+
+  CUTE_DEVICE void store(float* scores) const {
+    int const lane = threadIdx.x % 32;
+    CUTE_UNROLL
+    for (int i = 0; i < 2 * (kWarpRows / 16); ++i) {
+      int const row = row_ + 8 * i + lane / 4;
+      CUTE_UNROLL
+      for (int j = 0; j < kWarpKeys / 8; ++j) {
+        int const offset = score_offset<kRows>(group_, row, key_ + 8 * j + lane % 4 * 2);
+        *reinterpret_cast<float2*>(scores + offset) = {sums_(i % 2 * 2, i / 2, j), sums_(i % 2 * 2 + 1, i / 2, j)};
+      }
+    }
+  }
+
+ private:
+  Tensor<ArrayEngine<float, 32>, Layout<Shape<_4, Int<kWarpRows / 16>, Int<kWarpKeys / 8>>>> sums_;
+  int group_;
+  int row_;  // the warp's first
+  int key_;
+};
+
+}  // namespace flash_cute::sm80::decode::streamed

@@ -1,0 +1,68 @@
+// What follows from head dims and chip: plain constants.
+#pragma once
+
+#include <algorithm>
+
+#include "contract/decode.h"
+#include "sm80/common/chip.h"
+
+namespace flash_cute::sm80::decode::streamed {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kTileKeys = 64;
+
+// Keys and values pass through shared memory in slabs of one size. One of K has a tile's keys and 128 columns. One of V
+// has up to 512 columns, and as many keys as it has room for.
+constexpr int kSlabElements = 8192;
+constexpr int kSlabBytes = 2 * kSlabElements;
+constexpr int kKeyColumns = kSlabElements / kTileKeys;
+constexpr int kMinStages = 3;   // slabs: one is read, one has been read, one is on its way
+constexpr int kMaxStages = 12;  // what the wait for a slab knows
+
+constexpr int key_slabs(int head_dim) { return (head_dim + kKeyColumns - 1) / kKeyColumns; }
+constexpr int value_columns(int head_dim_v) { return std::min(head_dim_v, 512); }
+constexpr int value_keys(int head_dim_v) { return kSlabElements / value_columns(head_dim_v); }
+
+// Rows of a tile of a sequence of more than kFewRows: their accumulators take half of the registers, at most.
+constexpr int most_rows(int head_dim_v) { return head_dim_v <= 512 ? kManyRows : kManyRows / 2; }
+
+// Their parts are large, so that they have fewer pieces.
+constexpr int kPieceKeysOfMany = 256;
+constexpr int kPiecesOfMany = 16;
+
+// Of the key tiles of a sequence of so many packed rows.
+constexpr int piece_tiles(int rows, int tiles, int most) {
+  if (rows <= kFewRows) return flash_cute::piece_tiles(tiles, kTileKeys, most);
+  int const least = kPieceKeysOfMany / kTileKeys, pieces = most < kPiecesOfMany ? most : kPiecesOfMany;
+  int const even = (tiles + pieces - 1) / pieces;
+  return even > least ? even : least;
+}
+
+// Where a tile has more than kFewRows rows, its queries lie in shared memory, in blocks of 64 columns.
+constexpr int query_bytes(int rows, int head_dim) { return rows == kFewRows ? 0 : 2 * rows * ((head_dim + 63) / 64 * 64); }
+
+// Scores, places of keys and the like, beside slabs and queries.
+constexpr int kFixedBytes = 35 * 1024;
+
+// Slabs in shared memory. `bytes`: for them and the queries.
+constexpr int stages(int bytes, int rows, int head_dim) {
+  int const room = (bytes - query_bytes(rows, head_dim)) / kSlabBytes;
+  return room < kMaxStages ? room : kMaxStages;
+}
+
+constexpr int slab_bytes(int chip) { return kMaxSmemBytes[chip] - kFixedBytes; }
+
+// Rows of a tile of a sequence of more than kFewRows: kFewRows on chips whose shared memory has no room for more.
+constexpr int many_rows(int chip, int head_dim, int head_dim_v) {
+  int const rows = most_rows(head_dim_v);
+  return stages(slab_bytes(chip), rows, head_dim) >= kMinStages ? rows : kFewRows;
+}
+
+// Pieces of a sequence of at most kFewRows rows.
+constexpr int most_pieces(int heads_kv, int head_dim_v) {
+  int const most = head_dim_v <= 512 ? 128 : 64;
+  return std::clamp(most / std::max(1, heads_kv), 8, most);
+}
+
+}  // namespace flash_cute::sm80::decode::streamed
