@@ -16,8 +16,8 @@ template <class Traits>
 __global__ void __launch_bounds__(kThreads, 1)
     decode_kernel(__grid_constant__ DecodeParams const params, int const slab_bytes) {
   extern __shared__ __align__(1024) char smem_raw[];
-  auto* const slabs = reinterpret_cast<typename Traits::Element*>(smem_raw);
-  auto& smem = *reinterpret_cast<Storage*>(smem_raw + slab_bytes);
+  auto& smem = *reinterpret_cast<Storage*>(smem_raw);
+  auto* const slabs = reinterpret_cast<typename Traits::Element*>(smem_raw + kFixedBytes);
   auto& walk = reinterpret_cast<Walk<Cut>&>(smem.walk);
   if (threadIdx.x / 32 == 0) {
     Walk<Cut> const begin(params, blockIdx.x / params.heads_kv, blockIdx.x % params.heads_kv);

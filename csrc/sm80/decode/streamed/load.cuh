@@ -5,6 +5,7 @@
 #include <cute/arch/copy_sm80.hpp>
 #include <cute/tensor.hpp>
 
+#include "core/registers.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm80::decode::streamed {
@@ -38,7 +39,7 @@ class Ring {
 
   // Behind a barrier.
   CUTE_DEVICE void start() {
-    for (int i = 0; i < stages_ - 1; ++i) load();
+    for (int i = 0; i < stages_ - 1; ++i) load(i);
   }
 
   // The next slab. What was read of the one before is no longer read.
@@ -50,7 +51,7 @@ class Ring {
       if (threadIdx.x < kTileKeys) place(placed_, threadIdx.x);
       ++placed_;
     }
-    load();
+    load(slot_ == 0 ? stages_ - 1 : slot_ - 1);
     Element const* const slab = slabs_ + slot_ * kSlabElements;
     slot_ = slot_ + 1 == stages_ ? 0 : slot_ + 1;
     return slab;
@@ -87,12 +88,12 @@ class Ring {
     smem_.places[tile % kPlacedTiles][row] = found;
   }
 
-  // Every call is a group of copies, also without any.
-  CUTE_DEVICE void load() {
+  // The next slab that is not on its way. Every call is a group of copies, also without any.
+  CUTE_DEVICE void load(int slot) {
     if (load_tile_ < tiles_) {
       int const key_slabs = streamed::key_slabs(params_.head_dim);
       int const parts = ceil_div(params_.head_dim_v, int{Traits::kValueColumns});
-      Element* const slab = slabs_ + load_slot_ * kSlabElements;
+      Element* const slab = slabs_ + slot * kSlabElements;
       int const of_values = load_index_ - key_slabs;
       if (of_values < 0) {
         load_rows<kKeyColumns>(slab, params_.k, params_.k_strides, 0, load_index_ * kKeyColumns, params_.head_dim);
@@ -101,7 +102,6 @@ class Ring {
         load_rows<Traits::kValueColumns>(slab, params_.v, params_.v_strides, first_key,
                                          of_values % parts * Traits::kValueColumns, params_.head_dim_v);
       }
-      load_slot_ = load_slot_ + 1 == stages_ ? 0 : load_slot_ + 1;
       if (++load_index_ == key_slabs + parts * (kTileKeys / Traits::kValueKeys)) {
         load_index_ = 0;
         ++load_tile_;
@@ -115,13 +115,13 @@ class Ring {
   CUTE_DEVICE void load_rows(Element* slab, void const* cache, CacheStrides const& strides, int first_key,
                              int first_column, int head_dim) const {
     constexpr int kVectors = kColumns / 8, kRowsAtOnce = kThreads / kVectors, kKeys = kSlabElements / kColumns;
-    int const vector = threadIdx.x % kVectors, column = first_column + 8 * vector;
+    int const thread = fresh_thread_index(), vector = thread % kVectors, column = first_column + 8 * vector;
     auto const* const base = static_cast<Element const*>(cache) + unit_.head_kv * strides.head;
     Element* const block = slab + vector / 8 * (64 * kKeys);
     int2 const* const places = smem_.places[load_tile_ % kPlacedTiles] + first_key;
     CUTE_UNROLL
     for (int i = 0; i < kKeys / kRowsAtOnce; ++i) {
-      int const row = int(threadIdx.x) / kVectors + i * kRowsAtOnce;
+      int const row = thread / kVectors + i * kRowsAtOnce;
       int2 const at = places[row];
       bool const exists = at.x >= 0 && column < head_dim;
       copy_vector(block + block_offset(row, vector % 8),
@@ -139,8 +139,7 @@ class Ring {
   int placed_ = kPlacedTiles;  // tiles whose keys have been looked up
   int load_tile_ = 0;
   int load_index_ = 0;  // of a slab in its tile
-  int load_slot_ = 0;
-  int slot_ = 0;
+  int slot_ = 0;  // of the next slab
 };
 
 }  // namespace flash_cute::sm80::decode::streamed

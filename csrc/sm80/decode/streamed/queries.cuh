@@ -40,7 +40,7 @@ class QueriesInRegisters {
   }
 
   // Of a slab; a choice, since registers have no index.
-  CUTE_DEVICE void fetch(uint32_t (&a)[4], int slab, int /*row*/, int /*step*/) const {
+  CUTE_DEVICE void fetch(uint32_t (&a)[4], int slab, int /*row*/, int /*step*/, int /*lane*/) const {
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) {
       a[i] = words_[0][i];
@@ -77,9 +77,9 @@ class QueriesInShared {
   }
 
   // `step`: of 16 columns in the columns of the warp's group.
-  CUTE_DEVICE void fetch(uint32_t (&a)[4], int slab, int row, int step) const {
+  CUTE_DEVICE void fetch(uint32_t (&a)[4], int slab, int row, int step, int lane) const {
     int const column = slab * kKeyColumns + step * 16;
-    load_left(a, queries_ + column / 64 * (64 * kRows), row, column % 64 / 8);
+    load_left(a, queries_ + column / 64 * (64 * kRows), row, column % 64 / 8, lane);
   }
 
  private:

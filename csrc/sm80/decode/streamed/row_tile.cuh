@@ -59,7 +59,7 @@ class RowTile {
 #pragma unroll 1
     for (int piece = unit_.piece_begin; piece < unit_.piece_end; ++piece) {
       clear(tOrO);
-      softmax_.clear();
+      softmax_.clear(smem_);
 #pragma unroll 1
       for (int tile = unit_.begin_of(piece); tile < unit_.end_of(piece); ++tile) compute_tile(tile, tOrO);
       share_rows();
@@ -118,8 +118,9 @@ class RowTile {
     if (threadIdx.x % 32 == 0) {
       CUTE_UNROLL
       for (int i = 0; i < Softmax<Traits, kRows>::kWarpRows; ++i) {
-        scratch().max[softmax_.row_of(i)] = softmax_.max[i];
-        scratch().sum[softmax_.row_of(i)] = softmax_.sum[i];
+        int const number = threadIdx.x / 32 + kWarps * i;
+        scratch().max[number] = smem_.max[number];
+        scratch().sum[number] = softmax_.sum[i];
       }
     }
     __syncthreads();

@@ -29,17 +29,13 @@ class Scores {
   static constexpr int kKeyWarps = kTileKeys / kWarpKeys;
   static_assert(kGroups * kRows * kTileKeys == sizeof(Storage::scores) / sizeof(float));
 
-  CUTE_DEVICE Scores()
-      : group_(threadIdx.x / (32 * kWarpsOfGroup)),
-        row_(int(threadIdx.x) / 32 % kWarpsOfGroup / kKeyWarps * kWarpRows),
-        key_(int(threadIdx.x) / 32 % kWarpsOfGroup % kKeyWarps * kWarpKeys) {
-    clear(sums_);
-  }
+  CUTE_DEVICE Scores() { clear(sums_); }
 
   // Adds those of a slab.
   template <class Queries>
   CUTE_DEVICE void add(Element const* keys, int slab, Queries const& queries, int head_dim) {
-    int const column = group_ * kRows;  // in the slab
+    Warp const warp(fresh_thread_index());
+    int const column = warp.group * kRows;  // in the slab
     if (slab * kKeyColumns + column >= head_dim) return;
     Element const* const block = keys + column / 64 * (64 * kTileKeys);
     CUTE_UNROLL
@@ -47,11 +43,11 @@ class Scores {
       int const vector = column % 64 / 8 + 2 * step;
       uint32_t b[kWarpKeys / 16][4];
       CUTE_UNROLL
-      for (int j = 0; j < kWarpKeys / 16; ++j) load_right(b[j], block, key_ + 16 * j, vector);
+      for (int j = 0; j < kWarpKeys / 16; ++j) load_right(b[j], block, warp.key + 16 * j, vector, warp.lane);
       CUTE_UNROLL
       for (int i = 0; i < kWarpRows / 16; ++i) {
         uint32_t a[4];
-        queries.fetch(a, slab, row_ + 16 * i, column / 16 + step);
+        queries.fetch(a, slab, warp.row + 16 * i, column / 16 + step, warp.lane);
         CUTE_UNROLL
         for (int j = 0; j < kWarpKeys / 8; ++j) {
           multiply<Element>(sums_(_, i, j), a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
@@ -61,23 +57,34 @@ class Scores {
   }
 
   CUTE_DEVICE void store(float* scores) const {
-    int const lane = threadIdx.x % 32;
+    Warp const warp(fresh_thread_index());
     CUTE_UNROLL
     for (int i = 0; i < 2 * (kWarpRows / 16); ++i) {
-      int const row = row_ + 8 * i + lane / 4;
+      int const row = warp.row + 8 * i + warp.lane / 4;
       CUTE_UNROLL
       for (int j = 0; j < kWarpKeys / 8; ++j) {
-        int const offset = score_offset<kRows>(group_, row, key_ + 8 * j + lane % 4 * 2);
+        int const offset = score_offset<kRows>(warp.group, row, warp.key + 8 * j + warp.lane % 4 * 2);
         *reinterpret_cast<float2*>(scores + offset) = {sums_(i % 2 * 2, i / 2, j), sums_(i % 2 * 2 + 1, i / 2, j)};
       }
     }
   }
 
  private:
+  // Which scores a warp has.
+  struct Warp {
+    int lane;
+    int group;
+    int row;  // the first
+    int key;
+
+    CUTE_DEVICE explicit Warp(int thread)
+        : lane(thread % 32),
+          group(thread / (32 * kWarpsOfGroup)),
+          row(thread / 32 % kWarpsOfGroup / kKeyWarps * kWarpRows),
+          key(thread / 32 % kWarpsOfGroup % kKeyWarps * kWarpKeys) {}
+  };
+
   Tensor<ArrayEngine<float, 32>, Layout<Shape<_4, Int<kWarpRows / 16>, Int<kWarpKeys / 8>>>> sums_;
-  int group_;
-  int row_;  // the warp's first
-  int key_;
 };
 
 }  // namespace flash_cute::sm80::decode::streamed

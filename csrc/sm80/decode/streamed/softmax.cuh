@@ -32,17 +32,17 @@ class Softmax {
   using Element = typename Traits::Element;
   static constexpr int kWarpRows = kRows / kWarps;
 
-  float max[kWarpRows];  // of the raw scores, exact, so that the largest numerator is 1
   float sum[kWarpRows];  // of the numerators, of the lane's keys
 
-  CUTE_DEVICE static int row_of(int i) { return threadIdx.x / 32 + kWarps * i; }
-
-  CUTE_DEVICE void clear() {
+  // Maxima are exact, so that the largest numerator is 1. That of a row without a key is finite, since differences to it
+  // are taken.
+  CUTE_DEVICE void clear(Storage& smem) {
     CUTE_UNROLL
     for (int i = 0; i < kWarpRows; ++i) {
-      max[i] = -FLT_MAX;  // so that a row without a key has differences to it
+      smem.max[threadIdx.x / 32 + kWarps * i] = -FLT_MAX;
       sum[i] = 0.f;
     }
+    __syncwarp();
   }
 
   // The sums over all lanes.
@@ -54,61 +54,76 @@ class Softmax {
   // Raw scores to P, and the factors of the accumulators. `first_key`: of the key tile.
   CUTE_DEVICE void update(DecodeParams const& params, Unit const& unit, Storage& smem, int first_key) {
     auto scores = make_tensor<float>(Shape<_2, Int<kWarpRows>>{});  // (neighbours, rows)
-    read(smem.scores, scores);
+    int const thread = fresh_thread_index(), lane = thread % 32, first_row = thread / 32;
+    float max[kWarpRows];
+    read(smem, first_row, lane, scores, max);
     if (params.score.softcap_scale != 0.f) cap_scores_by_tanh(scores, params.score);
-    int const lane = threadIdx.x % 32, key = first_key + 2 * lane;
     bool const masked = first_key < unit.whole_begin || first_key + kTileKeys > unit.whole_end;
+    if (masked || params.score.slopes != nullptr) modify(params, unit, first_row, first_key + 2 * lane, scores);
+    float new_max[kWarpRows];
+    CUTE_UNROLL
+    for (int i = 0; i < kWarpRows; ++i) new_max[i] = fmaxf(max[i], fmaxf(scores(0, i), scores(1, i)));
+    CUTE_UNROLL
+    for (int distance = 16; distance > 0; distance /= 2) {
+      CUTE_UNROLL
+      for (int i = 0; i < kWarpRows; ++i) {
+        new_max[i] = fmaxf(new_max[i], __shfl_xor_sync(0xffffffff, new_max[i], distance));
+      }
+    }
     CUTE_UNROLL
     for (int i = 0; i < kWarpRows; ++i) {
-      int const number = row_of(i);
-      float factor = 1.f;
-      if (number < unit.rows) {
-        float2 score{scores(0, i), scores(1, i)};
-        if (masked || params.score.slopes != nullptr) modify(params, unit, number, key, score);
-        float const largest = warp_reduce(fmaxf(score.x, score.y), [](float a, float b) { return fmaxf(a, b); });
-        float const new_max = fmaxf(max[i], largest);
-        factor = exp2_approx((max[i] - new_max) * params.scale_log2);
-        max[i] = new_max;
-        score = {exp2_approx((score.x - new_max) * params.scale_log2), exp2_approx((score.y - new_max) * params.scale_log2)};
-        sum[i] = fmaf(sum[i], factor, score.x + score.y);
-        cutlass::NumericArrayConverter<Element, float, 2> const converter;
-        auto* const weights = reinterpret_cast<Element*>(smem.scores) + weight_offset(number, lane / 4) + lane % 4 * 2;
-        *reinterpret_cast<cutlass::Array<Element, 2>*>(weights) = converter({score.x, score.y});
+      int const number = first_row + kWarps * i;
+      float const factor = exp2_approx((max[i] - new_max[i]) * params.scale_log2);
+      float const x = exp2_approx((scores(0, i) - new_max[i]) * params.scale_log2);
+      float const y = exp2_approx((scores(1, i) - new_max[i]) * params.scale_log2);
+      sum[i] = fmaf(sum[i], factor, x + y);
+      cutlass::NumericArrayConverter<Element, float, 2> const converter;
+      auto* const weights = reinterpret_cast<Element*>(smem.scores) + weight_offset(number, lane / 4) + lane % 4 * 2;
+      *reinterpret_cast<cutlass::Array<Element, 2>*>(weights) = converter({x, y});
+      if (lane == 0) {
+        smem.factors[number] = factor;
+        smem.max[number] = new_max[i];
       }
-      if (lane == 0) smem.factors[number] = factor;
     }
   }
 
  private:
-  // The sums of all groups, in their order.
+  // The sums of all groups, in their order, and the rows' maxima.
   template <class Pairs>
-  CUTE_DEVICE static void read(float const* shared, Pairs& scores) {  // (neighbours, rows)
+  CUTE_DEVICE static void read(Storage const& smem, int first_row, int lane, Pairs& scores,  // (neighbours, rows)
+                               float (&max)[kWarpRows]) {
     CUTE_UNROLL
     for (int i = 0; i < kWarpRows; ++i) {
+      int const number = first_row + kWarps * i;
+      max[i] = smem.max[number];
       CUTE_UNROLL
       for (int group = 0; group < Scores<Traits, kRows>::kGroups; ++group) {
-        int const offset = score_offset<kRows>(group, row_of(i), threadIdx.x % 32 * 2);
-        float2 const pair = *reinterpret_cast<float2 const*>(shared + offset);
+        int const offset = score_offset<kRows>(group, number, 2 * lane);
+        float2 const pair = *reinterpret_cast<float2 const*>(smem.scores + offset);
         scores(0, i) = group == 0 ? pair.x : scores(0, i) + pair.x;
         scores(1, i) = group == 0 ? pair.y : scores(1, i) + pair.y;
       }
     }
-    __syncwarp();  // all lanes have read the rows, in which P is written
+    __syncwarp();  // all lanes have read what the warp overwrites
   }
 
-  // ALiBi and mask of keys `key` and `key + 1`.
-  CUTE_DEVICE static void modify(DecodeParams const& params, Unit const& unit, int number, int key, float2& score) {
-    Row const row = Row::of(params, unit, number);
-    if (params.score.slopes != nullptr) {
+  // ALiBi and mask of keys `key` and `key + 1`. Rows that do not exist have a head, too.
+  template <class Pairs>
+  CUTE_DEVICE static void modify(DecodeParams const& params, Unit const& unit, int first_row, int key,
+                                 Pairs& scores) {  // (neighbours, rows)
+    CUTE_UNROLL
+    for (int i = 0; i < kWarpRows; ++i) {
+      Row const row = Row::of(params, unit, first_row + kWarps * i);
       float const slope = head_slope(params.score, unit.batch, row.head);
       int const distance = position_of(params, unit.sequence, row.index) - key;
-      score.x -= slope * fabsf(static_cast<float>(distance));
-      score.y -= slope * fabsf(static_cast<float>(distance - 1));
+      int const first = first_seen(params, unit.sequence, row.index);
+      int const limit = seen_limit(params, unit.sequence, row.index);
+      CUTE_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        scores(j, i) -= slope * fabsf(static_cast<float>(distance - j));
+        if (key + j < first || key + j >= limit) scores(j, i) = -INFINITY;
+      }
     }
-    int const first = first_seen(params, unit.sequence, row.index);
-    int const limit = seen_limit(params, unit.sequence, row.index);
-    if (key < first || key >= limit) score.x = -INFINITY;
-    if (key + 1 < first || key + 1 >= limit) score.y = -INFINITY;
   }
 };
 

@@ -45,6 +45,7 @@ struct Storage {
   alignas(16) float scores[kWarps * kFewRows * kTileKeys];
   int2 places[kPlacedTiles][kTileKeys];  // page and row in it; page -1: there is no such key
   float factors[flash_cute::kManyRows];  // by which the accumulators of a row are multiplied before a key tile
+  float max[flash_cute::kManyRows];      // of the rows' raw scores
   alignas(16) char walk[sizeof(Walk<Cut>)];
   bool has_unit;
 };

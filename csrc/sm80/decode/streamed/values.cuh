@@ -26,7 +26,7 @@ CUTE_DEVICE int column_of(int block) {
 // By the factors of the rows, which most key tiles leave 1.
 template <class Acc>
 CUTE_DEVICE void rescale(float const* factors, Acc& tOrO) {
-  int const lane = threadIdx.x % 32;
+  int const lane = fresh_lane_index();
   constexpr int kRowBlocks = decltype(size<1>(tOrO))::value;
   float factor[2 * kRowBlocks];
   bool changed = false;
@@ -52,7 +52,7 @@ CUTE_DEVICE void add_values(typename Traits::Element const* weights, typename Tr
                             int first_key, int head_dim_v, Acc& tOrO) {
   using Element = typename Traits::Element;
   constexpr int kBlocks = Traits::kWarpColumns / 8, kRowBlocks = decltype(size<1>(tOrO))::value;
-  int const lane = threadIdx.x % 32, column = int(threadIdx.x) / 32 * Traits::kWarpColumns;
+  int const thread = fresh_thread_index(), lane = thread % 32, column = thread / 32 * Traits::kWarpColumns;
   if (kPart * Traits::kValueColumns + column >= head_dim_v) return;
   Element const* const block = values + column / 64 * (64 * Traits::kValueKeys);
   CUTE_UNROLL
@@ -66,7 +66,7 @@ CUTE_DEVICE void add_values(typename Traits::Element const* weights, typename Tr
     CUTE_UNROLL
     for (int j = 0; j < kBlocks; j += 2) {
       uint32_t b[4];
-      load_right_transposed(b, block, 16 * step, column % 64 / 8 + j);
+      load_right_transposed(b, block, 16 * step, column % 64 / 8 + j, lane);
       CUTE_UNROLL
       for (int n = 0; n < 2; ++n) {
         CUTE_UNROLL
