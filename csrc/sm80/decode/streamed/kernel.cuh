@@ -11,6 +11,16 @@
 
 namespace flash_cute::sm80::decode::streamed {
 
+// The walk over the CTA's units, which is in shared memory. Not inlined: what it derives from the parameters would be kept
+// in registers across the units.
+CUTE_DEVICE Walk<Cut>& walk_of(Storage& smem) { return reinterpret_cast<Walk<Cut>&>(smem.walk); }
+
+__noinline__ __device__ void begin_walk(DecodeParams const& params, Storage& smem) {  // by a warp
+  Walk<Cut> const walk(params, blockIdx.x / params.heads_kv, blockIdx.x % params.heads_kv);
+  if (threadIdx.x % 32 == 0) new (&walk_of(smem)) Walk<Cut>(walk);
+}
+__noinline__ __device__ bool next_unit(Storage& smem) { return walk_of(smem).next(); }
+
 // `slab_bytes`: of shared memory, for slabs and queries.
 template <class Traits>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -18,21 +28,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) char smem_raw[];
   auto& smem = *reinterpret_cast<Storage*>(smem_raw);
   auto* const slabs = reinterpret_cast<typename Traits::Element*>(smem_raw + kFixedBytes);
-  auto& walk = reinterpret_cast<Walk<Cut>&>(smem.walk);
-  if (threadIdx.x / 32 == 0) {
-    Walk<Cut> const begin(params, blockIdx.x / params.heads_kv, blockIdx.x % params.heads_kv);
-    if (threadIdx.x == 0) new (&walk) Walk<Cut>(begin);
-  }
+  if (threadIdx.x / 32 == 0) begin_walk(params, smem);
 #pragma unroll 1
   while (true) {
-    if (threadIdx.x == 0) smem.has_unit = walk.next();
+    if (threadIdx.x == 0) smem.has_unit = next_unit(smem);
     __syncthreads();
     if (!smem.has_unit) break;
-    Unit const& unit = walk.unit();
+    Unit const& unit = walk_of(smem).unit();
     auto const stages_of = [&](int rows) { return stages(slab_bytes, rows, params.head_dim); };
     if (unit.tile_rows == kFewRows) {
       RowTile<Traits, kFewRows>(params, unit, smem, slabs, stages_of(kFewRows)).run();
-    } else {
+    } else if constexpr (Traits::kManyRows != kFewRows) {
       RowTile<Traits, Traits::kManyRows>(params, unit, smem, slabs, stages_of(Traits::kManyRows)).run();
     }
     __syncthreads();  // all warps have read the unit, and shared memory

@@ -32,9 +32,9 @@ class Ring {
         smem_(smem),
         slabs_(slabs),
         stages_(stages),
-        first_tile_(unit.begin_of(unit.piece_begin)),
-        tiles_(max(0, unit.end_of(unit.piece_end - 1) - first_tile_)) {
-    place(threadIdx.x / kTileKeys, threadIdx.x % kTileKeys);
+        load_tile_(unit.begin_of(unit.piece_begin)),
+        placed_(load_tile_ + kPlacedTiles) {
+    place(load_tile_ + int(threadIdx.x) / kTileKeys, threadIdx.x % kTileKeys);
   }
 
   // Behind a barrier.
@@ -76,9 +76,9 @@ class Ring {
 
   // Looks up a key. Those that no row sees and those of pages that do not exist are zeros, and nothing is read.
   CUTE_DEVICE void place(int tile, int row) {
-    int const key = (first_tile_ + tile) * kTileKeys + row;
+    int const key = tile * kTileKeys + row;
     int2 found{-1, 0};
-    if (tile < tiles_ && key >= unit_.seen_begin && key < unit_.seen_end) {
+    if (key >= unit_.seen_begin && key < unit_.seen_end) {
       int const index = key / params_.table.page_size;
       int const page = params_.table.entries == nullptr
                            ? unit_.batch
@@ -90,7 +90,7 @@ class Ring {
 
   // The next slab that is not on its way. Every call is a group of copies, also without any.
   CUTE_DEVICE void load(int slot) {
-    if (load_tile_ < tiles_) {
+    if (load_tile_ < unit_.end_of(unit_.piece_end - 1)) {
       int const key_slabs = streamed::key_slabs(params_.head_dim);
       int const parts = ceil_div(params_.head_dim_v, int{Traits::kValueColumns});
       Element* const slab = slabs_ + slot * kSlabElements;
@@ -134,11 +134,9 @@ class Ring {
   Storage& smem_;
   Element* slabs_;
   int stages_;
-  int first_tile_;
-  int tiles_;
-  int placed_ = kPlacedTiles;  // tiles whose keys have been looked up
-  int load_tile_ = 0;
-  int load_index_ = 0;  // of a slab in its tile
+  int load_tile_;       // of the next slab that is not on its way
+  int load_index_ = 0;  // of that slab in its tile
+  int placed_;          // before this tile keys have been looked up
   int slot_ = 0;  // of the next slab
 };
 

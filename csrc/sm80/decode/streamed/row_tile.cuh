@@ -24,8 +24,6 @@ using flash_cute::split_keys::store_pair;
 
 // What threads tell one another of the rows at the end of a piece.
 struct RowScratch {
-  float max[kManyRows];
-  float sum[kManyRows];
   FoldFactors factors[kManyRows];
   void* out[kManyRows];  // null: there is no such row
   float inverse[kManyRows];
@@ -33,12 +31,13 @@ struct RowScratch {
 };
 static_assert(sizeof(RowScratch) <= sizeof(Storage::scores));
 
-// The fold of a unit's pieces is in registers, of many rows in the workspace, where its part would be.
+// The fold of a unit's pieces is in registers, or, where they have no room, in the workspace as its part would be.
 template <class Traits, int kRows>
 class RowTile {
  public:
   using Element = typename Traits::Element;
   static constexpr bool kFew = kRows == kFewRows;
+  static constexpr bool kFoldsInRegisters = kFew && Traits::kHeadDimV <= 512;
   using Queries = std::conditional_t<kFew, QueriesInRegisters<Traits>, QueriesInShared<Traits, kRows>>;
   using Acc = Accumulators<Traits, kRows>;  // (4, rows / 16, columns / 8)
 
@@ -55,29 +54,38 @@ class RowTile {
     ring_.start();
     Acc tOrO, folded;
     clear(folded);
-    RowState state = RowState::of_nothing();  // of the thread's own row
+    RowState state = RowState::of_nothing();  // of the row with the thread's number
 #pragma unroll 1
     for (int piece = unit_.piece_begin; piece < unit_.piece_end; ++piece) {
       clear(tOrO);
-      softmax_.clear(smem_);
+      Softmax<Traits, kRows>::clear(smem_);
 #pragma unroll 1
       for (int tile = unit_.begin_of(piece); tile < unit_.end_of(piece); ++tile) compute_tile(tile, tOrO);
-      share_rows();
+      __syncthreads();  // the softmax has ended, and P is no longer read
       if (!unit_.has_first()) {
-        int const i = piece - unit_.piece_begin;
-        store_part(Part::of_piece<Traits::kHeadDimV>(params_, unit_, unit_.bundle, i), tOrO, of_piece());
-        continue;
-      }
-      share_factors(state);
-      if constexpr (kFew) {
-        fold(tOrO, [&](int i, int j) { return pair(folded, i, j); }, folded);
+        Part const part = Part::of_piece<Traits::kHeadDimV>(params_, unit_, unit_.bundle, piece - unit_.piece_begin);
+        store_state(part, of_piece());
+        store_rows(part, tOrO);
+      } else if constexpr (kFoldsInRegisters) {
+        share_factors(state);
+        fold(tOrO, [&](int, int i, int j) { return pair(folded, i, j); }, folded);
       } else {
-        Part const part = part_of_fold();
-        fold(tOrO, [&](int i, int j) { return piece > 0 ? load_pair(part, i, j) : float2{0.f, 0.f}; }, tOrO);
-        if (piece + 1 < unit_.piece_end) store_part(part, tOrO, state);
+        fold_in_memory(piece, tOrO);
       }
     }
-    if (unit_.has_first()) finish(kFew ? folded : tOrO, state);
+    if (!unit_.has_first()) return;
+    Part const part = part_of_fold();
+    if constexpr (kFoldsInRegisters) {
+      if (!unit_.has_last()) store_state(part, state);
+    } else if (unit_.has_last()) {
+      state = load_state(part);
+    }
+    Acc const& result = kFoldsInRegisters ? folded : tOrO;
+    if (unit_.has_last()) {
+      store_result(result, state);
+    } else {
+      store_rows(part, result);
+    }
   }
 
  private:
@@ -89,7 +97,7 @@ class RowTile {
     }
     scores.store(smem_.scores);  // behind barriers of the ring: the P of the tile before is no longer read
     __syncthreads();
-    softmax_.update(params_, unit_, smem_, tile * kTileKeys);
+    Softmax<Traits, kRows>::update(params_, unit_, smem_, tile * kTileKeys);
     auto const* const weights = reinterpret_cast<Element const*>(smem_.scores);
 #pragma unroll 1
     for (int key = 0; key < kTileKeys; key += Traits::kValueKeys) {
@@ -106,96 +114,98 @@ class RowTile {
 
   // The state of a row is that of the thread with its number.
   CUTE_DEVICE RowScratch& scratch() const { return reinterpret_cast<RowScratch&>(smem_.scores); }
-  CUTE_DEVICE bool has_row() const { return threadIdx.x < kRows; }
   CUTE_DEVICE RowState of_piece() const {
-    return has_row() ? RowState{scratch().max[threadIdx.x], scratch().sum[threadIdx.x]} : RowState{};
+    int const thread = fresh_thread_index();
+    return thread < kRows ? RowState{smem_.max[thread], smem_.sum[thread]} : RowState{};
   }
 
-  // From the warps' softmax.
-  CUTE_DEVICE void share_rows() {
-    softmax_.finish();
-    __syncthreads();  // P is no longer read
-    if (threadIdx.x % 32 == 0) {
-      CUTE_UNROLL
-      for (int i = 0; i < Softmax<Traits, kRows>::kWarpRows; ++i) {
-        int const number = threadIdx.x / 32 + kWarps * i;
-        scratch().max[number] = smem_.max[number];
-        scratch().sum[number] = softmax_.sum[i];
-      }
-    }
-    __syncthreads();
+  CUTE_DEVICE RowState load_state(Part const& part) const {
+    int const thread = fresh_thread_index();
+    return thread < unit_.rows ? RowState{part.row_max[thread], part.row_sum[thread]} : RowState::of_nothing();
+  }
+  CUTE_DEVICE void store_state(Part const& part, RowState const& state) const {
+    int const thread = fresh_thread_index();
+    if (thread >= unit_.rows) return;
+    part.row_max[thread] = state.max;
+    part.row_sum[thread] = state.sum;
   }
 
   // Adds the piece to the state.
-  CUTE_DEVICE void share_factors(RowState& state) {
-    if (has_row()) scratch().factors[threadIdx.x] = state.add(of_piece(), params_.scale_log2);
+  CUTE_DEVICE void share_factors(RowState& state) const {
+    int const thread = fresh_thread_index();
+    if (thread < kRows) scratch().factors[thread] = state.add(of_piece(), params_.scale_log2);
     __syncthreads();
   }
 
   // A thread's rows and pairs of columns.
   static constexpr int kThreadRows = kRows / 8, kPairs = decltype(size<2>(Acc{}))::value;
-  CUTE_DEVICE static int row_of(int i) { return 8 * i + threadIdx.x % 32 / 4; }
+  CUTE_DEVICE static int row_of(int thread, int i) { return 8 * i + thread % 32 / 4; }
   CUTE_DEVICE static float2 pair(Acc const& acc, int i, int j) {
     return {acc(i % 2 * 2, i / 2, j), acc(i % 2 * 2 + 1, i / 2, j)};
   }
-  CUTE_DEVICE float2 load_pair(Part const& part, int i, int j) const {
-    if (row_of(i) >= unit_.rows) return {0.f, 0.f};
-    return *reinterpret_cast<float2 const*>(part.acc + row_of(i) * Traits::kHeadDimV + column_of<Traits>(j));
+  CUTE_DEVICE float2 load_pair(Part const& part, int thread, int i, int j) const {
+    if (row_of(thread, i) >= unit_.rows) return {0.f, 0.f};
+    return *reinterpret_cast<float2 const*>(part.acc + row_of(thread, i) * Traits::kHeadDimV + column_of<Traits>(thread, j));
+  }
+
+  // The rows of the last piece of all stay in registers.
+  CUTE_DEVICE void fold_in_memory(int piece, Acc& tOrO) const {
+    Part const part = part_of_fold();
+    RowState state = piece > 0 ? load_state(part) : RowState::of_nothing();
+    share_factors(state);
+    store_state(part, state);
+    auto const before = [&](int thread, int i, int j) {
+      return piece > 0 ? load_pair(part, thread, i, j) : float2{0.f, 0.f};
+    };
+    fold(tOrO, before, tOrO);
+    if (piece + 1 < unit_.piece_end) store_rows(part, tOrO);
   }
 
   // `result` = `before` and the piece.
   template <class Before>
   CUTE_DEVICE void fold(Acc const& of_piece, Before const& before, Acc& result) const {
+    int const thread = fresh_thread_index();
     CUTE_UNROLL
     for (int i = 0; i < kThreadRows; ++i) {
-      FoldFactors const factors = scratch().factors[row_of(i)];
+      FoldFactors const factors = scratch().factors[row_of(thread, i)];
       CUTE_UNROLL
       for (int j = 0; j < kPairs; ++j) {
-        float2 const sum = before(i, j), added = pair(of_piece, i, j);
+        float2 const sum = before(thread, i, j), added = pair(of_piece, i, j);
         result(i % 2 * 2, i / 2, j) = add_piece(sum.x, added.x, factors);
         result(i % 2 * 2 + 1, i / 2, j) = add_piece(sum.y, added.y, factors);
       }
+      asm volatile("" ::: "memory");  // else the loads of all rows come first, and spill
     }
   }
 
   CUTE_DEVICE Part part_of_fold() const { return Part::of_fold<Traits::kHeadDimV>(params_, unit_, unit_.bundle); }
 
-  CUTE_DEVICE void store_part(Part const& part, Acc const& acc, RowState const& state) const {
+  CUTE_DEVICE void store_rows(Part const& part, Acc const& acc) const {
+    int const thread = fresh_thread_index();
     CUTE_UNROLL
     for (int i = 0; i < kThreadRows; ++i) {
-      if (row_of(i) >= unit_.rows) continue;
+      if (row_of(thread, i) >= unit_.rows) continue;
       CUTE_UNROLL
       for (int j = 0; j < kPairs; ++j) {
-        float* const target = part.acc + row_of(i) * Traits::kHeadDimV + column_of<Traits>(j);
+        float* const target = part.acc + row_of(thread, i) * Traits::kHeadDimV + column_of<Traits>(thread, j);
         *reinterpret_cast<float2*>(target) = pair(acc, i, j);
       }
-    }
-    if (threadIdx.x < unit_.rows) {
-      part.row_max[threadIdx.x] = state.max;
-      part.row_sum[threadIdx.x] = state.sum;
-    }
-  }
-
-  CUTE_DEVICE void finish(Acc const& acc, RowState const& state) const {
-    if (unit_.has_last()) {
-      store_result(acc, state);
-    } else {
-      store_part(part_of_fold(), acc, state);
     }
   }
 
   CUTE_DEVICE void store_result(Acc const& acc, RowState const& state) const {
-    if (has_row()) share_result(Row::of(params_, unit_, threadIdx.x), state);
+    int const thread = fresh_thread_index();
+    if (thread < kRows) share_result(Row::of(params_, unit_, thread), state);
     __syncthreads();
     CUTE_UNROLL
     for (int i = 0; i < kThreadRows; ++i) {
-      auto* const out = static_cast<Element*>(scratch().out[row_of(i)]);
+      auto* const out = static_cast<Element*>(scratch().out[row_of(thread, i)]);
       if (out == nullptr) continue;
-      float const inverse = scratch().inverse[row_of(i)];
-      bool const blind = scratch().blind[row_of(i)];
+      float const inverse = scratch().inverse[row_of(thread, i)];
+      bool const blind = scratch().blind[row_of(thread, i)];
       CUTE_UNROLL
       for (int j = 0; j < kPairs; ++j) {
-        int const column = column_of<Traits>(j);
+        int const column = column_of<Traits>(thread, j);
         float2 const value = pair(acc, i, j);
         if (column < params_.head_dim_v) store_pair(out + column, value.x, value.y, inverse, blind);
       }
@@ -219,7 +229,6 @@ class RowTile {
   Storage& smem_;
   Ring<Traits> ring_;
   Queries queries_;
-  Softmax<Traits, kRows> softmax_;
 };
 
 }  // namespace flash_cute::sm80::decode::streamed

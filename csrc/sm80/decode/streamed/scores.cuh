@@ -1,7 +1,7 @@
 // S = Q K^T of a row tile and a key tile, over slabs of 128 columns.
 //
 // 128 / kRows groups of warps sum over as many columns of each slab as there are rows, so that each warp has 1024
-// scores, and reads few operands for them: 16 rows and all keys, or 32 rows and 32 keys. The groups' sums meet in shared
+// scores, and reads few operands for them: of 16 rows and all keys, or, of 64 rows, of 32 rows and 32 keys. The groups' sums meet in shared
 // memory.
 #pragma once
 

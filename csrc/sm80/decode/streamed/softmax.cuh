@@ -1,4 +1,5 @@
-// The softmax of a piece. Warp w has rows w, w + 8, ... of the row tile, a lane two neighbouring keys of each.
+// The softmax of a piece. Warp w has rows w, w + 8, ... of the row tile, a lane two neighbouring keys of each. Maxima
+// and sums are in shared memory, since the accumulators leave few registers.
 #pragma once
 
 #include <cfloat>
@@ -16,11 +17,14 @@ using flash_cute::split_keys::first_seen;
 using flash_cute::split_keys::position_of;
 using flash_cute::split_keys::seen_limit;
 
-template <class Op>
-CUTE_DEVICE float warp_reduce(float x, Op op) {
+// Over the lanes of a warp, of several rows at once.
+template <int kRows, class Op>
+CUTE_DEVICE void warp_reduce(float (&x)[kRows], Op const& op) {
   CUTE_UNROLL
-  for (int i = 16; i > 0; i /= 2) x = op(x, __shfl_xor_sync(0xffffffff, x, i));
-  return x;
+  for (int distance = 16; distance > 0; distance /= 2) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) x[i] = op(x[i], __shfl_xor_sync(0xffffffff, x[i], distance));
+  }
 }
 
 // P lies where the first group's scores were: rows of 64 elements, as a block's, at a pitch of 128 elements.
@@ -32,27 +36,16 @@ class Softmax {
   using Element = typename Traits::Element;
   static constexpr int kWarpRows = kRows / kWarps;
 
-  float sum[kWarpRows];  // of the numerators, of the lane's keys
-
-  // Maxima are exact, so that the largest numerator is 1. That of a row without a key is finite, since differences to it
-  // are taken.
-  CUTE_DEVICE void clear(Storage& smem) {
-    CUTE_UNROLL
-    for (int i = 0; i < kWarpRows; ++i) {
-      smem.max[threadIdx.x / 32 + kWarps * i] = -FLT_MAX;
-      sum[i] = 0.f;
-    }
-    __syncwarp();
-  }
-
-  // The sums over all lanes.
-  CUTE_DEVICE void finish() {
-    CUTE_UNROLL
-    for (int i = 0; i < kWarpRows; ++i) sum[i] = warp_reduce(sum[i], [](float a, float b) { return a + b; });
+  // The maximum of a row without a key is finite, since differences to it are taken.
+  CUTE_DEVICE static void clear(Storage& smem) {
+    int const thread = fresh_thread_index();
+    if (thread >= kRows) return;
+    smem.max[thread] = -FLT_MAX;
+    smem.sum[thread] = 0.f;
   }
 
   // Raw scores to P, and the factors of the accumulators. `first_key`: of the key tile.
-  CUTE_DEVICE void update(DecodeParams const& params, Unit const& unit, Storage& smem, int first_key) {
+  CUTE_DEVICE static void update(DecodeParams const& params, Unit const& unit, Storage& smem, int first_key) {
     auto scores = make_tensor<float>(Shape<_2, Int<kWarpRows>>{});  // (neighbours, rows)
     int const thread = fresh_thread_index(), lane = thread % 32, first_row = thread / 32;
     float max[kWarpRows];
@@ -63,27 +56,27 @@ class Softmax {
     float new_max[kWarpRows];
     CUTE_UNROLL
     for (int i = 0; i < kWarpRows; ++i) new_max[i] = fmaxf(max[i], fmaxf(scores(0, i), scores(1, i)));
+    warp_reduce(new_max, [](float a, float b) { return fmaxf(a, b); });
+    float sum[kWarpRows];
     CUTE_UNROLL
-    for (int distance = 16; distance > 0; distance /= 2) {
-      CUTE_UNROLL
-      for (int i = 0; i < kWarpRows; ++i) {
-        new_max[i] = fmaxf(new_max[i], __shfl_xor_sync(0xffffffff, new_max[i], distance));
-      }
+    for (int i = 0; i < kWarpRows; ++i) {
+      float const x = exp2_approx((scores(0, i) - new_max[i]) * params.scale_log2);
+      float const y = exp2_approx((scores(1, i) - new_max[i]) * params.scale_log2);
+      sum[i] = x + y;
+      cutlass::NumericArrayConverter<Element, float, 2> const converter;
+      int const offset = weight_offset(first_row + kWarps * i, lane / 4) + lane % 4 * 2;
+      *reinterpret_cast<cutlass::Array<Element, 2>*>(reinterpret_cast<Element*>(smem.scores) + offset) =
+          converter({x, y});
     }
+    warp_reduce(sum, [](float a, float b) { return a + b; });
+    if (lane != 0) return;
     CUTE_UNROLL
     for (int i = 0; i < kWarpRows; ++i) {
       int const number = first_row + kWarps * i;
       float const factor = exp2_approx((max[i] - new_max[i]) * params.scale_log2);
-      float const x = exp2_approx((scores(0, i) - new_max[i]) * params.scale_log2);
-      float const y = exp2_approx((scores(1, i) - new_max[i]) * params.scale_log2);
-      sum[i] = fmaf(sum[i], factor, x + y);
-      cutlass::NumericArrayConverter<Element, float, 2> const converter;
-      auto* const weights = reinterpret_cast<Element*>(smem.scores) + weight_offset(number, lane / 4) + lane % 4 * 2;
-      *reinterpret_cast<cutlass::Array<Element, 2>*>(weights) = converter({x, y});
-      if (lane == 0) {
-        smem.factors[number] = factor;
-        smem.max[number] = new_max[i];
-      }
+      smem.factors[number] = factor;
+      smem.max[number] = new_max[i];
+      smem.sum[number] = fmaf(smem.sum[number], factor, sum[i]);
     }
   }
 

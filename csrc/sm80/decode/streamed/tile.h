@@ -24,8 +24,8 @@ constexpr int key_slabs(int head_dim) { return (head_dim + kKeyColumns - 1) / kK
 constexpr int value_columns(int head_dim_v) { return std::min(head_dim_v, 512); }
 constexpr int value_keys(int head_dim_v) { return kSlabElements / value_columns(head_dim_v); }
 
-// Rows of a tile of a sequence of more than kFewRows: their accumulators take half of the registers, at most.
-constexpr int most_rows(int head_dim_v) { return head_dim_v <= 512 ? kManyRows : kManyRows / 2; }
+// Rows of a tile of a sequence of more than kFewRows: of 512 columns the accumulators take half of the registers.
+constexpr int most_rows(int head_dim_v) { return head_dim_v <= 512 ? kManyRows : kFewRows; }
 
 // Their parts are large, so that they have fewer pieces.
 constexpr int kPieceKeysOfMany = 256;

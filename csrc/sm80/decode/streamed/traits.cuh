@@ -45,7 +45,8 @@ struct Storage {
   alignas(16) float scores[kWarps * kFewRows * kTileKeys];
   int2 places[kPlacedTiles][kTileKeys];  // page and row in it; page -1: there is no such key
   float factors[flash_cute::kManyRows];  // by which the accumulators of a row are multiplied before a key tile
-  float max[flash_cute::kManyRows];      // of the rows' raw scores
+  float max[flash_cute::kManyRows];      // of the raw scores of a row, exact, so that the largest numerator is 1
+  float sum[flash_cute::kManyRows];      // of its numerators
   alignas(16) char walk[sizeof(Walk<Cut>)];
   bool has_unit;
 };

@@ -17,10 +17,10 @@ using Accumulators =
 
 // The first of a thread's two columns of a block of 8.
 template <class Traits>
-CUTE_DEVICE int column_of(int block) {
+CUTE_DEVICE int column_of(int thread, int block) {
   constexpr int kBlocks = Traits::kWarpColumns / 8;  // of a slab
-  int const lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  return block / kBlocks * Traits::kValueColumns + warp * Traits::kWarpColumns + block % kBlocks * 8 + lane % 4 * 2;
+  return block / kBlocks * Traits::kValueColumns + thread / 32 * Traits::kWarpColumns + block % kBlocks * 8 +
+         thread % 4 * 2;
 }
 
 // By the factors of the rows, which most key tiles leave 1.
