@@ -17,6 +17,7 @@ class Merge {
   using Element = typename Traits::Element;
   static constexpr int kHeadDimV = Traits::kHeadDimV;
   static constexpr int kVectors = ceil_div(kHeadDimV, 128);
+  static constexpr int kPiecesAtOnce = kVectors <= 4 ? 4 : 2;  // whose loads are on their way together
 
   // `share` of `shares` CTAs.
   CUTE_DEVICE Merge(DecodeParams const& params, int batch, int head_kv, int share = 0, int shares = 1)
@@ -64,24 +65,38 @@ class Merge {
       load(Part::of_fold<kHeadDimV>(params_, unit, first_bundle), number, state, acc);
       int bundle = first_bundle, begin = 0;
 #pragma unroll 1
-      for (int piece = 1; piece < pieces.count; ++piece) {
-        int const of_piece = bundle_of_piece(piece);
-        if (of_piece == first_bundle) continue;
-        if (of_piece != bundle) {
-          bundle = of_piece;
-          begin = piece;
-        }
-        RowState added;
-        float4 added_acc[kVectors];
-        load(Part::of_piece<kHeadDimV>(params_, unit, bundle, piece - begin), number, added, added_acc);
-        FoldFactors const factors = state.add(added, params_.scale_log2);
+      for (int first_piece = 1; first_piece < pieces.count; first_piece += kPiecesAtOnce) {
+        bool folds[kPiecesAtOnce];
+        RowState added[kPiecesAtOnce];
+        float4 added_acc[kPiecesAtOnce][kVectors];
         CUTE_UNROLL
-        for (int i = 0; i < kVectors; ++i) {
-          acc[i] = {add_piece(acc[i].x, added_acc[i].x, factors), add_piece(acc[i].y, added_acc[i].y, factors),
-                    add_piece(acc[i].z, added_acc[i].z, factors), add_piece(acc[i].w, added_acc[i].w, factors)};
+        for (int i = 0; i < kPiecesAtOnce; ++i) {
+          int const piece = first_piece + i;
+          int const of_piece = piece < pieces.count ? bundle_of_piece(piece) : first_bundle;
+          folds[i] = of_piece != first_bundle;
+          if (!folds[i]) continue;
+          if (of_piece != bundle) {
+            bundle = of_piece;
+            begin = piece;
+          }
+          load(Part::of_piece<kHeadDimV>(params_, unit, bundle, piece - begin), number, added[i], added_acc[i]);
+        }
+        CUTE_UNROLL
+        for (int i = 0; i < kPiecesAtOnce; ++i) {
+          if (folds[i]) add(added[i], added_acc[i], state, acc);
         }
       }
       store(unit, number, state, acc);
+    }
+  }
+
+  CUTE_DEVICE void add(RowState const& piece, float4 const (&of_piece)[kVectors], RowState& state,
+                       float4 (&acc)[kVectors]) const {
+    FoldFactors const factors = state.add(piece, params_.scale_log2);
+    CUTE_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      acc[i] = {add_piece(acc[i].x, of_piece[i].x, factors), add_piece(acc[i].y, of_piece[i].y, factors),
+                add_piece(acc[i].z, of_piece[i].z, factors), add_piece(acc[i].w, of_piece[i].w, factors)};
     }
   }
 
