@@ -15,11 +15,11 @@ namespace flash_cute::sm80::decode::streamed {
 // in registers across the units.
 CUTE_DEVICE Walk<Cut>& walk_of(Storage& smem) { return reinterpret_cast<Walk<Cut>&>(smem.walk); }
 
-__noinline__ __device__ void begin_walk(DecodeParams const& params, Storage& smem) {  // by a warp
+inline __noinline__ __device__ void begin_walk(DecodeParams const& params, Storage& smem) {  // by a warp
   Walk<Cut> const walk(params, blockIdx.x / params.heads_kv, blockIdx.x % params.heads_kv);
   if (threadIdx.x % 32 == 0) new (&walk_of(smem)) Walk<Cut>(walk);
 }
-__noinline__ __device__ bool next_unit(Storage& smem) { return walk_of(smem).next(); }
+inline __noinline__ __device__ bool next_unit(Storage& smem) { return walk_of(smem).next(); }
 
 // `slab_bytes`: of shared memory, for slabs and queries.
 template <class Traits>

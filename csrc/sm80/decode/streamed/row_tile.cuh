@@ -31,13 +31,13 @@ struct RowScratch {
 };
 static_assert(sizeof(RowScratch) <= sizeof(Storage::scores));
 
-// The fold of a unit's pieces is in registers, or, where they have no room, in the workspace as its part would be.
+// The fold of a unit's pieces is in registers; that of many rows has no room there, and is in the workspace as its part
+// would be.
 template <class Traits, int kRows>
 class RowTile {
  public:
   using Element = typename Traits::Element;
   static constexpr bool kFew = kRows == kFewRows;
-  static constexpr bool kFoldsInRegisters = kFew && Traits::kHeadDimV <= 512;
   using Queries = std::conditional_t<kFew, QueriesInRegisters<Traits>, QueriesInShared<Traits, kRows>>;
   using Acc = Accumulators<Traits, kRows>;  // (4, rows / 16, columns / 8)
 
@@ -66,7 +66,7 @@ class RowTile {
         Part const part = Part::of_piece<Traits::kHeadDimV>(params_, unit_, unit_.bundle, piece - unit_.piece_begin);
         store_state(part, of_piece());
         store_rows(part, tOrO);
-      } else if constexpr (kFoldsInRegisters) {
+      } else if constexpr (kFew) {
         share_factors(state);
         fold(tOrO, [&](int, int i, int j) { return pair(folded, i, j); }, folded);
       } else {
@@ -75,12 +75,12 @@ class RowTile {
     }
     if (!unit_.has_first()) return;
     Part const part = part_of_fold();
-    if constexpr (kFoldsInRegisters) {
+    if constexpr (kFew) {
       if (!unit_.has_last()) store_state(part, state);
     } else if (unit_.has_last()) {
       state = load_state(part);
     }
-    Acc const& result = kFoldsInRegisters ? folded : tOrO;
+    Acc const& result = kFew ? folded : tOrO;
     if (unit_.has_last()) {
       store_result(result, state);
     } else {
