@@ -44,7 +44,9 @@ DecodeInstance const* find_instance(KvCacheProblem const& problem, Gpu gpu) {
                                  return may_run(instance.family->backend, call, gpu) && holds(instance, call);
                                }),
                    "q: this build has no kernel for caches of head dims ", call.head_dim, " and ", call.head_dim_v,
-                   call.asked.backend == Backend::kAuto ? "" : " with backend '" + std::string(args.call.backend) + "'");
+                   call.asked.backend == Backend::kAuto
+                       ? ""
+                       : " with backend '" + std::string(args.call.backend) + "'");
   if (cache.k_type != CacheType::k16Bit) {
     FLASH_CUTE_CHECK(gpu.capability == 90 && call.asked.backend != Backend::kSm80, "k_cache: expected q's dtype", on,
                      call.asked.backend == Backend::kSm80 ? " with backend 'sm80'" : "", ", got ",

@@ -284,7 +284,8 @@ class Consumer {
     }
   }
 
-  CUTE_DEVICE void store_part(Part const& part, Columns<kGroups> const& unordered, RowState const (&state)[kRowsOfThread]) {
+  CUTE_DEVICE void store_part(Part const& part, Columns<kGroups> const& unordered,
+                              RowState const (&state)[kRowsOfThread]) {
     Columns<kGroups> const columns = ordered(unordered);
     CUTE_UNROLL
     for (int i = 0; i < kRowsOfThread; ++i) {

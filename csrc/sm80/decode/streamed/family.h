@@ -27,7 +27,8 @@ struct Family {
                       .smem_bytes = kMaxSmemBytes[chip],
                       .ctas_per_sm = 1};
     plan_ranges(plan, problem, shape, cuts, gpu);
-    plan.shape.stages = stages(slab_bytes(chip), plan.shape.block_m, problem.call.head_dim);
+    int const of_tile = tile_slabs(problem.call.head_dim, problem.call.head_dim_v, plan.head_dim_v);
+    plan.shape.stages = stages(slab_bytes(chip), plan.shape.block_m, problem.call.head_dim, of_tile);
   }
 
   static std::vector<std::string> notes(DecodePlan const& plan, KvCacheProblem const&) { return range_notes(plan); }

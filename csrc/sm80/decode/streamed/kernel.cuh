@@ -11,11 +11,12 @@
 
 namespace flash_cute::sm80::decode::streamed {
 
-// The walk over the CTA's units, which is in shared memory. Not inlined: what it derives from the parameters would be kept
-// in registers across the units.
+// The walk over the CTA's units.
 CUTE_DEVICE Walk<Cut>& walk_of(Storage& smem) { return reinterpret_cast<Walk<Cut>&>(smem.walk); }
 
-inline __noinline__ __device__ void begin_walk(DecodeParams const& params, Storage& smem) {  // by a warp
+// Not inlined: what these derive from the parameters would be kept in registers across the units. The first is called by
+// all lanes of a warp.
+inline __noinline__ __device__ void begin_walk(DecodeParams const& params, Storage& smem) {
   Walk<Cut> const walk(params, blockIdx.x / params.heads_kv, blockIdx.x % params.heads_kv);
   if (threadIdx.x % 32 == 0) new (&walk_of(smem)) Walk<Cut>(walk);
 }
@@ -35,7 +36,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     if (!smem.has_unit) break;
     Unit const& unit = walk_of(smem).unit();
-    auto const stages_of = [&](int rows) { return stages(slab_bytes, rows, params.head_dim); };
+    int const of_tile = tile_slabs(params.head_dim, params.head_dim_v, Traits::kHeadDimV);
+    auto const stages_of = [&](int rows) { return stages(slab_bytes, rows, params.head_dim, of_tile); };
     if (unit.tile_rows == kFewRows) {
       RowTile<Traits, kFewRows>(params, unit, smem, slabs, stages_of(kFewRows)).run();
     } else if constexpr (Traits::kManyRows != kFewRows) {

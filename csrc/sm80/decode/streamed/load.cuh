@@ -34,7 +34,8 @@ class Ring {
         stages_(stages),
         load_tile_(unit.begin_of(unit.piece_begin)),
         placed_(load_tile_ + kPlacedTiles) {
-    place(load_tile_ + int(threadIdx.x) / kTileKeys, threadIdx.x % kTileKeys);
+    int const thread = threadIdx.x;
+    if (thread < kPlacedTiles * kTileKeys) place(load_tile_ + thread / kTileKeys, thread % kTileKeys);
   }
 
   // Behind a barrier.
@@ -77,13 +78,19 @@ class Ring {
   // Looks up a key. Those that no row sees and those of pages that do not exist are zeros, and nothing is read.
   CUTE_DEVICE void place(int tile, int row) {
     int const key = tile * kTileKeys + row;
-    int2 found{-1, 0};
+    Place found{-1, -1};
     if (key >= unit_.seen_begin && key < unit_.seen_end) {
       int const index = key / params_.table.page_size;
       int const page = params_.table.entries == nullptr
                            ? unit_.batch
                            : __ldg(params_.table.entries + unit_.batch * params_.table.stride + index);
-      if (unsigned(page) < unsigned(params_.table.pages)) found = {page, key - index * params_.table.page_size};
+      if (unsigned(page) < unsigned(params_.table.pages)) {
+        auto const offset = [&](CacheStrides const& strides) {
+          return page * strides.page + unit_.head_kv * strides.head +
+                 (key - index * params_.table.page_size) * strides.row;
+        };
+        found = {offset(params_.k_strides), offset(params_.v_strides)};
+      }
     }
     smem_.places[tile % kPlacedTiles][row] = found;
   }
@@ -91,18 +98,17 @@ class Ring {
   // The next slab that is not on its way. Every call is a group of copies, also without any.
   CUTE_DEVICE void load(int slot) {
     if (load_tile_ < unit_.end_of(unit_.piece_end - 1)) {
-      int const key_slabs = streamed::key_slabs(params_.head_dim);
-      int const parts = ceil_div(params_.head_dim_v, int{Traits::kValueColumns});
       Element* const slab = slabs_ + slot * kSlabElements;
-      int const of_values = load_index_ - key_slabs;
+      int const of_values = load_index_ - key_slabs(params_.head_dim);
       if (of_values < 0) {
-        load_rows<kKeyColumns>(slab, params_.k, params_.k_strides, 0, load_index_ * kKeyColumns, params_.head_dim);
+        load_rows<kKeyColumns>(slab, params_.k, &Place::k, 0, load_index_ * kKeyColumns, params_.head_dim);
       } else {
-        int const first_key = of_values / parts * Traits::kValueKeys;
-        load_rows<Traits::kValueColumns>(slab, params_.v, params_.v_strides, first_key,
-                                         of_values % parts * Traits::kValueColumns, params_.head_dim_v);
+        bool const halves = Traits::kValueParts == 2 && params_.head_dim_v > Traits::kValueColumns;
+        int const first_key = (halves ? of_values / 2 : of_values) * Traits::kValueKeys;
+        int const first_column = halves ? of_values % 2 * Traits::kValueColumns : 0;
+        load_rows<Traits::kValueColumns>(slab, params_.v, &Place::v, first_key, first_column, params_.head_dim_v);
       }
-      if (++load_index_ == key_slabs + parts * (kTileKeys / Traits::kValueKeys)) {
+      if (++load_index_ == tile_slabs(params_.head_dim, params_.head_dim_v, Traits::kHeadDimV)) {
         load_index_ = 0;
         ++load_tile_;
       }
@@ -112,20 +118,19 @@ class Ring {
 
   // Columns behind the head dim are zeros.
   template <int kColumns>
-  CUTE_DEVICE void load_rows(Element* slab, void const* cache, CacheStrides const& strides, int first_key,
-                             int first_column, int head_dim) const {
+  CUTE_DEVICE void load_rows(Element* slab, void const* cache, int64_t Place::*tensor, int first_key, int first_column,
+                             int head_dim) const {
     constexpr int kVectors = kColumns / 8, kRowsAtOnce = kThreads / kVectors, kKeys = kSlabElements / kColumns;
-    int const thread = fresh_thread_index(), vector = thread % kVectors, column = first_column + 8 * vector;
-    auto const* const base = static_cast<Element const*>(cache) + unit_.head_kv * strides.head;
+    unsigned const thread = fresh_thread_index();
+    int const row = thread / kVectors, vector = thread % kVectors, column = first_column + 8 * vector;
+    auto const* const base = static_cast<Element const*>(cache) + column;
     Element* const block = slab + vector / 8 * (64 * kKeys);
-    int2 const* const places = smem_.places[load_tile_ % kPlacedTiles] + first_key;
+    Place const* const places = smem_.places[load_tile_ % kPlacedTiles] + first_key + row;
     CUTE_UNROLL
-    for (int i = 0; i < kKeys / kRowsAtOnce; ++i) {
-      int const row = thread / kVectors + i * kRowsAtOnce;
-      int2 const at = places[row];
-      bool const exists = at.x >= 0 && column < head_dim;
-      copy_vector(block + block_offset(row, vector % 8),
-                  exists ? base + at.x * strides.page + at.y * strides.row + column : base, exists);
+    for (int i = 0; i < kKeys; i += kRowsAtOnce) {
+      int64_t const offset = places[i].*tensor;
+      bool const exists = offset >= 0 && column < head_dim;
+      copy_vector(block + block_offset(row + i, vector % 8), base + (exists ? offset : 0), exists);
     }
   }
 
@@ -137,7 +142,7 @@ class Ring {
   int load_tile_;       // of the next slab that is not on its way
   int load_index_ = 0;  // of that slab in its tile
   int placed_;          // before this tile keys have been looked up
-  int slot_ = 0;  // of the next slab
+  int slot_ = 0;        // of the next slab to read
 };
 
 }  // namespace flash_cute::sm80::decode::streamed

@@ -73,6 +73,7 @@ class RowTile {
         fold_in_memory(piece, tOrO);
       }
     }
+    cp_async_wait<0>();  // for the queries, where there was no key tile
     if (!unit_.has_first()) return;
     Part const part = part_of_fold();
     if constexpr (kFew) {
@@ -139,13 +140,14 @@ class RowTile {
 
   // A thread's rows and pairs of columns.
   static constexpr int kThreadRows = kRows / 8, kPairs = decltype(size<2>(Acc{}))::value;
-  CUTE_DEVICE static int row_of(int thread, int i) { return 8 * i + thread % 32 / 4; }
+  CUTE_DEVICE static int row_of(unsigned thread, int i) { return 8 * i + thread % 32 / 4; }
   CUTE_DEVICE static float2 pair(Acc const& acc, int i, int j) {
     return {acc(i % 2 * 2, i / 2, j), acc(i % 2 * 2 + 1, i / 2, j)};
   }
   CUTE_DEVICE float2 load_pair(Part const& part, int thread, int i, int j) const {
     if (row_of(thread, i) >= unit_.rows) return {0.f, 0.f};
-    return *reinterpret_cast<float2 const*>(part.acc + row_of(thread, i) * Traits::kHeadDimV + column_of<Traits>(thread, j));
+    float const* const source = part.acc + row_of(thread, i) * Traits::kHeadDimV + column_of<Traits>(thread, j);
+    return *reinterpret_cast<float2 const*>(source);
   }
 
   // The rows of the last piece of all stay in registers.

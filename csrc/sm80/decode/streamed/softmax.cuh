@@ -47,7 +47,8 @@ class Softmax {
   // Raw scores to P, and the factors of the accumulators. `first_key`: of the key tile.
   CUTE_DEVICE static void update(DecodeParams const& params, Unit const& unit, Storage& smem, int first_key) {
     auto scores = make_tensor<float>(Shape<_2, Int<kWarpRows>>{});  // (neighbours, rows)
-    int const thread = fresh_thread_index(), lane = thread % 32, first_row = thread / 32;
+    unsigned const thread = fresh_thread_index();
+    int const lane = thread % 32, first_row = thread / 32;
     float max[kWarpRows];
     read(smem, first_row, lane, scores, max);
     if (params.score.softcap_scale != 0.f) cap_scores_by_tanh(scores, params.score);

@@ -13,7 +13,9 @@ using flash_cute::split_keys::Walk;
 
 struct Cut {
   static constexpr int kTileKeys = streamed::kTileKeys;
-  CUTE_DEVICE static int tile_rows(DecodeParams const& params, int rows) { return rows_of_tile(rows, params.many_rows); }
+  CUTE_DEVICE static int tile_rows(DecodeParams const& params, int rows) {
+    return rows_of_tile(rows, params.many_rows);
+  }
   CUTE_DEVICE static int piece_tiles(DecodeParams const& params, int rows, int tiles) {
     return streamed::piece_tiles(rows, tiles, params.most_pieces);
   }
@@ -35,15 +37,16 @@ struct Traits {
   static_assert(kHeadDimV % kValueColumns == 0 && kValueKeys % 16 == 0 && (kWarpColumns == 32 || kWarpColumns == 64));
 };
 
-// Tiles ahead whose keys have been looked up. A tile has at least three slabs, so that those of as many tiles fill the
-// ring.
-constexpr int kPlacedTiles = 4;
-static_assert(3 * kPlacedTiles >= kMaxStages && kPlacedTiles * kTileKeys == kThreads);
+// Where a key is in K and in V, in elements from their first one; below 0: there is no such key.
+struct Place {
+  int64_t k;
+  int64_t v;
+};
 
 struct Storage {
   // The scores of a key tile, of each group of warps (see scores.cuh), then P; at the end of a piece RowScratch.
   alignas(16) float scores[kWarps * kFewRows * kTileKeys];
-  int2 places[kPlacedTiles][kTileKeys];  // page and row in it; page -1: there is no such key
+  Place places[kPlacedTiles][kTileKeys];  // of the tiles whose slabs are being loaded
   float factors[flash_cute::kManyRows];  // by which the accumulators of a row are multiplied before a key tile
   float max[flash_cute::kManyRows];      // of the raw scores of a row, exact, so that the largest numerator is 1
   float sum[flash_cute::kManyRows];      // of its numerators

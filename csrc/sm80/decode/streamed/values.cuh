@@ -17,7 +17,7 @@ using Accumulators =
 
 // The first of a thread's two columns of a block of 8.
 template <class Traits>
-CUTE_DEVICE int column_of(int thread, int block) {
+CUTE_DEVICE int column_of(unsigned thread, int block) {
   constexpr int kBlocks = Traits::kWarpColumns / 8;  // of a slab
   return block / kBlocks * Traits::kValueColumns + thread / 32 * Traits::kWarpColumns + block % kBlocks * 8 +
          thread % 4 * 2;
@@ -26,7 +26,7 @@ CUTE_DEVICE int column_of(int thread, int block) {
 // By the factors of the rows, which most key tiles leave 1.
 template <class Acc>
 CUTE_DEVICE void rescale(float const* factors, Acc& tOrO) {
-  int const lane = fresh_lane_index();
+  unsigned const lane = fresh_lane_index();
   constexpr int kRowBlocks = decltype(size<1>(tOrO))::value;
   float factor[2 * kRowBlocks];
   bool changed = false;
@@ -52,7 +52,8 @@ CUTE_DEVICE void add_values(typename Traits::Element const* weights, typename Tr
                             int first_key, int head_dim_v, Acc& tOrO) {
   using Element = typename Traits::Element;
   constexpr int kBlocks = Traits::kWarpColumns / 8, kRowBlocks = decltype(size<1>(tOrO))::value;
-  int const thread = fresh_thread_index(), lane = thread % 32, column = thread / 32 * Traits::kWarpColumns;
+  unsigned const thread = fresh_thread_index();
+  int const lane = thread % 32, column = thread / 32 * Traits::kWarpColumns;
   if (kPart * Traits::kValueColumns + column >= head_dim_v) return;
   Element const* const block = values + column / 64 * (64 * Traits::kValueKeys);
   CUTE_UNROLL
