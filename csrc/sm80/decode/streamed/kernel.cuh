@@ -14,8 +14,8 @@ namespace flash_cute::sm80::decode::streamed {
 // The walk over the CTA's units.
 CUTE_DEVICE Walk<Cut>& walk_of(Storage& smem) { return reinterpret_cast<Walk<Cut>&>(smem.walk); }
 
-// Not inlined: what these derive from the parameters would be kept in registers across the units. The first is called by
-// all lanes of a warp.
+// Not inlined: what these derive from the parameters would be kept in registers across the units. All lanes of a warp
+// call the first.
 inline __noinline__ __device__ void begin_walk(DecodeParams const& params, Storage& smem) {
   Walk<Cut> const walk(params, blockIdx.x / params.heads_kv, blockIdx.x % params.heads_kv);
   if (threadIdx.x % 32 == 0) new (&walk_of(smem)) Walk<Cut>(walk);

@@ -1,8 +1,8 @@
 // S = Q K^T of a row tile and a key tile, over slabs of 128 columns.
 //
-// 128 / kRows groups of warps sum over as many columns of each slab as there are rows, so that each warp has 1024 scores
-// and reads few operands for them: those of 16 rows and all keys, or, where there are 64 rows, of 32 rows and 32 keys.
-// The groups' sums meet in shared memory.
+// 128 / kRows groups of warps sum over as many columns of each slab as there are rows. So each warp has 1024 scores and
+// reads few operands for them: those of 16 rows and all keys, or, where there are 64 rows, of 32 rows and 32 keys. The
+// groups' sums meet in shared memory.
 #pragma once
 
 #include <cute/tensor.hpp>
