@@ -18,6 +18,7 @@ class Merge {
   static constexpr int kHeadDimV = Traits::kHeadDimV;
   static constexpr int kVectors = ceil_div(kHeadDimV, 128);
   static constexpr int kPiecesAtOnce = kVectors <= 4 ? 4 : 2;  // whose loads are on their way together
+  static_assert(32 % kPiecesAtOnce == 0);
 
   // `share` of `shares` CTAs.
   CUTE_DEVICE Merge(DecodeParams const& params, int batch, int head_kv, int share = 0, int shares = 1)
@@ -64,16 +65,17 @@ class Merge {
       float4 acc[kVectors];
       load(Part::of_fold<kHeadDimV>(params_, unit, first_bundle), number, state, acc);
       int bundle = first_bundle, begin = 0;
+      int own_bundle = 0;  // of the piece with the lane's number: a division for each would take longer than the loads
 #pragma unroll 1
-      for (int first_piece = 1; first_piece < pieces.count; first_piece += kPiecesAtOnce) {
+      for (int first_piece = 0; first_piece < pieces.count; first_piece += kPiecesAtOnce) {
+        if (first_piece % 32 == 0) own_bundle = bundle_of_piece(min(first_piece + lane_, pieces.count - 1));
         bool folds[kPiecesAtOnce];
         RowState added[kPiecesAtOnce];
         float4 added_acc[kPiecesAtOnce][kVectors];
         CUTE_UNROLL
         for (int i = 0; i < kPiecesAtOnce; ++i) {
-          int const piece = first_piece + i;
-          int const of_piece = piece < pieces.count ? bundle_of_piece(piece) : first_bundle;
-          folds[i] = of_piece != first_bundle;
+          int const piece = first_piece + i, of_piece = __shfl_sync(0xffffffff, own_bundle, piece % 32);
+          folds[i] = piece < pieces.count && of_piece != first_bundle;
           if (!folds[i]) continue;
           if (of_piece != bundle) {
             bundle = of_piece;
