@@ -43,25 +43,39 @@ class Ring {
     for (int i = 0; i < stages_ - 1; ++i) load(i);
   }
 
-  // The next slab. What was read of the one before is no longer read.
-  CUTE_DEVICE Element const* next() {
-    wait();
-    __syncthreads();  // what all threads have loaded is there; and all have read the slab before
-    // Its place is that of a tile whose slabs have all been loaded before the barrier.
+  // Goes on to the next slab or the next two, at most `most`, and returns how many. Those before are no longer read.
+  CUTE_DEVICE int advance(int most) {
+    int const count = stages_ >= kStagesToSpareBarriers && most > 1 ? 2 : 1;
+    wait(stages_ - read_ - count);
+    __syncthreads();  // what all threads have loaded is there; and all have read the slabs before
+    // Written over those of a tile whose slabs have all been loaded before the barrier; read behind the next one.
     if (placed_ < load_tile_ + kPlacedTiles) {
       if (threadIdx.x < kTileKeys) place(placed_, threadIdx.x);
       ++placed_;
     }
-    load(slot_ == 0 ? stages_ - 1 : slot_ - 1);
+    int slot = slot_ < read_ ? slot_ - read_ + stages_ : slot_ - read_;
+#pragma unroll 1
+    for (int i = 0; i < read_; ++i) {
+      load(slot);
+      slot = following(slot);
+    }
+    read_ = count;
+    return count;
+  }
+
+  // The next of these.
+  CUTE_DEVICE Element const* slab() {
     Element const* const slab = slabs_ + slot_ * kSlabElements;
-    slot_ = slot_ + 1 == stages_ ? 0 : slot_ + 1;
+    slot_ = following(slot_);
     return slab;
   }
 
  private:
-  // So that the next slab is there: the groups behind it may be on their way.
-  CUTE_DEVICE void wait() const {
-    switch (stages_ - 2) {
+  CUTE_DEVICE int following(int slot) const { return slot + 1 == stages_ ? 0 : slot + 1; }
+
+  // Until at most so many of the groups are on their way.
+  CUTE_DEVICE static void wait(int groups) {
+    switch (groups) {
       case 1: return cp_async_wait<1>();
       case 2: return cp_async_wait<2>();
       case 3: return cp_async_wait<3>();
@@ -143,6 +157,7 @@ class Ring {
   int load_index_ = 0;  // of that slab in its tile
   int placed_;          // before this tile keys have been looked up
   int slot_ = 0;        // of the next slab to read
+  int read_ = 1;        // slabs since the last barrier: their slots are loaded next; at first one is empty
 };
 
 }  // namespace flash_cute::sm80::decode::streamed

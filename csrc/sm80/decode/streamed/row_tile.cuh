@@ -92,24 +92,34 @@ class RowTile {
  private:
   CUTE_DEVICE void compute_tile(int tile, Acc& tOrO) {
     Scores<Traits, kRows> scores;
+    int const slabs_of_keys = key_slabs(params_.head_dim);
 #pragma unroll 1
-    for (int slab = 0; slab < key_slabs(params_.head_dim); ++slab) {
-      scores.add(ring_.next(), slab, queries_, params_.head_dim);
+    for (int slab = 0; slab < slabs_of_keys;) {
+      int const end = slab + ring_.advance(slabs_of_keys - slab);
+#pragma unroll 1
+      for (; slab < end; ++slab) scores.add(ring_.slab(), slab, queries_, params_.head_dim);
     }
     scores.store(smem_.scores);  // behind barriers of the ring: the P of the tile before is no longer read
     __syncthreads();
     Softmax<Traits, kRows>::update(params_, unit_, smem_, tile * kTileKeys);
-    auto const* const weights = reinterpret_cast<Element const*>(smem_.scores);
+    int const slabs_of_values = value_slabs(params_.head_dim_v, Traits::kHeadDimV);
 #pragma unroll 1
-    for (int key = 0; key < kTileKeys; key += Traits::kValueKeys) {
-      Element const* const values = ring_.next();  // a barrier: P and the factors are there
-      if (key == 0) rescale(smem_.factors, tOrO);
-      add_values<Traits, 0>(weights, values, key, params_.head_dim_v, tOrO);
-      if constexpr (Traits::kValueParts == 2) {
-        if (params_.head_dim_v > Traits::kValueColumns) {
-          add_values<Traits, 1>(weights, ring_.next(), key, params_.head_dim_v, tOrO);
-        }
-      }
+    for (int slab = 0; slab < slabs_of_values;) {
+      int const end = slab + ring_.advance(slabs_of_values - slab);  // a barrier: P and the factors are there
+      if (slab == 0) rescale(smem_.factors, tOrO);
+#pragma unroll 1
+      for (; slab < end; ++slab) multiply_values(ring_.slab(), slab, tOrO);
+    }
+  }
+
+  CUTE_DEVICE void multiply_values(Element const* values, int slab, Acc& tOrO) const {
+    auto const* const weights = reinterpret_cast<Element const*>(smem_.scores);
+    bool const halves = Traits::kValueParts == 2 && params_.head_dim_v > Traits::kValueColumns;
+    int const first_key = (halves ? slab / 2 : slab) * Traits::kValueKeys;
+    if (!halves || slab % 2 == 0) {
+      add_values<Traits, 0>(weights, values, first_key, params_.head_dim_v, tOrO);
+    } else if constexpr (Traits::kValueParts == 2) {
+      add_values<Traits, 1>(weights, values, first_key, params_.head_dim_v, tOrO);
     }
   }
 

@@ -19,6 +19,7 @@ constexpr int kSlabBytes = 2 * kSlabElements;
 constexpr int kKeyColumns = kSlabElements / kTileKeys;
 constexpr int kMinStages = 3;    // slabs: one is read, one has been read, one is on its way
 constexpr int kMaxStages = 12;   // what the wait for a slab knows
+constexpr int kStagesToSpareBarriers = 6;  // from here on a barrier is for two slabs
 constexpr int kPlacedTiles = 2;  // those of so many tiles may be on their way
 
 constexpr int key_slabs(int head_dim) { return (head_dim + kKeyColumns - 1) / kKeyColumns; }
