@@ -92,7 +92,7 @@ class Ring {
   // Looks up a key. Those that no row sees and those of pages that do not exist are zeros, and nothing is read.
   CUTE_DEVICE void place(int tile, int row) {
     int const key = tile * kTileKeys + row;
-    Place found{-1, -1};
+    Place found{{-1, -1}};
     if (key >= unit_.seen_begin && key < unit_.seen_end) {
       int const index = key / params_.table.page_size;
       int const page = params_.table.entries == nullptr
@@ -103,7 +103,7 @@ class Ring {
           return page * strides.page + unit_.head_kv * strides.head +
                  (key - index * params_.table.page_size) * strides.row;
         };
-        found = {offset(params_.k_strides), offset(params_.v_strides)};
+        found = {{offset(params_.k_strides), offset(params_.v_strides)}};
       }
     }
     smem_.places[tile % kPlacedTiles][row] = found;
@@ -114,14 +114,11 @@ class Ring {
     if (load_tile_ < unit_.end_of(unit_.piece_end - 1)) {
       Element* const slab = slabs_ + slot * kSlabElements;
       int const of_values = load_index_ - key_slabs(params_.head_dim);
-      if (of_values < 0) {
-        load_rows<kKeyColumns>(slab, params_.k, &Place::k, 0, load_index_ * kKeyColumns, params_.head_dim);
-      } else {
-        bool const halves = Traits::kValueParts == 2 && params_.head_dim_v > Traits::kValueColumns;
-        int const first_key = (halves ? of_values / 2 : of_values) * Traits::kValueKeys;
-        int const first_column = halves ? of_values % 2 * Traits::kValueColumns : 0;
-        load_rows<Traits::kValueColumns>(slab, params_.v, &Place::v, first_key, first_column, params_.head_dim_v);
-      }
+      bool const of_k = of_values < 0;
+      bool const halves = Traits::kValueParts == 2 && params_.head_dim_v > Traits::kValueColumns;
+      int const first_key = of_k ? 0 : (halves ? of_values / 2 : of_values) * Traits::kValueKeys;
+      int const first_column = of_k ? load_index_ * kKeyColumns : halves ? of_values % 2 * Traits::kValueColumns : 0;
+      copy_slab(slab, of_k, first_key, first_column);
       if (++load_index_ == tile_slabs(params_.head_dim, params_.head_dim_v, Traits::kHeadDimV)) {
         load_index_ = 0;
         ++load_tile_;
@@ -130,23 +127,30 @@ class Ring {
     cp_async_fence();
   }
 
-  // Columns behind the head dim are zeros.
-  template <int kColumns>
-  CUTE_DEVICE void load_rows(Element* slab, void const* cache, int64_t Place::*tensor, int first_key, int first_column,
-                             int head_dim) const {
-    constexpr int kVectors = kColumns / 8, kRowsAtOnce = kThreads / kVectors, kKeys = kSlabElements / kColumns;
+  // Of K or of V, by the same instructions: of two branches the compiler issued both. Columns behind the head dim are
+  // zeros.
+  CUTE_DEVICE void copy_slab(Element* slab, bool of_k, int first_key, int first_column) const {
+    constexpr int kCopies = kSlabElements / 8 / kThreads;
+    int const columns = of_k ? kKeyColumns : Traits::kValueColumns;  // powers of two
+    int const shift = of_k ? kLog2VectorsOfKeys : kLog2VectorsOfValues;
     unsigned const thread = fresh_thread_index();
-    int const row = thread / kVectors, vector = thread % kVectors, column = first_column + 8 * vector;
-    auto const* const base = static_cast<Element const*>(cache) + column;
-    Element* const block = slab + vector / 8 * (64 * kKeys);
+    int const row = thread >> shift, rows_at_once = kThreads >> shift, vector = thread & (columns / 8 - 1);
+    int const column = first_column + 8 * vector;
+    bool const inside = column < (of_k ? params_.head_dim : params_.head_dim_v);
+    auto const* const base = static_cast<Element const*>(of_k ? params_.k : params_.v) + column;
+    Element* const block = slab + vector / 8 * (64 * kCopies) * rows_at_once;
     Place const* const places = smem_.places[load_tile_ % kPlacedTiles] + first_key + row;
     CUTE_UNROLL
-    for (int i = 0; i < kKeys; i += kRowsAtOnce) {
-      int64_t const offset = places[i].*tensor;
-      bool const exists = offset >= 0 && column < head_dim;
-      copy_vector(block + block_offset(row + i, vector % 8), base + (exists ? offset : 0), exists);
+    for (int i = 0; i < kCopies; ++i) {
+      int64_t const offset = places[i * rows_at_once].of[of_k ? 0 : 1];
+      bool const exists = offset >= 0 && inside;
+      copy_vector(block + block_offset(row + i * rows_at_once, vector % 8), base + (exists ? offset : 0), exists);
     }
   }
+
+  static constexpr int log2(int x) { return x == 1 ? 0 : 1 + log2(x / 2); }
+  static constexpr int kLog2VectorsOfKeys = log2(kKeyColumns / 8);
+  static constexpr int kLog2VectorsOfValues = log2(Traits::kValueColumns / 8);
 
   DecodeParams const& params_;
   Unit const& unit_;

@@ -47,7 +47,8 @@ class RowTile {
         unit_(unit),
         smem_(smem),
         ring_(params, unit, smem, slabs, stages),
-        queries_(params, unit, slabs + stages * kSlabElements) {}
+        queries_(params, unit, slabs + stages * kSlabElements),
+        thread_(fresh_thread_index()) {}
 
   CUTE_DEVICE void run() {
     __syncthreads();  // the places of keys are there
@@ -90,6 +91,11 @@ class RowTile {
   }
 
  private:
+  // The thread's index. Where registers have room it is kept, and with it what loops derive from it.
+  CUTE_DEVICE unsigned thread() const {
+    return kFew && Traits::kHeadDimV <= 512 ? thread_ : unsigned(fresh_thread_index());
+  }
+
   CUTE_DEVICE void compute_tile(int tile, Acc& tOrO) {
     Scores<Traits, kRows> scores;
     int const slabs_of_keys = key_slabs(params_.head_dim);
@@ -97,11 +103,11 @@ class RowTile {
     for (int slab = 0; slab < slabs_of_keys;) {
       int const end = slab + ring_.advance(slabs_of_keys - slab);
 #pragma unroll 1
-      for (; slab < end; ++slab) scores.add(ring_.slab(), slab, queries_, params_.head_dim);
+      for (; slab < end; ++slab) scores.add(ring_.slab(), slab, queries_, params_.head_dim, thread());
     }
-    scores.store(smem_.scores);  // behind barriers of the ring: the P of the tile before is no longer read
+    scores.store(smem_.scores, thread());  // behind barriers of the ring: the P of the tile before is no longer read
     __syncthreads();
-    Softmax<Traits, kRows>::update(params_, unit_, smem_, tile * kTileKeys);
+    Softmax<Traits, kRows>::update(params_, unit_, smem_, tile * kTileKeys, thread());
     int const slabs_of_values = value_slabs(params_.head_dim_v, Traits::kHeadDimV);
 #pragma unroll 1
     for (int slab = 0; slab < slabs_of_values;) {
@@ -117,9 +123,9 @@ class RowTile {
     bool const halves = Traits::kValueParts == 2 && params_.head_dim_v > Traits::kValueColumns;
     int const first_key = (halves ? slab / 2 : slab) * Traits::kValueKeys;
     if (!halves || slab % 2 == 0) {
-      add_values<Traits, 0>(weights, values, first_key, params_.head_dim_v, tOrO);
+      add_values<Traits, 0>(weights, values, first_key, params_.head_dim_v, thread(), tOrO);
     } else if constexpr (Traits::kValueParts == 2) {
-      add_values<Traits, 1>(weights, values, first_key, params_.head_dim_v, tOrO);
+      add_values<Traits, 1>(weights, values, first_key, params_.head_dim_v, thread(), tOrO);
     }
   }
 
@@ -241,6 +247,7 @@ class RowTile {
   Storage& smem_;
   Ring<Traits> ring_;
   Queries queries_;
+  unsigned thread_;
 };
 
 }  // namespace flash_cute::sm80::decode::streamed

@@ -33,8 +33,8 @@ class Scores {
 
   // Adds those of a slab.
   template <class Queries>
-  CUTE_DEVICE void add(Element const* keys, int slab, Queries const& queries, int head_dim) {
-    Warp const warp(fresh_thread_index());
+  CUTE_DEVICE void add(Element const* keys, int slab, Queries const& queries, int head_dim, unsigned thread) {
+    Warp const warp(thread);
     int const column = warp.group * kRows;  // in the slab
     if (slab * kKeyColumns + column >= head_dim) return;
     Element const* const block = keys + column / 64 * (64 * kTileKeys);
@@ -56,8 +56,8 @@ class Scores {
     }
   }
 
-  CUTE_DEVICE void store(float* scores) const {
-    Warp const warp(fresh_thread_index());
+  CUTE_DEVICE void store(float* scores, unsigned thread) const {
+    Warp const warp(thread);
     CUTE_UNROLL
     for (int i = 0; i < 2 * (kWarpRows / 16); ++i) {
       int const row = warp.row + 8 * i + warp.lane / 4;

@@ -45,9 +45,9 @@ class Softmax {
   }
 
   // Raw scores to P, and the factors of the accumulators. `first_key`: of the key tile.
-  CUTE_DEVICE static void update(DecodeParams const& params, Unit const& unit, Storage& smem, int first_key) {
+  CUTE_DEVICE static void update(DecodeParams const& params, Unit const& unit, Storage& smem, int first_key,
+                                 unsigned thread) {
     auto scores = make_tensor<float>(Shape<_2, Int<kWarpRows>>{});  // (neighbours, rows)
-    unsigned const thread = fresh_thread_index();
     int const lane = thread % 32, first_row = thread / 32;
     float max[kWarpRows];
     read(smem, first_row, lane, scores, max);

@@ -39,8 +39,7 @@ struct Traits {
 
 // Where a key is in K and in V, in elements from their first one; below 0: there is no such key.
 struct Place {
-  int64_t k;
-  int64_t v;
+  int64_t of[2];
 };
 
 struct Storage {

@@ -49,10 +49,9 @@ CUTE_DEVICE void rescale(float const* factors, Acc& tOrO) {
 // The slab of V of the keys from `first_key` of the tile on and of the columns of `kPart`.
 template <class Traits, int kPart, class Acc>
 CUTE_DEVICE void add_values(typename Traits::Element const* weights, typename Traits::Element const* values,
-                            int first_key, int head_dim_v, Acc& tOrO) {
+                            int first_key, int head_dim_v, unsigned thread, Acc& tOrO) {
   using Element = typename Traits::Element;
   constexpr int kBlocks = Traits::kWarpColumns / 8, kRowBlocks = decltype(size<1>(tOrO))::value;
-  unsigned const thread = fresh_thread_index();
   int const lane = thread % 32, column = thread / 32 * Traits::kWarpColumns;
   if (kPart * Traits::kValueColumns + column >= head_dim_v) return;
   Element const* const block = values + column / 64 * (64 * Traits::kValueKeys);
