@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // For each sequence and KV head `shares` CTAs, which have rows in turn; and one more.
 template <class Traits>
-__global__ void __launch_bounds__(128) merge_kernel(__grid_constant__ DecodeParams const params, int const shares) {
+__global__ void __launch_bounds__(128, 2)
+    merge_kernel(__grid_constant__ DecodeParams const params, int const shares) {
   int const share = blockIdx.x % shares, pair = blockIdx.x / shares;
   int const batch = pair / params.heads_kv, head_kv = pair % params.heads_kv;
   if (batch == params.batch) {
