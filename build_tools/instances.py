@@ -18,11 +18,13 @@ FOLDERS = {"fwd": "forward/", "bwd": "backward/", "decode": "decode/"}
 # q and k, and of v where it is another.
 FAMILIES: dict[str, dict[str, list[int | list[int]]]] = json.loads((ROOT / "csrc/families.json").read_text())
 
-# Head dims that the kernel of a larger one serves just as fast, since it computes only the columns that there are: that
-# one is built for them.
+# Head dims that the kernel of a larger one serves: just as fast, since it computes only the columns that there are, or
+# because they have none of their own. That one is built for them.
 SERVED_BY = {
     ("sm80", "fwd"): {320: 1024, 512: 1024},
     ("sm80", "bwd"): {320: 1024, 512: 1024},
+    ("sm80", "decode"): {32: 64, 96: 128, 192: 256, 320: 576, 512: 576},
+    ("sm90", "decode"): {32: 64, 96: 128},
 }
 
 # Head dims whose kernels are compiled in one file. A file costs 11 to 14 s of processor time before its first kernel,
@@ -35,7 +37,7 @@ TOGETHER = {
     ("sm90", "fwd"): ((32, 64), (96, 128), (192, 256, 320), (512, 1024)),
     ("sm90", "fwd_fp8"): ((64, 96, 192), (128, 256)),  # the latter two have kernels of all formats
     ("sm90", "bwd"): ((32, 64), (96, 128), (192, 256), (320, 512, 1024)),
-    ("sm80", "decode"): ((64, 128),),
+    ("sm80", "decode"): ((64, 128), (256, 576, 1024)),
     ("sm90", "decode"): ((64, 128), (192, 256)),
 }
 
@@ -47,7 +49,7 @@ SECONDS = {
     ("sm90", "fwd"): {32: 70, 64: 70, 96: 80, 128: 100, 192: 30, 256: 40, 320: 30, 512: 30, 1024: 60},
     ("sm90", "fwd_fp8"): {64: 35, 96: 35, 128: 75, 192: 45, 256: 105},
     ("sm90", "bwd"): {32: 80, 64: 80, 96: 80, 128: 85, 192: 65, 256: 45, 320: 30, 512: 30, 1024: 30},
-    ("sm80", "decode"): {64: 60, 128: 60},
+    ("sm80", "decode"): {64: 60, 128: 60, 256: 25, 576: 25, 1024: 15},
     ("sm90", "decode"): {64: 50, 128: 55, 192: 50, 256: 55},
 }
 

@@ -16,6 +16,7 @@ std::span<DecodeInstance const> decode_instances() { return {}; }
 #include "sm80/backward/dq_in_memory/family.h"
 #include "sm80/backward/streamed/family.h"
 #include "sm80/decode/split_keys/family.h"
+#include "sm80/decode/streamed/family.h"
 #include "sm80/forward/rows/family.h"
 #include "sm80/forward/streamed/family.h"
 #include "sm90/backward/dq_in_memory/family.h"

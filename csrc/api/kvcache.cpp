@@ -61,10 +61,10 @@ void check_new_rows(TensorInfo const& k, TensorInfo const& tensor, TensorInfo co
 }
 
 // Of all KV heads; of packed rows at most.
-int64_t row_tiles(Problem const& call) {
+int64_t row_tiles(Problem const& call, int many_rows) {
   int64_t const rows = int64_t{call.len_q} * (call.heads_q / std::max(1, call.heads_kv));
-  int const tile = rows_of_tile(static_cast<int>(std::min<int64_t>(rows, kMaxLength)));
-  int64_t const tiles = call.packed ? call.batch + rows / kManyRows : int64_t{call.batch} * ((rows + tile - 1) / tile);
+  int const tile = rows_of_tile(static_cast<int>(std::min<int64_t>(rows, kMaxLength)), many_rows);
+  int64_t const tiles = call.packed ? call.batch + rows / many_rows : int64_t{call.batch} * ((rows + tile - 1) / tile);
   return call.heads_kv * tiles;
 }
 
@@ -82,7 +82,7 @@ void add_kernel(JsonObject& json, Problem const& call, DecodeDecision const& dec
       .number("stages", int64_t{plan.shape.stages})
       .number("smem_bytes", int64_t{plan.shape.smem_bytes})
       .number("ctas_per_sm", int64_t{plan.shape.ctas_per_sm})
-      .number("tiles", row_tiles(call))
+      .number("tiles", row_tiles(call, plan.many_rows))
       .number("column_parts", int64_t{1})
       .string("variant", plan.float8_cache ? "float8 cache" : "cache")
       .string("accumulate", "float32")

@@ -125,7 +125,8 @@ void launch_decode(KvCacheArgs const& args, KvCacheProblem const& problem, Decod
                             .score = make_score_terms(call, plain),
                             .bundles = plan.bundles,
                             .most_pieces = plan.most_pieces,
-                            .slots = plan.slots,
+                            .many_rows = plan.many_rows,
+                            .part_rows = plan.part_rows,
                             .slot_rows = plan.slot_rows};
   check_cuda(decision.instance->launch(plan, params, current_stream(call.q.device_index)),
              "launch the kernel of a cache");

@@ -9,12 +9,15 @@ bool holds(DecodeInstance const& instance, Problem const& call) {
   return instance.head_dims.head_dim >= call.head_dim && instance.head_dims.head_dim_v >= call.head_dim_v;
 }
 
+bool may_run(Backend backend, Problem const& call, Gpu gpu) {
+  return (call.asked.backend == Backend::kAuto || call.asked.backend == backend) && runs_on(backend, gpu);
+}
+
 // The smallest kernel that serves the call, of Hopper's before those of others.
 DecodeInstance const* find_instance(KvCacheProblem const& problem, Gpu gpu) {
   Problem const& call = problem.call;
   for (Backend backend : {Backend::kSm90, Backend::kSm80}) {
-    bool const may_run = call.asked.backend == Backend::kAuto || call.asked.backend == backend;
-    if (!may_run || !runs_on(backend, gpu)) continue;
+    if (!may_run(backend, call, gpu)) continue;
     DecodeInstance const* best = nullptr;
     for (DecodeInstance const& instance : decode_instances()) {
       bool const serves = instance.family->backend == backend && holds(instance, call) &&
@@ -37,8 +40,13 @@ DecodeInstance const* find_instance(KvCacheProblem const& problem, Gpu gpu) {
   FLASH_CUTE_CHECK(runs_on(call.asked.backend == Backend::kSm90 ? Backend::kSm90 : Backend::kSm80, gpu),
                    "backend: expected one that runs", on, ", got '", args.call.backend, "'");
   FLASH_CUTE_CHECK(std::any_of(decode_instances().begin(), decode_instances().end(),
-                               [&](DecodeInstance const& instance) { return holds(instance, call); }),
-                   "q: this build has no kernel for caches of head dims ", call.head_dim, " and ", call.head_dim_v);
+                               [&](DecodeInstance const& instance) {
+                                 return may_run(instance.family->backend, call, gpu) && holds(instance, call);
+                               }),
+                   "q: this build has no kernel for caches of head dims ", call.head_dim, " and ", call.head_dim_v,
+                   call.asked.backend == Backend::kAuto
+                       ? ""
+                       : " with backend '" + std::string(args.call.backend) + "'");
   if (cache.k_type != CacheType::k16Bit) {
     FLASH_CUTE_CHECK(gpu.capability == 90 && call.asked.backend != Backend::kSm80, "k_cache: expected q's dtype", on,
                      call.asked.backend == Backend::kSm80 ? " with backend 'sm80'" : "", ", got ",

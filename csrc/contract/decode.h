@@ -24,7 +24,8 @@ namespace flash_cute {
 constexpr int kFewRows = 16;   // a sequence of at most so many rows has one row tile, whose keys four warps share
 constexpr int kManyRows = 64;  // else a row tile has so many rows, 16 for each warp
 
-constexpr int rows_of_tile(int rows) { return rows <= kFewRows ? kFewRows : kManyRows; }
+// `many`: of a family whose row tiles have another number of rows then.
+constexpr int rows_of_tile(int rows, int many = kManyRows) { return rows <= kFewRows ? kFewRows : many; }
 
 constexpr int kLeastPieceKeys = 128;
 
@@ -43,7 +44,7 @@ struct DecodeParams {
   void const* v;  // (pages, heads_kv, page_size, head_dim_v)
   void* out;      // as q, of head_dim_v
   float* lse;     // (batch, heads_q, len_q) or (heads_q, len_q), contiguous
-  float* parts;   // workspace: (bundles, slots, heads_kv, slot_rows, head_dim_v + 2)
+  float* parts;   // workspace: (bundles, heads_kv, part_rows, head_dim_v + 2), see Part
 
   Strides q_strides;  // packed: batch 0
   Strides out_strides;
@@ -78,8 +79,9 @@ struct DecodeParams {
 
   int bundles;
   int most_pieces;
-  int slots;      // of a bundle: most_pieces, and one of a fold from the first piece on
-  int slot_rows;
+  int many_rows;  // of a row tile of a sequence of more than kFewRows rows
+  int part_rows;  // of a bundle: of a fold from the first piece on, and of the most pieces of a unit
+  int slot_rows;  // of a part, at most
 };
 
 constexpr int kAsRows = -1;
@@ -90,11 +92,12 @@ struct DecodePlan {
   bool float8_cache;  // else of q's
   int head_dim;
   int head_dim_v;
-  KernelShape shape;  // block_m: kFewRows or kManyRows, where all sequences have equally many rows
+  KernelShape shape;  // block_m: kFewRows or many_rows, where all sequences have equally many rows
   int64_t ctas;
   int bundles;
   int most_pieces;
-  int slots;
+  int many_rows;
+  int part_rows;
   int slot_rows;
   int64_t workspace_bytes;
 };

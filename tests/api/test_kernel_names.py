@@ -65,6 +65,34 @@ DECODE_MANGLED = (
 )
 
 
+STREAMED = (
+    "flash_cute::sm80::decode::streamed::decode_kernel<"
+    "flash_cute::sm80::decode::streamed::Traits<cutlass::bfloat16_t, 576, 512>>"
+)
+STREAMED_MANGLED = (
+    "_ZN10flash_cute4sm806decode8streamed13decode_kernelINS2_6TraitsIN7cutlass10bfloat16_tELi576ELi512EEEEEv"
+    "NS_12DecodeParamsEi"
+)
+
+
+@pytest.mark.parametrize("name", [STREAMED, STREAMED_MANGLED], ids=["demangled", "mangled"])
+def test_names_of_kernels_of_large_caches_are_understood(name):
+    plan = {
+        "family": "sm80::decode::streamed",
+        "kernel": "decode_kernel",
+        "dtype": "bfloat16",
+        "tile": "",
+        "kernel_head_dim": 576,
+        "kernel_head_dim_v": 512,
+        "variant": "cache",
+        "threads": 256,
+        "stages": 7,
+    }
+    assert kernel_matches(plan, name)
+    for key, value in {"family": "sm80::decode::split_keys", "dtype": "float16", "kernel_head_dim_v": 576}.items():
+        assert not kernel_matches(plan | {key: value}, name), key
+
+
 @pytest.mark.parametrize(
     "name", [DECODE.format("half_t"), DECODE_MANGLED.format("6half_t")], ids=["demangled", "mangled"]
 )

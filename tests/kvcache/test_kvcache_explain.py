@@ -9,6 +9,9 @@ import torch
 from caches import Cached, make
 
 import flash_cute
+from flash_cute import report
+
+needs_kernels = pytest.mark.skipif(not report.load()["kernels"], reason="this build has no CUDA kernels")
 
 
 def _explained(case: Cached, **more: Any) -> flash_cute.Explanation:
@@ -70,6 +73,49 @@ def test_the_workspace_on_the_cpu(rng: torch.Generator) -> None:
     )
     assert size == 0
     case.run(workspace=torch.empty(0, dtype=torch.uint8))
+
+
+@needs_kernels
+@pytest.mark.parametrize("capability", [80, 86, 90, 120])
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize(
+    ("head_dims", "kernel"),
+    [
+        ((136, 136), (256, 256)),
+        ((192, 128), (256, 256)),
+        ((64, 256), (256, 256)),
+        ((320, 320), (576, 512)),
+        ((512, 512), (576, 512)),
+        ((576, 512), (576, 512)),
+        ((576, 576), (1024, 1024)),
+        ((1024, 1024), (1024, 1024)),
+    ],
+    ids=str,
+)
+def test_large_head_dims(
+    head_dims: tuple[int, int], kernel: tuple[int, int], rows: int, capability: int, rng: torch.Generator
+) -> None:
+    """Every chip has a kernel for them. Where shared memory has no room for 64 rows, row tiles have 16."""
+    case = make(rng, "cpu", (90, 31), rows, page=4, head_dim=head_dims[0], head_dim_v=head_dims[1], dtype=torch.half)
+    data = _explained(case, capability=capability).data
+    assert (data["family"], data["kernel"]) == ("sm80::decode::streamed", "decode_kernel")
+    assert (data["kernel_head_dim"], data["kernel_head_dim_v"]) == kernel
+    few = rows == 1 or capability in (86, 120) or kernel[1] == 1024
+    assert data["block_m"] == (16 if few else 64)
+    assert 3 <= data["stages"] <= 12
+    assert data["smem_bytes"] == {80: 163, 90: 227}.get(capability, 99) * 1024
+    assert data["workspace_bytes"] > 0
+
+
+@needs_kernels
+def test_large_head_dims_that_are_refused(rng: torch.Generator) -> None:
+    case = make(rng, "cpu", (9, 4), 1, page=16, head_dim=512, dtype=torch.half)
+    both = "head dims 512 and 512"
+    with pytest.raises(ValueError, match=f"^flash_cute: q: this build has no kernel for caches of {both} with backend"):
+        _explained(case, capability=90, backend="sm90")
+    case = make(rng, "cpu", (9, 4), 1, page=16, head_dim=512, dtype=torch.half, cache_dtypes=(torch.float8_e4m3fn,) * 2)
+    with pytest.raises(ValueError, match=f"^flash_cute: q: this build has no kernel for caches of float8 of {both}$"):
+        _explained(case, capability=90)
 
 
 @pytest.mark.cuda

@@ -227,6 +227,26 @@ def test_unchanged_instances_keep_their_time_stamps(tools: Callable, tmp_path: P
     assert "sm90" not in header
 
 
+@pytest.mark.parametrize(
+    ("asked", "arch", "expected"),
+    [
+        ("32", "sm80", {(64, 64)}),
+        ("96", "sm90", {(128, 128)}),
+        ("192", "sm80", {(256, 256)}),
+        ("192", "sm90", {(192, 192), (192, 128)}),
+        ("320;512", "sm80", {(576, 512)}),
+        ("1024", "sm80", {(1024, 1024)}),
+    ],
+)
+def test_kernels_over_caches_of_the_head_dims_asked_for(
+    tools: Callable, asked: str, arch: str, expected: set[tuple[int, int]]
+) -> None:
+    """Head dims without a kernel of their own have that of the next larger one."""
+    config = tools("config").read_config({"FLASH_CUTE_ARCHS": arch, "FLASH_CUTE_HEAD_DIMS": asked})
+    built = {(i.head_dim, i.head_dim_v) for i in tools("instances").instances(config) if i.direction == "decode"}
+    assert built == expected
+
+
 def test_every_family_is_of_a_direction(tools: Callable) -> None:
     """Else its kernels would be left out of the build without a word."""
     module = tools("instances")

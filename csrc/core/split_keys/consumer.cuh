@@ -124,7 +124,7 @@ class Consumer {
     if (unit_.has_last()) {
       store_result(result, state);
     } else {
-      store_part(slot_of_fold(params_), result, state);
+      store_part(Part::of_fold<Traits::kHeadDimV>(params_, unit_, unit_.bundle), result, state);
     }
   }
 
@@ -210,7 +210,8 @@ class Consumer {
       merge_warps(softmax, tOrO, columns, of_piece);
     }
     if (!unit_.has_first()) {
-      store_part(slot_of_piece(piece - unit_.piece_begin), columns, of_piece);
+      int const i = piece - unit_.piece_begin;
+      store_part(Part::of_piece<Traits::kHeadDimV>(params_, unit_, unit_.bundle, i), columns, of_piece);
       return;
     }
     FoldFactors const row0 = state[0].add(of_piece[0], params_.scale_log2);
@@ -292,9 +293,9 @@ class Consumer {
     }
   }
 
-  CUTE_DEVICE void store_part(int slot, Columns<kGroups> const& unordered, RowState const (&state)[kRowsOfThread]) {
+  CUTE_DEVICE void store_part(Part const& part, Columns<kGroups> const& unordered,
+                              RowState const (&state)[kRowsOfThread]) {
     Columns<kGroups> const columns = ordered(unordered);
-    Part const part = Part::of<Traits::kHeadDimV>(params_, unit_.bundle, slot, unit_.head_kv);
     CUTE_UNROLL
     for (int i = 0; i < kRowsOfThread; ++i) {
       int const number = number_ + 8 * i;

@@ -58,22 +58,31 @@ struct RowState {
 
 // A part in the workspace: the accumulators of its rows, then their maxima and their sums.
 struct Part {
-  float* acc;  // (slot_rows, head_dim_v of the kernel)
+  float* acc;  // (rows, head_dim_v of the kernel)
   float* row_max;
   float* row_sum;
 
+  // Of a bundle and a KV head, first is the fold of a unit from the first piece on.
   template <int kHeadDimV>
-  CUTE_DEVICE static Part of(DecodeParams const& params, int bundle, int slot, int head_kv) {
-    int64_t const number = (int64_t{bundle} * params.slots + slot) * params.heads_kv + head_kv;
-    float* const begin = params.parts + number * params.slot_rows * (kHeadDimV + 2);
-    float* const row_max = begin + params.slot_rows * kHeadDimV;
-    return {.acc = begin, .row_max = row_max, .row_sum = row_max + params.slot_rows};
+  CUTE_DEVICE static Part of_fold(DecodeParams const& params, Unit const& unit, int bundle) {
+    return of<kHeadDimV>(params, unit, bundle, 0, params.slot_rows);
+  }
+  // Then come the pieces of a unit that it did not begin; `i`: since its first one.
+  template <int kHeadDimV>
+  CUTE_DEVICE static Part of_piece(DecodeParams const& params, Unit const& unit, int bundle, int i) {
+    int const rows = min(params.slot_rows, unit.tile_rows);
+    return of<kHeadDimV>(params, unit, bundle, params.slot_rows + i * rows, rows);
+  }
+
+ private:
+  template <int kHeadDimV>
+  CUTE_DEVICE static Part of(DecodeParams const& params, Unit const& unit, int bundle, int first_row, int rows) {
+    int64_t const before = (int64_t{bundle} * params.heads_kv + unit.head_kv) * params.part_rows + first_row;
+    float* const begin = params.parts + before * (kHeadDimV + 2);
+    float* const row_max = begin + rows * kHeadDimV;
+    return {.acc = begin, .row_max = row_max, .row_sum = row_max + rows};
   }
 };
-
-// Of a bundle: of the piece number `i` of a unit that it did not begin; and of the fold from the first piece on.
-CUTE_DEVICE int slot_of_piece(int i) { return i; }
-CUTE_DEVICE int slot_of_fold(DecodeParams const& params) { return params.slots - 1; }
 
 // Where a row of the result is.
 template <class Element>

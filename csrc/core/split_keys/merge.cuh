@@ -40,7 +40,7 @@ class Merge {
       int const sharers = last_bundle_ - first_bundle_;
       int const warp = (bundle_ - first_bundle_ - 1) * kMergeWarps + int(threadIdx.x / 32);
 #pragma unroll 1
-      for (int i = warp; i < rows_ * kGroups; i += sharers * kMergeWarps) {
+      for (int i = warp; i < unit_.rows * kGroups; i += sharers * kMergeWarps) {
         column_ = i % kGroups * kMergeColumns + 2 * lane_;
         merge_row(i / kGroups, waited, wait);
       }
@@ -51,32 +51,31 @@ class Merge {
  private:
   // The unit round the place, if several CTAs have pieces of it before the place and behind.
   CUTE_DEVICE bool find_unit() {
-    constexpr int kTileKeys = Traits::kTileKeys;
-    Place const place = find_place<kTileKeys>(params_, bundle_, ranges_);
+    using Cut = typename Traits::Cut;
+    Place const place = find_place<Cut>(params_, bundle_, ranges_);
     if (place.batch == params_.batch) return false;
-    batch_ = place.batch;
     int rows = params_.len_q, first_row = 0;
     if (params_.cu_q != nullptr) {
       first_row = place.floor;
-      rows = row_offset(params_, batch_ + 1, first_row) - first_row;
+      rows = row_offset(params_, place.batch + 1, first_row) - first_row;
     }
-    sequence_ = make_sequence(params_, batch_, first_row, rows);
-    pieces_ = Pieces::of<kTileKeys>(params_, sequence_);
-    int const row_tile = (ranges_.begin(bundle_) - place.weight) / pieces_.weight();
-    int const tile = rows_of_tile(rows * params_.group);
-    first_packed_ = row_tile * tile;
-    rows_ = min(tile, rows * params_.group - first_packed_);
-    first_ = place.weight + row_tile * pieces_.weight();
+    unit_.head_kv = head_kv_;
+    unit_.batch = place.batch;
+    unit_.sequence = make_sequence(params_, place.batch, first_row, rows);
+    unit_.pieces = Pieces::of<Cut>(params_, unit_.sequence);
+    unit_.row_tile = (ranges_.begin(bundle_) - place.weight) / unit_.pieces.weight();
+    set_rows<Cut>(params_, unit_);
+    first_ = place.weight + unit_.row_tile * unit_.pieces.weight();
     first_bundle_ = ranges_.bundle_of(first_);
-    last_bundle_ = ranges_.bundle_of(first_ + (pieces_.count - 1) * pieces_.tiles);
+    last_bundle_ = ranges_.bundle_of(first_ + (unit_.pieces.count - 1) * unit_.pieces.tiles);
     return bundle_ > first_bundle_ && bundle_ <= last_bundle_;
   }
 
   // `number`: in the row tile. Before the wait all is done once in vain: the instructions are at hand then.
   template <class Wait>
   CUTE_DEVICE void merge_row(int number, bool& waited, Wait const& wait) {
-    int const begin = pieces_before(ranges_.begin(first_bundle_ + 1), first_, pieces_);
-    Part const fold = Part::of<kHeadDimV>(params_, first_bundle_, slot_of_fold(params_), head_kv_);
+    int const begin = pieces_before(ranges_.begin(first_bundle_ + 1), first_, unit_.pieces);
+    Part const fold = Part::of_fold<kHeadDimV>(params_, unit_, first_bundle_);
     Part const first_own = part_of(begin + lane_);
 #pragma unroll 1
     while (true) {
@@ -84,12 +83,12 @@ class Merge {
       RowState state = state_of(fold, number);
       Part own = first_own;
 #pragma unroll 1
-      for (int from = begin; from < pieces_.count; from += 32) {
+      for (int from = begin; from < unit_.pieces.count; from += 32) {
         if (from > begin) own = part_of(from + lane_);
-        fold_pieces(own, number, min(32, pieces_.count - from), state, acc);
+        fold_pieces(own, number, min(32, unit_.pieces.count - from), state, acc);
       }
       if (waited) {
-        store(first_packed_ + number, state, acc);
+        store(unit_.first_row + number, state, acc);
         return;
       }
       wait();
@@ -139,10 +138,10 @@ class Merge {
 
   // Behind the last piece: that of the last.
   CUTE_DEVICE Part part_of(int piece) const {
-    piece = min(piece, pieces_.count - 1);
-    int const bundle = ranges_.bundle_of(first_ + piece * pieces_.tiles);
-    int const begin = pieces_before(ranges_.begin(bundle), first_, pieces_);
-    return Part::of<kHeadDimV>(params_, bundle, slot_of_piece(piece - begin), head_kv_);
+    piece = min(piece, unit_.pieces.count - 1);
+    int const bundle = ranges_.bundle_of(first_ + piece * unit_.pieces.tiles);
+    int const begin = pieces_before(ranges_.begin(bundle), first_, unit_.pieces);
+    return Part::of_piece<kHeadDimV>(params_, unit_, bundle, piece - begin);
   }
 
   CUTE_DEVICE static RowState state_of(Part const& part, int number) {
@@ -156,10 +155,10 @@ class Merge {
   CUTE_DEVICE void store(int packed, RowState const& state, float2 const& acc) const {
     int const row = packed / params_.group;
     int const head = head_kv_ * params_.group + packed % params_.group;
-    auto const place = ResultRow<Element>::of(params_, batch_, head, sequence_.first_row + row);
-    bool const blind = first_seen(params_, sequence_, row) >= seen_limit(params_, sequence_, row);
+    auto const place = ResultRow<Element>::of(params_, unit_.batch, head, unit_.sequence.first_row + row);
+    bool const blind = first_seen(params_, unit_.sequence, row) >= seen_limit(params_, unit_.sequence, row);
     float const inverse = __fmul_rn(state.inverse(head_sink_log2<Element>(params_.sinks, head), params_.scale_log2),
-                                    factor_of(params_.descale_v, batch_, head_kv_));
+                                    factor_of(params_.descale_v, unit_.batch, head_kv_));
     if (column_ < params_.head_dim_v) store_pair(place.out + column_, acc.x, acc.y, inverse, blind);
     if (column_ == 0) *place.lse = blind ? -INFINITY : state.lse(params_.scale_log2);
   }
@@ -170,12 +169,8 @@ class Merge {
   int lane_;
   int column_;
   Ranges ranges_;
-  // Of the unit: its sequence, its packed rows, the place of its first tile, and the bundles that have pieces of it.
-  int batch_;
-  CacheSequence sequence_;
-  Pieces pieces_;
-  int first_packed_;
-  int rows_;
+  Unit unit_;
+  // The place of the unit's first tile, and the bundles that have pieces of it.
   int first_;
   int first_bundle_;
   int last_bundle_;

@@ -11,6 +11,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "contract/split_keys.h"
+#include "work.cuh"
 
 namespace flash_cute::split_keys {
 
@@ -36,6 +37,7 @@ struct Traits {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kTileKeys = tile_keys(kHeadDim);
+  using Cut = PlainCut<kTileKeys>;
   static constexpr bool kQInShared = q_in_shared(kHeadDim, kHeadDimV);
 
   // Of one warp: it computes 16 rows.

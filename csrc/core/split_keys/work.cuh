@@ -48,6 +48,17 @@ CUTE_DEVICE int row_offset(DecodeParams const& params, int batch, int floor) {
   return max(floor, min(max(params.cu_q[batch], 0), params.len_q));
 }
 
+// How a family cuts the rows and keys of sequences; a unit's CTAs and the merge must do it alike. `rows`: of the
+// sequence, packed.
+template <int kTileKeys_>
+struct PlainCut {
+  static constexpr int kTileKeys = kTileKeys_;
+  CUTE_DEVICE static int tile_rows(DecodeParams const&, int rows) { return rows_of_tile(rows); }
+  CUTE_DEVICE static int piece_tiles(DecodeParams const& params, int /*rows*/, int tiles) {
+    return flash_cute::piece_tiles(tiles, kTileKeys, params.most_pieces);
+  }
+};
+
 // The key tiles [begin, end) of a sequence, in pieces.
 struct Pieces {
   int begin;
@@ -55,12 +66,13 @@ struct Pieces {
   int tiles;  // of a piece
   int count;  // at least one, which is empty where there is no key
 
-  template <int kTileKeys>
+  template <class Cut>
   CUTE_DEVICE static Pieces of(DecodeParams const& params, CacheSequence const& sequence) {
+    constexpr int kTileKeys = Cut::kTileKeys;
     Pieces pieces{.begin = sequence.first_key / kTileKeys, .end = ceil_div(max(0, sequence.key_limit), kTileKeys)};
     if (sequence.first_key >= sequence.key_limit) pieces.end = pieces.begin;
     int const tiles = pieces.end - pieces.begin;
-    pieces.tiles = piece_tiles(tiles, kTileKeys, params.most_pieces);
+    pieces.tiles = Cut::piece_tiles(params, sequence.len_q * params.group, tiles);
     pieces.count = max(1, ceil_div(tiles, pieces.tiles));
     return pieces;
   }
@@ -69,9 +81,10 @@ struct Pieces {
   CUTE_DEVICE int weight() const { return max(1, end - begin); }
 };
 
+template <class Cut>
 CUTE_DEVICE int row_tiles_of(DecodeParams const& params, CacheSequence const& sequence) {
   int const rows = sequence.len_q * params.group;
-  return ceil_div(rows, rows_of_tile(rows));
+  return ceil_div(rows, Cut::tile_rows(params, rows));
 }
 
 // The work before a place in the order of sequences.
@@ -90,7 +103,7 @@ struct Sequences {
   int sum;
 
   // `floor`: the first row of q that no sequence before has. By all lanes of a warp.
-  template <int kTileKeys>
+  template <class Cut>
   CUTE_DEVICE static Sequences of(DecodeParams const& params, int begin, int floor) {
     constexpr uint32_t kAll = 0xffffffff;
     int const lane = threadIdx.x % 32, batch = begin + lane;
@@ -109,7 +122,7 @@ struct Sequences {
     }
     if (exists && rows > 0) {
       CacheSequence const sequence = make_sequence(params, batch, result.first_row, rows);
-      result.weight = row_tiles_of(params, sequence) * Pieces::of<kTileKeys>(params, sequence).weight();
+      result.weight = row_tiles_of<Cut>(params, sequence) * Pieces::of<Cut>(params, sequence).weight();
     }
     result.sum = result.weight;
     CUTE_UNROLL
@@ -138,7 +151,7 @@ struct Ranges {
 
 // Where the range of a bundle begins: the sequence, or the batch if that is behind all units, and what is before it.
 // By all lanes of a warp.
-template <int kTileKeys>
+template <class Cut>
 CUTE_DEVICE Place find_place(DecodeParams const& params, int bundle, Ranges& ranges) {
   constexpr uint32_t kAll = 0xffffffff;
   Sequences sequences;
@@ -149,7 +162,7 @@ CUTE_DEVICE Place find_place(DecodeParams const& params, int bundle, Ranges& ran
     place = {};
 #pragma unroll 1
     for (; place.batch < params.batch; place.batch += 32) {
-      if (sequences.begin != place.batch) sequences = Sequences::of<kTileKeys>(params, place.batch, place.floor);
+      if (sequences.begin != place.batch) sequences = Sequences::of<Cut>(params, place.batch, place.floor);
       uint32_t const behind = __ballot_sync(kAll, place.weight + sequences.sum > target);
       if (behind != 0) {
         int const found = __ffs(behind) - 1;
@@ -182,6 +195,7 @@ struct Unit {
   int row_tile;
   int first_row;  // of the packed rows of the sequence
   int rows;       // 0: there is no unit
+  int tile_rows;  // of the sequence's row tiles but perhaps the last
   Pieces pieces;
   int piece_begin;
   int piece_end;
@@ -205,12 +219,14 @@ struct Unit {
 };
 
 // The rows of a row tile, and the key tiles that they see.
-template <int kTileKeys>
+template <class Cut>
 CUTE_DEVICE void set_rows(DecodeParams const& params, Unit& unit) {
+  constexpr int kTileKeys = Cut::kTileKeys;
   CacheSequence const& sequence = unit.sequence;
-  int const rows = sequence.len_q * params.group, tile = rows_of_tile(rows);
-  unit.first_row = unit.row_tile * tile;
-  unit.rows = min(tile, rows - unit.first_row);
+  int const rows = sequence.len_q * params.group;
+  unit.tile_rows = Cut::tile_rows(params, rows);
+  unit.first_row = unit.row_tile * unit.tile_rows;
+  unit.rows = min(unit.tile_rows, rows - unit.first_row);
   int const first = unit.first_row / params.group, last = (unit.first_row + unit.rows - 1) / params.group;
   unit.seen_begin = first_seen(params, sequence, first);
   unit.seen_end = seen_limit(params, sequence, last);
@@ -221,7 +237,7 @@ CUTE_DEVICE void set_rows(DecodeParams const& params, Unit& unit) {
 }
 
 // The units of a bundle's range, one after the other.
-template <int kTileKeys>
+template <class Cut>
 class Walk {
  public:
   CUTE_DEVICE Walk(DecodeParams const& params, int bundle, int head_kv) : params_(params) {
@@ -229,7 +245,7 @@ class Walk {
     unit_.head_kv = head_kv;
     unit_.row_tile = 0;
     Ranges ranges;
-    place_ = find_place<kTileKeys>(params, bundle, ranges);
+    place_ = find_place<Cut>(params, bundle, ranges);
     begin_ = ranges.begin(bundle);
     end_ = ranges.begin(bundle + 1);
   }
@@ -248,7 +264,7 @@ class Walk {
       unit_.piece_begin = pieces_before(begin_, first, unit_.pieces);
       unit_.piece_end = pieces_before(end_, first, unit_.pieces);
       if (unit_.piece_begin >= unit_.piece_end) continue;
-      set_rows<kTileKeys>(params_, unit_);
+      set_rows<Cut>(params_, unit_);
       return true;
     }
   }
@@ -274,9 +290,9 @@ class Walk {
       if (rows == 0) continue;
       unit_.batch = place_.batch;
       unit_.sequence = make_sequence(params_, place_.batch, first_row, rows);
-      unit_.pieces = Pieces::of<kTileKeys>(params_, unit_.sequence);
+      unit_.pieces = Pieces::of<Cut>(params_, unit_.sequence);
       unit_.row_tile = max(0, begin_ - place_.weight) / unit_.pieces.weight();
-      row_tiles_ = row_tiles_of(params_, unit_.sequence);
+      row_tiles_ = row_tiles_of<Cut>(params_, unit_.sequence);
       return true;
     }
     return false;

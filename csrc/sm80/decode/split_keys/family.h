@@ -21,7 +21,7 @@ struct Family {
                             .stages = kStages,
                             .smem_bytes = smem_bytes(plan.head_dim, plan.head_dim_v),
                             .ctas_per_sm = 1};
-    plan_ranges(plan, problem, shape, gpu);
+    plan_ranges(plan, problem, shape, {.most_pieces = most_pieces(problem.call.heads_kv)}, gpu);
   }
 
   static std::vector<std::string> notes(DecodePlan const& plan, KvCacheProblem const&) { return range_notes(plan); }

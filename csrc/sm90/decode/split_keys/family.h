@@ -26,7 +26,7 @@ struct Family {
                             .stages = stages(plan.head_dim, plan.head_dim_v, bytes),
                             .smem_bytes = smem_bytes(plan.head_dim, plan.head_dim_v, bytes),
                             .ctas_per_sm = kCtasPerSm};
-    plan_ranges(plan, problem, shape, gpu);
+    plan_ranges(plan, problem, shape, {.most_pieces = most_pieces(problem.call.heads_kv)}, gpu);
   }
 
   static std::vector<std::string> notes(DecodePlan const& plan, KvCacheProblem const&) {

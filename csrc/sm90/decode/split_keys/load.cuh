@@ -39,11 +39,11 @@ class Producer {
         chunk_(int(threadIdx.x % 32) / boxes_),
         chunk_step_(max(1, 32 / boxes_)) {}
 
-  CUTE_DEVICE Walk<kTileKeys> find_work() const {
+  CUTE_DEVICE Walk<typename Traits::Cut> find_work() const {
     return {args_.params, int(blockIdx.x) / args_.params.heads_kv, head_kv_};
   }
 
-  CUTE_DEVICE void run(Walk<kTileKeys>& walk) {
+  CUTE_DEVICE void run(Walk<typename Traits::Cut>& walk) {
     while (walk.next()) {
       publish(walk.unit());
       load_unit(walk.unit());
