@@ -86,7 +86,7 @@ class Cached:
         largest = max(self.k_cache.shape[-1], self.v_cache.shape[-1])
         page = 0 if self.page_table is None else self.k_cache.shape[1 if self.kv_layout == "NHD" else 2]
         if largest > 192:
-            return "no kernel for caches of float8 of head dims"
+            return "no kernel for caches of (float8 of )?head dims"
         return "expected pages of an even number of keys of float8" if largest > 128 and page % 2 == 1 else ""
 
     def rows(self) -> list[slice]:
