@@ -60,7 +60,7 @@ def coverage(kernel: Kernel) -> list[str]:
     if kernel.is_recorded:
         return []  # it is part of its data flow
     details = kernel.details()
-    shapes = _shapes(kernel)
+    shapes = _shapes(kernel, details)
     threads = kernel.facts["threads"] if kernel.arch == "sm80" else 128  # of a warpgroup
     found = []
     for name, array in details.arrays.items():
@@ -79,8 +79,8 @@ def coverage(kernel: Kernel) -> list[str]:
     return found
 
 
-def _shapes(kernel: Kernel) -> dict[str, tuple[int, int]]:
-    """The tile of each operand and result."""
+def _shapes(kernel: Kernel, details: Details) -> dict[str, tuple[int, int]]:
+    """The tile of each operand and result. V transposed may have columns of ones behind its own in float8."""
     block_n, head_dim = kernel.block_n, kernel.head_dim
     if not kernel.is_forward:
         rows = kernel.facts.get("score_rows", 0)
@@ -101,7 +101,8 @@ def _shapes(kernel: Kernel) -> dict[str, tuple[int, int]]:
         tile = kernel.tile
         units = {"Q": (rows, tile["unit_columns"]), "K": (block_n, tile["unit_columns"])}
         return units | scores | {"V": (tile["unit_columns_of_v"], tile["unit_keys"]), "O": (rows, tile["columns_of_o"])}
-    return {"K": (block_n, head_dim), "V": (head_dim, block_n), **dict.fromkeys("QO", (rows, head_dim)), **scores}
+    columns = details.arrays["V.smem"].shape[0] if kernel.is_float8 else head_dim
+    return {"K": (block_n, head_dim), "V": (columns, block_n), **dict.fromkeys("QO", (rows, head_dim)), **scores}
 
 
 def _holders(kernel: Kernel, operand: str) -> int:
