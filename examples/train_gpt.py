@@ -20,8 +20,6 @@ Writes training-d64.csv (the loss of each step and run) and training-d64.png for
 (training-packed-d64.csv with `--packed`). Exits with 1 if the loss of a run does not fall by 1.5 nats, or if the
 smoothed curves of one seed differ by more than 0.02 nats (0.005 in float32, on a CPU). docs/training.md has the curves
 of an H100.
-
-Past 400 lines, and one file: an example that a reader can copy whole.
 """
 
 import argparse

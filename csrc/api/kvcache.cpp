@@ -60,14 +60,6 @@ void check_new_rows(TensorInfo const& k, TensorInfo const& tensor, TensorInfo co
   FLASH_CUTE_CHECK(tensor.sizes[2] == k.sizes[2], "v: expected k's length ", k.sizes[2], ", got ", tensor.sizes[2]);
 }
 
-// Of all KV heads; of packed rows at most.
-int64_t row_tiles(Problem const& call, int many_rows) {
-  int64_t const rows = int64_t{call.len_q} * (call.heads_q / std::max(1, call.heads_kv));
-  int const tile = rows_of_tile(static_cast<int>(std::min<int64_t>(rows, kMaxLength)), many_rows);
-  int64_t const tiles = call.packed ? call.batch + rows / many_rows : int64_t{call.batch} * ((rows + tile - 1) / tile);
-  return call.heads_kv * tiles;
-}
-
 void add_kernel(JsonObject& json, Problem const& call, DecodeDecision const& decision) {
   DecodePlan const& plan = decision.plan;
   json.string("family", decision.instance->family->name)
@@ -82,7 +74,7 @@ void add_kernel(JsonObject& json, Problem const& call, DecodeDecision const& dec
       .number("stages", int64_t{plan.shape.stages})
       .number("smem_bytes", int64_t{plan.shape.smem_bytes})
       .number("ctas_per_sm", int64_t{plan.shape.ctas_per_sm})
-      .number("tiles", row_tiles(call, plan.many_rows))
+      .number("tiles", call.heads_kv * row_tiles(call, plan))
       .number("column_parts", int64_t{1})
       .string("variant", plan.float8_cache ? "float8 cache" : "cache")
       .string("accumulate", "float32")

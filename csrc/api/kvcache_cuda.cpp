@@ -84,9 +84,6 @@ void launch_decode(KvCacheArgs const& args, KvCacheProblem const& problem, Decod
   Problem const& plain = problem.call;
   if (plain.heads_q == 0 || plain.len_q == 0) return;
   DecodePlan const& plan = decision.plan;
-  int64_t const row_tiles = int64_t{plain.len_q} * plain.heads_q / kFewRows + plain.batch;  // at most
-  int64_t const most = row_tiles * (problem.cache.capacity / plan.shape.block_n + 1);
-  FLASH_CUTE_CHECK(most < 1 << 30, "page_table: expected fewer than 2^30 tiles of rows and keys, got ", most);
   Operand const q(call.q, read_copy(call.q, /*vector=*/8), plain.padded_head_dim());
   Parts const parts(args, plan.workspace_bytes);
   auto const limit = [](std::optional<int64_t> side) {

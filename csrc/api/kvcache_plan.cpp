@@ -61,6 +61,12 @@ DecodeInstance const* find_instance(KvCacheProblem const& problem, Gpu gpu) {
 
 }  // namespace
 
+int64_t row_tiles(Problem const& call, DecodePlan const& plan) {
+  int64_t const rows = int64_t{call.len_q} * (call.heads_q / std::max(1, call.heads_kv));
+  int const tile = rows_of_tile(static_cast<int>(std::min<int64_t>(rows, kMaxLength)), plan.many_rows);
+  return call.packed ? call.batch + rows / plan.many_rows : int64_t{call.batch} * ((rows + tile - 1) / tile);
+}
+
 DecodeDecision plan_decode(KvCacheArgs const& args, KvCacheProblem const& problem, Gpu gpu) {
   DecodeInstance const* const instance = find_instance(problem, gpu);
   if (instance == nullptr) refuse(args, problem, gpu);
@@ -70,6 +76,11 @@ DecodeDecision plan_decode(KvCacheArgs const& args, KvCacheProblem const& proble
   decision.plan.head_dim_v = instance->head_dims.head_dim_v;
   decision.plan.float8_cache = problem.cache.k_type != CacheType::k16Bit;
   instance->family->plan(decision.plan, problem, gpu);
+  // Kernels count the tiles of a KV head in 32 bits.
+  int64_t const tiles = row_tiles(problem.call, decision.plan);
+  int64_t const key_tiles = problem.cache.capacity / decision.plan.shape.block_n + 1;
+  FLASH_CUTE_CHECK(tiles <= (1 << 30) / key_tiles, "q: expected at most 2^30 tiles of rows and keys of a KV head, got ",
+                   tiles, " tiles of rows beside ", key_tiles, " of keys");
   return decision;
 }
 

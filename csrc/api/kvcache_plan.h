@@ -14,6 +14,9 @@ struct DecodeDecision {
   Backend backend() const { return instance->family->backend; }
 };
 
+// Of a KV head; of packed rows at most.
+int64_t row_tiles(Problem const& call, DecodePlan const& plan);
+
 DecodeDecision plan_decode(KvCacheArgs const& args, KvCacheProblem const& problem, Gpu gpu);
 
 }  // namespace flash_cute

@@ -111,6 +111,23 @@ def test_large_head_dims(
 
 
 @needs_kernels
+@pytest.mark.parametrize("packed", [False, True])
+def test_tiles_are_counted_in_32_bits(packed: bool) -> None:
+    """1,000,000 keys for 32,768 rows of 64 heads, in chunks, are served; 16 times as many rows are refused by name."""
+
+    def tiles(rows: int, width: int) -> str:
+        cache = torch.empty(1, 1024, 8, 128, dtype=torch.half, device="meta")
+        table = torch.zeros(1, width, dtype=torch.int32)
+        q = torch.empty(1, rows, 64, 128, dtype=torch.half, device="meta")
+        q, offsets = (q[0], torch.tensor([0, rows], dtype=torch.int32)) if packed else (q, None)
+        return str(flash_cute.explain(q, cache, cache, page_table=table, cu_seqlens_q=offsets, capability=90))
+
+    assert "split_keys" in tiles(32768, 1000)
+    with pytest.raises(ValueError, match=r"^flash_cute: q: expected at most 2\^30 tiles of rows and keys of a KV head"):
+        tiles(32768 * 16, 1000)
+
+
+@needs_kernels
 def test_large_head_dims_that_are_refused(rng: torch.Generator) -> None:
     case = make(rng, "cpu", (9, 4), 1, page=16, head_dim=512, dtype=torch.half)
     both = "head dims 512 and 512"
