@@ -113,7 +113,7 @@ def test_large_head_dims(
 @needs_kernels
 @pytest.mark.parametrize("packed", [False, True])
 def test_tiles_are_counted_in_32_bits(packed: bool) -> None:
-    """1,000,000 keys for 32,768 rows of 64 heads, in chunks, are served; 16 times as many rows are refused by name."""
+    """1,000,000 keys for 32,768 rows of 64 heads, in chunks, are served; 32 times as many rows are refused by name."""
 
     def tiles(rows: int, width: int) -> str:
         cache = torch.empty(1, 1024, 8, 128, dtype=torch.half, device="meta")
@@ -124,7 +124,7 @@ def test_tiles_are_counted_in_32_bits(packed: bool) -> None:
 
     assert "split_keys" in tiles(32768, 1000)
     with pytest.raises(ValueError, match=r"^flash_cute: q: expected at most 2\^30 tiles of rows and keys of a KV head"):
-        tiles(32768 * 16, 1000)
+        tiles(32768 * 32, 1000)
 
 
 @needs_kernels
