@@ -116,9 +116,9 @@ def test_tiles_are_counted_in_32_bits(packed: bool) -> None:
     """1,000,000 keys for 32,768 rows of 64 heads, in chunks, are served; 32 times as many rows are refused by name."""
 
     def tiles(rows: int, width: int) -> str:
-        cache = torch.empty(1, 1024, 8, 128, dtype=torch.half, device="meta")
+        cache = torch.zeros(1, 1024, 8, 128, dtype=torch.half)
         table = torch.zeros(1, width, dtype=torch.int32)
-        q = torch.empty(1, rows, 64, 128, dtype=torch.half, device="meta")
+        q = torch.zeros(1, 1, 64, 128, dtype=torch.half).expand(1, rows, -1, -1)
         q, offsets = (q[0], torch.tensor([0, rows], dtype=torch.int32)) if packed else (q, None)
         return str(flash_cute.explain(q, cache, cache, page_table=table, cu_seqlens_q=offsets, capability=90))
 
