@@ -10,7 +10,7 @@ using flash_cute::split_keys::smem_bytes_of;
 using flash_cute::split_keys::stage_bytes;
 using flash_cute::split_keys::tile_keys;
 
-constexpr int kThreads = 32 * (kConsumerWarps + 1);
+constexpr int kThreads = 32 * (kConsumerWarps + 2);
 
 // Head dims with kernels for caches of float8: that of 256 spills.
 constexpr bool reads_float8(int head_dim, int head_dim_v) { return std::max(head_dim, head_dim_v) < 256; }
