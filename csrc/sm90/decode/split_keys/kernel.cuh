@@ -64,7 +64,8 @@ CUTE_DEVICE void consume(DecodeParams const& params, typename Traits::SharedStor
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(kThreads, kCtasPerSm) decode_kernel(__grid_constant__ KernelArgs const args) {
+__global__ void __launch_bounds__(kThreads, Traits::kCtasPerSm)
+    decode_kernel(__grid_constant__ KernelArgs const args) {
   extern __shared__ char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
   if (int const producer_warp = threadIdx.x / 32 - kConsumerWarps; producer_warp >= 0) {
