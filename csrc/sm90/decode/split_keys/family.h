@@ -25,7 +25,7 @@ struct Family {
                             .threads = kThreads,
                             .stages = stages(plan.head_dim, plan.head_dim_v, bytes),
                             .smem_bytes = smem_bytes(plan.head_dim, plan.head_dim_v, bytes),
-                            .ctas_per_sm = kCtasPerSm};
+                            .ctas_per_sm = ctas_per_sm(plan.head_dim, plan.head_dim_v, bytes)};
     plan_ranges(plan, problem, shape, {.most_pieces = most_pieces(problem.call.heads_kv)}, gpu);
   }
 

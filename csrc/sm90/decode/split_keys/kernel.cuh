@@ -1,4 +1,4 @@
-// Attention over a KV cache on Hopper: persistent CTAs of four warps that compute and one that loads. See
+// Attention over a KV cache on Hopper: persistent CTAs of four warps that compute and two that load. See
 // contract/decode.h for how the work is cut, core/split_keys/consumer.cuh for what the four warps do.
 #pragma once
 
@@ -64,11 +64,12 @@ CUTE_DEVICE void consume(DecodeParams const& params, typename Traits::SharedStor
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(kThreads, kCtasPerSm) decode_kernel(__grid_constant__ KernelArgs const args) {
+__global__ void __launch_bounds__(kThreads, Traits::kCtasPerSm)
+    decode_kernel(__grid_constant__ KernelArgs const args) {
   extern __shared__ char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
-  if (threadIdx.x / 32 == kConsumerWarps) {
-    Producer<Traits> producer(args, smem);
+  if (int const producer_warp = threadIdx.x / 32 - kConsumerWarps; producer_warp >= 0) {
+    Producer<Traits> producer(args, smem, producer_warp == 1);
     auto walk = producer.find_work();
     named_sync(kInitialized, kThreads);
     producer.run(walk);
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm) decode_kernel(__grid_con
     prefetch_tma_descriptor(&args.k);
     prefetch_tma_descriptor(&args.v);
   }
-  launch_dependents();  // the producer does so once it has asked for the first tile
+  launch_dependents();  // the producers do so once they have asked for the first tile
   common::consumers_sync();
   named_arrive(kInitialized, kThreads);
   consume<Traits>(args.params, smem);

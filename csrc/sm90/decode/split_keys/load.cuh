@@ -1,7 +1,7 @@
-// The producer: one warp loads the tiles of K and V of a bundle by TMA, as many ahead as the ring has stages, across
-// the borders of pieces and sequences. A tile is loaded in boxes, each of rows of one page, and of a chunk of the
-// columns. A lane has a box of rows, and some of its chunks; where pages are so small that there are more than 32 boxes,
-// all chunks of several.
+// The producers: a warp loads the tiles of K of a bundle by TMA, another those of V, as many ahead as the ring has stages,
+// across the borders of pieces and sequences. One alone is too slow where pages have 16 keys. A tile is loaded in boxes,
+// each of rows of one page, and of a chunk of the columns. A lane has a box of rows, and some of its chunks; where pages
+// are so small that there are more than 32 boxes, all chunks of several.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -30,14 +30,21 @@ class Producer {
   using Cache = typename Traits::Cache;
   static constexpr int kTileKeys = Traits::kTileKeys;
 
-  CUTE_DEVICE Producer(KernelArgs const& args, typename Traits::SharedStorage& smem)
+  // `values`: loads V, else K.
+  CUTE_DEVICE Producer(KernelArgs const& args, typename Traits::SharedStorage& smem, bool values)
       : args_(args),
         smem_(smem),
+        values_(values),
+        map_(values ? &args.v : &args.k),
+        chunk_columns_(values ? Traits::kChunkV : Traits::kChunkK),
+        chunks_(values ? Traits::kHeadDimV / Traits::kChunkV : Traits::kHeadDim / Traits::kChunkK),
         head_kv_(blockIdx.x % args.params.heads_kv),
         boxes_(kTileKeys / args.box_rows),
         box_(int(threadIdx.x % 32) % boxes_),
         chunk_(int(threadIdx.x % 32) / boxes_),
-        chunk_step_(max(1, 32 / boxes_)) {}
+        chunk_step_(max(1, 32 / boxes_)) {
+    if (values) state_.advance();  // tiles of K and V take stages by turns
+  }
 
   CUTE_DEVICE Walk<typename Traits::Cut> find_work() const {
     return {args_.params, int(blockIdx.x) / args_.params.heads_kv, head_kv_};
@@ -45,10 +52,10 @@ class Producer {
 
   CUTE_DEVICE void run(Walk<typename Traits::Cut>& walk) {
     while (walk.next()) {
-      publish(walk.unit());
+      if (!values_) publish(walk.unit());
       load_unit(walk.unit());
     }
-    publish({});
+    if (!values_) publish({});
   }
 
  private:
@@ -71,8 +78,7 @@ class Producer {
       Box const box = next;
       // Its page number arrives during the wait for a stage.
       if (tile + 1 < end) next = box_of(unit, tile + 1, box_);
-      load<Traits::kHeadDim, Traits::kChunkK>(args_.k, unit, tile, box);
-      load<Traits::kHeadDimV, Traits::kChunkV>(args_.v, unit, tile, box);
+      load(unit, tile, box);
       launch_dependents();  // not before: beside it the instructions of this kernel would arrive later
     }
   }
@@ -96,38 +102,40 @@ class Producer {
   }
 
   // `first`: this lane's first box.
-  template <int kColumns, int kChunk>
-  CUTE_DEVICE void load(CUtensorMap const& map, Unit const& unit, int tile, Box const& first) {
-    constexpr int kChunks = kColumns / kChunk;
-    int const own_chunks = max(0, ceil_div(kChunks - chunk_, chunk_step_));
+  CUTE_DEVICE void load(Unit const& unit, int tile, Box const& first) {
+    int const own_chunks = max(0, ceil_div(chunks_ - chunk_, chunk_step_));
     int count = first.seen ? own_chunks : 0;
     for (int number = box_ + 32; number < boxes_; number += 32) {
       if (box_of(unit, tile, number).seen) count += own_chunks;
     }
     count = __reduce_add_sync(0xffffffff, count);
     smem_.pipeline.wait_empty(state_);
-    if (threadIdx.x % 32 == 0) smem_.pipeline.expect(state_, uint32_t(count * args_.box_rows * kChunk * sizeof(Cache)));
+    if (threadIdx.x % 32 == 0) smem_.pipeline.expect(state_, uint32_t(count * args_.box_rows * chunk_columns_ * sizeof(Cache)));
     __syncwarp();
-    copy_box<kChunks, kChunk>(map, first, box_);
+    copy_box(first, box_);
     for (int number = box_ + 32; number < boxes_; number += 32) {
-      copy_box<kChunks, kChunk>(map, box_of(unit, tile, number), number);
+      copy_box(box_of(unit, tile, number), number);
     }
+    state_.advance();
     state_.advance();
   }
 
   // Pages that do not exist are outside of the map, and arrive as zeros.
-  template <int kChunks, int kChunk>
-  CUTE_DEVICE void copy_box(CUtensorMap const& map, Box const& box, int number) {
+  CUTE_DEVICE void copy_box(Box const& box, int number) {
     if (!box.seen) return;
-    for (int chunk = chunk_; chunk < kChunks; chunk += chunk_step_) {
-      Cache* const tile = smem_.tiles[state_.stage] + (chunk * kTileKeys + number * args_.box_rows) * kChunk;
-      SM90_TMA_LOAD_4D::copy(&map, &smem_.pipeline.full[state_.stage], uint64_t(TMA::CacheHintSm90::EVICT_NORMAL), tile,
-                             chunk * kChunk, box.row, head_kv_, box.page);
+    for (int chunk = chunk_; chunk < chunks_; chunk += chunk_step_) {
+      Cache* const tile = smem_.tiles[state_.stage] + (chunk * kTileKeys + number * args_.box_rows) * chunk_columns_;
+      SM90_TMA_LOAD_4D::copy(map_, &smem_.pipeline.full[state_.stage], uint64_t(TMA::CacheHintSm90::EVICT_NORMAL), tile,
+                             chunk * chunk_columns_, box.row, head_kv_, box.page);
     }
   }
 
   KernelArgs const& args_;
   typename Traits::SharedStorage& smem_;
+  bool values_;
+  CUtensorMap const* map_;
+  int chunk_columns_;
+  int chunks_;  // of a row
   int head_kv_;
   int boxes_;  // of a tile's rows
   int box_;         // this lane's first one

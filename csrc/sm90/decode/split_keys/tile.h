@@ -10,20 +10,23 @@ using flash_cute::split_keys::smem_bytes_of;
 using flash_cute::split_keys::stage_bytes;
 using flash_cute::split_keys::tile_keys;
 
-constexpr int kThreads = 32 * (kConsumerWarps + 1);
+constexpr int kThreads = 32 * (kConsumerWarps + 2);
 
 // Head dims with kernels for caches of float8: that of 256 spills.
 constexpr bool reads_float8(int head_dim, int head_dim_v) { return std::max(head_dim, head_dim_v) < 256; }
 
-// With two, 168 registers would be left to a thread.
-constexpr int kCtasPerSm = 1;
+// With two, 168 registers are left to a thread: enough for 16-bit caches of head dim 64. `bytes`: of an element of the
+// cache.
+constexpr int ctas_per_sm(int head_dim, int head_dim_v, int bytes) {
+  return bytes == 2 && std::max(head_dim, head_dim_v) <= 64 ? 2 : 1;
+}
 
 // What a multiprocessor has, less what the driver keeps of each CTA, and of one of the merge kernel, which waits beside.
 constexpr int smem_of_cta(int ctas) { return (233'472 - 1024) / ctas - 1024; }
 
-// As many as there is room for. `bytes`: of an element of the cache.
+// As many as there is room for.
 constexpr int stages(int head_dim, int head_dim_v, int bytes) {
-  int const left = smem_of_cta(kCtasPerSm) - smem_bytes_of(0, head_dim, head_dim_v, bytes);
+  int const left = smem_of_cta(ctas_per_sm(head_dim, head_dim_v, bytes)) - smem_bytes_of(0, head_dim, head_dim_v, bytes);
   return std::min(24, left / stage_bytes(head_dim, head_dim_v, bytes));
 }
 

@@ -13,6 +13,7 @@ template <class Element, int kHeadDim, int kHeadDimV, class Cache = Element>
 struct Traits : flash_cute::split_keys::Traits<Element, kHeadDim, kHeadDimV, Cache> {
   using Base = flash_cute::split_keys::Traits<Element, kHeadDim, kHeadDimV, Cache>;
   static constexpr int kBytes = sizeof(Cache);
+  static constexpr int kCtasPerSm = ctas_per_sm(kHeadDim, kHeadDimV, kBytes);
   static constexpr int kStages = stages(kHeadDim, kHeadDimV, kBytes);
   static_assert(kStages >= 4 && kBytes * Base::kStageElements == stage_bytes(kHeadDim, kHeadDimV, kBytes));
 
