@@ -44,7 +44,7 @@ template <class InstanceType>
 bool can_serve(InstanceType const& instance, Backend backend, Problem const& problem) {
   HeadDims const dims = instance.head_dims;
   return instance.family->backend == backend && instance.family->reads_float8 == problem.fp8 &&
-         dims.head_dim >= problem.head_dim &&
+         (instance.family->reads_masks || !problem.has_mask()) && dims.head_dim >= problem.head_dim &&
          dims.head_dim_v >= problem.head_dim_v && instance.family->serves(dims, problem);
 }
 

@@ -7,6 +7,7 @@
 #include "fp8.h"
 #include "orders.h"
 #include "softcap.h"
+#include "tile_mask.h"
 #include "tile_order.h"
 #include "tile_split.h"
 
@@ -124,6 +125,7 @@ struct FwdParams {
   Sequences sequences;  // read only by the kernels that take sequences at run time
   ScoreTerms score;     // read only by the kernels of modified scores
   Fp8Terms const* fp8;  // on the host, for the launch; null where tensors have 16 bits
+  TileMask mask;        // read only by the kernels of variants that read a mask
 };
 
 // The tiles of a batch whose sequences the backward reads at run time, listed on the device by a kernel before it.
@@ -209,6 +211,7 @@ struct BwdParams {
   ScoreTerms score;
 
   void* pairs;  // workspace: what pairs of CTAs share, see sm80/backward/streamed/pair.h; null without pairs
+  TileMask mask;  // read only by the kernels of variants that read a mask
 };
 
 }  // namespace flash_cute

@@ -69,6 +69,7 @@ struct FwdPlan {
   bool pairs_ctas;    // sm80, large head dims: two CTAs work together on row tiles, see sm80/streaming/pair.cuh
   int64_t row_tiles;  // with it: of all heads; of packed sequences at most
   FwdWorkspace workspace;
+  TileMaskPlan mask;
 };
 
 struct BwdPlan {
@@ -99,6 +100,7 @@ struct BwdPlan {
   TaskOrder task_order;
   TileSplit split;
   BwdWorkspace workspace;
+  TileMaskPlan mask;
 };
 
 }  // namespace flash_cute

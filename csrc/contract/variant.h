@@ -6,8 +6,9 @@ namespace flash_cute {
 struct Variant {
   bool reads_sequences;  // the sequences of a batch are read at run time, packed or dense; else the batch is dense
   bool modifies_scores;  // softcap, ALiBi
+  bool reads_mask = false;  // FwdParams::mask; the batch is dense then
 
-  static Variant const kDense, kPacked, kModified, kDenseModified;
+  static Variant const kDense, kPacked, kModified, kDenseModified, kMasked, kMaskedModified;
 
   friend constexpr bool operator==(Variant const&, Variant const&) = default;
 };
@@ -15,6 +16,8 @@ constexpr Variant Variant::kDense = {.reads_sequences = false, .modifies_scores 
 constexpr Variant Variant::kPacked = {.reads_sequences = true, .modifies_scores = false};
 constexpr Variant Variant::kModified = {.reads_sequences = true, .modifies_scores = true};
 constexpr Variant Variant::kDenseModified = {.reads_sequences = false, .modifies_scores = true};
+constexpr Variant Variant::kMasked = {.reads_sequences = false, .modifies_scores = false, .reads_mask = true};
+constexpr Variant Variant::kMaskedModified = {.reads_sequences = false, .modifies_scores = true, .reads_mask = true};
 
 // The columns of v and out. Dense kernels take those of q and k: one predicate less per load.
 template <class Traits, class Params>

@@ -33,6 +33,7 @@ struct FamilyOf {
   bool one_head_dim;  // q, k and v have one head dim: the tensors of the smaller one are padded by copies
 
   bool reads_float8;  // q, k and v are float8, else of 16 bits
+  bool reads_masks;   // some kernels read a mask by intervals, see contract/tile_mask.h; `serves` says which
 
   // Whether the kernel of these head dims, which hold the tensors', serves the call.
   bool (*serves)(HeadDims, Problem const&);
@@ -67,6 +68,7 @@ constexpr FamilyOf<PlanType> family_of() {
           .name = Family::kName,
           .one_head_dim = Family::kOneHeadDim,
           .reads_float8 = Family::kReadsFloat8,
+          .reads_masks = Family::kReadsMasks,
           .serves = &Family::serves,
           .choose = &Family::choose,
           .predict = &Family::predict,
@@ -80,6 +82,7 @@ constexpr FamilyOf<PlanType> family_of() {
 struct OneTile {
   static constexpr bool kOneHeadDim = false;
   static constexpr bool kReadsFloat8 = false;
+  static constexpr bool kReadsMasks = false;
   static Candidate choose(HeadDims, Problem const&, Choice const& asked, bool, Gpu) {
     return {.choice = {.entry = 0, .split = asked.split}};
   }

@@ -54,6 +54,10 @@ struct Problem {
   bool alibi_per_batch;  // slopes of (batch, heads_q), else (heads_q,)
   Causal causal;
   Band band;      // causal and the window; exact for lengths up to kMaxLength. Packed: see make_band
+  // A mask by intervals of rows per column, see contract/tile_mask.h. 0: none.
+  int mask_intervals = 0;  // of a column
+  int mask_batches = 1;    // the call's or 1
+  int mask_heads = 1;      // heads_kv or 1
   Choice asked = {};
   Accumulate accumulate = Accumulate::kFloat32;
   // Of packed sequences, as far as the hints tell: for the choice of a kernel and of its schedule alone.
@@ -76,6 +80,8 @@ struct Problem {
 
   // Whether a gradient of the LSE reaches rows with sinks, see BwdParams::scaled_dout.
   bool has_sinks_and_dlse() const { return has_sinks && has_dlse; }
+
+  bool has_mask() const { return mask_intervals > 0; }
 
   // Whether a score is more than scale * q.k.
   bool modifies_scores() const { return softcap > 0 || has_alibi; }

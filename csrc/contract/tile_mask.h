@@ -1,0 +1,80 @@
+// A mask that a band cannot say: of each key column the rows that see it, as the caller gives them and as kernels read
+// them. Plain data: no torch, no CuTe.
+#pragma once
+
+#include <cstdint>
+
+namespace flash_cute {
+
+constexpr int kMaxIntervals = 2;  // of a column
+
+// A tensor of int32: (batch | 1, heads_kv | 1, len_k). Strides in elements; 0 broadcasts.
+struct ColumnTensor {
+  int const* data;
+  int64_t batch_stride;
+  int64_t head_stride;
+  int64_t column_stride;
+};
+
+// The caller's. Row i sees column j if the band lets it and first_row[n][j] <= i < row_limit[n][j] for an n. The row of a
+// packed call is that of the packed tensor. Any values are allowed; an interval may be empty, and two may overlap.
+struct GivenMask {
+  ColumnTensor first_row[kMaxIntervals];  // [1].data null: one interval
+  ColumnTensor row_limit[kMaxIntervals];
+};
+
+// Rows [first, limit). An empty one is {0, 0}.
+struct RowInterval {
+  int first;
+  int limit;
+};
+
+// One bit for each pair of a row unit and a key tile, in lists of words: bit n % 32 of word n / 32 is number n of the
+// list. Lists are (batches, heads, number of lists, words); bits past the last number are 0.
+struct TileBits {
+  uint32_t const* visited;  // some row of the unit sees some column of the tile
+  uint32_t const* whole;    // every row of the unit below len_q sees every column of the tile below len_k, and the tile
+                            // has no columns from len_k on: it needs no mask
+  int words;                // of a list
+  int lists;
+};
+
+// What kernels read, made on the device by masks/ before them. The band, and the sequences of a packed call, are in the
+// intervals: kernels that read a mask read no band, and take a packed call for one sequence of all rows and keys. All
+// lists and intervals have the batches and heads that the caller's tensors have together; an index is taken by strides,
+// which are 0 where there is one.
+struct TileMask {
+  // (intervals per column, batches, heads, columns): columns are a whole number of key tiles, those from len_k on have
+  // empty intervals. The two of a column are in order and do not touch; where there is only one, it is the first. Each
+  // row of columns begins at a multiple of 128 bytes.
+  RowInterval const* intervals;
+  int intervals_per_column;       // 1 or 2; 0: no such mask
+  int64_t interval_stride;        // from a column's first interval to its second, in RowInterval
+  int64_t batch_stride;           // of intervals
+  int64_t head_stride;            // of intervals, by KV head
+  TileBits of_rows;               // a list for each row unit: bits are key tiles
+  TileBits of_keys;               // a list for each key tile: bits are row units; null where no kernel asks for them
+  int64_t row_list_batch_stride;  // of of_rows, in words
+  int64_t row_list_head_stride;   // by KV head
+  int64_t key_list_batch_stride;  // of of_keys
+  int64_t key_list_head_stride;
+};
+
+// What a kernel asks of a mask's lists: the family's plan fills in the first three, the planner the rest.
+struct TileMaskPlan {
+  int unit_rows = 0;        // rows of a unit: those of the tile, or of a warpgroup's part of it; 0: no mask
+  int block_n = 0;          // keys of a tile
+  bool lists_keys = false;  // of_keys too
+  int batches = 0;          // of the mask: the call's or 1
+  int heads = 0;            // heads_kv or 1
+  int row_units = 0;
+  int key_tiles = 0;
+  // Where the parts begin in the workspace, in bytes.
+  int64_t intervals = -1;
+  int64_t rows_visited = -1;
+  int64_t rows_whole = -1;
+  int64_t keys_visited = -1;
+  int64_t keys_whole = -1;
+};
+
+}  // namespace flash_cute
