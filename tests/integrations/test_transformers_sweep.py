@@ -39,7 +39,8 @@ MOST_NOT_BUILT = 10
 
 def sweep(folder: Path, *options: str, timeout: float) -> dict[str, dict[str, Any]]:
     results = folder / "results.json"
-    path = os.pathsep.join([str(TESTS), str(Path(integration.__file__).parents[2])])
+    own = [str(TESTS), str(Path(integration.__file__).parents[2])]
+    path = os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
     subprocess.run(
         [sys.executable, "-m", "sweep", "--results", str(results), *options],
         env={**os.environ, "PYTHONPATH": path},
