@@ -69,10 +69,6 @@ __global__ void __launch_bounds__(kThreads, Traits::kCtasPerSm)
   extern __shared__ char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
   if (int const producer_warp = threadIdx.x / 32 - kConsumerWarps; producer_warp >= 0) {
-    if (producer_warp == 1 && !Producer<Traits>::shares_work(args)) {
-      named_arrive(kInitialized, kThreads);
-      return;
-    }
     Producer<Traits> producer(args, smem, producer_warp == 1);
     auto walk = producer.find_work();
     named_sync(kInitialized, kThreads);

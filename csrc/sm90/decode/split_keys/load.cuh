@@ -1,7 +1,7 @@
-// The producers: they load the tiles of a bundle by TMA, as many ahead as the ring has stages, across the borders of pieces
-// and sequences. A tile is loaded in boxes, each of rows of one page, and of a chunk of the columns. A lane has a box of
-// rows, and some of its chunks; where pages are so small that there are more than 32 boxes, all chunks of several. Where a
-// tile is one box of rows, a warp loads K and V by turns. Of more boxes it would be too slow: then another loads V.
+// The producers: a warp loads the tiles of K of a bundle by TMA, another those of V, as many ahead as the ring has stages,
+// across the borders of pieces and sequences. One alone is too slow where pages have 16 keys. A tile is loaded in boxes,
+// each of rows of one page, and of a chunk of the columns. A lane has a box of rows, and some of its chunks; where pages
+// are so small that there are more than 32 boxes, all chunks of several.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -30,20 +30,21 @@ class Producer {
   using Cache = typename Traits::Cache;
   static constexpr int kTileKeys = Traits::kTileKeys;
 
-  // Whether a second warp loads V.
-  CUTE_DEVICE static bool shares_work(KernelArgs const& args) { return args.box_rows < kTileKeys; }
-
-  // `second`: the warp that loads V alone.
-  CUTE_DEVICE Producer(KernelArgs const& args, typename Traits::SharedStorage& smem, bool second)
+  // `values`: loads V, else K.
+  CUTE_DEVICE Producer(KernelArgs const& args, typename Traits::SharedStorage& smem, bool values)
       : args_(args),
         smem_(smem),
-        loads_keys_(!second),
-        loads_values_(second || !shares_work(args)),
+        values_(values),
+        map_(values ? &args.v : &args.k),
+        chunk_columns_(values ? Traits::kChunkV : Traits::kChunkK),
+        chunks_(values ? Traits::kHeadDimV / Traits::kChunkV : Traits::kHeadDim / Traits::kChunkK),
         head_kv_(blockIdx.x % args.params.heads_kv),
         boxes_(kTileKeys / args.box_rows),
         box_(int(threadIdx.x % 32) % boxes_),
         chunk_(int(threadIdx.x % 32) / boxes_),
-        chunk_step_(max(1, 32 / boxes_)) {}
+        chunk_step_(max(1, 32 / boxes_)) {
+    if (values) state_.advance();  // tiles of K and V take stages by turns
+  }
 
   CUTE_DEVICE Walk<typename Traits::Cut> find_work() const {
     return {args_.params, int(blockIdx.x) / args_.params.heads_kv, head_kv_};
@@ -51,10 +52,10 @@ class Producer {
 
   CUTE_DEVICE void run(Walk<typename Traits::Cut>& walk) {
     while (walk.next()) {
-      if (loads_keys_) publish(walk.unit());
+      if (!values_) publish(walk.unit());
       load_unit(walk.unit());
     }
-    if (loads_keys_) publish({});
+    if (!values_) publish({});
   }
 
  private:
@@ -77,11 +78,7 @@ class Producer {
       Box const box = next;
       // Its page number arrives during the wait for a stage.
       if (tile + 1 < end) next = box_of(unit, tile + 1, box_);
-      // Tiles of K and V take stages by turns.
-      if (loads_keys_) load(unit, tile, box, args_.k, Traits::kChunkK, Traits::kHeadDim / Traits::kChunkK);
-      state_.advance();
-      if (loads_values_) load(unit, tile, box, args_.v, Traits::kChunkV, Traits::kHeadDimV / Traits::kChunkV);
-      state_.advance();
+      load(unit, tile, box);
       launch_dependents();  // not before: beside it the instructions of this kernel would arrive later
     }
   }
@@ -104,37 +101,41 @@ class Producer {
     return box;
   }
 
-  // A tile of `chunks` chunks of columns. `first`: this lane's first box.
-  CUTE_DEVICE void load(Unit const& unit, int tile, Box const& first, CUtensorMap const& map, int chunk_columns,
-                        int chunks) {
-    int const own_chunks = max(0, ceil_div(chunks - chunk_, chunk_step_));
+  // `first`: this lane's first box.
+  CUTE_DEVICE void load(Unit const& unit, int tile, Box const& first) {
+    int const own_chunks = max(0, ceil_div(chunks_ - chunk_, chunk_step_));
     int count = first.seen ? own_chunks : 0;
     for (int number = box_ + 32; number < boxes_; number += 32) {
       if (box_of(unit, tile, number).seen) count += own_chunks;
     }
     count = __reduce_add_sync(0xffffffff, count);
     smem_.pipeline.wait_empty(state_);
-    if (threadIdx.x % 32 == 0) smem_.pipeline.expect(state_, uint32_t(count * args_.box_rows * chunk_columns * sizeof(Cache)));
+    if (threadIdx.x % 32 == 0) smem_.pipeline.expect(state_, uint32_t(count * args_.box_rows * chunk_columns_ * sizeof(Cache)));
     __syncwarp();
-    // Pages that do not exist are outside of the map, and arrive as zeros.
-    auto const copy_box = [&](Box const& box, int number) {
-      if (!box.seen) return;
-      for (int chunk = chunk_; chunk < chunks; chunk += chunk_step_) {
-        Cache* const rows = smem_.tiles[state_.stage] + (chunk * kTileKeys + number * args_.box_rows) * chunk_columns;
-        SM90_TMA_LOAD_4D::copy(&map, &smem_.pipeline.full[state_.stage], uint64_t(TMA::CacheHintSm90::EVICT_NORMAL), rows,
-                               chunk * chunk_columns, box.row, head_kv_, box.page);
-      }
-    };
     copy_box(first, box_);
     for (int number = box_ + 32; number < boxes_; number += 32) {
       copy_box(box_of(unit, tile, number), number);
+    }
+    state_.advance();
+    state_.advance();
+  }
+
+  // Pages that do not exist are outside of the map, and arrive as zeros.
+  CUTE_DEVICE void copy_box(Box const& box, int number) {
+    if (!box.seen) return;
+    for (int chunk = chunk_; chunk < chunks_; chunk += chunk_step_) {
+      Cache* const tile = smem_.tiles[state_.stage] + (chunk * kTileKeys + number * args_.box_rows) * chunk_columns_;
+      SM90_TMA_LOAD_4D::copy(map_, &smem_.pipeline.full[state_.stage], uint64_t(TMA::CacheHintSm90::EVICT_NORMAL), tile,
+                             chunk * chunk_columns_, box.row, head_kv_, box.page);
     }
   }
 
   KernelArgs const& args_;
   typename Traits::SharedStorage& smem_;
-  bool loads_keys_;
-  bool loads_values_;
+  bool values_;
+  CUtensorMap const* map_;
+  int chunk_columns_;
+  int chunks_;  // of a row
   int head_kv_;
   int boxes_;  // of a tile's rows
   int box_;         // this lane's first one
