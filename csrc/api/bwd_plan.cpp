@@ -30,6 +30,7 @@ std::vector<std::string> reasons(Problem const& problem, BwdDecision const& deci
                         std::to_string(decision.plan.workspace.bytes >> 20) +
                         " MB, only the part for the tiles that exist is touched.");
   }
+  add_mask_reason(sentences, problem);
   if (BwdPlan const& plan = decision.plan; plan.parts > 1) {
     sentences.push_back("The sequences are short: they are processed " + std::to_string(plan.sequences_per_part) +
                         " at a time, in " + std::to_string(plan.parts) +
@@ -89,7 +90,7 @@ JsonObject bwd_plan_object(FwdArgs const& call, PlannedCall const& planned) {
       .number("split_tiles", int64_t{decision.plan.split.tiles})
       .number("split_ctas", int64_t{decision.plan.split.ranges})
       .number("workspace_bytes", decision.plan.workspace.bytes);
-  add_tuning(json, decision, tuning_key(/*backward=*/true, call, problem, *gpu));
+  add_tuning(json, problem, decision, tuning_key(/*backward=*/true, call, problem, *gpu));
   json.raw("copies", copies_json(tensors(decision), problem))
       .raw("reasons", json_list(reasons(problem, decision)));
   return json;

@@ -30,6 +30,7 @@ std::vector<std::string> reasons(Problem const& problem, FwdDecision const& deci
     sentences.push_back("P V is summed in float16 within a key tile, and over the key tiles in float32.");
   }
   if (problem.packed) sentences.push_back("The lengths are read on the device, which finds the tiles that there are.");
+  add_mask_reason(sentences, problem);
   if (decision.plan.draws_tiles) {
     sentences.push_back("The longest tiles come first, and a CTA that is done draws the next from a counter.");
   }
@@ -69,7 +70,7 @@ JsonObject fwd_plan_object(FwdArgs const& args, PlannedCall const& call) {
       .number("split_tiles", int64_t{plan.split.tiles})
       .number("split_ctas", int64_t{plan.split.ranges})
       .number("workspace_bytes", plan.workspace.bytes);
-  add_tuning(json, decision, tuning_key(/*backward=*/false, args, problem, *gpu));
+  add_tuning(json, problem, decision, tuning_key(/*backward=*/false, args, problem, *gpu));
   json.raw("copies", copies_json(tensors(decision), problem)).raw("reasons", json_list(reasons(problem, decision)));
   return json;
 }

@@ -31,6 +31,18 @@ template <class InstanceType>
   Backend const portable = problem.fp8 ? Backend::kSm90 : Backend::kSm80;
   Backend const backend = asked == Backend::kAuto ? portable : asked;
   auto const is_of = [&](InstanceType const& instance) { return instance.family->backend == backend; };
+  auto const serves_unmasked = [&](InstanceType const& instance) {
+    Problem unmasked = problem;
+    unmasked.mask_intervals = 0;
+    return runs_on(instance.family->backend, gpu) &&
+           (asked == Backend::kAuto || instance.family->backend == asked) &&
+           can_serve(instance, instance.family->backend, unmasked);
+  };
+  FLASH_CUTE_CHECK(!problem.has_mask() || std::none_of(instances.begin(), instances.end(), serves_unmasked),
+                   "mask: expected CPU tensors, or None: no ", kDirection<InstanceType>, " kernel of this build for ",
+                   asked == Backend::kAuto ? "" : std::string("backend '") + backend_name(asked) + "', ",
+                   "compute capability ", capability_text(gpu), " and head dim ",
+                   std::max(problem.head_dim, problem.head_dim_v), " reads a mask by intervals");
   FLASH_CUTE_CHECK(std::any_of(instances.begin(), instances.end(), is_of), "backend: the ", kDirection<InstanceType>,
                    " of '", backend_name(backend), "' is not in this build, and compute capability ",
                    capability_text(gpu), " needs it; build with FLASH_CUTE_ARCHS=all");
