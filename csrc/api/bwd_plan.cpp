@@ -20,12 +20,12 @@ std::vector<NamedCopy> tensors(BwdDecision const& decision) {
 std::string why_tile(Problem const& problem, BwdDecision const& decision) {
   KernelShape const& shape = decision.plan.shape;
   return "Tile of " + std::to_string(shape.block_n) + " keys by " + std::to_string(shape.block_m) + " query rows: " +
-         table_entry(decision) + decision.instance->family->why_tile(decision.plan, problem, decision.gpu) + ".";
+         table_entry(decision) + decision.instance->family->why_tile(decision.plan, seen_by_kernels(problem), decision.gpu) + ".";
 }
 
 std::vector<std::string> reasons(Problem const& problem, BwdDecision const& decision) {
   std::vector<std::string> sentences{why_backend(problem, decision, "backward"), why_tile(problem, decision)};
-  if (problem.packed) {
+  if (decision.plan.variant.reads_sequences && problem.packed) {
     sentences.push_back("The lengths are read on the device: of the workspace, " +
                         std::to_string(decision.plan.workspace.bytes >> 20) +
                         " MB, only the part for the tiles that exist is touched.");

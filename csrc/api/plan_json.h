@@ -248,6 +248,7 @@ inline void add_mask_reason(std::vector<std::string>& sentences, Problem const& 
 }
 
 inline char const* variant_name(Variant variant) {
+  if (variant.reads_mask) return variant.modifies_scores ? "masked modified" : "masked";
   if (variant.reads_sequences) return variant.modifies_scores ? "modified" : "packed";
   return variant.modifies_scores ? "dense modified" : "dense";
 }

@@ -1,5 +1,6 @@
 #include "planner.h"
 
+#include "planning/tile_mask.h"
 #include "tuning.h"
 
 namespace flash_cute {
@@ -154,9 +155,8 @@ SeeingRows drop_blind_rows(Problem& problem) {
   return {.first = first, .number = problem.len_q};
 }
 
-}  // namespace
-
-FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
+// Plans what the kernels see of a call.
+FwdDecision plan_seen(FwdArgs const& args, Problem const& problem, Gpu gpu) {
   std::span<FwdInstance const> const instances = fwd_instances();
   FwdDecision decision;
   Choice const choice = decide(decision, instances, args, problem, tune(instances, args, problem, gpu), gpu);
@@ -166,14 +166,26 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
   return decision;
 }
 
+}  // namespace
+
+FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
+  if (!problem.has_mask()) return plan_seen(args, problem, gpu);
+  Problem const seen = seen_by_kernels(problem);
+  FwdDecision decision = plan_seen(args, seen, gpu);
+  FwdPlan& plan = decision.plan;
+  if (plan.ctas > 0) plan.workspace.bytes = lay_out_mask(plan.mask, seen, plan.workspace.bytes);
+  return decision;
+}
+
 BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, Problem const& asked,
                      Gpu gpu) {
   std::span<BwdInstance const> const instances = bwd_instances();
   Tuning const tuning = tune(instances, call, asked, gpu);
-  Problem problem = asked;
+  Problem problem = seen_by_kernels(asked);
   problem.lse_rows = asked.len_q;
   BwdDecision decision;
-  decision.rows = asked.packed ? SeeingRows{.first = 0, .number = asked.len_q} : drop_blind_rows(problem);
+  bool const keeps_rows = asked.packed || asked.has_mask();  // the device alone knows those that see no key
+  decision.rows = keeps_rows ? SeeingRows{.first = 0, .number = asked.len_q} : drop_blind_rows(problem);
   decision.band = problem.band;
   Choice const choice = decide(decision, instances, call, problem, tuning, gpu);
   check_accumulate_of_bwd(problem);  // `explain` asks for this plan without check_bwd
@@ -190,6 +202,9 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
   plan.sequences_per_part = problem.batch;
   plan.scales_dout = problem.has_sinks_and_dlse() && plan.dtype == DType::kFloat16;
   decision.instance->family->plan(plan, problem, choice, gpu);
+  if (problem.has_mask() && plan.workspace.bytes > 0) {
+    plan.workspace.bytes = lay_out_mask(plan.mask, problem, plan.workspace.bytes);
+  }
   return decision;
 }
 
