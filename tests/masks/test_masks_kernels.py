@@ -1,5 +1,5 @@
-"""The kernels that read a mask by intervals: every head dim, lists longer than a warp looks at, sorted row tiles, graphs,
-and bits of masks that say what a band says."""
+"""The kernels that read a mask by intervals: every head dim, lists longer than a warp looks at, sorted row tiles,
+graphs, and bits of masks that say what a band says."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_the_bits_of_the_kernel_without_a_mask(device: str, backend: str | None,
 
 
 @DEVICES
-def test_rows_that_see_nothing_and_rows_that_see_infinity(device: str, backend: str | None, rng: torch.Generator) -> None:
+def test_rows_that_see_nothing_or_infinity(device: str, backend: str | None, rng: torch.Generator) -> None:
     """A row all of whose scores are -inf has NaN, as softmax has it; one that sees no key has 0."""
     rows = 300
     q, k, v = inputs(device, rng, (1, 2, 1), (rows, rows))
