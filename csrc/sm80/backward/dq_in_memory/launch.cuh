@@ -7,6 +7,7 @@
 #include "core/list_sequence_tiles.cuh"
 #include "dq.cuh"
 #include "kernel.cuh"
+#include "masked_kernel.cuh"
 #include "sequence_kernel.cuh"
 
 namespace flash_cute::sm80::backward::dq_in_memory {
@@ -72,6 +73,41 @@ cudaError_t launch_plain_sequences(BwdPlan const& plan, BwdParams const& params,
   }
 }
 
+// The same with a mask by intervals.
+template <class Traits>
+cudaError_t launch_masked_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
+  constexpr bool kClearSums = true;
+  auto* const kernel = bwd_masked_kernel<Traits>;
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  if (error != cudaSuccess) return error;
+  error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, RowOrder, kClearSums>(
+      plan, params, stream);
+  if (error != cudaSuccess) return error;
+  kernel<<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(with_scaled_dout(params));
+  error = cudaGetLastError();
+  if (error != cudaSuccess) return error;
+  bwd_convert_kernel<typename Traits::Base><<<unsigned(plan.dq_ctas), Traits::kThreads, 0, stream>>>(params);
+  return cudaGetLastError();
+}
+
+template <int kHeadDim>
+cudaError_t launch_masked(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  constexpr bool kModifiesScores = true;
+  constexpr TileConfig kTile = sequence_tile_config(kHeadDim);
+  static_assert(sequence_smem_bytes(kTile, kHeadDim) <= kMaxSmemBytes[kSmem99K]);
+  return with_element(plan.dtype, [&]<class Element>(Element) {
+    if constexpr (has_plain_sequence_kernel(kHeadDim, kA100)) {
+      constexpr TileConfig kPlainTile = plain_masked_tile_config(kHeadDim);
+      static_assert(sequence_smem_bytes(kPlainTile, kHeadDim) <= kMaxSmemBytes[kA100]);
+      if (!plan.variant.modifies_scores && has_plain_sequence_kernel(kHeadDim, plan.entry)) {
+        return launch_masked_kernels<MaskedTraits<Element, kHeadDim, kPlainTile, !kModifiesScores>>(plan, params, stream);
+      }
+    }
+    return launch_masked_kernels<MaskedTraits<Element, kHeadDim, kTile, kModifiesScores>>(plan, params, stream);
+  });
+}
+
 template <int kHeadDim, int kChip>
 cudaError_t launch_entry(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   if (plan.variant == Variant::kPacked) return launch_plain_sequences<kHeadDim, kChip>(plan, params, stream);
@@ -85,6 +121,7 @@ cudaError_t launch_entry(BwdPlan const& plan, BwdParams const& params, cudaStrea
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   static_assert(kHeadDimV == kHeadDim);
+  if (plan.variant.reads_mask) return launch_masked<kHeadDim>(plan, params, stream);
   if (plan.variant.modifies_scores) return launch_sequences<kHeadDim>(plan, params, stream);
   switch (plan.entry) {
     case kA100: return launch_entry<kHeadDim, kA100>(plan, params, stream);

@@ -54,14 +54,17 @@ constexpr TileConfig tile_config(int head_dim, int chip) {
           .row_warps = 2, .q_stages = stages, .dout_stages = stages, .ctas_per_sm = 1};
 }
 
-// Whether plain scores of packed batches have a kernel of their own, with a tile of the dense kernels. Elsewhere the
-// kernel of modified scores serves them.
+// Whether plain scores of packed batches, and those with a mask by intervals, have a kernel of their own, with a tile of
+// the dense kernels. Elsewhere the kernel of modified scores serves them.
 constexpr bool has_plain_sequence_kernel(int head_dim, int chip) {
   return head_dim > 32 && head_dim <= 128 && chip != kSmem99K;
 }
 
 // The tile of a chip for plain scores of packed batches; has_plain_sequence_kernel holds.
 constexpr TileConfig plain_sequence_tile_config(int head_dim, int chip) { return tile_config(head_dim, chip); }
+
+// The same with a mask: one tile serves both chips.
+constexpr TileConfig plain_masked_tile_config(int head_dim) { return tile_config(head_dim, kA100); }
 
 // The tiles of the kernel of modified scores, packed or dense: one per head dim, which every chip has room for. The
 // dense tiles of head dims 64 and 128 have no registers for the derivative of a softcap.
@@ -83,7 +86,7 @@ constexpr int smem_bytes(TileConfig tile, int head_dim) {
          4 * row_stages * tile.block_m;
 }
 
-// The same where sequences are read at run time: one stage of row statistics, and the task.
+// The same where sequences or a mask are read at run time: one stage of row statistics, and the task.
 constexpr int sequence_smem_bytes(TileConfig tile, int head_dim) {
   constexpr int kTaskBytes = 128;
   int const further_stages = tile.q_stages + tile.dout_stages - 2;
@@ -91,11 +94,12 @@ constexpr int sequence_smem_bytes(TileConfig tile, int head_dim) {
 }
 
 constexpr KernelShape kernel_shape(int head_dim, int chip, Variant variant = Variant::kDense) {
-  bool const reads = variant.reads_sequences;
+  bool const reads = variant.reads_sequences || variant.reads_mask;
   bool const plain = !variant.modifies_scores && has_plain_sequence_kernel(head_dim, chip);
-  TileConfig const tile = !reads  ? tile_config(head_dim, chip)
-                          : plain ? plain_sequence_tile_config(head_dim, chip)
-                                  : sequence_tile_config(head_dim);
+  TileConfig const tile = !reads               ? tile_config(head_dim, chip)
+                          : !plain             ? sequence_tile_config(head_dim)
+                          : variant.reads_mask ? plain_masked_tile_config(head_dim)
+                                               : plain_sequence_tile_config(head_dim, chip);
   int const bytes = reads ? sequence_smem_bytes(tile, head_dim) : smem_bytes(tile, head_dim);
   int const fitting = (kMaxSmemBytes[chip] + 1024) / (bytes + 1024);
   return {.block_m = tile.block_m,
