@@ -139,7 +139,7 @@ SIDE_KERNELS = (
         *("AppendParams const&, cudaStream_t", "struct AppendParams;"),
     ),
     SideKernel(
-        *("tile_mask", "masks/kernel.cuh", "masks", "launch"),
+        *("tile_mask", "masks/launch.cuh", "masks", "launch"),
         *("masks::Params const&, int, cudaStream_t", "namespace masks { struct Params; }"),
     ),
 )
