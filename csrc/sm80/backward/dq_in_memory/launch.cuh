@@ -12,11 +12,10 @@
 
 namespace flash_cute::sm80::backward::dq_in_memory {
 
-template <class Traits>
-cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
-  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
-  constexpr bool kDeterministic = true, kClearSums = true;
-  auto* const kernel = plan.deterministic ? bwd_kernel<Traits, kDeterministic> : bwd_kernel<Traits, !kDeterministic>;
+// Of a dense batch, with a mask or without. Traits: of what lies around the kernel.
+template <class Traits, int kSmemBytes, class Kernel>
+cudaError_t launch_kernels(Kernel* kernel, BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  constexpr bool kClearSums = true;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
   error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, RowOrder, kClearSums>(
@@ -27,6 +26,19 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   if (error != cudaSuccess) return error;
   bwd_convert_kernel<Traits><<<unsigned(plan.dq_ctas), Traits::kThreads, 0, stream>>>(params);
   return cudaGetLastError();
+}
+
+template <class Traits>
+cudaError_t launch_dense_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  constexpr bool kDeterministic = true;
+  auto* const kernel = plan.deterministic ? bwd_kernel<Traits, kDeterministic> : bwd_kernel<Traits, !kDeterministic>;
+  return launch_kernels<Traits, sizeof(typename Traits::SharedStorage)>(kernel, plan, params, stream);
+}
+
+template <class Traits>
+cudaError_t launch_masked_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
+  return launch_kernels<typename Traits::Base, kSmemBytes>(bwd_masked_kernel<Traits>, plan, params, stream);
 }
 
 // The same where sequences are read at run time.
@@ -73,38 +85,19 @@ cudaError_t launch_plain_sequences(BwdPlan const& plan, BwdParams const& params,
   }
 }
 
-// The same with a mask by intervals.
-template <class Traits>
-cudaError_t launch_masked_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
-  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
-  constexpr bool kClearSums = true;
-  auto* const kernel = bwd_masked_kernel<Traits>;
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
-  if (error != cudaSuccess) return error;
-  error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, RowOrder, kClearSums>(
-      plan, params, stream);
-  if (error != cudaSuccess) return error;
-  kernel<<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(with_scaled_dout(params));
-  error = cudaGetLastError();
-  if (error != cudaSuccess) return error;
-  bwd_convert_kernel<typename Traits::Base><<<unsigned(plan.dq_ctas), Traits::kThreads, 0, stream>>>(params);
-  return cudaGetLastError();
-}
-
+// A mask by intervals.
 template <int kHeadDim>
 cudaError_t launch_masked(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
-  constexpr bool kModifiesScores = true;
   constexpr TileConfig kTile = sequence_tile_config(kHeadDim);
-  static_assert(sequence_smem_bytes(kTile, kHeadDim) <= kMaxSmemBytes[kSmem99K]);
   return with_element(plan.dtype, [&]<class Element>(Element) {
     if constexpr (has_plain_sequence_kernel(kHeadDim, kA100)) {
       constexpr TileConfig kPlainTile = plain_masked_tile_config(kHeadDim);
       static_assert(sequence_smem_bytes(kPlainTile, kHeadDim) <= kMaxSmemBytes[kA100]);
       if (!plan.variant.modifies_scores && has_plain_sequence_kernel(kHeadDim, plan.entry)) {
-        return launch_masked_kernels<MaskedTraits<Element, kHeadDim, kPlainTile, !kModifiesScores>>(plan, params, stream);
+        return launch_masked_kernels<PlainMaskedTraits<Element, kHeadDim, kPlainTile>>(plan, params, stream);
       }
     }
-    return launch_masked_kernels<MaskedTraits<Element, kHeadDim, kTile, kModifiesScores>>(plan, params, stream);
+    return launch_masked_kernels<MaskedTraits<Element, kHeadDim, kTile>>(plan, params, stream);
   });
 }
 
@@ -114,7 +107,7 @@ cudaError_t launch_entry(BwdPlan const& plan, BwdParams const& params, cudaStrea
   constexpr TileConfig kTile = tile_config(kHeadDim, kChip);
   static_assert(smem_bytes(kTile, kHeadDim) <= kMaxSmemBytes[kChip]);
   return with_element(plan.dtype, [&]<class Element>(Element) {
-    return launch_kernels<Traits<Element, kHeadDim, kTile>>(plan, params, stream);
+    return launch_dense_kernels<Traits<Element, kHeadDim, kTile>>(plan, params, stream);
   });
 }
 
