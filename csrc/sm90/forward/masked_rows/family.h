@@ -27,6 +27,7 @@ struct Family : OneTile {
     plan.mask.block_n = plan.shape.block_n;
     plan.draws_tiles = tiles > gpu.num_sms;
     if (!plan.draws_tiles) return;
+    plan.mask.tile_units = plan.shape.block_m / kUnitRows;
     WorkspaceLayout layout;
     plan.workspace.ticket = layout.take(4);
     plan.workspace.zeroed = plan.workspace.bytes = layout.bytes();

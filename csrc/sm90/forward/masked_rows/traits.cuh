@@ -51,7 +51,7 @@ struct Traits : rows::Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV> {
     Element v[kStages][Base::kVElements];
     Element q[kSmem.q_stages][kWarpgroups][Base::kQElements];
     std::conditional_t<kSmem.has_o, rows::OutBuffer<kWarpgroups, kHeadDimV>, rows::NoOutBuffer> out;
-    RowInterval intervals[kStages][kMaxIntervals][kBlockN];  // of K's stage, where a warpgroup needs the mask
+    alignas(128) RowInterval intervals[kStages][kMaxIntervals][kBlockN];  // of K's stage, where a warpgroup needs the mask
     KeySlot slots[kStages];                                  // the same
     Pipeline<kStages> k_pipeline;
     Pipeline<kStages> v_pipeline;
