@@ -17,7 +17,9 @@ struct Family : OneTile {
   static constexpr bool kOneHeadDim = true;
   static constexpr bool kReadsMasks = true;
 
-  static bool serves(HeadDims, Problem const&) { return true; }
+  static bool serves(HeadDims kernel, Problem const& problem) {
+    return !problem.has_mask() || has_masked_kernel(kernel.head_dim);
+  }
 
   // On a Hopper GPU, beside the kernels of sm90, the table that was the fastest on an H200 where sm80 was faster
   // (docs/tuning.md).
@@ -66,11 +68,14 @@ struct Family : OneTile {
   static char const* tile_name(BwdPlan const& plan) { return kChipNames[plan.entry]; }
 
   static std::string why_tile(BwdPlan const& plan, Problem const&, Gpu) {
-    bool const masked = plan.variant.reads_mask;
-    bool const plain = !plan.variant.modifies_scores && has_plain_sequence_kernel(plan.head_dim, plan.entry);
-    if (plan.variant == Variant::kDense || (plain && !masked)) return chip_text(plan.entry);
-    if (plain) return " with a mask by intervals, on chips with 163 KB of shared memory per CTA or more";
-    return masked ? " with a mask by intervals, on any chip" : " for packed batches and modified scores, on any chip";
+    bool const modified = plan.variant.modifies_scores;
+    if (plan.variant.reads_mask) {
+      bool const plain = !modified && has_plain_masked_kernel(plan.head_dim, plan.entry);
+      return plain ? " with a mask, on chips with 163 KB of shared memory per CTA or more" : " with a mask, on any chip";
+    }
+    bool const plain = !modified && has_plain_sequence_kernel(plan.head_dim, plan.entry);
+    if (!plan.variant.reads_sequences || plain) return chip_text(plan.entry);
+    return " for packed batches and modified scores, on any chip";
   }
 };
 

@@ -90,10 +90,10 @@ template <int kHeadDim>
 cudaError_t launch_masked(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   constexpr TileConfig kTile = sequence_tile_config(kHeadDim);
   return with_element(plan.dtype, [&]<class Element>(Element) {
-    if constexpr (has_plain_sequence_kernel(kHeadDim, kA100)) {
+    if constexpr (has_plain_masked_kernel(kHeadDim, kA100)) {
       constexpr TileConfig kPlainTile = plain_masked_tile_config(kHeadDim);
       static_assert(sequence_smem_bytes(kPlainTile, kHeadDim) <= kMaxSmemBytes[kA100]);
-      if (!plan.variant.modifies_scores && has_plain_sequence_kernel(kHeadDim, plan.entry)) {
+      if (!plan.variant.modifies_scores && has_plain_masked_kernel(kHeadDim, plan.entry)) {
         return launch_masked_kernels<PlainMaskedTraits<Element, kHeadDim, kPlainTile>>(plan, params, stream);
       }
     }
@@ -114,7 +114,9 @@ cudaError_t launch_entry(BwdPlan const& plan, BwdParams const& params, cudaStrea
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   static_assert(kHeadDimV == kHeadDim);
-  if (plan.variant.reads_mask) return launch_masked<kHeadDim>(plan, params, stream);
+  if constexpr (has_masked_kernel(kHeadDim)) {
+    if (plan.variant.reads_mask) return launch_masked<kHeadDim>(plan, params, stream);
+  }
   if (plan.variant.modifies_scores) return launch_sequences<kHeadDim>(plan, params, stream);
   switch (plan.entry) {
     case kA100: return launch_entry<kHeadDim, kA100>(plan, params, stream);

@@ -54,8 +54,8 @@ constexpr TileConfig tile_config(int head_dim, int chip) {
           .row_warps = 2, .q_stages = stages, .dout_stages = stages, .ctas_per_sm = 1};
 }
 
-// Whether plain scores of packed batches, and those with a mask by intervals, have a kernel of their own, with a tile of
-// the dense kernels. Elsewhere the kernel of modified scores serves them.
+// Whether plain scores of packed batches have a kernel of their own, with a tile of the dense kernels. Elsewhere the
+// kernel of modified scores serves them.
 constexpr bool has_plain_sequence_kernel(int head_dim, int chip) {
   return head_dim > 32 && head_dim <= 128 && chip != kSmem99K;
 }
@@ -63,7 +63,12 @@ constexpr bool has_plain_sequence_kernel(int head_dim, int chip) {
 // The tile of a chip for plain scores of packed batches; has_plain_sequence_kernel holds.
 constexpr TileConfig plain_sequence_tile_config(int head_dim, int chip) { return tile_config(head_dim, chip); }
 
-// The same with a mask: one tile serves both chips.
+// The same with a mask by intervals, where one tile serves both chips. Masked kernels are few, for the time that they
+// take to compile: up to head dim 64 those of 64 serve.
+constexpr bool has_masked_kernel(int head_dim) { return head_dim >= 64; }
+constexpr bool has_plain_masked_kernel(int head_dim, int chip) {
+  return (head_dim == 64 || head_dim == 128) && chip != kSmem99K;
+}
 constexpr TileConfig plain_masked_tile_config(int head_dim) { return tile_config(head_dim, kA100); }
 
 // The tiles of the kernel of modified scores, packed or dense: one per head dim, which every chip has room for. The
@@ -95,7 +100,9 @@ constexpr int sequence_smem_bytes(TileConfig tile, int head_dim) {
 
 constexpr KernelShape kernel_shape(int head_dim, int chip, Variant variant = Variant::kDense) {
   bool const reads = variant.reads_sequences || variant.reads_mask;
-  bool const plain = !variant.modifies_scores && has_plain_sequence_kernel(head_dim, chip);
+  bool const has_plain = variant.reads_mask ? has_plain_masked_kernel(head_dim, chip)
+                                            : has_plain_sequence_kernel(head_dim, chip);
+  bool const plain = has_plain && !variant.modifies_scores;
   TileConfig const tile = !reads               ? tile_config(head_dim, chip)
                           : !plain             ? sequence_tile_config(head_dim)
                           : variant.reads_mask ? plain_masked_tile_config(head_dim)

@@ -15,8 +15,8 @@ struct Family : OneTile {
   static constexpr char const* kName = "sm80::forward::rows";
   static constexpr bool kReadsMasks = true;
 
-  static bool serves(HeadDims, Problem const& problem) {
-    if (problem.accumulate == Accumulate::kFloat32) return true;
+  static bool serves(HeadDims kernel, Problem const& problem) {
+    if (problem.accumulate == Accumulate::kFloat32) return has_kernel(kernel.head_dim, fwd_variant(kernel, problem));
     return std::max(problem.head_dim, problem.head_dim_v) <= float16_max_head_dim(problem.accumulate) &&
            !problem.has_mask();
   }
