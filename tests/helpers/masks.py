@@ -83,7 +83,9 @@ def draw_options(pick: random.Random, rng: torch.Generator, heads_q: int, dtype:
     """A call's other options, on the CPU."""
     options: dict[str, Any] = {
         "causal": pick.choice((False, False, True, "top_left")),
-        "window": pick.choice((None, None, None, (pick.randint(0, 60), pick.randint(0, 60)), (pick.randint(0, 99), None))),
+        "window": pick.choice(
+            (None, None, None, (pick.randint(0, 60), pick.randint(0, 60)), (pick.randint(0, 99), None))
+        ),
         "softcap": pick.choice((None, None, None, 6.0)),
         "scale": pick.choice((None, None, pick.uniform(0.05, 0.3))),
     }
