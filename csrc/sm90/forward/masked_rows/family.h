@@ -16,7 +16,7 @@ struct Family : OneTile {
   static void plan(FwdPlan& plan, Problem const& problem, Choice const&, Gpu gpu) {
     plan.kernel = "fwd_kernel";
     plan.variant = fwd_variant({plan.head_dim, plan.head_dim_v}, problem);
-    plan.shape = kernel_shape(plan.head_dim, plan.head_dim_v, plan.variant);
+    plan.shape = kernel_shape(plan.head_dim, plan.head_dim_v);
     int64_t const tiles = fwd_tiles(plan, problem);
     if (tiles == 0) return;  // perhaps there is no head, and no order of tiles then
     plan.tile_heads = 1;

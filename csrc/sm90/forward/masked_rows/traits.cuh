@@ -42,9 +42,9 @@ struct Traits : rows::Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV> {
   static constexpr bool kComputesDescriptors = kHeadDim > 128;
 
   // With 24 registers the producer, a warp that walks over bits, spills.
-  static constexpr int kProducerRegs = kWarpgroups == 3 ? 32 : 40;
-  static constexpr int kConsumerRegs = kWarpgroups == 3 ? 160 : 232;
-  static_assert(kWarpgroups == 2 || kWarpgroups == 3);
+  static constexpr int kProducerRegs = kWarpgroups > 2 ? 32 : 40;
+  static constexpr int kConsumerRegs = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 160 : 232;
+  static_assert(kWarpgroups >= 2);
 
   struct alignas(1024) SharedStorage {
     Element k[kStages][Base::kKElements];
