@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from numerics import same_bits
+from numerics import assert_gradients_match, same_bits
 from packed import assert_packed_matches, pack
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+import flash_cute
 from flash_cute import _ops
 from flash_cute.integrations import _aten, _tally, _varlen_attn, sdpa
 
@@ -494,3 +495,27 @@ class TestOnCuda:
                 torch.testing.assert_close(given, expected, atol=1e-2, rtol=1e-2)  # its dq has other bits each time
         assert sorted(x.partition(":")[0] for x in sdpa.report().passed_on) == ["attn_mask", "dropout_p"]
         assert sdpa.report().served == {}
+
+
+@pytest.mark.cuda
+def test_padding_on_the_gpu(rng: torch.Generator) -> None:
+    """Served, with gradients, where kernels read a mask; else PyTorch's, counted. Right in either case."""
+    q, k, v = (torch.randn(2, 4, 200, 64, generator=rng).cuda().half().requires_grad_() for _ in range(3))
+    keys = torch.arange(200, device="cuda") < torch.tensor([[150], [200]], device="cuda")
+    keys[1, 3:70] = False
+    dout = torch.randn(q.shape, generator=rng).cuda().half()
+    with sdpa.enable():
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=keys[:, None, None])
+            gradients = torch.autograd.grad(out, (q, k, v), dout)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    mask = flash_cute.Mask.padding(keys)
+    expected, _ = flash_cute.reference.attention(q.detach(), k.detach(), v.detach(), mask=mask)
+    torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
+    report = sdpa.report()
+    if report.served:
+        assert_gradients_match(gradients, dout, q, k, v, mask=mask)
+    assert sum(report.served.values()) + sum(report.passed_on.values()) == 1
+    assert all("reads a mask by intervals" in reason for reason in report.passed_on)
