@@ -1,4 +1,4 @@
-// The Hopper forward with a mask by intervals of rows per column, up to head dim 256.
+// The Hopper forward with a mask by intervals of rows per column, up to head dim 320.
 #pragma once
 
 #include "planning/forward.h"
