@@ -5,7 +5,7 @@
 #include "core/registers.cuh"
 #include "load.cuh"
 #include "mainloop.cuh"
-#include "rows_of_mask.cuh"
+#include "seeing_rows.cuh"
 #include "sm90/common/dependent_launch.cuh"
 #include "sm90/forward/rows/epilogue.cuh"
 
