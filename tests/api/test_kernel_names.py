@@ -209,17 +209,23 @@ def test_the_deterministic_modes_kernel_is_told_apart(deterministic, form):
     assert not kernel_matches(plan | {"block_n": 64}, true)
 
 
-@pytest.mark.parametrize("traits", ["SequenceTraits", "PlainSequenceTraits"])
-@pytest.mark.parametrize("variant", ["packed", "modified"])
+@pytest.mark.parametrize(
+    ("kernel", "traits", "variant"),
+    [
+        *(("sequences", t, v) for t in ("SequenceTraits", "PlainSequenceTraits") for v in ("packed", "modified")),
+        *(("masked", t, v) for t in ("MaskedTraits", "PlainMaskedTraits") for v in ("masked", "masked modified")),
+    ],
+)
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_kernels_of_sm80_that_read_sequences(deterministic, variant, traits):
+def test_kernels_of_sm80_that_read_sequences_or_a_mask(deterministic, variant, traits, kernel):
     tile = (64, 64, 4, 2, 2, 2, 1, 1, 2)
+    kernel = f"bwd_{kernel}_kernel"
     names = (
-        "void flash_cute::sm80::backward::dq_in_memory::bwd_sequences_kernel<"
+        f"void flash_cute::sm80::backward::dq_in_memory::{kernel}<"
         f"flash_cute::sm80::backward::dq_in_memory::{traits}<cutlass::half_t, 128, "
         f"flash_cute::sm80::backward::dq_in_memory::TileConfig{{{', '.join(map(str, tile))}}}> >"
         "(flash_cute::BwdParams)",
-        "_ZN10flash_cute4sm808backward12dq_in_memory20bwd_sequences_kernel"
+        f"_ZN10flash_cute4sm808backward12dq_in_memory{len(kernel)}{kernel}"
         f"INS1_{len(traits)}{traits}IN7cutlass6half_tELi128E"
         f"XtlNS1_10TileConfigE{''.join(f'Li{number}E' for number in tile)}EEEEEEvNS_9BwdParamsE",
     )
@@ -227,7 +233,7 @@ def test_kernels_of_sm80_that_read_sequences(deterministic, variant, traits):
         **PLAN,
         **{
             "family": "sm80::backward::dq_in_memory",
-            "kernel": "bwd_sequences_kernel",
+            "kernel": kernel,
             "variant": variant,
             "deterministic": deterministic,
             "mask": "full",
@@ -238,7 +244,7 @@ def test_kernels_of_sm80_that_read_sequences(deterministic, variant, traits):
         assert kernel_matches(plan, name)
         assert not kernel_matches(plan | {"kernel": "bwd_kernel"}, name)
         assert not kernel_matches(plan | {"block_n": 128}, name)
-        assert not kernel_matches(plan, name.replace("bwd_sequences_kernel", "bwd_convert_sequences_kernel"))
+        assert not kernel_matches(plan, name.replace(kernel, "bwd_convert_sequences_kernel"))
 
 
 @pytest.mark.parametrize("family", TILE_FIELDS)

@@ -280,7 +280,7 @@ def test_the_slowest_files_come_first(tools: Callable) -> None:
     files = module.source_files(built)
     assert Counter(files) == Counter([*module.kernel_files(built), *module.side_files(built)])
     seconds = [file.seconds for file in files]
-    assert seconds == sorted(seconds, reverse=True) and 150 < seconds[0] < 200
+    assert seconds == sorted(seconds, reverse=True) and 150 < seconds[0] < 250
     known = {(arch, files, head_dim) for (arch, files), of in module.SECONDS.items() for head_dim in of}
     assert {(i.arch, i.files, i.head_dim) for i in built} <= known
 

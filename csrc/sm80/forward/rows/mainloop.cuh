@@ -38,7 +38,7 @@ CUTE_DEVICE void cap_scores_in_one_way(Scores& scores, ScoreTerms const& terms) 
 // Leaves the unnormalized O in tOrO and the row statistics in softmax.
 //
 // A long function: its parts, the lambdas, work on the same dozen of tensors and pipeline states, which functions would
-// all take as arguments. `step` is a key tile; the loops over them are at the end.
+// all take as arguments. `step` is a key tile; key_tiles.cuh has the loops over them.
 template <class Traits, class Lengths, class Softmax, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowTileCoord const& tile,
                           typename Traits::Storage& smem, Softmax& softmax,
@@ -132,6 +132,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
   auto load_intervals = [&](int n, int stage) {
     if constexpr (Traits::kVariant.reads_mask) {
       constexpr int kPairs = kBlockN / 2;  // of columns, 16 bytes each
+      static_assert(kMaxIntervals * kPairs <= Traits::kThreads);
       int const pair = thread_again();
       if (pair >= params.mask.intervals_per_column * kPairs) return;
       RowInterval const* const source = smem.tile.intervals + n * kBlockN + 2 * (pair % kPairs);
