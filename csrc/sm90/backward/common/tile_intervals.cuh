@@ -1,0 +1,90 @@
+// A mask by intervals: of each column the rows that see it, see contract/tile_mask.h.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "contract/tile_mask.h"
+#include "core/mask.cuh"
+
+namespace flash_cute::sm90::backward {
+
+using namespace cute;
+
+// The intervals of a tile's columns.
+struct TileIntervals {
+  RowInterval const* first;   // of the tile's first column
+  RowInterval const* second;  // null: columns have one
+
+  CUTE_DEVICE RowInterval at(int column) const { return read(first + column); }
+  CUTE_DEVICE RowInterval second_at(int column) const {
+    return second == nullptr ? RowInterval{0, 0} : read(second + column);
+  }
+
+ private:
+  CUTE_DEVICE static RowInterval read(RowInterval const* address) {
+    int2 const both = __ldg(reinterpret_cast<int2 const*>(address));
+    return {.first = both.x, .limit = both.y};
+  }
+};
+
+// Sets the scores of one column outside two intervals of rows, relative to the thread's first element, to -inf. As
+// keep_range.
+template <int kPeriod, class Scores>
+CUTE_DEVICE void keep_intervals(Scores&& column, RowInterval const (&intervals)[kMaxIntervals]) {  // (elements)
+  constexpr int kSize = decltype(size(column))::value;
+  using Bits = ElementBits<kSize, kPeriod>;
+  int const begin = Bits::below(intervals[0].first), end = Bits::below(intervals[0].limit);
+  int const second_begin = Bits::below(intervals[1].first), second_end = Bits::below(intervals[1].limit);
+  for_each(make_int_sequence<Bits::kWords>{}, [&](auto word) __attribute__((always_inline)) {
+    uint32_t const kept = Bits::template word<word>(begin, end) | Bits::template word<word>(second_begin, second_end);
+    CUTE_UNROLL
+    for (int j = 32 * word; j < cute::min(kSize, 32 * word + 32); ++j) {
+      if (!(kept & (1u << (j % 32)))) column(j) = -INFINITY;
+    }
+  });
+}
+
+// Sets the scores of a transposed tile that its columns' intervals do not have to -inf: tScS holds (column, row).
+template <class Scores, class Coords, class Coords0>
+CUTE_DEVICE void apply_intervals_transposed(Scores& scores,             // (columns, rows)
+                                            Coords const& tScS,         // (columns, rows) -> (column, row)
+                                            Coords0 const& /*tScS_0*/,  // the same for thread 0, static
+                                            TileIntervals const& tile, int tile_row) {
+  constexpr int kPeriod = element_period<Coords0>();
+  int const thread_row = tile_row + get<1>(tScS(_0{}, _0{}));
+  CUTE_UNROLL
+  for (int i = 0; i < size<0>(scores); ++i) {
+    int const column = get<0>(tScS(i, _0{}));
+    RowInterval intervals[kMaxIntervals] = {tile.at(column), tile.second_at(column)};
+    for (RowInterval& interval : intervals) {
+      interval.first -= thread_row;
+      interval.limit -= thread_row;
+    }
+    keep_intervals<kPeriod>(scores(i, _), intervals);
+  }
+}
+
+// The same of a tile, whose threads have few rows and many columns.
+template <class Scores, class Coords, class Coords0>
+CUTE_DEVICE void apply_intervals(Scores& scores,           // (rows, columns)
+                                 Coords const& tScS,       // (rows, columns) -> (row, column)
+                                 Coords0 const& tScS_0,    // the same for thread 0, static
+                                 TileIntervals const& tile, int tile_row) {
+  int const thread_row = tile_row + get<0>(tScS(_0{}, _0{}));
+  int const thread_column = get<1>(tScS(_0{}, _0{}));
+  auto const sees = [](RowInterval const& interval, int row) {
+    return unsigned(row - interval.first) < unsigned(interval.limit - interval.first);
+  };
+  CUTE_UNROLL
+  for (int j = 0; j < size<1>(scores); ++j) {
+    int const column = thread_column + get<1>(tScS_0(_0{}, j));
+    RowInterval const first = tile.at(column), second = tile.second_at(column);
+    CUTE_UNROLL
+    for (int i = 0; i < size<0>(scores); ++i) {
+      int const row = thread_row + get<0>(tScS_0(i, _0{}));
+      if (!sees(first, row) && !sees(second, row)) scores(i, j) = -INFINITY;
+    }
+  }
+}
+
+}  // namespace flash_cute::sm90::backward
