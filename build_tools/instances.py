@@ -138,6 +138,10 @@ SIDE_KERNELS = (
         *("append", "kvcache/append.cuh", "kvcache", "launch_append"),
         *("AppendParams const&, cudaStream_t", "struct AppendParams;"),
     ),
+    SideKernel(
+        *("tile_mask", "masks/launch.cuh", "masks", "launch"),
+        *("masks::Params const&, int, cudaStream_t", "namespace masks { struct Params; }"),
+    ),
 )
 
 
@@ -146,6 +150,8 @@ SIDE_SECONDS = {
     ("sm90", "quantize_fp8"): 65,
     ("sm80", "append"): 20,
     ("sm90", "append"): 10,
+    ("sm80", "tile_mask"): 20,
+    ("sm90", "tile_mask"): 10,
 }
 
 

@@ -75,6 +75,14 @@ struct TileMaskPlan {
   int64_t rows_whole = -1;
   int64_t keys_visited = -1;
   int64_t keys_whole = -1;
+
+  // Words of a row unit's list, of a key tile's, and columns of a row of intervals.
+  constexpr int key_words() const { return words_of(key_tiles); }
+  constexpr int row_words() const { return words_of(row_units); }
+  constexpr int64_t columns() const { return (int64_t{key_tiles} * block_n + 15) / 16 * 16; }
+
+ private:
+  static constexpr int words_of(int bits) { return bits <= 32 ? 1 : (bits + 31) / 32; }
 };
 
 }  // namespace flash_cute

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "contract/kernel_shape.h"
+#include "contract/tile_mask.h"
 #include "contract/tile_order.h"
 #include "contract/variant.h"
 #include "sm80/common/chip.h"
@@ -48,10 +49,10 @@ constexpr TileConfig tile_config(int head_dim, int chip) {
   }
 }
 
-// The tiles of the kernels that read sequences at run time: those of dense kernels where these leave enough registers,
-// else one for all chips.
+// The tiles of the kernels that read sequences, or a mask, at run time: those of dense kernels where these leave enough
+// registers, else one for all chips.
 constexpr TileConfig tile_config(int head_dim, int chip, Variant variant) {
-  bool const modified = variant == Variant::kModified;
+  bool const modified = variant.modifies_scores;
   if (variant == Variant::kDense || head_dim <= 64) return tile_config(head_dim, chip);
   if (head_dim <= 128) {
     if (head_dim > 96 && !modified) return tile_config(head_dim, chip);
@@ -71,6 +72,16 @@ constexpr int smem_bytes(TileConfig tile, int head_dim) {
 // What a kernel adds to it whose sequences are read at run time.
 constexpr int kSequenceBytes = 128;
 
+// What a kernel adds to it that reads a mask: the tile, and the intervals of the columns of each stage's keys.
+constexpr int masked_bytes(TileConfig tile) {
+  return kSequenceBytes + tile.stages * kMaxIntervals * tile.block_n * static_cast<int>(sizeof(RowInterval));
+}
+
+// What the kernel of a variant adds.
+constexpr int added_bytes(TileConfig tile, Variant variant) {
+  return variant.reads_mask ? masked_bytes(tile) : variant.reads_sequences ? kSequenceBytes : 0;
+}
+
 // How many CTAs of a tile an SM of the chip has room for, up to those that the register budget is set for.
 constexpr int ctas_that_fit(TileConfig tile, int smem_bytes, int chip) {
   constexpr int kReservedBytes = 1024;  // per CTA, and an SM has so much more than one CTA may have
@@ -80,7 +91,7 @@ constexpr int ctas_that_fit(TileConfig tile, int smem_bytes, int chip) {
 
 constexpr KernelShape kernel_shape(int head_dim, int chip, Variant variant = Variant::kDense) {
   TileConfig const tile = tile_config(head_dim, chip, variant);
-  int const smem = smem_bytes(tile, head_dim) + (variant.reads_sequences ? kSequenceBytes : 0);
+  int const smem = smem_bytes(tile, head_dim) + added_bytes(tile, variant);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,
           .threads = 32 * tile.warps,
