@@ -32,7 +32,7 @@ struct MaskedRows {
   uint32_t const* visited;            // a bit for each row tile: it has a row that sees one of the keys
   uint32_t const* whole;              // every row sees every key
   RowInterval const* columns;         // the first intervals of the keys
-  RowInterval const* second_columns;  // the second ones; null: there are none
+  RowInterval const* second_columns;  // the second ones, or where columns have one the same
   int first_word;                     // of `visited` that is not 0
 
   // Of the key tile whose number, head, batch and `begin` are set. Sets its first row tile and its end.
@@ -47,7 +47,7 @@ struct MaskedRows {
     RowInterval const* const columns = mask.intervals + tile.batch * mask.batch_stride +
                                        tile.head_kv * mask.head_stride + tile.n_block * Traits::kBlockN;
     tile.columns = columns;
-    tile.second_columns = mask.intervals_per_column > 1 ? columns + mask.interval_stride : nullptr;
+    tile.second_columns = columns + (mask.intervals_per_column > 1 ? mask.interval_stride : 0);
     int number = 0, first_word = 0;
 #pragma unroll 1
     for (int word = mask.of_keys.words - 1; word >= 0; --word) {

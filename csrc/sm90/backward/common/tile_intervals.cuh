@@ -13,12 +13,10 @@ using namespace cute;
 // The intervals of a tile's columns.
 struct TileIntervals {
   RowInterval const* first;   // of the tile's first column
-  RowInterval const* second;  // null: columns have one
+  RowInterval const* second;  // the same where columns have one: a branch would cost more registers than it saves loads
 
   CUTE_DEVICE RowInterval at(int column) const { return read(first + column); }
-  CUTE_DEVICE RowInterval second_at(int column) const {
-    return second == nullptr ? RowInterval{0, 0} : read(second + column);
-  }
+  CUTE_DEVICE RowInterval second_at(int column) const { return read(second + column); }
 
  private:
   CUTE_DEVICE static RowInterval read(RowInterval const* address) {

@@ -345,7 +345,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int task_
   step(row_tile.m_block, C<StepKind::kFirst>{});
   // A pass is the row tiles of all query heads in alternation or, with a window, those of one: a loop of its own, so
   // that the order costs a step nothing.
-  bool const one_head_after_another = tile.last_row_tile >= 0;
+  bool const one_head_after_another = !Traits::kVariant.reads_mask && tile.last_row_tile >= 0;
   int const alternating = one_head_after_another ? 1 : params.heads_per_kv;
   int left = one_head_after_another ? tile.first.m_block - tile.last_row_tile : tile.end - tile.begin - 1;
   // What the loop over a pass does not need is read again after it: kept in registers, it spilled at head dim 64.
@@ -363,6 +363,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int task_
         step(row_tile.m_block, C<StepKind::kWithoutDq>{});
       }
     }
+    if constexpr (Traits::kVariant.reads_mask) break;
     KeyTile const again = tile_again();
     if (number == again.end) break;
     row_tile.m_block = again.first.m_block + 1;

@@ -39,8 +39,9 @@ struct IntervalsOfStep {
   ReadTask const& task;
   int n_block;
   RowVisit const volatile& visit;
+  bool masked = uniform(visit.masked) != 0;
 
-  CUTE_DEVICE bool is_needed() const { return uniform(visit.masked) != 0; }
+  CUTE_DEVICE bool is_needed() const { return masked; }
 
   CUTE_DEVICE int offset() const { return visit.m_block * Traits::kBlockM - n_block * Traits::kBlockN; }
 
