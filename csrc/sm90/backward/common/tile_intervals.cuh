@@ -4,7 +4,7 @@
 #include <cute/tensor.hpp>
 
 #include "contract/tile_mask.h"
-#include "core/mask.cuh"
+#include "core/interval_mask.cuh"
 
 namespace flash_cute::sm90::backward {
 
@@ -25,23 +25,6 @@ struct TileIntervals {
   }
 };
 
-// Sets the scores of one column outside two intervals of rows, relative to the thread's first element, to -inf. As
-// keep_range.
-template <int kPeriod, class Scores>
-CUTE_DEVICE void keep_intervals(Scores&& column, RowInterval const (&intervals)[kMaxIntervals]) {  // (elements)
-  constexpr int kSize = decltype(size(column))::value;
-  using Bits = ElementBits<kSize, kPeriod>;
-  int const begin = Bits::below(intervals[0].first), end = Bits::below(intervals[0].limit);
-  int const second_begin = Bits::below(intervals[1].first), second_end = Bits::below(intervals[1].limit);
-  for_each(make_int_sequence<Bits::kWords>{}, [&](auto word) __attribute__((always_inline)) {
-    uint32_t const kept = Bits::template word<word>(begin, end) | Bits::template word<word>(second_begin, second_end);
-    CUTE_UNROLL
-    for (int j = 32 * word; j < cute::min(kSize, 32 * word + 32); ++j) {
-      if (!(kept & (1u << (j % 32)))) column(j) = -INFINITY;
-    }
-  });
-}
-
 // Sets the scores of a transposed tile that its columns' intervals do not have to -inf: tScS holds (column, row).
 template <class Scores, class Coords, class Coords0>
 CUTE_DEVICE void apply_intervals_transposed(Scores& scores,             // (columns, rows)
@@ -53,12 +36,9 @@ CUTE_DEVICE void apply_intervals_transposed(Scores& scores,             // (colu
   CUTE_UNROLL
   for (int i = 0; i < size<0>(scores); ++i) {
     int const column = get<0>(tScS(i, _0{}));
-    RowInterval intervals[kMaxIntervals] = {tile.at(column), tile.second_at(column)};
-    for (RowInterval& interval : intervals) {
-      interval.first -= thread_row;
-      interval.limit -= thread_row;
-    }
-    keep_intervals<kPeriod>(scores(i, _), intervals);
+    RowInterval const first = tile.at(column), second = tile.second_at(column);
+    keep_ranges<kPeriod>(scores(i, _), first.first - thread_row, first.limit - thread_row, second.first - thread_row,
+                         second.limit - thread_row);
   }
 }
 
@@ -70,9 +50,6 @@ CUTE_DEVICE void apply_intervals(Scores& scores,           // (rows, columns)
                                  TileIntervals const& tile, int tile_row) {
   int const thread_row = tile_row + get<0>(tScS(_0{}, _0{}));
   int const thread_column = get<1>(tScS(_0{}, _0{}));
-  auto const sees = [](RowInterval const& interval, int row) {
-    return unsigned(row - interval.first) < unsigned(interval.limit - interval.first);
-  };
   CUTE_UNROLL
   for (int j = 0; j < size<1>(scores); ++j) {
     int const column = thread_column + get<1>(tScS_0(_0{}, j));
@@ -80,7 +57,7 @@ CUTE_DEVICE void apply_intervals(Scores& scores,           // (rows, columns)
     CUTE_UNROLL
     for (int i = 0; i < size<0>(scores); ++i) {
       int const row = thread_row + get<0>(tScS_0(i, _0{}));
-      if (!sees(first, row) && !sees(second, row)) scores(i, j) = -INFINITY;
+      if (!contains(first, row) && !contains(second, row)) scores(i, j) = -INFINITY;
     }
   }
 }

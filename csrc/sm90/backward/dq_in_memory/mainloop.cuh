@@ -318,8 +318,10 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int task_
     if (!kFirst) publish(number - 1);  // here, where the fence has no store in flight to wait for
     constexpr bool kModified = Traits::kVariant.modifies_scores;
     [[maybe_unused]] RowStats<kBlockM> delta;  // where it comes with Q
-    if constexpr (Traits::kDeltaWithQ && !kModified) delta = RowStats<kBlockM>(smem.delta[rows.stage]);
+    constexpr bool kMasked = Traits::kVariant.reads_mask;  // then it spilled before the mask
+    if constexpr (Traits::kDeltaWithQ && !kModified && !kMasked) delta = RowStats<kBlockM>(smem.delta[rows.stage]);
     compute_p<Traits>(smem, params, mask_of_step(m_block), shift, slope, rows, tSrS, tSrdP, rP);
+    if constexpr (Traits::kDeltaWithQ && !kModified && kMasked) delta = RowStats<kBlockM>(smem.delta[rows.stage]);
     if constexpr (Traits::kDeltaWithQ && !kModified) set_to_negative(rowcol_view(tSrdP), delta);
     if (kLateDp) issue_dp<Traits>(smem, operands, warpgroup, rows, tSrV, tSrV_regs, tSrdO, tSrdP);
     if constexpr (!kModified) convert(tSrS, rP);
@@ -345,7 +347,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int task_
   step(row_tile.m_block, C<StepKind::kFirst>{});
   // A pass is the row tiles of all query heads in alternation or, with a window, those of one: a loop of its own, so
   // that the order costs a step nothing.
-  bool const one_head_after_another = !Traits::kVariant.reads_mask && tile.last_row_tile >= 0;
+  bool const one_head_after_another = tile.last_row_tile >= 0;
   int const alternating = one_head_after_another ? 1 : params.heads_per_kv;
   int left = one_head_after_another ? tile.first.m_block - tile.last_row_tile : tile.end - tile.begin - 1;
   // What the loop over a pass does not need is read again after it: kept in registers, it spilled at head dim 64.
@@ -363,7 +365,6 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int task_
         step(row_tile.m_block, C<StepKind::kWithoutDq>{});
       }
     }
-    if constexpr (Traits::kVariant.reads_mask) break;
     KeyTile const again = tile_again();
     if (number == again.end) break;
     row_tile.m_block = again.first.m_block + 1;
