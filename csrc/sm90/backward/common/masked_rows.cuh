@@ -4,6 +4,7 @@
 #include <cute/tensor.hpp>
 
 #include "contract/params.h"
+#include "core/tile_bits.cuh"
 
 namespace flash_cute::sm90::backward {
 
@@ -74,7 +75,7 @@ struct alignas(16) RowVisit {
   CUTE_DEVICE static void make(Tile const volatile& tile, RowTile const& row_tile, RowVisit volatile& visit) {
     visit.m_block = row_tile.m_block;
     visit.head = row_tile.head;
-    visit.masked = (tile.whole[row_tile.m_block >> 5] >> (row_tile.m_block & 31) & 1) == 0;
+    visit.masked = !is_set(tile.whole, row_tile.m_block);
   }
 };
 
