@@ -130,9 +130,7 @@ CUTE_DEVICE TileRange key_range_of(BwdParams const&, SequenceQueryTile const& ti
   return range;
 }
 // With a mask by intervals: as many, whose numbers the producer tells.
-CUTE_DEVICE TileRange key_range_of(BwdParams const&, MaskedQueryTile const& tile) {
-  return {.end = uniform(tile.steps)};
-}
+CUTE_DEVICE TileRange key_range_of(BwdParams const&, MaskedQueryTile const& tile) { return {.end = tile.steps}; }
 
 // Calls step(n, first) for each key tile, from the last one on.
 template <class Tile, class Step>
@@ -273,7 +271,8 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   using Element = typename Traits::Element;
   BwdParams const& params = args.params;
   auto const& tile = query_tile<Traits>(args, smem);
-  TileRange const range = key_range_of(params, tile);
+  TileRange range = key_range_of(params, tile);
+  if constexpr (Traits::kVariant.reads_mask) range.end = uniform(range.end);
   int const first_row = block_of(tile) * QueryTile::kRows + warpgroup * 64;
   typename Traits::MmaScores mma_scores;
   typename Traits::template MmaSums<Traits::kHeadDim> mma_sums;
