@@ -47,8 +47,8 @@ TILE_FIELDS: dict[str, tuple[str, ...]] = {
     "sm90::forward::rows": ("block_m", "block_n", "stages", "ping_pong", "late_wait"),
     "sm90::backward::dq_in_memory": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
 }
-# By whether it reads sequences, modifies scores, and reads a mask: csrc/contract/variant.h. Mangled, what is false at the
-# end may be left out.
+# By whether it reads sequences, modifies scores, and reads a mask: csrc/contract/variant.h. Mangled, what is false at
+# the end may be left out.
 _VARIANTS = {
     (False, False, False): "dense",
     (True, False, False): "packed",

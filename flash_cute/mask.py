@@ -197,6 +197,10 @@ def _flatten(mask: Mask) -> tuple[list[Any], None]:
     return list(mask.tensors), None
 
 
+def _flatten_with_keys(mask: Mask) -> tuple[list[Any], None]:
+    return [(_pytree.GetAttrKey(name), x) for name, x in zip(MaskTensors._fields, mask.tensors, strict=True)], None
+
+
 def _unflatten(tensors: Iterable[Any], context: None) -> Mask:
     """Without the checks: what a transform puts in the tensors' place need not be one."""
     mask = object.__new__(Mask)
@@ -206,4 +210,12 @@ def _unflatten(tensors: Iterable[Any], context: None) -> Mask:
 
 
 # A mask may be an input of torch.export's programs, and of what else walks through containers.
-_pytree.register_pytree_node(Mask, _flatten, _unflatten, serialized_type_name="flash_cute.Mask")
+_pytree.register_pytree_node(
+    Mask,
+    _flatten,
+    _unflatten,
+    serialized_type_name="flash_cute.Mask",
+    flatten_with_keys_fn=_flatten_with_keys,
+)
+# So that such a program's file, which has its example inputs, is read as weights.
+torch.serialization.add_safe_globals([Mask])

@@ -51,7 +51,10 @@ TileMask tile_mask(TileMaskPlan const& plan, Workspace const& workspace, int int
           .row_list_batch_stride = of_batch(row_list),
           .row_list_head_stride = of_head(row_list),
           .key_list_batch_stride = of_batch(key_list),
-          .key_list_head_stride = of_head(key_list)};
+          .key_list_head_stride = of_head(key_list),
+          .row_order = workspace.part<int>(plan.row_order),
+          .row_order_batch_stride = plan.tile_units > 0 ? of_batch(plan.row_tiles()) : 0,
+          .row_order_head_stride = plan.tile_units > 0 ? of_head(plan.row_tiles()) : 0};
 }
 
 }  // namespace
@@ -71,6 +74,7 @@ TileMask launch_tile_mask(TileMaskPlan const& plan, FwdArgs const& args, Problem
                              .rows_whole = workspace.part<uint32_t>(plan.rows_whole),
                              .keys_visited = workspace.part<uint32_t>(plan.keys_visited),
                              .keys_whole = workspace.part<uint32_t>(plan.keys_whole),
+                             .row_order = workspace.part<int>(plan.row_order),
                              .zeroed = static_cast<int*>(counters),
                              .zeroed_words = static_cast<int>(zeroed / 4)};
   check_cuda(find_launch(gpu)(params, gpu.num_sms, stream), "launch the kernel that reads the mask");

@@ -74,22 +74,29 @@ CUTE_DEVICE void keep_ranges(Scores&& row, int begin, int end, int second_begin,
   });
 }
 
-// The same for a transposed tile, whose scores are (columns, rows), by bits as in apply_mask_transposed.
-template <int kColumns, class Scores, class Coords, class Coords0>
+CUTE_DEVICE RowInterval read_interval(RowInterval const* interval) {
+  int2 const ends = __ldg(reinterpret_cast<int2 const*>(interval));
+  return {ends.x, ends.y};
+}
+
+// The same for a transposed tile, whose scores are (columns, rows), by bits as in apply_mask_transposed. `intervals`: in
+// global memory.
+template <class Scores, class Coords, class Coords0>
 CUTE_DEVICE void apply_interval_mask_transposed(Scores& scores,     // (columns, rows)
                                                 Coords const& tScS,  // (columns, rows) -> (column, row)
                                                 Coords0 const&,      // the same for thread 0, static
-                                                int tile_row, RowInterval const* intervals, int intervals_per_column) {
+                                                int tile_row, RowInterval const* intervals, int intervals_per_column,
+                                                int64_t interval_stride) {
   constexpr int kPeriod = element_period<Coords0>();
   int const thread_row = tile_row + get<1>(tScS(_0{}, _0{}));
   CUTE_UNROLL
   for (int i = 0; i < size<0>(scores); ++i) {
     int const column = get<0>(tScS(i, _0{}));
-    RowInterval const interval = intervals[column];
+    RowInterval const interval = read_interval(intervals + column);
     if (intervals_per_column == 1) {
       keep_range<kPeriod>(scores(i, _), interval.first - thread_row, interval.limit - thread_row);
     } else {
-      RowInterval const second = intervals[kColumns + column];
+      RowInterval const second = read_interval(intervals + interval_stride + column);
       keep_ranges<kPeriod>(scores(i, _), interval.first - thread_row, interval.limit - thread_row,
                            second.first - thread_row, second.limit - thread_row);
     }

@@ -21,14 +21,11 @@ CUTE_DEVICE int last_set_before(uint32_t const* list, int end) {
   return 32 * word + 31 - __clz(bits);
 }
 
-// The smallest number from `begin` on, below the list's end, whose bit is set; -1: none.
-CUTE_DEVICE int first_set_from(uint32_t const* list, int words, int begin) {
+// The smallest number from `begin` on whose bit is set. There is one.
+CUTE_DEVICE int first_set_from(uint32_t const* list, int begin) {
   int word = begin >> 5;
-  uint32_t bits = word < words ? __ldg(list + word) & ~0u << (begin & 31) : 0;
-  while (bits == 0) {
-    if (++word >= words) return -1;
-    bits = __ldg(list + word);
-  }
+  uint32_t bits = __ldg(list + word) & ~0u << (begin & 31);
+  while (bits == 0) bits = __ldg(list + ++word);
   return 32 * word + __ffs(bits) - 1;
 }
 

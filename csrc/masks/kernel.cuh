@@ -6,10 +6,9 @@
 // list a warp ORs what its columns touch, and ANDs what they cover. The 32 warps' words are then transposed, by ballots.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 
+#include "dependents.cuh"
 #include "intervals.cuh"
 
 namespace flash_cute::masks {
@@ -81,8 +80,7 @@ struct LaneColumns {
 template <int kArch>
 __global__ void __launch_bounds__(kThreads) tile_mask_kernel(__grid_constant__ Params const params,
                                                              __grid_constant__ int const words_per_cta) {
-  // The kernel after may start: it waits for the end of this one.
-  if constexpr (kArch >= 90) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  launch_dependents<kArch>();  // the kernel after waits for the end of this one
   TileMaskPlan const& plan = params.plan;
   Share const share = share_of(plan, words_per_cta, blockIdx.x);
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -21,6 +21,8 @@ struct Params {
   uint32_t* keys_visited;  // null: no lists of key tiles
   uint32_t* keys_whole;
 
+  int* row_order;  // null: row tiles are not sorted
+
   int* zeroed;  // counters of the kernel after, which begin as 0
   int zeroed_words;
 };

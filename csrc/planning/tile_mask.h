@@ -31,6 +31,8 @@ inline int64_t lay_out_mask(TileMaskPlan& plan, Problem const& problem, int64_t 
     plan.keys_visited = layout.take(key_lists);
     plan.keys_whole = layout.take(key_lists);
   }
+  if (plan.tile_units > 0 && plan.row_tiles() > TileMaskPlan::kMostSorted) plan.tile_units = 0;
+  if (plan.tile_units > 0) plan.row_order = layout.take(4 * pairs * plan.row_tiles());
   return layout.bytes();
 }
 

@@ -117,6 +117,9 @@ def from_slices(
         )
     count, length = of_rows.shape[0], check_count("length", length)
     kinds = _kinds(types, count).to(of_rows.device)
+    if count == 0 or length == 0:
+        nothing = torch.zeros(length, dtype=torch.int32, device=of_rows.device if device is None else device)
+        return make(nothing, nothing)
     (row, row_end), (key, key_end) = of_rows.unbind(1), of_keys.to(of_rows.device).unbind(1)
     ahead = (key_end - key) - (row_end - row)  # C - R
     unions = []
@@ -218,9 +221,6 @@ def _kinds(types: Any, count: int) -> Tensor:
 
 def _checked(name: str, parts: list[tuple[Tensor, list[tuple[Tensor, Tensor]]]], device: Any) -> _mask.Mask:
     """The mask of `merge`'s results for parts of the columns, if no column has more than two intervals."""
-    if not parts:
-        nothing = torch.zeros(0, dtype=torch.int32, device=device)
-        return make(nothing, nothing)
     numbers = torch.cat([x for x, _ in parts], -1)
     most = int(numbers.max()) if numbers.numel() else 0
     if most > 2:

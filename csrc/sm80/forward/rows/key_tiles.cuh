@@ -115,6 +115,6 @@ struct MaskedTiles {
 };
 
 template <class Traits, class Lengths>
-using KeyTiles = std::conditional_t<Traits::kVariant.reads_mask, MaskedTiles<Traits>, BandTiles<Traits, Lengths>>;
+using VisitedTiles = std::conditional_t<Traits::kVariant.reads_mask, MaskedTiles<Traits>, BandTiles<Traits, Lengths>>;
 
 }  // namespace flash_cute::sm80::forward::rows

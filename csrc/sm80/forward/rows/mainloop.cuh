@@ -49,7 +49,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
   int const thread = threadIdx.x;
   int const head_kv = tile.head / (params.heads_q / params.heads_kv);
 
-  KeyTiles<Traits, Lengths> tiles(params, sequence, tile, smem);
+  VisitedTiles<Traits, Lengths> tiles(params, sequence, tile, smem);
   if (tiles.empty()) return;
 
   // Shared memory.

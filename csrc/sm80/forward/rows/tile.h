@@ -64,6 +64,13 @@ constexpr TileConfig tile_config(int head_dim, int chip, Variant variant) {
   return {.block_m = 64, .block_n = 48, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
 }
 
+// Whether a head dim has the kernel of a variant. Masked kernels are few, for the time that they take to compile: where
+// there is none, that of the next larger head dim serves.
+constexpr bool has_kernel(int head_dim, Variant variant) {
+  if (!variant.reads_mask) return true;
+  return variant.modifies_scores ? head_dim == 64 || head_dim == 128 || head_dim == 256 : head_dim >= 64;
+}
+
 // Q, then `stages` buffers each of K and V, 16-bit; the output tile reuses Q's memory.
 constexpr int smem_bytes(TileConfig tile, int head_dim) {
   return 2 * head_dim * (tile.block_m + 2 * tile.stages * tile.block_n);

@@ -16,7 +16,7 @@ struct Family : OneTile {
   static void plan(FwdPlan& plan, Problem const& problem, Choice const&, Gpu gpu) {
     plan.kernel = "fwd_kernel";
     plan.variant = fwd_variant({plan.head_dim, plan.head_dim_v}, problem);
-    plan.shape = kernel_shape(plan.head_dim, plan.head_dim_v, plan.variant);
+    plan.shape = kernel_shape(plan.head_dim, plan.head_dim_v);
     int64_t const tiles = fwd_tiles(plan, problem);
     if (tiles == 0) return;  // perhaps there is no head, and no order of tiles then
     plan.tile_heads = 1;
@@ -27,6 +27,7 @@ struct Family : OneTile {
     plan.mask.block_n = plan.shape.block_n;
     plan.draws_tiles = tiles > gpu.num_sms;
     if (!plan.draws_tiles) return;
+    plan.mask.tile_units = plan.shape.block_m / kUnitRows;
     WorkspaceLayout layout;
     plan.workspace.ticket = layout.take(4);
     plan.workspace.zeroed = plan.workspace.bytes = layout.bytes();

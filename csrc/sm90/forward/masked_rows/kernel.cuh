@@ -26,7 +26,8 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
     TileCoord volatile& tile = smem.tile[opaque(tile_number) & 1];
     TileCoord const coord{
         .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
-    rows::epilogue<Traits>(args.params, MaskedRows{args.params, softmax}, coord, warpgroup, smem, softmax, tOrO);
+    rows::epilogue<Traits>(args.params, find_seeing_rows<Traits>(args.params, coord, warpgroup, softmax), coord,
+                           warpgroup, smem, softmax, tOrO);
     smem.tile_pipeline.release(at_step(tile_number));  // the producer may overwrite the tile
   }
 }

@@ -30,7 +30,7 @@ template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   return with_variant<Variant::kMasked, Variant::kMaskedModified>(plan.variant, [&]<Variant kVariant>() {
     return with_element(plan.dtype, [&]<class Element>(Element) {
-      constexpr TileConfig kTile = tile_config(kHeadDim, kHeadDimV, kVariant);
+      constexpr TileConfig kTile = tile_config(kHeadDim, kHeadDimV);
       return launch_kernel<Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV>>(plan, params, stream);
     });
   });

@@ -66,10 +66,11 @@ class Producer {
     }
     bool const exists = unsigned(index) < unsigned(params.order.num_tiles());
     RowTileCoord const coord = params.order.coord(exists ? index : 0);
-    tile_ = {.m_block = exists ? coord.m_block : -1,
+    tile_ = {.m_block = -1,
              .head = coord.head,
              .head_kv = coord.head / params.order.heads_per_kv,
              .batch = coord.batch};
+    if (exists) tile_.m_block = sorted(coord.m_block);
     first_ = {0, 0};
     if (exists) {
       walk_.begin(params.mask, tile_.batch, tile_.head_kv, tile_.m_block);
@@ -85,6 +86,15 @@ class Producer {
       smem_.tile_pipeline.publish(at_step(tile_number));
     }
     __syncwarp();
+  }
+
+  // The order has the last row tile of each head first; with a list, the one that visits the most key tiles.
+  CUTE_DEVICE int sorted(int m_block) const {
+    TileMask const& mask = args_.params.mask;
+    if (mask.row_order == nullptr) return m_block;
+    int const* const order =
+        mask.row_order + tile_.batch * mask.row_order_batch_stride + tile_.head_kv * mask.row_order_head_stride;
+    return order[args_.params.order.m_blocks - 1 - m_block];
   }
 
   CUTE_DEVICE void load_q(int tile_number) {

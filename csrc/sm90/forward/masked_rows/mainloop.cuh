@@ -11,11 +11,11 @@
 #include <cute/tensor.hpp>
 
 #include "core/convert.cuh"
+#include "core/interval_mask.cuh"
 #include "core/layout.cuh"
 #include "core/registers.cuh"
 #include "core/score.cuh"
 #include "core/softmax.cuh"
-#include "hide.cuh"
 #include "sm90/common/warpgroup.cuh"
 #include "sm90/forward/common/scheduler.cuh"
 #include "sm90/forward/common/scores.cuh"
@@ -120,14 +120,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
 
   // Hides what the mask hides, and releases K, with which the intervals came.
   auto mask = [&] {
-    auto const& intervals = smem.intervals[k_state.stage];
-    int const thread = fresh_thread_index() % 128;
-    int const row = first_row + first_row_of_thread(thread), column = 2 * (thread % 4);
-    if (params.mask.intervals_per_column == 1) {
-      hide_scores<1>(scores, tScS_0, intervals, row, column);
-    } else {
-      hide_scores<2>(scores, tScS_0, intervals, row, column);
-    }
+    // (rows, columns) -> (row, column)
+    auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
+    apply_interval_mask<kBlockN>(scores, tScS, tScS_0, first_row, smem.intervals[k_state.stage][0],
+                                 params.mask.intervals_per_column);
     __syncwarp();  // all lanes have read them
     release_k();
   };

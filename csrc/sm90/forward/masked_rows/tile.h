@@ -9,11 +9,10 @@ using rows::TileConfig;
 
 constexpr int kUnitRows = 64;  // of a mask's lists: a warpgroup's
 
-// One tile per head dim, the fastest of those without a mask. (A folded softcap has no late wait.)
-constexpr TileConfig tile_config(int head_dim, int head_dim_v, Variant variant) {
-  if (head_dim_v != head_dim) return rows::tile_config(head_dim, rows::kPair, head_dim_v);
-  bool const late_wait = head_dim <= 64 && !variant.modifies_scores;
-  return rows::tile_config(head_dim, late_wait ? rows::kWideLate : rows::kWide, head_dim_v);
+// One tile per head dim: the fastest of those without a mask, whose edges are also those of most masks up to head dim 64.
+constexpr TileConfig tile_config(int head_dim, int head_dim_v) {
+  int const entry = head_dim_v != head_dim ? rows::kPair : head_dim <= 64 ? rows::kTall : rows::kWide;
+  return rows::tile_config(head_dim, entry, head_dim_v);
 }
 
 // Beside K of a key tile, its number and the intervals of its columns.
@@ -41,8 +40,8 @@ struct SmemBytes {
   }
 };
 
-constexpr KernelShape kernel_shape(int head_dim, int head_dim_v, Variant variant) {
-  TileConfig const tile = tile_config(head_dim, head_dim_v, variant);
+constexpr KernelShape kernel_shape(int head_dim, int head_dim_v) {
+  TileConfig const tile = tile_config(head_dim, head_dim_v);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,
           .threads = 2 * tile.block_m + 128,

@@ -42,16 +42,16 @@ struct Traits : rows::Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV> {
   static constexpr bool kComputesDescriptors = kHeadDim > 128;
 
   // With 24 registers the producer, a warp that walks over bits, spills.
-  static constexpr int kProducerRegs = kWarpgroups == 3 ? 32 : 40;
-  static constexpr int kConsumerRegs = kWarpgroups == 3 ? 160 : 232;
-  static_assert(kWarpgroups == 2 || kWarpgroups == 3);
+  static constexpr int kProducerRegs = kWarpgroups > 2 ? 32 : 40;
+  static constexpr int kConsumerRegs = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 160 : 232;
+  static_assert(kWarpgroups >= 2);
 
   struct alignas(1024) SharedStorage {
     Element k[kStages][Base::kKElements];
     Element v[kStages][Base::kVElements];
     Element q[kSmem.q_stages][kWarpgroups][Base::kQElements];
     std::conditional_t<kSmem.has_o, rows::OutBuffer<kWarpgroups, kHeadDimV>, rows::NoOutBuffer> out;
-    RowInterval intervals[kStages][kMaxIntervals][kBlockN];  // of K's stage, where a warpgroup needs the mask
+    alignas(128) RowInterval intervals[kStages][kMaxIntervals][kBlockN];  // of K's stage, where a warpgroup needs the mask
     KeySlot slots[kStages];                                  // the same
     Pipeline<kStages> k_pipeline;
     Pipeline<kStages> v_pipeline;
