@@ -36,10 +36,14 @@ TOGETHER = {
     ("sm80", "bwd"): ((32, 64),),
     ("sm90", "fwd"): ((32, 64), (96, 128), (192, 256, 320), (512, 1024)),
     ("sm90", "fwd_fp8"): ((64, 96, 192), (128, 256)),  # the latter two have kernels of all formats
+    ("sm90", "fwd_masked"): ((32, 64, 96), (128, 192, 256)),
     ("sm90", "bwd"): ((32, 64), (96, 128), (192, 256), (320, 512, 1024)),
     ("sm80", "decode"): ((64, 128), (256, 576, 1024)),
     ("sm90", "decode"): ((64, 128), (192, 256)),
 }
+
+# Families with files of their own, and what those are named after.
+OWN_FILES = {"forward/fp8_rows": "fp8", "forward/masked_rows": "masked"}
 
 # What nvcc takes for a head dim, roughly, in seconds of processor time on 16 cores: the longest files start first, else
 # a build on many cores ends with one of them.
@@ -48,6 +52,7 @@ SECONDS = {
     ("sm80", "bwd"): {32: 60, 64: 60, 96: 115, 128: 135, 192: 125, 256: 120, 1024: 75},
     ("sm90", "fwd"): {32: 70, 64: 70, 96: 80, 128: 100, 192: 30, 256: 40, 320: 30, 512: 30, 1024: 60},
     ("sm90", "fwd_fp8"): {64: 35, 96: 35, 128: 75, 192: 45, 256: 105},
+    ("sm90", "fwd_masked"): {32: 25, 64: 30, 96: 30, 128: 30, 192: 25, 256: 30},
     ("sm90", "bwd"): {32: 80, 64: 80, 96: 80, 128: 85, 192: 65, 256: 45, 320: 30, 512: 30, 1024: 30},
     ("sm80", "decode"): {64: 60, 128: 60, 256: 25, 576: 25, 1024: 15},
     ("sm90", "decode"): {64: 50, 128: 55, 192: 50, 256: 55},
@@ -66,8 +71,9 @@ class Instance:
 
     @property
     def files(self) -> str:
-        """What the names of its files begin with, behind the architecture: float8 kernels have files of their own."""
-        return f"{self.direction}_fp8" if self.family.endswith("/fp8_rows") else self.direction
+        """What the names of its files begin with, behind the architecture: some families have files of their own."""
+        own = OWN_FILES.get(self.family)
+        return f"{self.direction}_{own}" if own else self.direction
 
     @property
     def head_dims(self) -> str:
@@ -138,6 +144,10 @@ SIDE_KERNELS = (
         *("append", "kvcache/append.cuh", "kvcache", "launch_append"),
         *("AppendParams const&, cudaStream_t", "struct AppendParams;"),
     ),
+    SideKernel(
+        *("tile_mask", "masks/launch.cuh", "masks", "launch"),
+        *("masks::Params const&, int, cudaStream_t", "namespace masks { struct Params; }"),
+    ),
 )
 
 
@@ -146,6 +156,8 @@ SIDE_SECONDS = {
     ("sm90", "quantize_fp8"): 65,
     ("sm80", "append"): 20,
     ("sm90", "append"): 10,
+    ("sm80", "tile_mask"): 20,
+    ("sm90", "tile_mask"): 10,
 }
 
 

@@ -14,6 +14,7 @@ from . import _numpy, reference  # noqa: F401 (_numpy is the first to import tor
 from .api import attention, backends, bwd, fwd
 from .explain import Explanation, explain
 from .kvcache import append_kvcache, attention_with_kvcache, kvcache_workspace_bytes
+from .mask import Mask
 from .quantize import Fp8Descales, quantize_fp8
 from .tune import Tuning, tune, use_tuning
 from .tune._table import load_from_environment as _load_from_environment
@@ -22,6 +23,7 @@ from .varlen import varlen_attention, varlen_bwd, varlen_fwd
 __all__ = [
     "Explanation",
     "Fp8Descales",
+    "Mask",
     "Tuning",
     "__version__",
     "append_kvcache",

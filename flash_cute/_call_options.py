@@ -13,9 +13,11 @@ __all__ = [
     "Fp8Options",
     "KvCacheOptions",
     "Lengths",
+    "MaskTensors",
     "split_cache",
     "split_dense",
     "split_fp8",
+    "split_mask",
     "split_packed",
 ]
 
@@ -41,6 +43,15 @@ class CallOptions(NamedTuple):
     sinks: Tensor | None
     alibi_slopes: Tensor | None
     scale: float | None
+
+
+class MaskTensors(NamedTuple):
+    """Of a call with a mask by intervals; in the order of the schemas (csrc/api/ops_masked.cpp)."""
+
+    first_row: Tensor
+    row_limit: Tensor
+    first_row_2: Tensor | None
+    row_limit_2: Tensor | None
 
 
 class Fp8Options(NamedTuple):
@@ -77,6 +88,12 @@ def split_fp8(given: Sequence[Any]) -> tuple[Fp8Options, Sequence[Any]]:
     """What follows the tensors of a float8 operator: its own options, and what a 16-bit operator has there."""
     count = len(Fp8Options._fields)
     return Fp8Options(*given[:count]), given[count:]
+
+
+def split_mask(given: Sequence[Any]) -> tuple[MaskTensors, Sequence[Any]]:
+    """What follows the tensors of a masked operator: its mask, and what an operator without one has there."""
+    count = len(MaskTensors._fields)
+    return MaskTensors(*given[:count]), given[count:]
 
 
 def split_dense(given: Sequence[Any]) -> tuple[CallOptions, Sequence[Any]]:

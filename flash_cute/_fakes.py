@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._call_options import split_cache, split_dense, split_fp8, split_packed
+from ._call_options import split_cache, split_dense, split_fp8, split_mask, split_packed
 from ._fp8_types import DTYPES
 from ._layout import empty_out, empty_quantized
 from ._torch import without_modes
@@ -33,9 +33,7 @@ def bwd(
     *given: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _check(torch.ops.flash_cute.check_bwd.default, dout, q, k, v, out, lse, dlse, *given)
-    sinks = split_dense(given)[0].sinks
-    dsinks = q.new_empty(0, dtype=torch.float32) if sinks is None else torch.empty_like(sinks)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsinks
+    return _gradients(q, k, v, split_dense(given)[0].sinks)
 
 
 def varlen_fwd(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
@@ -50,7 +48,40 @@ def varlen_bwd(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dims = (*(_PACKED,) * 5, _PACKED_LSE, _PACKED_LSE, *_LENGTHS, *_SCORE, (), ())
     _check(torch.ops.flash_cute.check_varlen_bwd.default, dout, q, k, v, out, lse, dlse, *given, dims=dims)
-    sinks = split_packed(given)[1].sinks
+    return _gradients(q, k, v, split_packed(given)[1].sinks)
+
+
+def masked_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    mask, rest = split_mask(given)
+    options, (backend, *_) = split_dense(rest)
+    _check(torch.ops.flash_cute.check_masked_fwd.default, q, k, v, *mask, *options, backend)
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return empty_out(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
+
+
+def masked_bwd(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None, *given: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _check(torch.ops.flash_cute.check_masked_bwd.default, dout, q, k, v, out, lse, dlse, *given)
+    return _gradients(q, k, v, split_dense(split_mask(given)[1])[0].sinks)
+
+
+def masked_varlen_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    dims = (_PACKED, _PACKED, _PACKED, *_MASK, *_LENGTHS, *_SCORE, ())
+    _check(torch.ops.flash_cute.check_masked_varlen_fwd.default, q, k, v, *given[: len(dims) - 3], dims=dims)
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return empty_out(q, v.shape[2]), q.new_empty((q.shape[1], q.shape[0]), dtype=lse_dtype)
+
+
+def masked_varlen_bwd(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None, *given: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dims = (*(_PACKED,) * 5, _PACKED_LSE, _PACKED_LSE, *_MASK, *_LENGTHS, *_SCORE, (), ())
+    _check(torch.ops.flash_cute.check_masked_varlen_bwd.default, dout, q, k, v, out, lse, dlse, *given, dims=dims)
+    return _gradients(q, k, v, split_packed(split_mask(given)[1])[1].sinks)
+
+
+def _gradients(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dsinks = q.new_empty(0, dtype=torch.float32) if sinks is None else torch.empty_like(sinks)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dsinks
 
@@ -145,6 +176,7 @@ BATCH, HEADS, ROWS, COLUMNS, OFFSETS, PAGES, KEYS, WIDTH, BYTES = range(9)
 _PACKED, _PACKED_LSE = (ROWS, HEADS, COLUMNS), (HEADS, ROWS)
 _LENGTHS = ((OFFSETS,), (OFFSETS,), (BATCH,), (BATCH,), (), ())
 _DESCALES = ((BATCH, HEADS, ROWS), (BATCH, HEADS, ROWS), (BATCH, HEADS, COLUMNS), (BATCH, HEADS), ())
+_MASK = ((BATCH, HEADS, ROWS),) * 4
 _SCORE = ((), (), (), (), (HEADS,), (BATCH, HEADS), ())
 
 

@@ -47,17 +47,18 @@ TILE_FIELDS: dict[str, tuple[str, ...]] = {
     "sm90::forward::rows": ("block_m", "block_n", "stages", "ping_pong", "late_wait"),
     "sm90::backward::dq_in_memory": ("block_m", "block_n", "stages", "late_dp", "v_steps"),
 }
-# By whether it reads sequences, and modifies scores: csrc/contract/variant.h. Mangled, what is false at the end may be
-# left out.
+# By whether it reads sequences, modifies scores, and reads a mask: csrc/contract/variant.h. Mangled, what is false at
+# the end may be left out.
 _VARIANTS = {
-    (False, False): "dense",
-    (True, False): "packed",
-    (True, True): "modified",
-    (False, True): "dense modified",
+    (False, False, False): "dense",
+    (True, False, False): "packed",
+    (True, True, False): "modified",
+    (False, True, False): "dense modified",
+    (False, False, True): "masked",
+    (False, True, True): "masked modified",
 }
 _VARIANT = re.compile(
-    r"Variant(?:\)?\{(?:\(bool\))?(?P<reads>\w+), (?:\(bool\))?(?P<modifies>\w+)\}"
-    r"|E(?:Lb(?P<mangled_reads>\d)E)?(?:Lb(?P<mangled_modifies>\d)E)?EE)(?:(?:, |Li)(?P<head_dim_v>\d+))?"
+    r"Variant(?:\)?\{(?P<demangled>[^}]*)\}|E(?P<mangled>(?:Lb\dE)*)EE)(?:(?:, |Li)(?P<head_dim_v>\d+))?"
 )
 _ACCUMULATE = ("float32", "float16_qk", "float16_pv", "float16")  # csrc/contract/accumulate.h
 _ELEMENTS = {"half_t": "float16", "__half": "float16", "bfloat16_t": "bfloat16", "__nv_bfloat16": "bfloat16"}
@@ -92,9 +93,7 @@ def _facts(kernel_name: str) -> Mapping[str, Any] | None:
         "tile": [int(mangled or number or word == "true") for mangled, number, word in values],
     }
     if variant := _VARIANT.search(kernel_name[end:]):
-        reads = variant["reads"] or variant["mangled_reads"]
-        modifies = variant["modifies"] or variant["mangled_modifies"]
-        facts["variant"] = _VARIANTS[reads in ("true", "1"), modifies in ("true", "1")]
+        facts["variant"] = _variant(variant["demangled"] or variant["mangled"] or "")
         facts["kernel_head_dim_v"] = int(variant["head_dim_v"] or head_dim[1])
     if words[-1] == "fwd_kernel":
         accumulate = re.search(r"Accumulate(?:\)|E)(\d)", kernel_name[end:])
@@ -131,18 +130,21 @@ def _float8_facts(words: list[str], kernel_name: str) -> dict[str, Any] | None:
     formats = _formats(kernel_name)
     if not (head_dims and variant and len(formats) == 3):
         return None
-    # What is false at the end may be left out.
-    given = [x in ("true", "1") for x in re.findall(r"true|false|[01]", variant[1] or variant[2] or "")]
-    reads, modifies, *_ = *given, False, False
     return {
         "family": "::".join(words[:-1]),
         "kernel": words[-1],
         **dict(zip(("dtype", "dtype_k", "dtype_v"), formats, strict=True)),
         "head_dim": int(head_dims[1]),
         "kernel_head_dim_v": int(head_dims[2]),
-        "variant": _VARIANTS[reads, modifies],
+        "variant": _variant(variant[1] or variant[2] or ""),
         "tile": [],
     }
+
+
+def _variant(booleans: str) -> str:
+    given = [word in ("true", "1") for word in re.findall(r"true|false|[01]", booleans)]
+    reads, modifies, masked, *_ = *given, False, False, False
+    return _VARIANTS[reads, modifies, masked]
 
 
 _FORMATS = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}

@@ -51,6 +51,14 @@ for _name, _fake, _cpu in (
     ("_varlen_fwd", _fakes.varlen_fwd, cpu_varlen.fwd),
     ("varlen_bwd", _fakes.varlen_bwd, cpu_varlen.bwd),
     ("_varlen_bwd", _fakes.varlen_bwd, cpu_varlen.bwd),
+    ("masked_fwd", _fakes.masked_fwd, cpu.masked_fwd),
+    ("_masked_fwd", _fakes.masked_fwd, cpu.masked_fwd),
+    ("masked_bwd", _fakes.masked_bwd, cpu_bwd.masked_bwd),
+    ("_masked_bwd", _fakes.masked_bwd, cpu_bwd.masked_bwd),
+    ("masked_varlen_fwd", _fakes.masked_varlen_fwd, cpu_varlen.masked_fwd),
+    ("_masked_varlen_fwd", _fakes.masked_varlen_fwd, cpu_varlen.masked_fwd),
+    ("masked_varlen_bwd", _fakes.masked_varlen_bwd, cpu_varlen.masked_bwd),
+    ("_masked_varlen_bwd", _fakes.masked_varlen_bwd, cpu_varlen.masked_bwd),
     ("fp8_fwd", _fakes.fp8_fwd, cpu_fp8.fwd),
     ("_fp8_fwd", _fakes.fp8_fwd, cpu_fp8.fwd),
     ("fp8_varlen_fwd", _fakes.fp8_varlen_fwd, cpu_fp8.varlen_fwd),
@@ -122,6 +130,18 @@ varlen_bwd = torch.ops.flash_cute.varlen_bwd.default
 varlen_bwd_without_autograd = torch.ops.flash_cute._varlen_bwd.default
 varlen_fwd_plan = torch.ops.flash_cute.varlen_fwd_plan.default
 varlen_bwd_plan = torch.ops.flash_cute.varlen_bwd_plan.default
+masked_fwd = torch.ops.flash_cute.masked_fwd.default
+masked_fwd_without_autograd = torch.ops.flash_cute._masked_fwd.default
+masked_bwd = torch.ops.flash_cute.masked_bwd.default
+masked_bwd_without_autograd = torch.ops.flash_cute._masked_bwd.default
+masked_fwd_plan = torch.ops.flash_cute.masked_fwd_plan.default
+masked_bwd_plan = torch.ops.flash_cute.masked_bwd_plan.default
+masked_varlen_fwd = torch.ops.flash_cute.masked_varlen_fwd.default
+masked_varlen_fwd_without_autograd = torch.ops.flash_cute._masked_varlen_fwd.default
+masked_varlen_bwd = torch.ops.flash_cute.masked_varlen_bwd.default
+masked_varlen_bwd_without_autograd = torch.ops.flash_cute._masked_varlen_bwd.default
+masked_varlen_fwd_plan = torch.ops.flash_cute.masked_varlen_fwd_plan.default
+masked_varlen_bwd_plan = torch.ops.flash_cute.masked_varlen_bwd_plan.default
 fp8_fwd = torch.ops.flash_cute.fp8_fwd.default
 fp8_fwd_without_autograd = torch.ops.flash_cute._fp8_fwd.default
 fp8_fwd_plan = torch.ops.flash_cute.fp8_fwd_plan.default
@@ -146,6 +166,8 @@ cache_varlen_fwd = direct_call(torch.ops.flash_cute._cache_varlen_fwd.default)
 # What torch.jit.trace records of `_fwd`: a traced graph may be given inputs that require grad.
 library.impl("_fwd", lambda *args: fwd(*args), "Tracer")
 library.impl("_varlen_fwd", lambda *args: varlen_fwd(*args), "Tracer")
+library.impl("_masked_fwd", lambda *args: masked_fwd(*args), "Tracer")
+library.impl("_masked_varlen_fwd", lambda *args: masked_varlen_fwd(*args), "Tracer")
 library.impl("_fp8_fwd", lambda *args: fp8_fwd(*args), "Tracer")
 library.impl("_fp8_varlen_fwd", lambda *args: fp8_varlen_fwd(*args), "Tracer")
 # As the other twins without autograd: autograd.py.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ._refusals import Window
+from .mask import Mask
 
 
 class Options(TypedDict, total=False):
@@ -16,6 +17,7 @@ class Options(TypedDict, total=False):
     softcap: float | None
     sinks: Tensor | None
     alibi_slopes: Tensor | None
+    mask: Mask | None
     deterministic: bool | None
     backend: str | None
     accumulate: str | None

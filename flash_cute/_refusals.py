@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 # How the sentence of a check begins; those of CUDA's failures do not.
-_REFUSAL = re.compile(r"flash_cute: \w+: ")
+_REFUSAL = re.compile(r"flash_cute: [\w.]+: ")
 # Tensors that need not be given.
 _OPTIONAL = (
     *("dlse", "sinks", "alibi_slopes", "seqused_q", "seqused_k"),
+    *("mask.first_row_2", "mask.row_limit_2"),
     *("descale_q", "descale_k", "descale_v", "descale_out"),
 )
 

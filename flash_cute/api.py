@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 from torch.overrides import has_torch_function
 
-from . import _fp8, _quantized
+from . import _fp8, _masked, _quantized
 from ._call import attend, differentiate, record
 from ._fp8_types import FLOAT8
 from ._refusals import Window
 from .autograd import DENSE
+from .mask import Mask
 from .report import built_architectures
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    mask: Mask | None = None,
     return_lse: bool = False,
     deterministic: bool | None = None,
     backend: str | None = None,
@@ -92,6 +94,8 @@ def attention(
             keys are merged by their LSE without sinks, and `out * sigmoid(lse - sink)` applies them once, at the end.
         alibi_slopes: `(Hq,)` or `(B, Hq)`, float32: `slope * |p - j|` is subtracted from the score (ALiBi, arXiv
             2108.12409). They have no gradient.
+        mask: a `flash_cute.Mask`, for what a band cannot say: documents, images, trees, padding. A row sees a key if
+            `causal` and `window` let it and the mask does. Not with float8 tensors or `accumulate`. It has no gradient.
         return_lse: return the logsumexp of each row too. Gradients flow through it.
         deterministic: whether the backward must give the same bits in every run. `None`: what
             `torch.are_deterministic_algorithms_enabled()` says now. The forward always does.
@@ -155,6 +159,11 @@ def attention(
     if not isinstance(q, Tensor):
         if has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
             return record(attention, locals())
+    elif mask is not None:
+        of_float8 = (descale_q, descale_k, descale_v, out_dtype, descale_out, quantize)
+        score = (causal, scale, window, softcap, sinks, alibi_slopes)
+        rest = (return_lse, deterministic, backend, accumulate)
+        return _masked.attend(q, k, v, (), mask, of_float8, *score, *rest)
     elif (
         q.dtype in FLOAT8
         or descale_q is not None
@@ -187,6 +196,7 @@ def fwd(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    mask: Mask | None = None,
     deterministic: bool | None = None,
     backend: str | None = None,
     accumulate: str | None = None,
@@ -215,6 +225,10 @@ def fwd(
     if not isinstance(q, Tensor):
         if has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
             return record(fwd, locals())
+    elif mask is not None:
+        fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)
+        score = (causal, scale, window, softcap, sinks, alibi_slopes)
+        return _masked.attend(q, k, v, (), mask, fp8, *score, True, deterministic, backend, accumulate)
     elif (
         q.dtype in FLOAT8
         or descale_q is not None
@@ -249,6 +263,7 @@ def bwd(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    mask: Mask | None = None,
     deterministic: bool | None = None,
     backend: str | None = None,
 ) -> tuple[Tensor, ...]:
@@ -262,7 +277,7 @@ def bwd(
 
     Args:
         dout: gradient of out: `(B, Hq, Nq, Dv)` in q's dtype, any strides.
-        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, backend: as given to the forward.
+        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, mask, backend: as given to the forward.
         out, lse: what the forward returned, `(B, Hq, Nq, Dv)` in q's dtype and `(B, Hq, Nq)` float32 (float64 for
             float64 inputs). Of parts of the keys: the out and lse of the whole give that part's share of the gradients.
         dlse: gradient of lse, like it in shape and dtype. `None`: 0.
@@ -287,9 +302,10 @@ def bwd(
     """
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
         return record(bwd, locals())
+    calls, own = (DENSE, ()) if mask is None else _masked.calls_and_tensors(mask, ())
     tensors = (dout, q, k, v, out, lse, dlse)
     return differentiate(
-        DENSE, tensors, (), causal, scale, window, softcap, sinks, alibi_slopes, deterministic, backend
+        calls, tensors, own, causal, scale, window, softcap, sinks, alibi_slopes, deterministic, backend
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _ops
-from ._call_options import CallOptions, Lengths
+from ._call_options import CallOptions, Lengths, MaskTensors
 from ._torch import direct_apply
 
 NO_DOUBLE_BACKWARD = (
@@ -214,3 +214,7 @@ _DENSE_ARGUMENTS = _Arguments(())
 DENSE = _make_calls("", ())
 DENSE.differentiable = direct_apply(DenseAttention)
 VARLEN = _make_calls("varlen_", Lengths._fields)
+# Of calls with a mask by intervals, named as the caller knows its tensors.
+MASK_NAMES = tuple(f"mask.{name}" for name in MaskTensors._fields)
+MASKED = _make_calls("masked_", MASK_NAMES)
+MASKED_VARLEN = _make_calls("masked_varlen_", (*MASK_NAMES, *Lengths._fields))

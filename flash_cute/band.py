@@ -40,6 +40,11 @@ class Band(NamedTuple):
         begin = min(max(0, rows.start + self.lower), self.len_k)
         return slice(begin, max(begin, min(self.len_k, rows.stop + self.upper)))
 
+    def sees(self, rows: slice, keys: slice) -> Tensor:
+        """(rows, keys) bool: whether a row sees the key."""
+        distance = torch.arange(keys.start, keys.stop) - torch.arange(rows.start, rows.stop).unsqueeze(-1)
+        return (distance >= self.lower) & (distance <= self.upper)
+
     def hide(self, scores: Tensor, rows: slice, keys: slice) -> Tensor:
         """`scores` (..., rows, keys) with -inf, in place, where a row does not see the key."""
         # What all of the rows see begins where the last one does and ends where the first one does.

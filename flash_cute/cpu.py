@@ -7,8 +7,9 @@ So 16-bit inputs are computed in float32, with an LSE within 1e-5 (on an
 AVX-512 CPU that is twice as fast in float16 and as fast in bfloat16; a third as fast where the CPU multiplies 16-bit
 numbers itself, by AMX or AVX512-FP16), and the bottom-right mask, which is a rectangle that every row sees and a square
 under the diagonal, is the two computed apart and merged. A v with a head dim of its own is padded with zeros to that of
-q and k, or they to v's. Where a window limits the keys to the left too, or scores are modified (softcap, ALiBi), a tile
-of query rows at a time is computed by matrix products. Sinks are applied last, from each row's LSE.
+q and k, or they to v's. Where a window limits the keys to the left too, scores are modified (softcap, ALiBi) or a mask
+by intervals is given, a tile of query rows at a time is computed by matrix products. Sinks are applied last, from each
+row's LSE.
 """
 
 from typing import Any
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor
 
 from . import _vml  # noqa: F401 (before anything is computed)
-from ._call_options import split_dense
+from ._call_options import split_dense, split_mask
 from ._layout import empty_out
 from .band import Band, make_band, tile_rows
+from .column_mask import of_heads
 from .score import Score, compute_dtype, make_score, share_of_keys
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -36,6 +38,16 @@ def fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         band = make_band(*options[:3], q.shape[2], k.shape[2])
         return _fwd(q, k, v, band, make_score(options, q, k, factor), options.sinks)
+
+
+def masked_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    """The kernel of `flash_cute::masked_fwd` and its twin. `given`: a MaskTensors' values, and as above."""
+    mask, rest = split_mask(given)
+    options, (backend, *_) = split_dense(rest)
+    factor: float = torch.ops.flash_cute.check_masked_fwd(q, k, v, *mask, *options, backend)
+    with torch.no_grad():
+        band = make_band(*options[:3], q.shape[2], k.shape[2])
+        return _fwd(q, k, v, band, make_score(options, q, k, factor, mask), options.sinks)
 
 
 def copies(q: Tensor, k: Tensor, v: Tensor) -> dict[str, str | None]:
@@ -82,6 +94,8 @@ def why_in_tiles(band: Band, score: Score, head_dim: int, head_dim_v: int) -> st
         return "it has no softcap"
     if score.slopes is not None:
         return "it has no ALiBi"
+    if score.mask is not None:
+        return "it has no mask by intervals of rows"
     if band.limits_left:
         return "it has no left limit of a window"
     if max(head_dim, head_dim_v) > MOST_PADDING * min(head_dim, head_dim_v):
@@ -121,6 +135,8 @@ def _fwd(q: Tensor, k: Tensor, v: Tensor, band: Band, score: Score, sinks: Tenso
         if not regular:  # all of its weight is the sink's where all scores are -inf
             nothing = (part_lse == -torch.inf) & (sinks != -torch.inf).unsqueeze(-1)
             part_out.masked_fill_(nothing.unsqueeze(-1), 0)
+    if score.mask is not None:
+        part_out.masked_fill_(of_heads(score.mask.blind(rows, band), q.shape[1]).unsqueeze(-1), 0)
     if seeing.shape == q.shape:
         as_it_is = part_out.dtype == out.dtype and part_out.stride() == out.stride()
         return part_out if as_it_is else out.copy_(part_out), part_lse.contiguous()

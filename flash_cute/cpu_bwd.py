@@ -8,10 +8,11 @@ With a sink the keys have a share of the weights, w = sigmoid(lse - sink): P bec
 LSE has no part in the sink), and dsink = -(1 - w) rowsum(dO * O), summed over batches and rows. A softcap multiplies dS
 by 1 - tanh^2.
 
-PyTorch's kernel knows no gradient of the LSE, no left limit of a window, no softcap, no ALiBi and no row without a key
-in view, and its exp errs by up to 20 units in the last place (`Vectorized<float>::exp_u20`): gradients of float32 were
-up to 7 times as far off as those of unfused attention. So float32 is computed in tiles, which takes 1.1 to 1.2 times as
-long. The bottom-right mask is, as in the forward, a rectangle that every row sees and a square under the diagonal.
+PyTorch's kernel knows no gradient of the LSE, no left limit of a window, no softcap, no ALiBi, no mask by intervals and
+no row without a key in view, and its exp errs by up to 20 units in the last place (`Vectorized<float>::exp_u20`):
+gradients of float32 were up to 7 times as far off as those of unfused attention. So float32 is computed in tiles, which
+takes 1.1 to 1.2 times as long. The bottom-right mask is, as in the forward, a rectangle that every row sees and a
+square under the diagonal.
 
 16-bit inputs are computed in float32, as in the forward. In the tiles all query heads of a key head stand in one
 matrix, so that k and v are not copied for them. Over rows the products sum a head at a time: one sum over all heads
@@ -24,8 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._call_options import split_dense
+from ._call_options import CallOptions, split_dense, split_mask
 from .band import Band, make_band, tile_rows
+from .column_mask import of_heads
 from .cpu import all_within, fold_heads, in_tiles, padded, readable, why_in_tiles
 from .score import LEAST_SHARE, Score, compute_dtype, gradient_of_sinks, make_score, share_of_keys
 
@@ -53,10 +55,41 @@ def bwd(
     """
     options, _ = split_dense(given)
     factor: float = torch.ops.flash_cute.check_bwd(dout, q, k, v, out, lse, dlse, *given)
+    return _checked_bwd(dout, q, k, v, out, lse, dlse, options, make_score(options, q, k, factor))
+
+
+def masked_bwd(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    *given: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The kernel of `flash_cute::masked_bwd` and its twin. `given`: a MaskTensors' values, and as above."""
+    mask, rest = split_mask(given)
+    options, _ = split_dense(rest)
+    factor: float = torch.ops.flash_cute.check_masked_bwd(dout, q, k, v, out, lse, dlse, *given)
+    return _checked_bwd(dout, q, k, v, out, lse, dlse, options, make_score(options, q, k, factor, mask))
+
+
+def _checked_bwd(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    options: CallOptions,
+    score: Score,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     sinks = options.sinks
     with torch.no_grad():
         band = make_band(*options[:3], q.shape[2], k.shape[2])
-        dq, dk, dv = _bwd(dout, q, k, v, out, lse, dlse, band, make_score(options, q, k, factor), sinks)
+        dq, dk, dv = _bwd(dout, q, k, v, out, lse, dlse, band, score, sinks)
         dsinks = torch.empty(0) if sinks is None else gradient_of_sinks(dout, out, lse, sinks)
         return dq, dk, dv, dsinks
 
@@ -196,9 +229,12 @@ def _bwd_in_tiles(
         if seen.start == seen.stop:
             dq[:, :, rows] = 0
             continue
-        tile_q, tile_dout = grouped(q[:, :, rows]), grouped(dout[:, :, rows])  # (B * Hkv, group * rows, D or Dv)
-        tile_lse = lse[:, :, rows]  # (B, Hq, rows)
-        blind = tile_lse == -torch.inf  # P is exp(-inf) for them
+        tile_q, tile_dout, tile_lse = (x[:, :, rows] for x in (q, dout, lse))
+        blind = tile_lse == -torch.inf  # (B, Hq, rows): P is exp(-inf) for them
+        if score.mask is not None:  # here, too, what blind rows hold must not reach a product
+            blind = blind | of_heads(score.mask.blind(rows, band), heads_q)
+            tile_q, tile_dout = (x.masked_fill(blind.unsqueeze(-1), 0) for x in (tile_q, tile_dout))
+        tile_q, tile_dout = grouped(tile_q), grouped(tile_dout)  # (B * Hkv, group * rows, D or Dv)
         delta = (dout[:, :, rows].to(compute) * out[:, :, rows].to(compute)).sum(-1)  # (B, Hq, rows)
         delta = grouped(delta.masked_fill_(blind, 0)).unsqueeze(-1)
         tile_lse = grouped(tile_lse.masked_fill(blind, torch.inf)).unsqueeze(-1)  # (B * Hkv, group * rows, 1)

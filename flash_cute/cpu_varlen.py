@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import cpu, cpu_bwd
-from ._call_options import CallOptions, Lengths, split_packed
+from ._call_options import CallOptions, Lengths, MaskTensors, split_mask, split_packed
 from ._layout import empty_out
 
 # Elements of a gathered batch's q or k: 16 MiB in float32.
@@ -41,13 +41,31 @@ def fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     """
     lengths, options, (backend, *_) = split_packed(given)
     torch.ops.flash_cute.check_varlen_fwd(q, k, v, *lengths, *options, backend)
+    return _fwd(q, k, v, lengths, options, None)
+
+
+def masked_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    """The kernel of `flash_cute::masked_varlen_fwd` and its twin. `given`: a MaskTensors' values, and as above."""
+    mask, rest = split_mask(given)
+    lengths, options, (backend, *_) = split_packed(rest)
+    torch.ops.flash_cute.check_masked_varlen_fwd(q, k, v, *mask, *lengths, *options, backend)
+    return _fwd(q, k, v, lengths, options, mask)
+
+
+def _fwd(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, options: CallOptions, mask: MaskTensors | None
+) -> tuple[Tensor, Tensor]:
     compute = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.no_grad():
         out = empty_out(q, v.shape[2]).zero_()  # (Tq, Hq, Dv)
         lse = torch.full((q.shape[1], q.shape[0]), -torch.inf, dtype=compute)  # (Hq, Tq)
         for batch in _batches(q, k, lengths):
             tensors = (_take(q, batch.rows, batch), _take(k, batch.keys, batch), _take(v, batch.keys, batch))
-            part_out, part_lse = cpu.fwd(*tensors, *_options_of(options, batch), "cpu")
+            given = (*_options_of(options, batch), "cpu")
+            if mask is None:
+                part_out, part_lse = cpu.fwd(*tensors, *given)
+            else:
+                part_out, part_lse = cpu.masked_fwd(*tensors, *_mask_of(mask, batch), *given)
             _put(out, batch.rows, part_out)
             lse[:, batch.rows] = part_lse.transpose(0, 1).flatten(1)
     return out, lse
@@ -67,9 +85,39 @@ def bwd(
 
     `given`: the values of Lengths and of a CallOptions, deterministic, which it is in any case, and backend.
     """
-    lengths, options, (deterministic, _) = split_packed(given)
-    sinks = options.sinks
+    lengths, options, _ = split_packed(given)
     torch.ops.flash_cute.check_varlen_bwd(dout, q, k, v, out, lse, dlse, *given)
+    return _bwd((dout, q, k, v, out), lse, dlse, lengths, options, None)
+
+
+def masked_bwd(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    *given: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The kernel of `flash_cute::masked_varlen_bwd` and its twin. `given`: a MaskTensors' values, and as above."""
+    mask, rest = split_mask(given)
+    lengths, options, _ = split_packed(rest)
+    torch.ops.flash_cute.check_masked_varlen_bwd(dout, q, k, v, out, lse, dlse, *given)
+    return _bwd((dout, q, k, v, out), lse, dlse, lengths, options, mask)
+
+
+def _bwd(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    lse: Tensor,
+    dlse: Tensor | None,
+    lengths: Lengths,
+    options: CallOptions,
+    mask: MaskTensors | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`tensors`: dout, q, k, v and out."""
+    dout, q, k, v, out = tensors
+    sinks = options.sinks
     with torch.no_grad():
         dq, dk, dv = (empty_out(x, x.shape[2]).zero_() for x in (q, k, v))
         # In float32 or float64, since the batches' parts are summed.
@@ -77,7 +125,7 @@ def bwd(
         dsinks = torch.zeros(0) if wide.sinks is None else torch.zeros_like(wide.sinks)
         for batch in _batches(q, k, lengths):
             for part in _alike(batch, lse, q.dtype):
-                part_dq, part_dk, part_dv, part_dsinks = cpu_bwd.bwd(
+                of_part = (
                     _take(dout, part.rows, part),
                     _take(q, part.rows, part),
                     _take(k, part.keys, part),
@@ -85,10 +133,12 @@ def bwd(
                     _take(out, part.rows, part),
                     _take_lse(lse, part),
                     None if dlse is None else _take_lse(dlse, part),
-                    *_options_of(wide, part),
-                    deterministic,
-                    "cpu",
                 )
+                given = (*_options_of(wide, part), True, "cpu")
+                if mask is None:
+                    part_dq, part_dk, part_dv, part_dsinks = cpu_bwd.bwd(*of_part, *given)
+                else:
+                    part_dq, part_dk, part_dv, part_dsinks = cpu_bwd.masked_bwd(*of_part, *_mask_of(mask, part), *given)
                 _put(dq, part.rows, part_dq)
                 _put(dk, part.keys, part_dk)
                 _put(dv, part.keys, part_dv)
@@ -153,6 +203,23 @@ def _put(x: Tensor, rows: slice | Tensor, part: Tensor) -> None:
         x[rows] = part
     else:
         x.index_copy_(0, rows, part)
+
+
+def _mask_of(mask: MaskTensors, batch: Batch) -> MaskTensors:
+    """The packed keys' (1, Hkv or 1, Tk) as the sequences' own, (b, Hkv or 1, Nk), of rows counted from their first."""
+    count = batch.numbers.numel()
+    rows = batch.rows
+    starts = torch.tensor([rows.start]) if isinstance(rows, slice) else rows.view(count, -1)[:, 0]
+
+    def taken(x: Tensor | None) -> Any:
+        if x is None:
+            return None
+        keys = x[..., batch.keys] if isinstance(batch.keys, slice) else x.index_select(2, batch.keys)
+        of_sequences = keys[0].unflatten(1, (count, -1)).transpose(0, 1)
+        # In 64 bits: a limit of any value less a row may be below 32 bits' least.
+        return (of_sequences.long() - starts.view(-1, 1, 1)).clamp(0, torch.iinfo(torch.int32).max).int()
+
+    return MaskTensors(*(taken(x) for x in mask))
 
 
 def _options_of(options: CallOptions, batch: Batch) -> CallOptions:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, are_deterministic_algorithms_enabled
 
-from . import _fp8, _left, _ops, cpu, cpu_bwd, cpu_fp8, cpu_kvcache, cpu_varlen, kvcache, report
+from . import _fp8, _left, _masked, _ops, cpu, cpu_bwd, cpu_fp8, cpu_kvcache, cpu_varlen, kvcache, report
 from ._call_options import CallOptions
 from ._fp8_types import FLOAT8
 from ._kernel_names import kernel_matches
@@ -27,8 +27,9 @@ from ._refusals import (
     raise_refusal,
     window_sides,
 )
-from .autograd import VARLEN
+from .autograd import DENSE, VARLEN
 from .band import make_band
+from .mask import Mask
 from .plan_data import PlanData
 from .score import make_score
 
@@ -69,6 +70,7 @@ def explain(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    mask: Mask | None = None,
     backend: str | None = None,
     accumulate: str | None = None,
     capability: int | None = None,
@@ -100,9 +102,9 @@ def explain(
     The answer is that of the plan function that the launch itself asks, so it is what runs.
 
     Args:
-        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, backend, accumulate: as in `attention`; for a
-            `capability` other than the tensors' own device, tensors on the CPU or the meta device will do. k and v may
-            be caches. causal `"default"`: `True` over caches, else `False`, as the functions have it.
+        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, mask, backend, accumulate: as in `attention`; for
+            a `capability` other than the tensors' own device, tensors on the CPU or the meta device will do. k and v
+            may be caches. causal `"default"`: `True` over caches, else `False`, as the functions have it.
         capability: `None`: the tensors' own device. Else plan for a GPU of that compute capability, ten
             times major plus minor: 80 (A100), 86, 89, 90 (H100), 120.
         backward: explain the backward's kernel instead of the forward's, for a dout laid out like out.
@@ -134,6 +136,7 @@ def explain(
         others = dict(zip(VARLEN.length_names[1:], lengths[1:], strict=True))
         others |= {"accumulate": accumulate, "backward": backward or None, "dlse": dlse or None}
         others |= {"descale_q": descale_q, "out_dtype": out_dtype, "descale_out": descale_out}
+        others["mask"] = mask
         kvcache.refuse(others, "over a cache")
         places = (cache_seqlens, page_table, cu_seqlens_q, new_keys, "NHD" if kv_layout is None else kv_layout)
         score = (softcap, sinks, alibi_slopes, scale)
@@ -146,9 +149,14 @@ def explain(
         check_longest("max_seqlen_q", max_seqlen_q)
         check_longest("max_seqlen_k", max_seqlen_k)
         float8 = isinstance(q, Tensor) and (q.dtype in FLOAT8 or any(x is not None for x in fp8))
+        own: tuple[Any, ...] = lengths if packed else ()
+        kind = VARLEN if packed else DENSE
+        if mask is not None:
+            _masked.refuse_float8(q, fp8)
+            kind, own = _masked.calls_and_tensors(mask, own)
         *tensors, sinks = (q, k, v, sinks) if float8 else _ops.autocast(q, k, v, sinks)
         call = CallOptions(causal, left, right, softcap, sinks, alibi_slopes, scale)
-        given = (*(lengths if packed else ()), *call)
+        given = (*own, *call)
         asked = "auto" if backend is None else backend
         if accumulate is not None:
             asked = backend_with(asked, accumulate)
@@ -157,21 +165,23 @@ def explain(
         deterministic, dlse = check_deterministic(deterministic), _check_dlse(dlse)
         gpu = check_capability(capability)
         if float8:
-            own = _fp8.options(q, *fp8)
+            options = _fp8.options(q, *fp8)
             if check_flag("backward", backward):
                 raise NotImplementedError(f"{_fp8.NO_BACKWARD}.")
             operator = _ops.fp8_varlen_fwd_plan if packed else _ops.fp8_fwd_plan
-            plan = json.loads(operator(*tensors, *own, *given, asked, gpu))
+            plan = json.loads(operator(*tensors, *options, *given, asked, gpu))
         elif check_flag("backward", backward):
-            operator = _ops.varlen_bwd_plan if packed else _ops.bwd_plan
+            operator = getattr(_ops, f"{kind.name}bwd_plan")
             plan = json.loads(operator(*tensors, *given, asked, deterministic, gpu, dlse))
         else:
-            operator = _ops.varlen_fwd_plan if packed else _ops.fwd_plan
+            operator = getattr(_ops, f"{kind.name}fwd_plan")
             plan = json.loads(operator(*tensors, *given, asked, gpu))
     except Exception as error:
         named = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
         named |= dict(zip(_fp8.DESCALES, (*fp8[:3], descale_out), strict=True))
-        if packed:
+        if not float8:
+            named |= dict(zip(kind.length_names, own, strict=True))
+        elif packed:
             named |= dict(zip(VARLEN.length_names, lengths, strict=True))
         raise_refusal(error, named, scale, window, softcap, backend)
         raise
@@ -187,8 +197,8 @@ def explain(
         module = cpu_bwd if backward else cpu
         plan["copies"] |= module.copies(q, k, v)
         band = make_band(*call[:3], q.shape[2], k.shape[2])
-        score = make_score(call, q, k, plan["scale"])
-        plan["reasons"] += module.reasons(q, k, v, band, score, sinks)
+        scores = make_score(call, q, k, plan["scale"], None if mask is None else mask.tensors)
+        plan["reasons"] += module.reasons(q, k, v, band, scores, sinks)
     else:
         plan["compiled"] = _compiled(plan)
         if divmod(plan["capability"], 10) in _left.CAPABILITIES:
@@ -284,6 +294,11 @@ def _options(data: PlanData) -> list[str]:
     if data["window"] is not None:
         left, right = ("any" if side is None else side for side in data["window"])
         options.append(f"window of {left} keys before and {right} after")
+    if "mask_intervals" in data:
+        heads = "" if data["mask_heads"] == 1 else " and KV head"
+        items = "" if data["mask_batches"] == 1 else ", by batch item"
+        each = f"{items}{heads}" if items or not heads else ", by KV head"
+        options.append(f"mask of {_count(data['mask_intervals'], 'interval')} of rows per key{each}")
     if data["softcap"] is not None:
         options.append(f"softcap {data['softcap']:g}")
     if data["alibi"]:

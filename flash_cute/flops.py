@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._call_options import split_cache, split_fp8
+from ._call_options import split_cache, split_fp8, split_mask
 from ._torch import is_fake
 from .cpu_varlen import spans
 
@@ -24,6 +24,12 @@ def register() -> None:
     operators = torch.ops.flash_cute
     register_flop_formula([operators.fwd, operators._fwd])(fwd)
     register_flop_formula([operators.bwd, operators._bwd])(bwd)
+    register_flop_formula([operators.masked_fwd, operators._masked_fwd])(fwd)
+    register_flop_formula([operators.masked_bwd, operators._masked_bwd])(bwd)
+    packed = [operators.masked_varlen_fwd, operators._masked_varlen_fwd]
+    register_flop_formula(packed, get_raw=True)(masked_varlen_fwd)
+    packed = [operators.masked_varlen_bwd, operators._masked_varlen_bwd]
+    register_flop_formula(packed, get_raw=True)(masked_varlen_bwd)
     register_flop_formula([operators.fp8_fwd, operators._fp8_fwd])(fwd)
     register_flop_formula([operators.fp8_varlen_fwd, operators._fp8_varlen_fwd], get_raw=True)(fp8_varlen_fwd)
     of_caches = [operators.kvcache_fwd, operators._kvcache_fwd, operators.kvcache_fwd_out, operators._kvcache_fwd_out]
@@ -64,6 +70,11 @@ def varlen_fwd(q: Tensor, k: Tensor, v: Tensor, *lengths: Any, **kwargs: Any) ->
     return 2 * q.shape[1] * _pairs(q, k, *lengths[:6]) * (q.shape[2] + v.shape[2])
 
 
+def masked_varlen_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any, **kwargs: Any) -> int:
+    """The same with a mask by intervals."""
+    return varlen_fwd(q, k, v, *split_mask(given)[1])
+
+
 def fp8_varlen_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any, **kwargs: Any) -> int:
     """The same of float8 tensors."""
     return varlen_fwd(q, k, v, *split_fp8(given)[1])
@@ -74,6 +85,13 @@ def varlen_bwd(
 ) -> int:
     """FLOPs of a packed backward, as those of each sequence by `bwd`."""
     return 2 * q.shape[1] * _pairs(q, k, *lengths[:6]) * (3 * q.shape[2] + 2 * v.shape[2])
+
+
+def masked_varlen_bwd(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Any, *given: Any, **kwargs: Any
+) -> int:
+    """The same with a mask by intervals."""
+    return varlen_bwd(dout, q, k, v, out, lse, dlse, *split_mask(given)[1])
 
 
 def _pairs(

@@ -32,7 +32,13 @@ class PlanData(TypedDict, total=False):
     window: list[int | None] | None
     """Keys before and after a row's position; None: no limit."""
     mask: str
-    """The kind that has an effect in this call: "full", "causal" or "window"."""
+    """The kind of band that has an effect in this call: "full", "causal" or "window"."""
+    mask_intervals: int
+    """Of a call with a `Mask`, and absent otherwise: the intervals of rows that each key has. So are the next two."""
+    mask_batches: int
+    """The batch items that have a mask of their own; 1: all have one."""
+    mask_heads: int
+    """The KV heads that have one; 1: all have one."""
     scale: float
     softcap: float | None
     sinks: bool

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._call_options import CallOptions
+from ._call_options import CallOptions, MaskTensors
 from .band import Band
+from .column_mask import ColumnMask, make_column_mask
 
 
 class Score(NamedTuple):
@@ -22,6 +23,7 @@ class Score(NamedTuple):
     softcap: float | None
     slopes: Tensor | None  # (B or 1, Hkv, group, 1, 1), in the dtype of the computation
     offset: int  # row i stands at position i + offset
+    mask: ColumnMask | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -36,7 +38,8 @@ class Score(NamedTuple):
             scores = products.mul_(self.scale / self.softcap).tanh_().mul_(self.softcap)
         if self.slopes is not None:
             scores -= self.slopes * self._distances(rows, keys).to(scores.dtype)
-        return band.hide(scores, rows, keys)
+        scores = band.hide(scores, rows, keys)
+        return scores if self.mask is None else self.mask.hide(scores, rows, keys)
 
     def slope_of_cap(self, products: Tensor) -> Tensor | None:
         """The derivative of a softcapped score by `scale * q.k`; None where it is 1."""
@@ -49,13 +52,15 @@ class Score(NamedTuple):
         return (torch.arange(keys.start, keys.stop) - positions.unsqueeze(-1)).abs()
 
 
-def make_score(options: CallOptions, q: Tensor, k: Tensor, scale: float) -> Score:
+def make_score(options: CallOptions, q: Tensor, k: Tensor, scale: float, mask: MaskTensors | None = None) -> Score:
     """The scores of checked arguments. `scale`: the number, where the options may leave it to the head dim."""
     slopes = None
     if options.alibi_slopes is not None and q.shape[1] > 0:
         per_head = options.alibi_slopes.to(compute_dtype(q)).view(-1, q.shape[1])
         slopes = per_head.unflatten(1, (k.shape[1], -1))[..., None, None]
-    return Score(scale, options.softcap, slopes, 0 if options.causal == "top_left" else k.shape[2] - q.shape[2])
+    offset = 0 if options.causal == "top_left" else k.shape[2] - q.shape[2]
+    column_mask = None if mask is None else make_column_mask(mask, q.shape[2])
+    return Score(scale, options.softcap, slopes, offset, column_mask)
 
 
 def compute_dtype(q: Tensor) -> torch.dtype:

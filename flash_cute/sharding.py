@@ -19,6 +19,8 @@ def register() -> None:
     register_sharding([operators.fwd.default, operators._fwd.default])(fwd)
     float8 = (operators.fp8_fwd, operators._fp8_fwd, operators.fp8_varlen_fwd, operators._fp8_varlen_fwd)
     register_sharding([operator.default for operator in float8])(refuse_float8)
+    masked = ("masked_fwd", "masked_bwd", "masked_varlen_fwd", "masked_varlen_bwd")
+    register_sharding([getattr(operators, x + y).default for x in ("", "_") for y in masked])(refuse_masks)
     caches = ("kvcache_fwd", "_kvcache_fwd", "kvcache_fwd_out", "_kvcache_fwd_out", "kvcache_append", "_kvcache_append")
     register_sharding([getattr(operators, name).default for name in caches])(refuse_caches)
     register_sharding([operators.bwd.default, operators._bwd.default])(bwd)
@@ -29,6 +31,13 @@ def register() -> None:
 def refuse_float8(*given: Any) -> NoReturn:
     raise NotImplementedError(
         "flash_cute's attention of float8 tensors takes no DTensor: call it with each rank's own part (to_local())."
+    )
+
+
+def refuse_masks(*given: Any) -> NoReturn:
+    raise NotImplementedError(
+        "flash_cute's attention with a mask by intervals takes no DTensor: call it with each rank's own part "
+        "(to_local())."
     )
 
 

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 from torch.overrides import has_torch_function
 
-from . import _check_lengths, _fp8, _quantized
+from . import _check_lengths, _fp8, _masked, _quantized
 from ._call import attend, differentiate, record
 from ._fp8_types import FLOAT8
 from ._refusals import Window, check_longest
 from .autograd import VARLEN
 from .kvcache import attend_pages
+from .mask import Mask
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,6 +58,7 @@ def varlen_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    mask: Mask | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     deterministic: bool | None = None,
@@ -95,6 +97,9 @@ def varlen_attention(
             `accumulate`, `quantize`, `descale_q`, `out_dtype` and `descale_out` are refused.
         softcap, sinks, scale, deterministic, backend, accumulate: as in `attention`.
         alibi_slopes: as in `attention`: `(Hq,)`, or `(B, Hq)` for slopes per sequence.
+        mask: as in `attention`, of `(1, Hkv or 1, Tk)`: its rows are those of the packed tensor, and its keys are
+            hidden from other sequences in any case. `seqused_q`, `seqused_k`, `alibi_slopes` and `page_table` are
+            refused beside it.
         return_lse: return the logsumexp of each row too. Gradients flow through it.
         descale_q, descale_k, descale_v, out_dtype, descale_out: of float8 tensors, as in `attention`; B sequences.
             Blocks of 128 rows begin at each sequence's own first row, and a descale `(B, H, blocks)` has at least as
@@ -137,11 +142,16 @@ def varlen_attention(
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     score = (causal, scale, window, softcap, sinks, alibi_slopes)
     if page_table is not None:
+        refuse_mask_of_pages(mask)
         rest = (return_lse, deterministic, backend, accumulate)
         fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)
         return attend_pages(q, k, v, lengths, page_table, *score, *rest, fp8, quantize)
     if _check_lengths.ENABLED:
         _check_lengths.check_lengths(q, k, lengths)
+    if mask is not None:
+        rest = (return_lse, deterministic, backend, accumulate)
+        of_float8 = (descale_q, descale_k, descale_v, out_dtype, descale_out, quantize)
+        return _masked.attend(q, k, v, lengths, mask, of_float8, *score, *rest)
     if isinstance(q, Tensor) and (
         q.dtype in FLOAT8
         or descale_q is not None
@@ -176,6 +186,7 @@ def varlen_fwd(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    mask: Mask | None = None,
     scale: float | None = None,
     deterministic: bool | None = None,
     backend: str | None = None,
@@ -211,11 +222,15 @@ def varlen_fwd(
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     score = (causal, scale, window, softcap, sinks, alibi_slopes)
     if page_table is not None:
+        refuse_mask_of_pages(mask)
         rest = (True, deterministic, backend, accumulate)
         fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)
         return attend_pages(q, k, v, lengths, page_table, *score, *rest, fp8)
     if _check_lengths.ENABLED:
         _check_lengths.check_lengths(q, k, lengths)
+    if mask is not None:
+        fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)
+        return _masked.attend(q, k, v, lengths, mask, fp8, *score, True, deterministic, backend, accumulate)
     if isinstance(q, Tensor) and (
         q.dtype in FLOAT8
         or descale_q is not None
@@ -249,6 +264,7 @@ def varlen_bwd(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    mask: Mask | None = None,
     scale: float | None = None,
     deterministic: bool | None = None,
     backend: str | None = None,
@@ -290,4 +306,11 @@ def varlen_bwd(
     if _check_lengths.ENABLED:
         _check_lengths.check_lengths(q, k, lengths)
     score = (causal, scale, window, softcap, sinks, alibi_slopes)
-    return differentiate(VARLEN, tensors, lengths, *score, deterministic, backend)
+    calls, own = (VARLEN, lengths) if mask is None else _masked.calls_and_tensors(mask, lengths)
+    return differentiate(calls, tensors, own, *score, deterministic, backend)
+
+
+def refuse_mask_of_pages(mask: Mask | None) -> None:
+    """Raise for a mask beside a `page_table`: over caches there is none."""
+    if mask is not None:
+        raise ValueError("flash_cute: mask: expected None with page_table, got a mask")

@@ -23,7 +23,7 @@ BwdResult packed_bwd_cuda(BwdArgs const&, Problem const&, VarlenArgs const&) { r
 
 #else
 
-#include "kernel_args.h"
+#include "tile_mask.h"
 
 namespace flash_cute {
 namespace {
@@ -61,8 +61,11 @@ void zero_rows(TensorInfo const& tensor, int64_t first, int64_t number) {
   zero(Tensor(rows).get());
 }
 
-void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* lengths, BwdDecision const& decision,
+void launch_bwd(BwdArgs const& args, Problem const& checked, VarlenArgs const* lengths, BwdDecision const& decision,
                 Gradients const& gradients, Tensor const& dsinks) {
+  std::optional<Problem> masked;
+  if (checked.has_mask()) masked = seen_by_kernels(checked);
+  Problem const& problem = masked ? *masked : checked;
   int const head_dim = decision.padded_head_dim, head_dim_v = decision.padded_head_dim_v;
   Operand const q(args.call.q, decision.q, head_dim);
   Operand const k(args.call.k, decision.k, head_dim);
@@ -85,7 +88,7 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
   auto const from_first_row = [&](void const* data, Strides const& strides) {
     return static_cast<char*>(const_cast<void*>(data)) + 2 * first_row * strides.row;
   };
-  Sequences sequences = make_sequences(args.call, problem, lengths);
+  Sequences sequences = make_sequences(args.call, problem, masked ? nullptr : lengths);
   sequences.shift += decision.rows.first;
   BwdParams params{.q = from_first_row(q.data, q.strides),
                          .k = k.data,
@@ -142,6 +145,9 @@ void launch_bwd(BwdArgs const& args, Problem const& problem, VarlenArgs const* l
                          .score = make_score_terms(args.call, problem),
                          .pairs = workspace.part<void>(offsets.pairs)};
   cudaStream_t const stream = current_stream(args.call.q.device_index);
+  if (masked) {
+    params.mask = launch_tile_mask(plan.mask, args.call, checked, lengths, workspace, decision.gpu, stream);
+  }
   for (int index = 0; index < plan.parts; ++index) {
     if (plan.parts > 1) set_part(params, plan, problem.batch, index);
     check_cuda(decision.instance->launch(plan, params, stream), "launch the backward");

@@ -20,16 +20,17 @@ std::vector<NamedCopy> tensors(BwdDecision const& decision) {
 std::string why_tile(Problem const& problem, BwdDecision const& decision) {
   KernelShape const& shape = decision.plan.shape;
   return "Tile of " + std::to_string(shape.block_n) + " keys by " + std::to_string(shape.block_m) + " query rows: " +
-         table_entry(decision) + decision.instance->family->why_tile(decision.plan, problem, decision.gpu) + ".";
+         table_entry(decision) + decision.instance->family->why_tile(decision.plan, seen_by_kernels(problem), decision.gpu) + ".";
 }
 
 std::vector<std::string> reasons(Problem const& problem, BwdDecision const& decision) {
   std::vector<std::string> sentences{why_backend(problem, decision, "backward"), why_tile(problem, decision)};
-  if (problem.packed) {
+  if (decision.plan.variant.reads_sequences && problem.packed) {
     sentences.push_back("The lengths are read on the device: of the workspace, " +
                         std::to_string(decision.plan.workspace.bytes >> 20) +
                         " MB, only the part for the tiles that exist is touched.");
   }
+  add_mask_reason(sentences, problem);
   if (BwdPlan const& plan = decision.plan; plan.parts > 1) {
     sentences.push_back("The sequences are short: they are processed " + std::to_string(plan.sequences_per_part) +
                         " at a time, in " + std::to_string(plan.parts) +
@@ -89,7 +90,7 @@ JsonObject bwd_plan_object(FwdArgs const& call, PlannedCall const& planned) {
       .number("split_tiles", int64_t{decision.plan.split.tiles})
       .number("split_ctas", int64_t{decision.plan.split.ranges})
       .number("workspace_bytes", decision.plan.workspace.bytes);
-  add_tuning(json, decision, tuning_key(/*backward=*/true, call, problem, *gpu));
+  add_tuning(json, problem, decision, tuning_key(/*backward=*/true, call, problem, *gpu));
   json.raw("copies", copies_json(tensors(decision), problem))
       .raw("reasons", json_list(reasons(problem, decision)));
   return json;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "fp8.h"
+#include "mask_args.h"
 #include "planning/check.h"
 #include "planning/problem.h"
 #include "tensor.h"
@@ -27,6 +28,7 @@ struct FwdArgs {
   // None: q, k and v are dense.
   std::optional<int64_t> sequences;
   std::optional<Fp8Args> fp8 = std::nullopt;  // given: q, k and v are float8
+  std::optional<MaskArgs> mask = std::nullopt;
 };
 
 struct BwdArgs {

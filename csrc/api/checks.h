@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "checks_fp8.h"
+#include "checks_mask.h"
 #include "parse.h"
 #include "sm80/forward/rows/float16_tile.h"
 
@@ -166,6 +167,7 @@ inline void check_accumulate(FwdArgs const& args, Problem const& problem, bool o
                    name, "', which 'sm80' has");
   FLASH_CUTE_CHECK(!problem.modifies_scores(),
                    "accumulate: expected 'float32' with softcap or alibi_slopes, got '", name, "'");
+  FLASH_CUTE_CHECK(!problem.has_mask(), "accumulate: expected 'float32' with a mask, got '", name, "'");
   int const max_head_dim = sm80::forward::rows::float16_max_head_dim(problem.accumulate);
   FLASH_CUTE_CHECK(std::max(problem.head_dim, problem.head_dim_v) <= max_head_dim,
                    "accumulate: expected 'float32' for head dims above ", max_head_dim, ", got '", name, "'");
@@ -204,6 +206,7 @@ inline Problem check_fwd(FwdArgs const& args, bool on_cuda) {
                   .alibi_per_batch = args.alibi_slopes && args.alibi_slopes->rank == 2,
                   .causal = causal,
                   .band = make_band(args, causal, args.k.sizes[2])};
+  if (args.mask) check_mask(args, problem);
   parse_backend(args.backend, problem);
   if (on_cuda) check_cuda_rules(args, problem);
   if (on_cuda && problem.fp8) check_fp8_cuda_rules(problem);

@@ -24,6 +24,7 @@ std::span<DecodeInstance const> decode_instances() { return {}; }
 #include "sm90/backward/dq_in_registers/family.h"
 #include "sm90/decode/split_keys/family.h"
 #include "sm90/forward/fp8_rows/family.h"
+#include "sm90/forward/masked_rows/family.h"
 #include "sm90/forward/rows/family.h"
 #include "sm90/forward/pair_by_columns/family.h"
 #include "sm90/forward/pair_by_turns/family.h"

@@ -22,7 +22,7 @@ FwdResult packed_fwd_cuda(FwdArgs const&, Problem const&, VarlenArgs const&) { r
 
 #else
 
-#include "kernel_args.h"
+#include "tile_mask.h"
 
 namespace flash_cute {
 namespace {
@@ -60,8 +60,11 @@ Allocated allocate_packed(FwdArgs const& args, int64_t head_dim_v, PackedView& v
           info};
 }
 
-void launch_fwd(FwdArgs const& args, Problem const& problem, VarlenArgs const* lengths, FwdDecision const& decision,
+void launch_fwd(FwdArgs const& args, Problem const& checked, VarlenArgs const* lengths, FwdDecision const& decision,
                 TensorInfo const& result, AtenTensorHandle lse) {
+  std::optional<Problem> masked;
+  if (checked.has_mask()) masked = seen_by_kernels(checked);
+  Problem const& problem = masked ? *masked : checked;
   Operand const q(args.q, decision.q, decision.padded_head_dim);
   Operand const k(args.k, decision.k, decision.padded_head_dim);
   Operand const v(args.v, decision.v, decision.padded_head_dim_v);
@@ -104,8 +107,14 @@ void launch_fwd(FwdArgs const& args, Problem const& problem, VarlenArgs const* l
   }
   Fp8Terms const fp8 = args.fp8 ? make_fp8_terms(args, problem) : Fp8Terms{};
   if (args.fp8) params.fp8 = &fp8;
-  check_cuda(decision.instance->launch(plan, params, current_stream(args.q.device_index)),
-             "launch the forward");
+  cudaStream_t const stream = current_stream(args.q.device_index);
+  if (masked) {
+    params.sequences.shift = dense_shift(problem);
+    if (problem.modifies_scores()) params.score = make_score_terms(args, problem);
+    params.mask = launch_tile_mask(plan.mask, args, checked, lengths, workspace, decision.gpu, stream, params.ticket,
+                                   offsets.zeroed);
+  }
+  check_cuda(decision.instance->launch(plan, params, stream), "launch the forward");
   out.finish();
 }
 

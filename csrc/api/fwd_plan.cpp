@@ -18,7 +18,8 @@ std::string why_tile(Problem const& problem, FwdDecision const& decision) {
   KernelShape const& shape = decision.plan.shape;
   std::string const empty = problem.len_k == 0 ? " (there are no keys: out is 0, lse -inf)" : "";
   return "Tile of " + std::to_string(shape.block_m) + " query rows by " + std::to_string(shape.block_n) + " keys: " +
-         table_entry(decision) + decision.instance->family->why_tile(decision.plan, problem, decision.gpu) + empty + ".";
+         table_entry(decision) + decision.instance->family->why_tile(decision.plan, seen_by_kernels(problem), decision.gpu) +
+         empty + ".";
 }
 
 std::vector<std::string> reasons(Problem const& problem, FwdDecision const& decision) {
@@ -29,7 +30,10 @@ std::vector<std::string> reasons(Problem const& problem, FwdDecision const& deci
   if (has_float16_pv(problem.accumulate)) {
     sentences.push_back("P V is summed in float16 within a key tile, and over the key tiles in float32.");
   }
-  if (problem.packed) sentences.push_back("The lengths are read on the device, which finds the tiles that there are.");
+  if (decision.plan.variant.reads_sequences && problem.packed) {
+    sentences.push_back("The lengths are read on the device, which finds the tiles that there are.");
+  }
+  add_mask_reason(sentences, problem);
   if (decision.plan.draws_tiles) {
     sentences.push_back("The longest tiles come first, and a CTA that is done draws the next from a counter.");
   }
@@ -61,7 +65,7 @@ JsonObject fwd_plan_object(FwdArgs const& args, PlannedCall const& call) {
   FwdDecision const decision = plan_fwd(args, problem, *gpu);
   FwdPlan const& plan = decision.plan;
   JsonObject json = call_json(backend_name(decision.backend()), args, problem);
-  add_kernel(json, decision, most_row_tiles(problem, plan.shape.block_m));
+  add_kernel(json, decision, most_row_tiles(seen_by_kernels(problem), plan.shape.block_m));
   json.number("kernel_head_dim_v", int64_t{plan.head_dim_v})
       .number("column_parts", int64_t{std::max(1, plan.column_parts)})
       .string("variant", variant_name(plan.variant))
@@ -69,7 +73,7 @@ JsonObject fwd_plan_object(FwdArgs const& args, PlannedCall const& call) {
       .number("split_tiles", int64_t{plan.split.tiles})
       .number("split_ctas", int64_t{plan.split.ranges})
       .number("workspace_bytes", plan.workspace.bytes);
-  add_tuning(json, decision, tuning_key(/*backward=*/false, args, problem, *gpu));
+  add_tuning(json, problem, decision, tuning_key(/*backward=*/false, args, problem, *gpu));
   json.raw("copies", copies_json(tensors(decision), problem)).raw("reasons", json_list(reasons(problem, decision)));
   return json;
 }

@@ -1,4 +1,5 @@
-// A forward's arguments on PyTorch's stack, and its boxed functions: dense and packed, of 16 bits and of float8.
+// A forward's arguments on PyTorch's stack, and its boxed functions: dense and packed, of 16 bits and of float8, with a
+// mask by intervals and without.
 #pragma once
 
 #include <vector>
@@ -22,13 +23,13 @@ class Fp8Stack {
         out_dtype_(stack.string()),
         exact_lse_(stack.value<bool>()) {}
 
-  std::optional<Fp8Args> args() const {
-    return Fp8Args{.descale_q = optional_info("descale_q", descale_q_),
-                   .descale_k = optional_info("descale_k", descale_k_),
-                   .descale_v = optional_info("descale_v", descale_v_),
-                   .descale_out = optional_info("descale_out", descale_out_),
-                   .out_dtype = view(out_dtype_),
-                   .exact_lse = exact_lse_};
+  void add_to(FwdArgs& call) const {
+    call.fp8 = Fp8Args{.descale_q = optional_info("descale_q", descale_q_),
+                       .descale_k = optional_info("descale_k", descale_k_),
+                       .descale_v = optional_info("descale_v", descale_v_),
+                       .descale_out = optional_info("descale_out", descale_out_),
+                       .out_dtype = view(out_dtype_),
+                       .exact_lse = exact_lse_};
   }
 
  private:
@@ -37,39 +38,40 @@ class Fp8Stack {
   bool exact_lse_;
 };
 
-// What calls of 16 bits have there: nothing.
-struct NoFp8Stack {
-  explicit NoFp8Stack(StackReader&) {}
-  std::optional<Fp8Args> args() const { return std::nullopt; }
+// What calls of 16 bits without a mask have there: nothing.
+struct NothingOwn {
+  explicit NothingOwn(StackReader&) {}
+  void add_to(FwdArgs&) const {}
 };
 
-template <class Fp8>
+// `Own`: what the operator has after q, k and v that others do not.
+template <class Own>
 class FwdStackOf {
  public:
   explicit FwdStackOf(StackReader& stack)
-      : q_(stack.tensor()), k_(stack.tensor()), v_(stack.tensor()), fp8_(stack), score_(stack), backend_(stack.string()) {}
+      : q_(stack.tensor()), k_(stack.tensor()), v_(stack.tensor()), own_(stack), score_(stack), backend_(stack.string()) {}
 
   FwdArgs args() const {
     FwdArgs args = score_.args(q_, k_, v_, backend_);
-    args.fp8 = fp8_.args();
+    own_.add_to(args);
     return args;
   }
 
  private:
   Tensor q_, k_, v_;
-  Fp8 fp8_;
+  Own own_;
   ScoreStack score_;
   String backend_;
 };
 
-template <class Fp8>
+template <class Own>
 class VarlenFwdStackOf {
  public:
   explicit VarlenFwdStackOf(StackReader& stack)
       : q_(stack.tensor()),
         k_(stack.tensor()),
         v_(stack.tensor()),
-        fp8_(stack),
+        own_(stack),
         lengths_(stack),
         score_(stack),
         backend_(stack.string()) {}
@@ -77,21 +79,21 @@ class VarlenFwdStackOf {
   VarlenFwdArgs args() {
     VarlenArgs const lengths = lengths_.args();
     FwdArgs call = pack(score_.args(q_, k_, v_, backend_), lengths, views_);
-    call.fp8 = fp8_.args();
+    own_.add_to(call);
     return {.call = call, .lengths = lengths};
   }
 
  private:
   Tensor q_, k_, v_;
-  Fp8 fp8_;
+  Own own_;
   LengthsStack lengths_;
   ScoreStack score_;
   String backend_;
   std::array<PackedView, 3> views_;
 };
 
-using FwdStack = FwdStackOf<NoFp8Stack>;
-using VarlenFwdStack = VarlenFwdStackOf<NoFp8Stack>;
+using FwdStack = FwdStackOf<NothingOwn>;
+using VarlenFwdStack = VarlenFwdStackOf<NothingOwn>;
 
 inline FwdResult forward(FwdArgs const& args) { return fwd_cuda(args); }
 inline FwdResult forward(VarlenFwdArgs const& args) { return varlen_fwd_cuda(args); }
@@ -100,20 +102,31 @@ inline std::string plan_of(VarlenFwdArgs const& args, int64_t capability) {
   return varlen_fwd_plan_json(args, capability);
 }
 
-// Sets the devices of a call's tensors, in the schema's order, and checks it.
-inline Problem check_on(std::string_view devices, FwdArgs& call, VarlenFwdArgs* packed = nullptr) {
-  std::vector<TensorInfo*> tensors{&call.q, &call.k, &call.v};
+// Adds the tensors that an operator has of its own.
+inline void add_own_tensors(std::vector<TensorInfo*>& tensors, FwdArgs& call) {
   if (call.fp8) {
     Fp8Args& fp8 = *call.fp8;
     for (auto* descale : {&fp8.descale_q, &fp8.descale_k, &fp8.descale_v, &fp8.descale_out}) {
       tensors.push_back(if_given(*descale));
     }
   }
-  if (packed != nullptr) {
-    VarlenArgs& lengths = packed->lengths;
-    tensors.insert(tensors.end(), {&lengths.cu_seqlens_q, &lengths.cu_seqlens_k, if_given(lengths.seqused_q),
-                                   if_given(lengths.seqused_k)});
+  if (call.mask) {
+    MaskArgs& mask = *call.mask;
+    tensors.insert(tensors.end(),
+                   {&mask.first_row, &mask.row_limit, if_given(mask.first_row_2), if_given(mask.row_limit_2)});
   }
+}
+
+inline void add_lengths(std::vector<TensorInfo*>& tensors, VarlenArgs& lengths) {
+  tensors.insert(tensors.end(), {&lengths.cu_seqlens_q, &lengths.cu_seqlens_k, if_given(lengths.seqused_q),
+                                 if_given(lengths.seqused_k)});
+}
+
+// Sets the devices of a call's tensors, in the schema's order, and checks it.
+inline Problem check_on(std::string_view devices, FwdArgs& call, VarlenFwdArgs* packed = nullptr) {
+  std::vector<TensorInfo*> tensors{&call.q, &call.k, &call.v};
+  add_own_tensors(tensors, call);
+  if (packed != nullptr) add_lengths(tensors, packed->lengths);
   tensors.insert(tensors.end(), {if_given(call.sinks), if_given(call.alibi_slopes)});
   set_devices(devices, tensors);
   return packed != nullptr ? check_varlen_fwd(*packed, is_cuda(call.q)) : check_fwd(call, is_cuda(call.q));

@@ -27,6 +27,11 @@ class Workspace {
   char* begin_ = nullptr;
 };
 
+// Row i of a dense batch has the position i + shift.
+inline int dense_shift(Problem const& problem) {
+  return problem.causal != Causal::kTopLeft ? problem.len_k - problem.len_q : 0;
+}
+
 // Where the sequences of a call are, for a kernel that reads them at run time. `lengths` null: a dense batch.
 inline Sequences make_sequences(FwdArgs const& args, Problem const& problem, VarlenArgs const* lengths) {
   auto const limit = [](std::optional<int64_t> side) {
@@ -35,7 +40,7 @@ inline Sequences make_sequences(FwdArgs const& args, Problem const& problem, Var
   Sequences sequences{.window_left = limit(args.window_left),
                       .window_right = problem.causal == Causal::kNone ? limit(args.window_right) : 0,
                       .bottom_right = problem.causal != Causal::kTopLeft};
-  sequences.shift = sequences.bottom_right ? problem.len_k - problem.len_q : 0;
+  sequences.shift = dense_shift(problem);
   if (lengths == nullptr) return sequences;
   auto const data = [](TensorInfo const& tensor) { return static_cast<int const*>(data_pointer(tensor.handle)); };
   sequences.cu_q = data(lengths->cu_seqlens_q);

@@ -1,4 +1,5 @@
-// The operators of dense calls and their schemas; those of packed sequences are in ops_varlen.cpp.
+// The operators of dense calls and their schemas; those of packed sequences are in ops_varlen.cpp,
+// those with a mask by intervals in ops_masked.cpp.
 //
 //   fwd        attention; autograd is attached to it from Python. `deterministic` is its backward's
 //   _fwd       the same kernel without autograd, whose bookkeeping costs more than the launch
@@ -21,74 +22,7 @@
 // CPU kernels of fwd, _fwd, bwd and _bwd are registered from Python.
 #include <torch/csrc/stable/library.h>
 
-#include "bwd.h"
-#include "fwd_stack.h"
-
-namespace flash_cute {
-namespace {
-
-class BwdStack {
- public:
-  explicit BwdStack(StackReader& stack)
-      : dout_(stack.tensor()),
-        q_(stack.tensor()),
-        k_(stack.tensor()),
-        v_(stack.tensor()),
-        out_(stack.tensor()),
-        lse_(stack.tensor()),
-        dlse_(stack.optional_tensor()),
-        score_(stack),
-        deterministic_(stack.value<bool>()),
-        backend_(stack.string()) {}
-
-  BwdArgs args() const {
-    return {.call = score_.args(q_, k_, v_, backend_),
-            .dout = tensor_info("dout", dout_.get()),
-            .out = tensor_info("out", out_.get()),
-            .lse = tensor_info("lse", lse_.get()),
-            .dlse = optional_info("dlse", dlse_),
-            .deterministic = deterministic_};
-  }
-
- private:
-  Tensor dout_, q_, k_, v_, out_, lse_;
-  Tensor dlse_;  // null: none was given
-  ScoreStack score_;
-  bool deterministic_;
-  String backend_;
-};
-
-void boxed_bwd(StableIValue* stack, uint64_t, uint64_t) {
-  StackReader reader(stack);
-  BwdStack const owned(reader);
-  BwdResult result = bwd_cuda(owned.args());
-  stack[0] = stable::from(result.dq.release());
-  stack[1] = stable::from(result.dk.release());
-  stack[2] = stable::from(result.dv.release());
-  stack[3] = stable::from(result.dsinks.release());
-}
-
-void boxed_bwd_plan(StableIValue* stack, uint64_t, uint64_t) {
-  StackReader reader(stack);
-  FwdStack const owned(reader);
-  bool const deterministic = reader.value<bool>();
-  int64_t const capability = reader.value<int64_t>();
-  stack[0] = stable::from(bwd_plan_json(owned.args(), deterministic, reader.value<bool>(), capability));
-}
-
-void boxed_check_bwd(StableIValue* stack, uint64_t, uint64_t) {
-  StackReader reader(stack);
-  BwdStack const owned(reader);
-  String const devices = reader.string();
-  BwdArgs args = owned.args();
-  FwdArgs& call = args.call;
-  set_devices(view(devices), {&args.dout, &call.q, &call.k, &call.v, &args.out, &args.lse, if_given(args.dlse),
-                              if_given(call.sinks), if_given(call.alibi_slopes)});
-  stack[0] = stable::from(check_bwd(args, is_cuda(call.q)).scale);
-}
-
-}  // namespace
-}  // namespace flash_cute
+#include "bwd_stack.h"
 
 // The arguments of a forward and of a backward.
 #define FLASH_CUTE_FWD "Tensor q, Tensor k, Tensor v, " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE ", str backend"
@@ -110,13 +44,13 @@ STABLE_TORCH_LIBRARY(flash_cute, m) {
 STABLE_TORCH_LIBRARY_IMPL(flash_cute, CUDA, m) {
   m.impl("fwd", &flash_cute::boxed_forward_with_backward<flash_cute::FwdStack>);
   m.impl("_fwd", &flash_cute::boxed_forward<flash_cute::FwdStack>);
-  m.impl("bwd", &flash_cute::boxed_bwd);
-  m.impl("_bwd", &flash_cute::boxed_bwd);
+  m.impl("bwd", &flash_cute::boxed_backward<flash_cute::BwdStack>);
+  m.impl("_bwd", &flash_cute::boxed_backward<flash_cute::BwdStack>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_cute, CompositeExplicitAutograd, m) {
   m.impl("fwd_plan", &flash_cute::boxed_forward_plan<flash_cute::FwdStack>);
   m.impl("check_fwd", &flash_cute::boxed_check_forward<flash_cute::FwdStack>);
-  m.impl("bwd_plan", &flash_cute::boxed_bwd_plan);
-  m.impl("check_bwd", &flash_cute::boxed_check_bwd);
+  m.impl("bwd_plan", &flash_cute::boxed_backward_plan<flash_cute::FwdStack>);
+  m.impl("check_bwd", &flash_cute::boxed_check_backward<flash_cute::BwdStack>);
 }

@@ -176,8 +176,8 @@ inline std::string tuning_key_json(TuningKey const& key) {
 
 // The call as a tuning table has it, where it can, and whether a table decided.
 template <class DecisionType>
-void add_tuning(JsonObject& json, DecisionType const& decision, TuningKey const& key) {
-  bool const may_be_tuned = decision.plan.dtype != DType::kFloat8;
+void add_tuning(JsonObject& json, Problem const& problem, DecisionType const& decision, TuningKey const& key) {
+  bool const may_be_tuned = decision.plan.dtype != DType::kFloat8 && !problem.has_mask();
   json.boolean("tuned", decision.tuned == Tuned::kChosen)
       .raw("tuning_key", may_be_tuned ? tuning_key_json(key) : "null");
 }
@@ -214,6 +214,11 @@ inline JsonObject call_json(std::string_view backend, FwdArgs const& args, Probl
         .string("dtype_v", dtype_name(args.v.dtype))
         .string("out_dtype", args.fp8->out_dtype);
   }
+  if (problem.has_mask()) {
+    json.number("mask_intervals", int64_t{problem.mask_intervals})
+        .number("mask_batches", int64_t{problem.mask_batches})
+        .number("mask_heads", int64_t{problem.mask_heads});
+  }
   return json;
 }
 
@@ -234,7 +239,16 @@ void add_kernel(JsonObject& json, DecisionType const& decision, int64_t tiles) {
       .number("capability", int64_t{decision.gpu.capability});
 }
 
+// What a mask by intervals makes of a call; nothing without one.
+inline void add_mask_reason(std::vector<std::string>& sentences, Problem const& problem) {
+  if (!problem.has_mask()) return;
+  std::string const intervals = problem.mask_intervals == 1 ? "an interval" : "two intervals";
+  sentences.push_back("The mask has " + intervals +
+                      " of rows for each key, which are read on the device: tiles that no row sees are left out.");
+}
+
 inline char const* variant_name(Variant variant) {
+  if (variant.reads_mask) return variant.modifies_scores ? "masked modified" : "masked";
   if (variant.reads_sequences) return variant.modifies_scores ? "modified" : "packed";
   return variant.modifies_scores ? "dense modified" : "dense";
 }

@@ -1,5 +1,6 @@
 #include "planner.h"
 
+#include "planning/tile_mask.h"
 #include "tuning.h"
 
 namespace flash_cute {
@@ -31,6 +32,18 @@ template <class InstanceType>
   Backend const portable = problem.fp8 ? Backend::kSm90 : Backend::kSm80;
   Backend const backend = asked == Backend::kAuto ? portable : asked;
   auto const is_of = [&](InstanceType const& instance) { return instance.family->backend == backend; };
+  auto const serves_unmasked = [&](InstanceType const& instance) {
+    Problem unmasked = problem;
+    unmasked.mask_intervals = 0;
+    return runs_on(instance.family->backend, gpu) &&
+           (asked == Backend::kAuto || instance.family->backend == asked) &&
+           can_serve(instance, instance.family->backend, unmasked);
+  };
+  FLASH_CUTE_CHECK(!problem.has_mask() || std::none_of(instances.begin(), instances.end(), serves_unmasked),
+                   "mask: expected CPU tensors, or None: no ", kDirection<InstanceType>, " kernel of this build for ",
+                   asked == Backend::kAuto ? "" : std::string("backend '") + backend_name(asked) + "', ",
+                   "compute capability ", capability_text(gpu), " and head dim ",
+                   std::max(problem.head_dim, problem.head_dim_v), " reads a mask by intervals");
   FLASH_CUTE_CHECK(std::any_of(instances.begin(), instances.end(), is_of), "backend: the ", kDirection<InstanceType>,
                    " of '", backend_name(backend), "' is not in this build, and compute capability ",
                    capability_text(gpu), " needs it; build with FLASH_CUTE_ARCHS=all");
@@ -142,9 +155,8 @@ SeeingRows drop_blind_rows(Problem& problem) {
   return {.first = first, .number = problem.len_q};
 }
 
-}  // namespace
-
-FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
+// Plans what the kernels see of a call.
+FwdDecision plan_seen(FwdArgs const& args, Problem const& problem, Gpu gpu) {
   std::span<FwdInstance const> const instances = fwd_instances();
   FwdDecision decision;
   Choice const choice = decide(decision, instances, args, problem, tune(instances, args, problem, gpu), gpu);
@@ -154,14 +166,26 @@ FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
   return decision;
 }
 
+}  // namespace
+
+FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
+  if (!problem.has_mask()) return plan_seen(args, problem, gpu);
+  Problem const seen = seen_by_kernels(problem);
+  FwdDecision decision = plan_seen(args, seen, gpu);
+  FwdPlan& plan = decision.plan;
+  if (plan.ctas > 0) plan.workspace.bytes = lay_out_mask(plan.mask, seen, plan.workspace.bytes);
+  return decision;
+}
+
 BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo const* out, Problem const& asked,
                      Gpu gpu) {
   std::span<BwdInstance const> const instances = bwd_instances();
   Tuning const tuning = tune(instances, call, asked, gpu);
-  Problem problem = asked;
+  Problem problem = seen_by_kernels(asked);
   problem.lse_rows = asked.len_q;
   BwdDecision decision;
-  decision.rows = asked.packed ? SeeingRows{.first = 0, .number = asked.len_q} : drop_blind_rows(problem);
+  bool const keeps_rows = asked.packed || asked.has_mask();  // the device alone knows those that see no key
+  decision.rows = keeps_rows ? SeeingRows{.first = 0, .number = asked.len_q} : drop_blind_rows(problem);
   decision.band = problem.band;
   Choice const choice = decide(decision, instances, call, problem, tuning, gpu);
   check_accumulate_of_bwd(problem);  // `explain` asks for this plan without check_bwd
@@ -178,6 +202,9 @@ BwdDecision plan_bwd(FwdArgs const& call, TensorInfo const* dout, TensorInfo con
   plan.sequences_per_part = problem.batch;
   plan.scales_dout = problem.has_sinks_and_dlse() && plan.dtype == DType::kFloat16;
   decision.instance->family->plan(plan, problem, choice, gpu);
+  if (problem.has_mask() && plan.workspace.bytes > 0) {
+    plan.workspace.bytes = lay_out_mask(plan.mask, problem, plan.workspace.bytes);
+  }
   return decision;
 }
 

@@ -55,8 +55,8 @@ Tuning tune(std::span<InstanceType const> instances, FwdArgs const& args, Proble
   Choice const& asked = problem.asked;
   Tuning result{.choice = asked};
   bool const forced = asked.entry >= 0 || asked.split >= 0;
-  // Tables have neither of these, and the latter have one tile.
-  bool const untuned = problem.fp8 || problem.accumulate != Accumulate::kFloat32;
+  // Tables have none of these, and the second have one tile.
+  bool const untuned = problem.fp8 || problem.accumulate != Accumulate::kFloat32 || problem.has_mask();
   if (!has_tuning() || tuner_is_running || forced || untuned) return result;
   constexpr bool kBackward = std::is_same_v<InstanceType, BwdInstance>;
   TuningEntry const found = find_tuning(tuning_key(kBackward, args, problem, gpu), args.q, gpu);

@@ -11,6 +11,13 @@ void check_hint(char const* name, std::optional<int64_t> hint) {
   FLASH_CUTE_CHECK(!hint || *hint >= 0, name, ": expected None or a number of at least 0, got ", *hint);
 }
 
+// With a mask a packed call is one sequence of all rows and keys, which the mask and the offsets divide.
+void check_lengths_with_mask(FwdArgs const& call, VarlenArgs const& lengths) {
+  FLASH_CUTE_CHECK(!lengths.seqused_q, "seqused_q: expected None with a mask, got a tensor");
+  FLASH_CUTE_CHECK(!lengths.seqused_k, "seqused_k: expected None with a mask, got a tensor");
+  FLASH_CUTE_CHECK(!call.alibi_slopes, "alibi_slopes: expected None with packed sequences and a mask, got a tensor");
+}
+
 void check_lengths(FwdArgs const& call, VarlenArgs const& lengths) {
   for (TensorInfo const* tensor : {&call.q, &call.k, &call.v}) {
     FLASH_CUTE_CHECK(tensor->packed, tensor->name, ": expected 3 dims (rows, heads, head_dim), got ", tensor->rank,
@@ -25,6 +32,7 @@ void check_lengths(FwdArgs const& call, VarlenArgs const& lengths) {
   if (lengths.seqused_k) check_used(call.q, *lengths.seqused_k, offsets_q - 1);
   check_hint("max_seqlen_q", lengths.max_seqlen_q);
   check_hint("max_seqlen_k", lengths.max_seqlen_k);
+  if (call.mask) check_lengths_with_mask(call, lengths);
 }
 
 // The longest of a number of sequences, of `total` rows or keys. Without a hint it is taken to be twice as long as their

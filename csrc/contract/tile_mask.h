@@ -58,6 +58,9 @@ struct TileMask {
   int64_t row_list_head_stride;   // by KV head
   int64_t key_list_batch_stride;  // of of_keys
   int64_t key_list_head_stride;
+  int const* row_order;           // (batches, heads, row tiles): those that visit the most key tiles first; null: unknown
+  int64_t row_order_batch_stride;
+  int64_t row_order_head_stride;
 };
 
 // What a kernel asks of a mask's lists: the family's plan fills in the first three, the planner the rest.
@@ -75,6 +78,20 @@ struct TileMaskPlan {
   int64_t rows_whole = -1;
   int64_t keys_visited = -1;
   int64_t keys_whole = -1;
+  // Where row tiles are to be sorted: of a forward whose tiles are drawn. The family fills in the first.
+  int tile_units = 0;  // row units of a row tile; 0: they are not sorted
+  int64_t row_order = -1;
+
+  static constexpr int kMostSorted = 2048;  // row tiles of a head
+  constexpr int row_tiles() const { return (row_units + tile_units - 1) / tile_units; }
+
+  // Words of a row unit's list, of a key tile's, and columns of a row of intervals.
+  constexpr int key_words() const { return words_of(key_tiles); }
+  constexpr int row_words() const { return words_of(row_units); }
+  constexpr int64_t columns() const { return (int64_t{key_tiles} * block_n + 15) / 16 * 16; }
+
+ private:
+  static constexpr int words_of(int bits) { return bits <= 32 ? 1 : (bits + 31) / 32; }
 };
 
 }  // namespace flash_cute

@@ -21,6 +21,12 @@ CUTE_DEVICE float row_lse(Sequence const& sequence, Softmax const& softmax, int 
   return row < sequence.len_q ? softmax.lse(i) : -INFINITY;  // rows that are not used have scores, of zeros
 }
 
+// Whether row i of a thread sees a key.
+template <class Lengths>
+CUTE_DEVICE bool row_sees_a_key(Lengths const& lengths, int row, int /*i*/) {
+  return row_sees_a_key(lengths, row);
+}
+
 // After softmax.finish(). `lse` points to row 0 of the sequence's head; inverse_of(i) is the factor of row i.
 template <class Softmax, class Lengths, class Accumulator, class Coords, class Inverse>
 CUTE_DEVICE void normalize(Lengths const& sequence, float* lse, int first_row, Softmax const& softmax,
@@ -36,7 +42,7 @@ CUTE_DEVICE void normalize(Lengths const& sequence, float* lse, int first_row, S
   for (int i = 0; i < kRows; ++i) {
     int const row = first_row + get<0>(coords(i, _0{}));
     if (get<1>(coords(_0{}, _0{})) == 0 && row < written_rows(sequence)) lse[row] = row_lse(sequence, softmax, i, row);
-    blind[i] = !row_sees_a_key(sequence, row);
+    blind[i] = !row_sees_a_key(sequence, row, i);
     some_blind |= blind[i];
     inverse[i] = blind[i] ? 0.f : inverse_of(i);
   }

@@ -12,6 +12,10 @@ CUTE_HOST_DEVICE int first_row(Sequence const& sequence) { return sequence.first
 CUTE_HOST_DEVICE int first_key(FwdParams const&) { return 0; }
 CUTE_HOST_DEVICE int first_key(Sequence const& sequence) { return sequence.first_key; }
 
+// Row i has the position i + shift among the keys.
+CUTE_HOST_DEVICE int shift_of(FwdParams const& params) { return params.sequences.shift; }
+CUTE_HOST_DEVICE int shift_of(Sequence const& sequence) { return sequence.shift; }
+
 // Row 0 of a tile's head in the LSE. That of a packed batch is (heads_q, len_q).
 template <class Tile>
 CUTE_HOST_DEVICE int64_t lse_offset(FwdParams const& params, FwdParams const&, Tile const& tile) {

@@ -89,6 +89,7 @@ inline void check_num_tiles(BwdPlan const& plan, Problem const& problem, int blo
 
 // Of the families that have a kernel for each: dense batches, or sequences read at run time, and either kind of scores.
 inline Variant bwd_variant(Problem const& problem) {
+  if (problem.has_mask()) return problem.modifies_scores() ? Variant::kMaskedModified : Variant::kMasked;
   if (problem.packed) return problem.modifies_scores() ? Variant::kModified : Variant::kPacked;
   return problem.modifies_scores() ? Variant::kDenseModified : Variant::kDense;
 }

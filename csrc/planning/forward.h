@@ -11,6 +11,7 @@ namespace flash_cute {
 // Of the families whose kernels for dense batches have one head dim, and a head dim of v's own in those alone that read
 // the sequences at run time.
 inline Variant fwd_variant(HeadDims kernel, Problem const& problem) {
+  if (problem.has_mask()) return problem.modifies_scores() ? Variant::kMaskedModified : Variant::kMasked;
   if (problem.modifies_scores()) return Variant::kModified;
   if (problem.accumulate != Accumulate::kFloat32) return Variant::kPacked;
   bool const one_head_dim = kernel.head_dim == kernel.head_dim_v;

@@ -75,8 +75,8 @@ struct Problem {
   int padded_head_dim() const { return padded_to_vectors(head_dim); }
   int padded_head_dim_v() const { return padded_to_vectors(head_dim_v); }
 
-  // Whether some row does not see some key.
-  bool is_masked() const { return band.has_lower() || band.has_upper(); }
+  // Whether some row may not see some key.
+  bool is_masked() const { return has_mask() || band.has_lower() || band.has_upper(); }
 
   // Whether a gradient of the LSE reaches rows with sinks, see BwdParams::scaled_dout.
   bool has_sinks_and_dlse() const { return has_sinks && has_dlse; }
@@ -86,5 +86,14 @@ struct Problem {
   // Whether a score is more than scale * q.k.
   bool modifies_scores() const { return softcap > 0 || has_alibi; }
 };
+
+// A call as its kernels see it: with a mask, whose TileMask has band and sequences, a dense batch without a band.
+inline Problem seen_by_kernels(Problem problem) {
+  if (!problem.has_mask()) return problem;
+  if (problem.packed) problem.batch = 1;
+  problem.packed = false;
+  problem.band = {.lower = -kNoLimit, .upper = kNoLimit};
+  return problem;
+}
 
 }  // namespace flash_cute

@@ -16,8 +16,10 @@ class WorkspaceLayout {
 
   int64_t bytes() const { return bytes_; }
 
+  explicit WorkspaceLayout(int64_t bytes = 0) : bytes_(bytes) {}
+
  private:
-  int64_t bytes_ = 0;
+  int64_t bytes_;
 };
 
 }  // namespace flash_cute

@@ -50,6 +50,7 @@ MODULE = Path(__file__).resolve().parent / "module"
 ARCHS = ("sm80", "sm90")
 DIRECTIONS = ("fwd", "bwd")
 FOLDERS = {"fwd": "forward/", "bwd": "backward/"}  # of csrc/<arch>/, in which the families have theirs
+LAYOUTS_OF_ANOTHER = ("forward/masked_rows",)  # families whose layouts are all those of another: forward/rows
 # Where the library has no kernels to tell: those of build_tools/config.py.
 HEAD_DIMS = (32, 64, 96, 128, 192, 256, 320, 512, 1024)
 # Layouts are read from types: there is nothing for an optimizer to do. The parameters keep g++ from collecting its
@@ -138,7 +139,7 @@ def units(csrc: Path, archs: Sequence[str], directions: Sequence[str], head_dims
         for arch in archs
         for head_dim in sorted(head_dims)
         for folder, of_folder in families[arch].items()
-        if folder.startswith(FOLDERS[direction]) and head_dim in of_folder
+        if folder.startswith(FOLDERS[direction]) and head_dim in of_folder and folder not in LAYOUTS_OF_ANOTHER
     ]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .._descale import dequantised, of_columns, of_rows
 from .._refusals import Window
+from ..mask import Mask
 
 _MOST_SCORES = 1 << 20  # of the heads that are computed together, unless it is one
 
@@ -28,6 +29,7 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    mask: Mask | None = None,
     descale_q: Tensor | None = None,
     descale_k: Tensor | None = None,
     descale_v: Tensor | None = None,
@@ -46,6 +48,7 @@ def attention(
         softcap: a score s becomes `softcap * tanh(s / softcap)`.
         sinks: `(Hq,)`: `exp(sinks[h])` is added to the denominator of head h's out, and nothing to its LSE.
         alibi_slopes: `(Hq,)` or `(B, Hq)`: `slope * |p - j|` is subtracted from the (capped) score.
+        mask: as in `flash_cute.fwd`: what the band shows a row, the mask shows it too.
         descale_q, descale_k, descale_v: as in `flash_cute.fwd`: the tensors, of any dtype, are multiplied by them.
         descale_out: as in `flash_cute.fwd`: out is divided by it, and neither rounded nor limited.
 
@@ -64,7 +67,7 @@ def attention(
     wide_q = dequantised(q, of_rows(descale_q, q), torch.float64)
     wide_k = dequantised(k, of_rows(descale_k, k), torch.float64)
     wide_v = dequantised(v, of_columns(descale_v, v.shape[1]), torch.float64)
-    results = [_attend(heads, call) for heads in _heads(wide_q, wide_k, wide_v, sinks, alibi_slopes)]
+    results = [_attend(heads, call) for heads in _heads(wide_q, wide_k, wide_v, sinks, alibi_slopes, mask)]
     out = _unheads([out for out, _ in results], wide_q, v.shape[-1])
     of_out = of_columns(descale_out, q.shape[1])
     return out if of_out is None else out / of_out.double(), _unheads([lse for _, lse in results], wide_q)
@@ -82,12 +85,13 @@ def gradients(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    mask: Mask | None = None,
 ) -> tuple[Tensor, ...]:
     """The oracle of the backward: what `flash_cute.bwd` should return, in float64 by autograd through `attention`.
 
     Args:
         dout: `(B, Hq, Nq, Dv)`, the gradient of out.
-        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes: as in `attention`.
+        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, mask: as in `attention`.
         dlse: `(B, Hq, Nq)`, the gradient of the LSE; `None`: 0.
 
     Returns:
@@ -104,11 +108,13 @@ def gradients(
     totals = [torch.zeros_like(x, dtype=torch.float64) for x in (q, k, v)]
     if sinks is not None:
         totals.append(torch.zeros_like(sinks, dtype=torch.float64))
-    for heads in _heads(q, k, v, sinks, alibi_slopes):
+    for heads in _heads(q, k, v, sinks, alibi_slopes, mask):
         leaves = [x.detach().double().requires_grad_() for x in (heads.q, heads.k, heads.v)]
         sink = None if heads.sink is None else heads.sink.detach().double().requires_grad_()
         with torch.enable_grad():
-            results = _attend(_Heads(heads.places, leaves[0], leaves[1], leaves[2], sink, heads.slope), call)
+            results = _attend(
+                _Heads(heads.places, leaves[0], leaves[1], leaves[2], sink, heads.slope, heads.shown), call
+            )
         flow = [torch.stack([dout[place] for place in heads.places]).double(), torch.zeros_like(results[1])]
         if dlse is not None:
             flow[1] = torch.stack([dlse[place] for place in heads.places]).double()
@@ -130,6 +136,7 @@ def unfused(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    mask: Mask | None = None,
 ) -> Tensor:
     """The same formula, every step in the input dtype, as PyTorch without a fused kernel computes it.
 
@@ -137,7 +144,7 @@ def unfused(
     `compare`.
     """
     call = _make_call(q, causal, scale, window, softcap)
-    return _unheads([_attend(heads, call)[0] for heads in _heads(q, k, v, sinks, alibi_slopes)], q, v.shape[-1])
+    return _unheads([_attend(heads, call)[0] for heads in _heads(q, k, v, sinks, alibi_slopes, mask)], q, v.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,7 @@ class _Heads:
     v: Tensor  # (heads, Nk, Dv)
     sink: Tensor | None  # (heads, 1, 1)
     slope: Tensor | None  # (heads, 1, 1)
+    shown: Tensor | None  # (heads, Nq, Nk) bool: by a mask
 
 
 def _attend(heads: _Heads, call: _Call) -> tuple[Tensor, Tensor]:
@@ -181,19 +189,23 @@ def _attend(heads: _Heads, call: _Call) -> tuple[Tensor, Tensor]:
     if heads.slope is not None:
         scores = scores - (heads.slope.double() * distance.abs()).to(scores.dtype)
     seen = _seen(distance, call)
-    blind = ~seen.any(-1, keepdim=True)  # (Nq, 1)
+    if heads.shown is not None:
+        seen = seen & heads.shown
+    blind = ~seen.any(-1, keepdim=True)  # (Nq, 1), with a mask (heads, Nq, 1)
     scores = scores.masked_fill(~seen, -torch.inf)
     if heads.sink is None:
         weights = scores.softmax(-1)
     else:
-        column = heads.sink.to(scores.dtype).expand(-1, *blind.shape).masked_fill(blind, -torch.inf)
+        column = heads.sink.to(scores.dtype).expand(-1, *blind.shape[-2:]).masked_fill(blind, -torch.inf)
         weights = torch.cat((scores, column), -1).softmax(-1)[..., :-1]
     # 0 for the rows that see no key, where softmax gives NaN: before the product for the gradients' sake, after it for
     # NaN in v.
     return (weights.masked_fill(blind, 0) @ heads.v).masked_fill(blind, 0), scores.logsumexp(-1)
 
 
-def _heads(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, slopes: Tensor | None) -> Iterator[_Heads]:
+def _heads(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, slopes: Tensor | None, mask: Mask | None
+) -> Iterator[_Heads]:
     """All heads, by batch item and query head, a few at a time."""
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
     if slopes is not None and slopes.dim() == 1:
@@ -209,6 +221,7 @@ def _heads(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, slopes: Tensor
             torch.stack([v[b, h // group] for b, h in places]),
             None if sinks is None else torch.stack([sinks[h] for _, h in places]).view(-1, 1, 1),
             None if slopes is None else torch.stack([slopes[place] for place in places]).view(-1, 1, 1),
+            None if mask is None else torch.stack([_shown(mask, b, h // group, q.shape[2]) for b, h in places]),
         )
 
 
@@ -217,6 +230,17 @@ def _unheads(parts: list[Tensor], q: Tensor, *last: int) -> Tensor:
     if not parts:
         return q.new_zeros(shape)
     return torch.cat(parts).view(shape)
+
+
+def _shown(mask: Mask, b: int, head: int, len_q: int) -> Tensor:
+    """(Nq, Nk) bool: whether the mask shows row i of a batch item and KV head the column j, by its definition."""
+    tensors = [None if x is None else x[b % x.shape[0], head % x.shape[1]].long() for x in mask.tensors]
+    rows = torch.arange(len_q, device=mask.first_row.device).unsqueeze(-1)
+    seen = torch.zeros(len_q, mask.first_row.shape[2], dtype=torch.bool, device=rows.device)
+    for first, limit in (tensors[:2], tensors[2:]):
+        if first is not None and limit is not None:
+            seen |= (first <= rows) & (rows < limit)
+    return seen
 
 
 def _distance(len_q: int, len_k: int, causal: bool | str, device: torch.device) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..mask import Mask
 from .oracle import attention, gradients
 
 
@@ -20,6 +21,7 @@ def varlen_attention(
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    mask: Mask | None = None,
     descale_q: Tensor | None = None,
     descale_k: Tensor | None = None,
     descale_v: Tensor | None = None,
@@ -32,6 +34,7 @@ def varlen_attention(
         q, k, v: `(Tq, Hq, D)`, `(Tk, Hkv, D)` and `(Tk, Hkv, Dv)`.
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, causal: as in `flash_cute.varlen_fwd`.
         alibi_slopes: `(Hq,)` or `(B, Hq)`.
+        mask: as in `flash_cute.varlen_fwd`: of all keys, its rows those of the packed tensor.
         descale_q, descale_k, descale_v, descale_out: as in `attention`, by sequence.
         options: further arguments of `attention`, by keyword.
 
@@ -52,6 +55,7 @@ def varlen_attention(
     for b, (rows, keys) in enumerate(zip(of_q, of_k, strict=True)):
         part_q, part_k, part_v = (_alone(x) for x in (q[rows], k[keys], v[keys]))
         given: dict[str, Any] = {"alibi_slopes": _slopes_of(alibi_slopes, b), **options}
+        given["mask"] = _mask_of(mask, rows, keys)
         given |= {name: x if x is None or x.numel() == 1 else x[b : b + 1] for name, x in descales.items()}
         part_out, part_lse = attention(part_q, part_k, part_v, causal, **given)
         out[rows], lse[:, rows] = part_out[0].transpose(0, 1), part_lse[0]
@@ -71,6 +75,7 @@ def varlen_gradients(
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    mask: Mask | None = None,
     **options: Any,
 ) -> tuple[Tensor, ...]:
     """The oracle of the backward of packed sequences: what `flash_cute.varlen_bwd` should return.
@@ -95,7 +100,11 @@ def varlen_gradients(
     of_q, of_k = ranges(cu_seqlens_q, seqused_q, q.shape[0]), ranges(cu_seqlens_k, seqused_k, k.shape[0])
     for b, (rows, keys) in enumerate(zip(of_q, of_k, strict=True)):
         part_dout, part_q, part_k, part_v = (_alone(x) for x in (dout[rows], q[rows], k[keys], v[keys]))
-        given = {"dlse": None if dlse is None else dlse[None, :, rows], "alibi_slopes": _slopes_of(alibi_slopes, b)}
+        given: dict[str, Any] = {
+            "dlse": None if dlse is None else dlse[None, :, rows],
+            "alibi_slopes": _slopes_of(alibi_slopes, b),
+        }
+        given["mask"] = _mask_of(mask, rows, keys)
         parts = gradients(part_dout, part_q, part_k, part_v, causal, **given, **options)
         for total, where, part in zip(totals, (rows, keys, keys), parts, strict=False):
             total[where] = part[0].transpose(0, 1)
@@ -118,6 +127,14 @@ def ranges(cu_seqlens: Tensor, seqused: Tensor | None, total: int) -> list[slice
 def _alone(x: Tensor) -> Tensor:
     """A sequence's (N, H, D) as a batch of one, (1, H, N, D)."""
     return x.transpose(0, 1).unsqueeze(0)
+
+
+def _mask_of(mask: Mask | None, rows: slice, keys: slice) -> Mask | None:
+    """A sequence's part of the mask of a packed call."""
+    if mask is None:
+        return None
+    tensors = [None if x is None else x[:, :, keys] for x in mask.tensors]
+    return Mask(*tensors).rows_from(rows.start)  # type: ignore[arg-type]
 
 
 def _slopes_of(alibi_slopes: Tensor | None, b: int) -> Tensor | None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .._refusals import Window
+from ..mask import Mask
 from .oracle import attention, gradients, unfused
 
 
@@ -62,6 +63,7 @@ def compare_gradients(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    mask: Mask | None = None,
 ) -> GradientComparison:
     """How far `(dq, dk, dv)` of an attention's backward for dout are from the oracle; with sinks also dsinks.
 
@@ -73,10 +75,10 @@ def compare_gradients(
         raise ValueError(f"flash_cute: given: expected {', '.join(names)}, got {len(given)} tensors")
     of_dout = ("dout", dout, (*q.shape[:3], v.shape[3]))
     _check_shapes(of_dout, *((name, x, y.shape) for name, x, y in zip(names, given, like, strict=True)))
-    exact = gradients(dout, q, k, v, causal, scale, None, window, softcap, sinks, alibi_slopes)
+    exact = gradients(dout, q, k, v, causal, scale, None, window, softcap, sinks, alibi_slopes, mask)
     leaves = [x.detach().requires_grad_() for x in (q, k, v, sinks) if x is not None]
     with torch.enable_grad():
-        options = (window, softcap, leaves[3] if sinks is not None else None, alibi_slopes)
+        options = (window, softcap, leaves[3] if sinks is not None else None, alibi_slopes, mask)
         plain_out = unfused(leaves[0], leaves[1], leaves[2], causal, scale, *options)
     plain = torch.autograd.grad(plain_out, leaves, dout)
     errors = tuple(_largest(x.double() - y) for x, y in zip(given, exact, strict=True))

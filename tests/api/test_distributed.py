@@ -24,7 +24,8 @@ def run(rank, store):
     from torch.distributed.tensor.debug import CommDebugMode
     mesh = init_device_mesh("cpu", (2,))
     def placed(tensors, *placements):
-        return [distribute_tensor(x, mesh, [y]).requires_grad_() for x, y in zip(tensors, placements, strict=True)]
+        pairs = zip(tensors, placements, strict=True)
+        return [distribute_tensor(x, mesh, [y]).requires_grad_(x.is_floating_point()) for x, y in pairs]
     for heads, heads_kv in ((4, 2), (4, 1), (3, 3)):
         torch.manual_seed(7)
         plain = [torch.randn(3, h, n, 16) for h, n in ((heads, 9), (heads_kv, 13), (heads_kv, 13))]
@@ -111,6 +112,14 @@ def run(rank, store):
             assert "takes no DTensor" in str(error), error
         else:
             raise AssertionError("DTensors were taken for caches")
+        rows = torch.zeros(1, 1, 13, dtype=torch.int32)
+        mask = flash_cute.Mask(*placed([rows, rows + 9], Replicate(), Replicate()))
+        try:
+            flash_cute.attention(*placed(plain, *[Shard(0)] * 3), mask=mask)
+        except NotImplementedError as error:
+            assert "takes no DTensor" in str(error), error
+        else:
+            raise AssertionError("DTensors were taken beside a mask")
     dist.destroy_process_group()
 
 if __name__ == "__main__":

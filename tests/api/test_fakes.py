@@ -23,7 +23,7 @@ from cases import Case
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flash_cute
-from flash_cute._call_options import CallOptions, Lengths
+from flash_cute._call_options import CallOptions, Lengths, MaskTensors
 
 
 def _said(operator: str, call: Call) -> str:
@@ -210,12 +210,18 @@ def test_sizes_that_depend_on_data_beside_sinks_and_slopes(rng: torch.Generator)
 
 
 @pytest.mark.parametrize(
-    "name", ["fwd", "_fwd", "check_fwd", "bwd", "_bwd", "check_bwd", "varlen_fwd", "varlen_bwd", "check_varlen_bwd"]
+    "name",
+    [
+        *("fwd", "_fwd", "check_fwd", "bwd", "_bwd", "check_bwd", "varlen_fwd", "varlen_bwd", "check_varlen_bwd"),
+        *("masked_fwd", "check_masked_bwd", "masked_bwd_plan", "masked_varlen_fwd", "check_masked_varlen_bwd"),
+    ],
 )
 def test_one_order(name: str) -> None:
     """The records of a call's arguments have the order of the operators' schemas."""
     schema = [x.name for x in getattr(torch.ops.flash_cute, name).default._schema.arguments]
-    tensors = ["dout", "q", "k", "v", "out", "lse", "dlse"] if "bwd" in name else ["q", "k", "v"]
+    of_bwd = "bwd" in name and not name.endswith("plan")
+    tensors = ["dout", "q", "k", "v", "out", "lse", "dlse"] if of_bwd else ["q", "k", "v"]
+    masks = [f"mask_{x}" for x in MaskTensors._fields] if "masked" in name else ()
     lengths = Lengths._fields if "varlen" in name else ()
-    expected = [*tensors, *lengths, *CallOptions._fields]
+    expected = [*tensors, *masks, *lengths, *CallOptions._fields]
     assert schema[: len(expected)] == expected

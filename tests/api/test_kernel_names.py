@@ -129,10 +129,13 @@ def test_sm90_kernel_names_are_understood():
 
 @pytest.mark.parametrize(
     ("variant", "booleans"),
-    [("dense", (0, 0)), ("packed", (1, 0)), ("modified", (1, 1)), ("dense modified", (0, 1))],
+    [
+        *(("dense", (0, 0, 0)), ("packed", (1, 0, 0)), ("modified", (1, 1, 0)), ("dense modified", (0, 1, 0))),
+        *(("masked", (0, 0, 1)), ("masked modified", (0, 1, 1))),
+    ],
 )
 @pytest.mark.parametrize("form", ["c++filt", "cu++filt", "mangled", "mangled, short"])
-def test_variants_are_understood(variant: str, booleans: tuple[int, int], form: str) -> None:
+def test_variants_are_understood(variant: str, booleans: tuple[int, int, int], form: str) -> None:
     if form.startswith("mangled"):
         kept = [f"Lb{x}E" for x in booleans]
         while form == "mangled, short" and kept and kept[-1] == "Lb0E":

@@ -79,6 +79,7 @@ def unfused(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    mask: flash_cute.Mask | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention as PyTorch operations, each rounded to the dtype of the inputs: out and lse."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -91,15 +92,23 @@ def unfused(
     if alibi_slopes is not None:
         slopes = alibi_slopes.double().expand(q.shape[:2])[..., None, None]
         scores = scores + (-slopes * distances(q.shape[2], k.shape[2], causal, q.device)).to(q.dtype)
-    seen = visible(q.shape[2], k.shape[2], causal, q.device, window)
+    seen = visible(q.shape[2], k.shape[2], causal, q.device, window) & _shown(mask, q)
     scores = scores.masked_fill(~seen, -math.inf)
     lse = torch.logsumexp(scores.to(torch.promote_types(q.dtype, torch.float32)), dim=-1)
-    blind = ~seen.any(-1)[:, None]
+    blind = ~seen.any(-1, keepdim=True)
     if sinks is not None:  # one more column, whose weight goes nowhere
         column = sinks.to(q.dtype)[:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, column.masked_fill(blind, -math.inf)), dim=-1)
     weights = torch.softmax(scores, dim=-1).masked_fill(blind, 0)
     return weights[..., : k.shape[2]] @ v, lse
+
+
+def _shown(mask: flash_cute.Mask | None, q: torch.Tensor) -> torch.Tensor:
+    """Broadcastable to (B, Hq, Nq, Nk) bool: what the mask shows each row."""
+    if mask is None:
+        return torch.ones((), dtype=torch.bool, device=q.device)
+    seen = mask.dense(q.shape[2])
+    return seen if seen.shape[1] == 1 else seen.repeat_interleave(q.shape[1] // seen.shape[1], 1)
 
 
 def mismatches(
@@ -127,20 +136,27 @@ def mismatches(
     plain, _ = unfused(q, k, v, causal, scale, **options)
     true_out, true_lse = flash_cute.reference.attention(q, k, v, causal, scale, **options)
     cap = options.get("softcap")
-    by_cap = 0.0 if cap is None else SOFTCAP_RELATIVE * _largest_capped(q, k, scale, cap, causal, window)
+    limits = (causal, window, options.get("mask"))
+    by_cap = 0.0 if cap is None else SOFTCAP_RELATIVE * _largest_capped(q, k, scale, cap, *limits)
     rounding = None if rounding is None else _at_oracle(rounding, q)
     return _out_problems(out, plain, true_out, eps, rounding=rounding) + _lse_problems(lse, true_lse, by_cap)
 
 
 def _largest_capped(
-    q: torch.Tensor, k: torch.Tensor, scale: float | None, cap: float, causal: Causal, window: Window | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    scale: float | None,
+    cap: float,
+    causal: Causal,
+    window: Window | None,
+    mask: flash_cute.Mask | None,
 ) -> torch.Tensor:
     """The largest magnitude of the capped scores that a row sees (B, Hq, Nq), before ALiBi."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     if k.shape[2] == 0:
         return torch.zeros(q.shape[:3], dtype=torch.float64, device=q.device)
     raw = q.double() @ k.double().transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    seen = visible(q.shape[2], k.shape[2], causal, q.device, window)
+    seen = visible(q.shape[2], k.shape[2], causal, q.device, window) & _shown(mask, q)
     return cap * torch.tanh(raw.abs() / cap).nan_to_num(nan=0.0).masked_fill(~seen, 0).amax(-1)
 
 
@@ -203,7 +219,9 @@ def assert_gradients_match(gradients: tuple[torch.Tensor, ...], *inputs: Any, **
 
 
 def _at_oracle(x: Any, q: torch.Tensor) -> Any:
-    """A tensor without its history, where the reference is computed; what is no tensor as it is."""
+    """A tensor without its history or a mask, where the reference is computed; what is neither as it is."""
+    if isinstance(x, flash_cute.Mask):
+        return x.to(oracle_device or q.device)
     return x.detach().to(oracle_device or q.device) if isinstance(x, torch.Tensor) else x
 
 

@@ -144,9 +144,15 @@ def alone(x: torch.Tensor, rows: slice) -> torch.Tensor:
     return x[rows].transpose(0, 1).unsqueeze(0)
 
 
-def _options_of(options: dict[str, Any], b: int) -> dict[str, Any]:
-    slopes = options.get("alibi_slopes")
-    return options if slopes is None or slopes.dim() == 1 else {**options, "alibi_slopes": slopes[b : b + 1]}
+def _options_of(options: dict[str, Any], b: int, row: slice, key: slice) -> dict[str, Any]:
+    """What sequence b has of options that are by sequence, or by row or key of the packed tensors."""
+    slopes, mask = options.get("alibi_slopes"), options.get("mask")
+    if slopes is not None and slopes.dim() == 2:
+        options = {**options, "alibi_slopes": slopes[b : b + 1]}
+    if mask is None:
+        return options
+    part = flash_cute.Mask(*(None if x is None else x[..., key] for x in mask.tensors))
+    return {**options, "mask": part.rows_from(row.start)}
 
 
 def assert_packed_matches(
@@ -158,7 +164,7 @@ def assert_packed_matches(
     assert (tuple(lse.shape), lse.is_contiguous()) == ((heads, rows), True)
     for b, (row, key) in enumerate(packed.sequences()):
         tensors = (alone(x, where) for x, where in zip(packed.tensors, (row, key, key), strict=True))
-        assert_matches(alone(out, row), lse[None, :, row], *tensors, causal, **_options_of(options, b))
+        assert_matches(alone(out, row), lse[None, :, row], *tensors, causal, **_options_of(options, b, row, key))
     unused, _ = packed.unused()
     assert (out[unused] == 0).all() and (lse[:, unused] == -torch.inf).all()
 
@@ -183,7 +189,7 @@ def assert_packed_gradients(
         q, k, v = (alone(x, where) for x, where in zip(packed.tensors, (row, key, key), strict=True))
         given = [alone(x, where) for x, where in zip((dq, dk, dv), (row, key, key), strict=True)]
         part_dlse = None if dlse is None else dlse[None, :, row]
-        of_sequence = _options_of(options, b)
+        of_sequence = _options_of(options, b, row, key)
         if sinks is not None:
             truth = flash_cute.reference.gradients(alone(dout, row), q, k, v, causal, dlse=part_dlse, **of_sequence)
             total += truth[3]

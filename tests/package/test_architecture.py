@@ -12,7 +12,7 @@ from flash_cute.inspect.build import default_csrc
 CSRC = default_csrc()
 # Each may include from itself and from those before it. api/ knows the families by families.cpp and, for the names of
 # tiles and chips that a caller may give, by their tile tables.
-LAYERS = ("contract", "planning", "core", "quantize", "kvcache", "sm80", "sm90", "api", "studies")
+LAYERS = ("contract", "planning", "core", "quantize", "kvcache", "masks", "sm80", "sm90", "api", "studies")
 
 
 def _includes() -> list[tuple[Path, Path]]:

@@ -55,7 +55,7 @@ def test_report_has_every_file_with_both_dtypes() -> None:
     assert files == {k["file"] for k in REPORT["kernels"]}
     for file in files:
         names = " ".join(k["kernel"] for k in REPORT["kernels"] if k["file"] == file)
-        if file.endswith("_append.cu"):  # by bytes
+        if file.endswith(("_append.cu", "_tile_mask.cu")):  # by bytes, and of numbers
             continue
         dtypes = ("float_e4m3_t",) if "_fp8_d" in file else ("half_t", "bfloat16_t")
         assert all(dtype in names for dtype in dtypes), file
@@ -214,6 +214,7 @@ def test_unchanged_instances_keep_their_time_stamps(tools: Callable, tmp_path: P
         "sm80_decode_d64.cu",
         "sm80_quantize_fp8.cu",
         "sm80_append.cu",
+        "sm80_tile_mask.cu",
     }
     header = (tmp_path / "instances.h").read_text()
     for direction, family in (
@@ -223,7 +224,8 @@ def test_unchanged_instances_keep_their_time_stamps(tools: Callable, tmp_path: P
     ):
         assert f"{direction}_INSTANCES(X) X({family}, 64, 64)\n" in header
         assert f"namespace flash_cute::{family} {{ template <int, int>" in header
-    assert "QUANTIZE_FP8_INSTANCES(X) X(80)\n" in header and "APPEND_INSTANCES(X) X(80)\n" in header
+    for name in ("QUANTIZE_FP8", "APPEND", "TILE_MASK"):
+        assert f"{name}_INSTANCES(X) X(80)\n" in header
     assert "sm90" not in header
 
 
@@ -283,17 +285,19 @@ def test_the_slowest_files_come_first(tools: Callable) -> None:
     assert {(i.arch, i.files, i.head_dim) for i in built} <= known
 
 
-def test_float8_has_files_of_its_own(tools: Callable) -> None:
+def test_float8_and_masks_have_files_of_their_own(tools: Callable) -> None:
     module = tools("instances")
     built = module.instances(tools("config").read_config({"FLASH_CUTE_ARCHS": "sm90", "FLASH_CUTE_HEAD_DIMS": "64"}))
     sources = {file.name: file.source for file in module.kernel_files(built)}
-    assert list(sources) == ["sm90_fwd_d64.cu", "sm90_fwd_fp8_d64.cu", "sm90_bwd_d64.cu", "sm90_decode_d64.cu"]
-    assert "fp8_rows" not in sources["sm90_fwd_d64.cu"]
-    assert sources["sm90_fwd_fp8_d64.cu"].splitlines()[1:] == [
-        '#include "sm90/forward/fp8_rows/launch.cuh"',
-        "template cudaError_t flash_cute::sm90::forward::fp8_rows::launch<64, 64>"
-        "(flash_cute::FwdPlan const&, flash_cute::FwdParams const&, cudaStream_t);",
-    ]
+    own = {"sm90_fwd_masked_d64.cu": "masked_rows", "sm90_fwd_fp8_d64.cu": "fp8_rows"}
+    assert set(sources) == {"sm90_fwd_d64.cu", *own, "sm90_bwd_d64.cu", "sm90_decode_d64.cu"}
+    for name, family in own.items():
+        assert family not in sources["sm90_fwd_d64.cu"]
+        assert sources[name].splitlines()[1:] == [
+            f'#include "sm90/forward/{family}/launch.cuh"',
+            f"template cudaError_t flash_cute::sm90::forward::{family}::launch<64, 64>"
+            "(flash_cute::FwdPlan const&, flash_cute::FwdParams const&, cudaStream_t);",
+        ]
 
 
 PTXAS = """\

@@ -7,15 +7,15 @@
 #include "core/list_sequence_tiles.cuh"
 #include "dq.cuh"
 #include "kernel.cuh"
+#include "masked_kernel.cuh"
 #include "sequence_kernel.cuh"
 
 namespace flash_cute::sm80::backward::dq_in_memory {
 
-template <class Traits>
-cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
-  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
-  constexpr bool kDeterministic = true, kClearSums = true;
-  auto* const kernel = plan.deterministic ? bwd_kernel<Traits, kDeterministic> : bwd_kernel<Traits, !kDeterministic>;
+// Of a dense batch, with a mask or without. Traits: of what lies around the kernel.
+template <class Traits, int kSmemBytes, class Kernel>
+cudaError_t launch_kernels(Kernel* kernel, BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  constexpr bool kClearSums = true;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
   error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, RowOrder, kClearSums>(
@@ -26,6 +26,19 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   if (error != cudaSuccess) return error;
   bwd_convert_kernel<Traits><<<unsigned(plan.dq_ctas), Traits::kThreads, 0, stream>>>(params);
   return cudaGetLastError();
+}
+
+template <class Traits>
+cudaError_t launch_dense_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  constexpr bool kDeterministic = true;
+  auto* const kernel = plan.deterministic ? bwd_kernel<Traits, kDeterministic> : bwd_kernel<Traits, !kDeterministic>;
+  return launch_kernels<Traits, sizeof(typename Traits::SharedStorage)>(kernel, plan, params, stream);
+}
+
+template <class Traits>
+cudaError_t launch_masked_kernels(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
+  return launch_kernels<typename Traits::Base, kSmemBytes>(bwd_masked_kernel<Traits>, plan, params, stream);
 }
 
 // The same where sequences are read at run time.
@@ -72,19 +85,38 @@ cudaError_t launch_plain_sequences(BwdPlan const& plan, BwdParams const& params,
   }
 }
 
+// A mask by intervals.
+template <int kHeadDim>
+cudaError_t launch_masked(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
+  constexpr TileConfig kTile = sequence_tile_config(kHeadDim);
+  return with_element(plan.dtype, [&]<class Element>(Element) {
+    if constexpr (has_plain_masked_kernel(kHeadDim, kA100)) {
+      constexpr TileConfig kPlainTile = plain_masked_tile_config(kHeadDim);
+      static_assert(sequence_smem_bytes(kPlainTile, kHeadDim) <= kMaxSmemBytes[kA100]);
+      if (!plan.variant.modifies_scores && has_plain_masked_kernel(kHeadDim, plan.entry)) {
+        return launch_masked_kernels<PlainMaskedTraits<Element, kHeadDim, kPlainTile>>(plan, params, stream);
+      }
+    }
+    return launch_masked_kernels<MaskedTraits<Element, kHeadDim, kTile>>(plan, params, stream);
+  });
+}
+
 template <int kHeadDim, int kChip>
 cudaError_t launch_entry(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   if (plan.variant == Variant::kPacked) return launch_plain_sequences<kHeadDim, kChip>(plan, params, stream);
   constexpr TileConfig kTile = tile_config(kHeadDim, kChip);
   static_assert(smem_bytes(kTile, kHeadDim) <= kMaxSmemBytes[kChip]);
   return with_element(plan.dtype, [&]<class Element>(Element) {
-    return launch_kernels<Traits<Element, kHeadDim, kTile>>(plan, params, stream);
+    return launch_dense_kernels<Traits<Element, kHeadDim, kTile>>(plan, params, stream);
   });
 }
 
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
   static_assert(kHeadDimV == kHeadDim);
+  if constexpr (has_masked_kernel(kHeadDim)) {
+    if (plan.variant.reads_mask) return launch_masked<kHeadDim>(plan, params, stream);
+  }
   if (plan.variant.modifies_scores) return launch_sequences<kHeadDim>(plan, params, stream);
   switch (plan.entry) {
     case kA100: return launch_entry<kHeadDim, kA100>(plan, params, stream);

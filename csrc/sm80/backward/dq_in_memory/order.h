@@ -11,9 +11,10 @@
 namespace flash_cute::sm80::backward::dq_in_memory {
 
 // `masked`: key tiles differ in their number of row tiles; `rows`: query rows that the longest key tile of a KV head
-// visits, over all its query heads; `heads`: KV heads of all batches.
+// visits, over all its query heads; `heads`: KV heads of all batches; `may_reverse`: the kernel knows last_first.
 constexpr LaunchOrder launch_order(int head_dim, KernelShape const& shape, bool masked, bool deterministic,
-                                   int64_t rows, int heads_per_kv, int n_blocks, int heads, int num_sms) {
+                                   int64_t rows, int heads_per_kv, int n_blocks, int heads, int num_sms,
+                                   bool may_reverse = true) {
   constexpr int64_t kMiB = 1 << 20;
   auto const ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   int64_t const bytes = 8 * head_dim * rows;  // Q, dO (16-bit) and the sums of dQ (float32) per KV head
@@ -28,7 +29,7 @@ constexpr LaunchOrder launch_order(int head_dim, KernelShape const& shape, bool 
   // Few rows and several waves of key tiles: start with the last key tile, each key tile with the row tile on its
   // diagonal, and interleave as many heads as have 16,384 rows together.
   int64_t const waves = int64_t{heads} * n_blocks / (num_sms * shape.ctas_per_sm);
-  bool const last_first = masked && head_dim > 64 && heads_per_kv == 1 && rows <= 3072 && waves >= 8;
+  bool const last_first = may_reverse && masked && head_dim > 64 && heads_per_kv == 1 && rows <= 3072 && waves >= 8;
   // Else start consecutive key tiles of a head far enough apart that the ordered dQ adds never wait: interleave as many
   // heads as keep Q, dO and the sums of dQ in L2, or more where those are few and there is a mask.
   int64_t interleaved = std::max<int64_t>(2, 24 * kMiB / bytes);

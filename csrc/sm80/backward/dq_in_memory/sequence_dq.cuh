@@ -9,7 +9,8 @@
 
 namespace flash_cute::sm80::backward::dq_in_memory {
 
-CUTE_DEVICE int* semaphore(BwdParams const& params, SequenceTask const& task, RowTile const& row_tile) {
+template <class Task>
+CUTE_DEVICE int* semaphore(BwdParams const& params, Task const& task, RowTile const& row_tile) {
   return params.semaphores + task.number(params, row_tile);
 }
 
@@ -21,15 +22,18 @@ __device__ inline void wait_turn(BwdParams const& params, SequenceTask const& ta
   while (turns_ended(semaphore(params, task, row_tile)) < turn) continue;
 }
 
+CUTE_DEVICE void end_turn(int* semaphore, SequenceTask const&) { end_turn(semaphore); }
+
 // Ends this CTA's turn at the row tile before `row_tile`, unless that is the first one.
-__device__ inline void end_turn_before(BwdParams const& params, SequenceTask const& task, RowTile const& row_tile) {
+template <class Task>
+__device__ inline void end_turn_before(BwdParams const& params, Task const& task, RowTile const& row_tile) {
   RowTile const before = task.previous(row_tile);
-  if (task.contains(params, before)) end_turn(semaphore(params, task, before));
+  if (task.contains(params, before)) end_turn(semaphore(params, task, before), task);
 }
 
 // Points to the sums of register 0 of this thread.
 template <class Traits>
-CUTE_DEVICE float* dq_sums(BwdParams const& params, SequenceTask const& task, RowTile const& row_tile) {
+CUTE_DEVICE float* dq_sums(BwdParams const& params, typename Traits::Task const& task, RowTile const& row_tile) {
   return params.dq_acc + task.number(params, row_tile) * (Traits::kBlockM * Traits::kHeadDim) + fresh_thread_index();
 }
 

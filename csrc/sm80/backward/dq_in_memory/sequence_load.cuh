@@ -12,8 +12,8 @@ namespace flash_cute::sm80::backward::dq_in_memory {
 
 // Starts the copy of the task's keys of K or V.
 template <class Schedule, class Smem>
-__device__ inline void load_keys(BwdParams const& params, SequenceTask const& task, void const* base,
-                                 Strides const& strides,
+__device__ inline void load_keys(BwdParams const& params, typename Schedule::Traits::Task const& task,
+                                 void const* base, Strides const& strides,
                                  Smem&& sX) {  // (BLK_N, D)
   using Traits = typename Schedule::Traits;
   int const first_key = task.n_block * Traits::kBlockN;
@@ -26,7 +26,7 @@ __device__ inline void load_keys(BwdParams const& params, SequenceTask const& ta
 
 // Starts the copy of a row tile of Q or dO.
 template <class Traits, class Smem>
-CUTE_DEVICE void load_rows(BwdParams const& params, SequenceTask const& task, RowTile const& row_tile,
+CUTE_DEVICE void load_rows(BwdParams const& params, typename Traits::Task const& task, RowTile const& row_tile,
                            void const* row_0, Strides const& strides,
                            Smem&& sX) {  // (BLK_M / parts, D, part)
   CUTE_STATIC_ASSERT_V(size<2>(sX) == Int<Traits::kParts>{});

@@ -20,7 +20,7 @@ CUTE_DEVICE void sequence_mainloop(BwdParams const& params, typename Traits::Sha
   using Schedule = SequenceSchedule<Traits>;
   constexpr bool kTwoQ = Schedule::kTwoQ, kTwoDout = Schedule::kTwoDout;
   constexpr int kSteps = kTwoQ ? Traits::kBlockM / 16 : 1;  // k steps of dK between which dQ is added
-  SequenceTask const& task = smem.task;
+  typename Traits::Task const& task = smem.task;
   RowTile now = task.first(params);
   // Row tiles that come later are found when they are loaded: kept across the GEMMs, they spilled.
   auto const load_next = [&](auto&& load) {

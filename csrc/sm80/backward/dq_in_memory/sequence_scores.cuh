@@ -13,14 +13,14 @@ namespace flash_cute::sm80::backward::dq_in_memory {
 
 // The coordinates of a thread's scores: (keys, rows) -> (key, row).
 template <class Traits>
-CUTE_DEVICE auto thread_coords(SequenceTask const& task) {
+CUTE_DEVICE auto thread_coords(typename Traits::Task const& task) {
   auto const mma_thread = typename Traits::MmaScores{}.get_slice(task.thread_again());
   return rowcol_view(mma_thread.partition_C(score_coords<Traits>()));
 }
 
 // A statistic (LSE or delta) of a thread's rows of a part, in pairs of neighbours.
 template <class Traits>
-CUTE_DEVICE auto row_stats(SequenceTask const& task, float const* stat, int part) {
+CUTE_DEVICE auto row_stats(typename Traits::Task const& task, float const* stat, int part) {
   float const* const first = stat + part * Traits::kScoreRows + get<1>(thread_coords<Traits>(task)(_0{}, _0{}));
   return [first](int pair) {
     auto tScS_0 = score_coords_of_thread_0<Traits>();  // (keys, rows) -> (key, row)
@@ -46,7 +46,8 @@ __device__ inline void subtract(Accumulator& tSrdP,  // (MMA, MMA_N, MMA_M)
 
 // Modifies the scores as the forward does, and dP^T by the derivative.
 template <class Schedule, class Accumulator>
-__device__ inline void modify_scores(BwdParams const& params, SequenceTask const& task, RowTile const& now, int part,
+__device__ inline void modify_scores(BwdParams const& params, typename Schedule::Traits::Task const& task,
+                                     RowTile const& now, int part,
                                      Accumulator& tSrS,     // (MMA, MMA_N, MMA_M)
                                      Accumulator& tSrdP) {  // (MMA, MMA_N, MMA_M)
   using Traits = typename Schedule::Traits;
@@ -61,7 +62,7 @@ __device__ inline void modify_scores(BwdParams const& params, SequenceTask const
 
 // Sets the scores outside the mask to -inf.
 template <class Schedule, class Accumulator>
-__device__ inline void mask_scores(SequenceTask const& task, RowTile const& now, int part,
+__device__ inline void mask_scores(BwdParams const&, SequenceTask const& task, RowTile const& now, int part,
                                    Accumulator& tSrS) {  // (MMA, MMA_N, MMA_M)
   using Traits = typename Schedule::Traits;
   if (!task.range.needs_mask(now.m_block)) return;

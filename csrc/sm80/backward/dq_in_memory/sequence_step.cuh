@@ -19,14 +19,14 @@ CUTE_DEVICE void compute_scores(BwdParams const& params, typename Schedule::Trai
                                 Accumulator& tSrS,     // (MMA, MMA_N, MMA_M)
                                 Accumulator& tSrdP) {  // (MMA, MMA_N, MMA_M)
   using Traits = typename Schedule::Traits;
-  SequenceTask const& task = smem.task;
+  typename Traits::Task const& task = smem.task;
   scores_product<Schedule>(smem.sK(), smem.sQ()(_, _, q_tile), tSrS);
   scores_product<Schedule>(smem.sV(), smem.sdO()(_, _, dout_tile), tSrdP);
   if constexpr (Traits::kModifiesScores) {
     subtract(tSrdP, row_stats<Traits>(task, smem.delta[0], part));
     modify_scores<Schedule>(params, task, now, part, tSrS, tSrdP);
   }
-  mask_scores<Schedule>(task, now, part, tSrS);
+  mask_scores<Schedule>(params, task, now, part, tSrS);
   exponentiate(tSrS, row_stats<Traits>(task, smem.lse_log2[0], part), params.scale_log2);
   if constexpr (Traits::kModifiesScores) {
     multiply(tSrdP, tSrS);
@@ -63,7 +63,7 @@ CUTE_DEVICE void part_phase(BwdParams const& params, typename Schedule::Traits::
                             Accumulator& tdVrdV) {  // (MMA, MMA_N, MMA_D)
   using Traits = typename Schedule::Traits;
   using Element = typename Traits::Element;
-  SequenceTask const& task = smem.task;
+  typename Traits::Task const& task = smem.task;
   auto tSrS = scores_accumulator<Traits>();   // (MMA, MMA_N, MMA_M)
   auto tSrdP = scores_accumulator<Traits>();  // (MMA, MMA_N, MMA_M)
   auto rP = make_tensor_like<Element>(tSrS);  // (MMA, MMA_N, MMA_M)
@@ -74,7 +74,7 @@ CUTE_DEVICE void part_phase(BwdParams const& params, typename Schedule::Traits::
     convert(tSrS, rP);
   } else {
     scores_product<Schedule>(smem.sK(), smem.sQ()(_, _, part), tSrS);
-    mask_scores<Schedule>(task, now, part, tSrS);
+    mask_scores<Schedule>(params, task, now, part, tSrS);
     exponentiate(tSrS, row_stats<Traits>(task, smem.lse_log2[0], part), params.scale_log2);
     convert(tSrS, rP);
     add_dv();

@@ -10,6 +10,7 @@ namespace flash_cute::sm80::backward::dq_in_memory {
 template <class Element_, int kHeadDim_, TileConfig kTile_>
 struct SequenceTraits : Traits<Element_, kHeadDim_, kTile_> {
   using Base = Traits<Element_, kHeadDim_, kTile_>;
+  using Task = SequenceTask;
   static constexpr bool kModifiesScores = true;
 
   // One buffer of row statistics: they are read in the first half of a step and loaded in the second.

@@ -63,6 +63,14 @@ constexpr bool has_plain_sequence_kernel(int head_dim, int chip) {
 // The tile of a chip for plain scores of packed batches; has_plain_sequence_kernel holds.
 constexpr TileConfig plain_sequence_tile_config(int head_dim, int chip) { return tile_config(head_dim, chip); }
 
+// The same with a mask by intervals, where one tile serves both chips. Masked kernels are few, for the time that they
+// take to compile: up to head dim 64 those of 64 serve.
+constexpr bool has_masked_kernel(int head_dim) { return head_dim >= 64; }
+constexpr bool has_plain_masked_kernel(int head_dim, int chip) {
+  return (head_dim == 64 || head_dim == 128) && chip != kSmem99K;
+}
+constexpr TileConfig plain_masked_tile_config(int head_dim) { return tile_config(head_dim, kA100); }
+
 // The tiles of the kernel of modified scores, packed or dense: one per head dim, which every chip has room for. The
 // dense tiles of head dims 64 and 128 have no registers for the derivative of a softcap.
 constexpr TileConfig sequence_tile_config(int head_dim) {
@@ -83,7 +91,7 @@ constexpr int smem_bytes(TileConfig tile, int head_dim) {
          4 * row_stages * tile.block_m;
 }
 
-// The same where sequences are read at run time: one stage of row statistics, and the task.
+// The same where sequences or a mask are read at run time: one stage of row statistics, and the task.
 constexpr int sequence_smem_bytes(TileConfig tile, int head_dim) {
   constexpr int kTaskBytes = 128;
   int const further_stages = tile.q_stages + tile.dout_stages - 2;
@@ -91,11 +99,14 @@ constexpr int sequence_smem_bytes(TileConfig tile, int head_dim) {
 }
 
 constexpr KernelShape kernel_shape(int head_dim, int chip, Variant variant = Variant::kDense) {
-  bool const reads = variant.reads_sequences;
-  bool const plain = !variant.modifies_scores && has_plain_sequence_kernel(head_dim, chip);
-  TileConfig const tile = !reads  ? tile_config(head_dim, chip)
-                          : plain ? plain_sequence_tile_config(head_dim, chip)
-                                  : sequence_tile_config(head_dim);
+  bool const reads = variant.reads_sequences || variant.reads_mask;
+  bool const has_plain = variant.reads_mask ? has_plain_masked_kernel(head_dim, chip)
+                                            : has_plain_sequence_kernel(head_dim, chip);
+  bool const plain = has_plain && !variant.modifies_scores;
+  TileConfig const tile = !reads               ? tile_config(head_dim, chip)
+                          : !plain             ? sequence_tile_config(head_dim)
+                          : variant.reads_mask ? plain_masked_tile_config(head_dim)
+                                               : plain_sequence_tile_config(head_dim, chip);
   int const bytes = reads ? sequence_smem_bytes(tile, head_dim) : smem_bytes(tile, head_dim);
   int const fitting = (kMaxSmemBytes[chip] + 1024) / (bytes + 1024);
   return {.block_m = tile.block_m,

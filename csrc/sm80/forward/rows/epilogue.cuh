@@ -8,6 +8,7 @@
 #include "core/layout.cuh"
 #include "core/place.cuh"
 #include "contract/tile_order.h"
+#include "sm80/forward/common/place_masked_tile.cuh"
 #include "traits.cuh"
 #include "sm80/common/load_cp_async.cuh"
 
@@ -27,7 +28,12 @@ CUTE_DEVICE void epilogue(FwdParams const& params, Lengths const& sequence, RowT
   auto cO = make_identity_tensor(Shape<Int<kBlockM>, Int<kHeadDim>>{});
   auto tOcO = rowcol_view(mma.get_slice(thread).partition_C(cO));  // (rows, head dim) -> (row, column)
   float* const lse = params.lse + lse_offset(params, sequence, tile);
-  normalize(sequence, lse, first_row, softmax, acc, tOcO, row_factors<Element>(params, softmax, tile.head));
+  auto const factors = row_factors<Element>(params, softmax, tile.head);
+  if constexpr (Traits::kVariant.reads_mask) {
+    normalize(find_seeing_rows<Traits>(params, smem.tile, softmax, tOcO), lse, first_row, softmax, acc, tOcO, factors);
+  } else {
+    normalize(sequence, lse, first_row, softmax, acc, tOcO, factors);
+  }
 
   // O overwrites Q. A warp writes only rows that it alone has read, so that no barrier is needed before.
   auto rO = make_tensor_like<Element>(tOrO);  // (MMA, MMA_M, MMA_D)

@@ -13,10 +13,12 @@ namespace flash_cute::sm80::forward::rows {
 struct Family : OneTile {
   static constexpr Backend kBackend = Backend::kSm80;
   static constexpr char const* kName = "sm80::forward::rows";
+  static constexpr bool kReadsMasks = true;
 
-  static bool serves(HeadDims, Problem const& problem) {
-    return std::max(problem.head_dim, problem.head_dim_v) <= float16_max_head_dim(problem.accumulate) ||
-           problem.accumulate == Accumulate::kFloat32;
+  static bool serves(HeadDims kernel, Problem const& problem) {
+    if (problem.accumulate == Accumulate::kFloat32) return has_kernel(kernel.head_dim, fwd_variant(kernel, problem));
+    return std::max(problem.head_dim, problem.head_dim_v) <= float16_max_head_dim(problem.accumulate) &&
+           !problem.has_mask();
   }
 
   // On a Hopper GPU, beside the kernels of sm90, the table that was the fastest on an H200 where sm80 was faster
@@ -28,7 +30,7 @@ struct Family : OneTile {
 
   static double predict(HeadDims kernel, Problem const& problem, Candidate const& chosen, Gpu gpu) {
     bool const known = problem.accumulate == Accumulate::kFloat32 && !problem.modifies_scores() &&
-                       problem.head_dim == problem.head_dim_v;
+                       problem.head_dim == problem.head_dim_v && !problem.has_mask();
     if (!known) return kNoTime;
     KernelShape const shape = kernel_shape(kernel.head_dim, chosen.choice.entry, fwd_variant(kernel, problem));
     return rows::predict(time_model::work_of(problem, gpu), shape);
@@ -44,6 +46,7 @@ struct Family : OneTile {
     plan.ctas = tiles;
     bool const reads = plan.variant.reads_sequences;
     if (!reads) plan.tile_heads = 1;
+    if (plan.variant.reads_mask) plan.mask = {.unit_rows = plan.shape.block_m, .block_n = plan.shape.block_n};
     if (!problem.packed) {
       int const head_dim = reads ? problem.padded_head_dim() : mean_head_dim(problem);
       plan.order = tile_order(plan.shape, reads || problem.is_masked(), problem.batch, problem.heads_q,

@@ -4,12 +4,13 @@
 #include "contract/plan.h"
 #include "epilogue.cuh"
 #include "mainloop.cuh"
+#include "sm80/forward/common/place_masked_tile.cuh"
 #include "sm80/forward/common/place_tile.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm80::forward::rows {
 
-// `sequence`: a Sequence in shared memory; for dense batches the parameters themselves.
+// `sequence`: a Sequence in shared memory; for dense batches, with a mask or without, the parameters themselves.
 template <class Traits, class Lengths>
 CUTE_DEVICE void compute_tile(FwdParams const& params, Lengths const& sequence, RowTileCoord const& tile,
                               typename Traits::Storage& smem) {
@@ -28,7 +29,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.ctas_per_sm)
     fwd_kernel(__grid_constant__ FwdParams const params) {
   extern __shared__ char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::Storage*>(smem_raw);
-  if constexpr (Traits::kVariant.reads_sequences) {
+  if constexpr (Traits::kVariant.reads_mask) {
+    place_masked_tile<Traits>(params, smem.tile);
+    compute_tile<Traits>(params, params, smem.tile.coord, smem);
+  } else if constexpr (Traits::kVariant.reads_sequences) {
     place_tile<Traits>(params, smem.tile);
     if (smem.tile.coord.m_block >= 0) compute_tile<Traits>(params, smem.tile.sequence, smem.tile.coord, smem);
   } else {

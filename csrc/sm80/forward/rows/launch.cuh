@@ -33,7 +33,7 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
 template <int kHeadDim, int kChip, Variant kVariant>
 cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   constexpr TileConfig kTile = tile_config(kHeadDim, kChip, kVariant);
-  static_assert(smem_bytes(kTile, kHeadDim) + kSequenceBytes <= kMaxSmemBytes[kChip]);
+  static_assert(smem_bytes(kTile, kHeadDim) + added_bytes(kTile, kVariant) <= kMaxSmemBytes[kChip]);
   return with_element(plan.dtype, [&]<class Element>(Element) {
     return launch_kernel<Traits<Element, kHeadDim, kTile, kVariant>>(plan, params, stream);
   });
@@ -41,8 +41,11 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
 
 template <int kHeadDim, int kChip>
 cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
-  return with_variant<Variant::kDense, Variant::kPacked, Variant::kModified>(
-      plan.variant, [&]<Variant kVariant>() { return launch_kernel<kHeadDim, kChip, kVariant>(plan, params, stream); });
+  return with_variant<Variant::kDense, Variant::kPacked, Variant::kModified, Variant::kMasked, Variant::kMaskedModified>(
+      plan.variant, [&]<Variant kVariant>() {
+        if constexpr (has_kernel(kHeadDim, kVariant)) return launch_kernel<kHeadDim, kChip, kVariant>(plan, params, stream);
+        return cudaErrorInvalidValue;
+      });
 }
 
 template <int kHeadDim, Accumulate kAccumulate>

@@ -9,32 +9,19 @@
 #include <cute/tensor.hpp>
 
 #include "core/convert.cuh"
+#include "core/interval_mask.cuh"
 #include "core/layout.cuh"
 #include "core/mask.cuh"
 #include "core/place.cuh"
 #include "core/score.cuh"
 #include "contract/tile_order.h"
 #include "core/softmax.cuh"
+#include "key_tiles.cuh"
 #include "products.cuh"
 #include "traits.cuh"
 #include "sm80/common/load_cp_async.cuh"
 
 namespace flash_cute::sm80::forward::rows {
-
-// The three kinds of key tiles that a row tile visits, from the last tile to the first. Only the last tile may reach
-// past the end of the keys.
-struct UpperEdge {  // at the band's upper edge, or at the end of the keys
-  static constexpr bool kMasked = true;
-  static constexpr RowCheck kRowCheck = RowCheck::kEach;
-};
-struct Whole {  // every row sees every key
-  static constexpr bool kMasked = false;
-  static constexpr RowCheck kRowCheck = RowCheck::kNone;
-};
-struct LowerEdge {  // at the band's lower edge
-  static constexpr bool kMasked = true;
-  static constexpr RowCheck kRowCheck = RowCheck::kNone;
-};
 
 // As cap_scores. ptxas would turn the branch into predicates, and issue the instructions of both ways; not those of a loop.
 template <class Scores>
@@ -62,15 +49,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
   int const thread = threadIdx.x;
   int const head_kv = tile.head / (params.heads_q / params.heads_kv);
 
-  auto const key_tiles = [&] {
-    if constexpr (Traits::kRereads) {
-      return smem.tile.keys;
-    } else {
-      return key_range<kBlockM, kBlockN>(sequence, tile.m_block);
-    }
-  };
-  TileRange const range = key_tiles();
-  if (range.begin == range.end) return;
+  VisitedTiles<Traits, Lengths> tiles(params, sequence, tile, smem);
+  if (tiles.empty()) return;
 
   // Shared memory.
   auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});    // (BLK_M, D)
@@ -86,8 +66,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     return static_cast<Element const*>(base) + tile.batch * strides.batch + head * strides.head + row * strides.row;
   };
   Element const* gQ = tile_begin(params.q, params.q_strides, tile.head, tile.m_block * kBlockM);
-  Element const* gK = tile_begin(params.k, params.k_strides, head_kv, (range.end - 1) * kBlockN);
-  Element const* gV = tile_begin(params.v, params.v_strides, head_kv, (range.end - 1) * kBlockN);
+  Element const* gK = tile_begin(params.k, params.k_strides, head_kv, tiles.first() * kBlockN);
+  Element const* gV = tile_begin(params.v, params.v_strides, head_kv, tiles.first() * kBlockN);
   gQ += first_row(sequence) * params.q_strides.row;
   gK += first_key(sequence) * params.k_strides.row;
   gV += first_key(sequence) * params.v_strides.row;
@@ -148,33 +128,30 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
                                          sequence.len_k - n * kBlockN, value_columns<Traits>(params), thread_again());
   };
 
-  // The tiles at the band's edges, recomputed at each use, or read again from shared memory: kept in registers, they
-  // spilled. With eight warps the recomputation spilled too: they branch, which costs 1 %.
-  constexpr bool kBranches = Traits::kWarps == 8 && !Traits::kRereads;
-  auto begin = [&] {
-    if constexpr (Traits::kRereads) return smem.tile.keys.begin;
-    if (kBranches && !sequence.band.has_lower()) return 0;
-    return first_column(sequence, opaque(tile.m_block) * kBlockM) / kBlockN;
-  };
-  auto whole_begin = [&] {
-    if constexpr (Traits::kRereads) return smem.tile.keys.whole_begin;
-    if (kBranches && !sequence.band.has_lower()) return 0;
-    return ceil_div(first_column(sequence, opaque(tile.m_block) * kBlockM + (kBlockM - 1)), kBlockN);
-  };
-  auto whole_end = [&] {
-    if constexpr (Traits::kRereads) return smem.tile.keys.whole_end;
-    return range.whole_end;
+  // Of a mask: the intervals of the tile's columns. With two stages they come with K, else with V.
+  auto load_intervals = [&](int n, int stage) {
+    if constexpr (Traits::kVariant.reads_mask) {
+      constexpr int kPairs = kBlockN / 2;  // of columns, 16 bytes each
+      int const pair = thread_again();
+      if (pair >= params.mask.intervals_per_column * kPairs) return;
+      RowInterval const* const source = smem.tile.intervals + n * kBlockN + 2 * (pair % kPairs);
+      SM80_CP_ASYNC_CACHEALWAYS<uint128_t>::copy(
+          *reinterpret_cast<uint128_t const*>(source + (pair / kPairs) * params.mask.interval_stride),
+          *reinterpret_cast<uint128_t*>(smem.intervals[stage] + 2 * pair));
+    }
   };
   auto step = [&](int n, int stage, auto kind) __attribute__((always_inline)) {
     cp_async_wait<0>();  // this thread's copies of K(n), and with two stages of V(n), have landed
     __syncthreads();     // those of all threads have; and all have finished reading tile n+1: its buffers are free
     if constexpr (kTwoStages) {
-      if (n > begin()) {
-        load_k(n - 1, stage ^ 1, Whole{});
-        load_v(n - 1, stage ^ 1, Whole{});
+      if (tiles.has_next(n)) {
+        load_k(tiles.next(n), stage ^ 1, Whole{});
+        load_v(tiles.next(n), stage ^ 1, Whole{});
+        load_intervals(tiles.next(n), stage ^ 1);
       }
     } else {
       load_v(n, 0, kind);
+      if constexpr (decltype(kind)::kMasked) load_intervals(n, 0);
     }
     cp_async_fence();
 
@@ -196,7 +173,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     if constexpr (!kTwoStages) {
       cp_async_wait<0>();  // this thread's copies of V(n) have landed
       __syncthreads();     // those of all threads have; and all have finished reading K(n): its buffer is free
-      if (n > begin()) load_k(n - 1, 0, Whole{});
+      if (tiles.has_next(n)) load_k(tiles.next(n), 0, Whole{});
       cp_async_fence();
     }
 
@@ -205,14 +182,19 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));  // (rows, columns) -> (row, column) of thread 0
     if constexpr (Traits::kVariant.modifies_scores) {
       auto tScS = rowcol_view(mma.get_slice(thread_again()).partition_C(cS));  // the same of this one
-      int const first_position = tile.m_block * kBlockM + sequence.shift;
+      int const first_position = tile.m_block * kBlockM + shift_of(sequence);
       int const offset = first_position - n * kBlockN;
       if (params.score.softcap_scale != 0.f) cap_scores_in_one_way(scores, params.score);
       if (smem.tile.slope != 0.f) add_biases(scores, tScS_0, smem.tile.slope, offset + thread_distance(tScS));
     }
     if constexpr (decltype(kind)::kMasked) {
       auto tScS = rowcol_view(mma.get_slice(thread_again()).partition_C(cS));
-      apply_mask(scores, tScS, tScS_0, sequence, tile.m_block * kBlockM - n * kBlockN, sequence.len_k - n * kBlockN);
+      if constexpr (Traits::kVariant.reads_mask) {
+        apply_interval_mask<kBlockN>(scores, tScS, tScS_0, tile.m_block * kBlockM, smem.intervals[stage],
+                                     params.mask.intervals_per_column);
+      } else {
+        apply_mask(scores, tScS, tScS_0, sequence, tile.m_block * kBlockM - n * kBlockN, sequence.len_k - n * kBlockN);
+      }
     }
     auto acc = rowcol_view(tOrO);  // (rows, head dim)
     softmax.update_max(scores, acc);
@@ -236,8 +218,11 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
   int const rows = sequence.len_q - tile.m_block * kBlockM;
   load_tile<RowCheck::kEach>(gmem_load, gQ, params.q_strides.row, sQ, rows, params.head_dim);
   cp_async_fence();
-  load_k(range.end - 1, 0, UpperEdge{});
-  if constexpr (kTwoStages) load_v(range.end - 1, 0, UpperEdge{});
+  load_k(tiles.first(), 0, UpperEdge{});
+  if constexpr (kTwoStages) {
+    load_v(tiles.first(), 0, UpperEdge{});
+    load_intervals(tiles.first(), 0);
+  }
   cp_async_fence();
   if constexpr (Traits::Products::kScalesQ) {
     cp_async_wait<1>();  // this thread's copies of Q have landed; the first step's barrier shows the result to all
@@ -249,12 +234,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     copy(copy_q, tSsQ, tSrQ_copy);
   }
 
-  // The tiles at the band's upper edge, the whole ones, and those at its lower edge. A mask in the loop of the whole
-  // ones, even behind a branch, costs 10 to 20 %.
-  int n = range.end - 1, stage = 0;
-  for (; n >= whole_end(); --n, stage ^= int(kTwoStages)) step(n, stage, UpperEdge{});
-  for (; n >= whole_begin(); --n, stage ^= int(kTwoStages)) step(n, stage, Whole{});
-  for (; n >= begin(); --n, stage ^= int(kTwoStages)) step(n, stage, LowerEdge{});
+  tiles.for_each(step);
   softmax.template finish<Element>();
 }
 

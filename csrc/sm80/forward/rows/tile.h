@@ -3,6 +3,7 @@
 #pragma once
 
 #include "contract/kernel_shape.h"
+#include "contract/tile_mask.h"
 #include "contract/tile_order.h"
 #include "contract/variant.h"
 #include "sm80/common/chip.h"
@@ -48,10 +49,10 @@ constexpr TileConfig tile_config(int head_dim, int chip) {
   }
 }
 
-// The tiles of the kernels that read sequences at run time: those of dense kernels where these leave enough registers,
-// else one for all chips.
+// The tiles of the kernels that read sequences, or a mask, at run time: those of dense kernels where these leave enough
+// registers, else one for all chips.
 constexpr TileConfig tile_config(int head_dim, int chip, Variant variant) {
-  bool const modified = variant == Variant::kModified;
+  bool const modified = variant.modifies_scores;
   if (variant == Variant::kDense || head_dim <= 64) return tile_config(head_dim, chip);
   if (head_dim <= 128) {
     if (head_dim > 96 && !modified) return tile_config(head_dim, chip);
@@ -63,6 +64,13 @@ constexpr TileConfig tile_config(int head_dim, int chip, Variant variant) {
   return {.block_m = 64, .block_n = 48, .warps = 4, .stages = 1, .q_in_regs = false, .ctas_per_sm = 2};
 }
 
+// Whether a head dim has the kernel of a variant. Masked kernels are few, for the time that they take to compile: where
+// there is none, that of the next larger head dim serves.
+constexpr bool has_kernel(int head_dim, Variant variant) {
+  if (!variant.reads_mask) return true;
+  return variant.modifies_scores ? head_dim == 64 || head_dim == 128 || head_dim == 256 : head_dim >= 64;
+}
+
 // Q, then `stages` buffers each of K and V, 16-bit; the output tile reuses Q's memory.
 constexpr int smem_bytes(TileConfig tile, int head_dim) {
   return 2 * head_dim * (tile.block_m + 2 * tile.stages * tile.block_n);
@@ -70,6 +78,16 @@ constexpr int smem_bytes(TileConfig tile, int head_dim) {
 
 // What a kernel adds to it whose sequences are read at run time.
 constexpr int kSequenceBytes = 128;
+
+// What a kernel adds to it that reads a mask: the tile, and the intervals of the columns of each stage's keys.
+constexpr int masked_bytes(TileConfig tile) {
+  return kSequenceBytes + tile.stages * kMaxIntervals * tile.block_n * static_cast<int>(sizeof(RowInterval));
+}
+
+// What the kernel of a variant adds.
+constexpr int added_bytes(TileConfig tile, Variant variant) {
+  return variant.reads_mask ? masked_bytes(tile) : variant.reads_sequences ? kSequenceBytes : 0;
+}
 
 // How many CTAs of a tile an SM of the chip has room for, up to those that the register budget is set for.
 constexpr int ctas_that_fit(TileConfig tile, int smem_bytes, int chip) {
@@ -80,7 +98,7 @@ constexpr int ctas_that_fit(TileConfig tile, int smem_bytes, int chip) {
 
 constexpr KernelShape kernel_shape(int head_dim, int chip, Variant variant = Variant::kDense) {
   TileConfig const tile = tile_config(head_dim, chip, variant);
-  int const smem = smem_bytes(tile, head_dim) + (variant.reads_sequences ? kSequenceBytes : 0);
+  int const smem = smem_bytes(tile, head_dim) + added_bytes(tile, variant);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,
           .threads = 32 * tile.warps,

@@ -7,6 +7,7 @@
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
 
+#include "sm80/forward/common/masked_tile.h"
 #include "sm80/forward/common/sequence_tile.h"
 #include "tile.h"
 #include "contract/power_scale.h"
@@ -36,10 +37,10 @@ struct Traits {
   static_assert(kHeadDim % 32 == 0 && kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
   // Whether thread indices are computed again in each step, see thread_again in mainloop.cuh: else these kernels spill.
   static constexpr bool kRecomputes =
-      kVariant == Variant::kModified || (kVariant == Variant::kPacked && (kHeadDim == 128 || kHeadDim == 256));
+      kVariant.modifies_scores || (kVariant != Variant::kDense && (kHeadDim == 128 || kHeadDim == 256));
   static constexpr bool kRecomputesQ = kRecomputes;  // the addresses of Q, too
-  // Whether the addresses of a sequence's first key and a tile's last whole key tile are read again from shared memory.
-  static constexpr bool kRereads = kVariant.reads_sequences;
+  // Whether what belongs to the tile (where its keys are, which key tiles it visits) is read again from shared memory.
+  static constexpr bool kRereads = kVariant != Variant::kDense;
   static constexpr PowerScale kPowerScale =
       (kHeadDim == 128 && kBlockN == 48) || (kHeadDim == 256 && kBlockM == 128) ? PowerScale::kComputed
                                                                                : PowerScale::kGiven;
@@ -89,9 +90,16 @@ struct Traits {
   struct SequenceStorage : SharedStorage {
     SequenceTile tile;
   };
-  using Storage = std::conditional_t<kVariant.reads_sequences, SequenceStorage, SharedStorage>;
+  struct MaskedStorage : SharedStorage {
+    alignas(128) RowInterval intervals[kStages][kMaxIntervals * kBlockN];  // of the columns of a tile of K
+    MaskedTile tile;
+  };
+  using Storage = std::conditional_t<
+      kVariant.reads_mask, MaskedStorage,
+      std::conditional_t<kVariant.reads_sequences, SequenceStorage, SharedStorage>>;
   static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim));
   static_assert(sizeof(SequenceStorage) <= sizeof(SharedStorage) + kSequenceBytes);
+  static_assert(sizeof(MaskedStorage) <= sizeof(SharedStorage) + masked_bytes(kTile));
 };
 
 }  // namespace flash_cute::sm80::forward::rows

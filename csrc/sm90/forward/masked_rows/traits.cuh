@@ -1,0 +1,73 @@
+// Types of one sm90 forward kernel with a mask by intervals: those without one, and what comes with a key tile.
+#pragma once
+
+#include "contract/tile_mask.h"
+#include "sm90/forward/rows/traits.cuh"
+#include "tile.h"
+
+namespace flash_cute::sm90::forward::masked_rows {
+
+using namespace cute;
+
+// What a key tile is to the warpgroups of its row tile, from the producer.
+struct KeySlot {
+  int number;
+  uint32_t flags;  // see KeyFlags
+};
+
+// Two bits for each warpgroup, and whether the key tile is the row tile's last.
+struct KeyFlags {
+  static constexpr uint32_t kSees = 1;   // some row of the warpgroup sees some column
+  static constexpr uint32_t kWhole = 2;  // it needs no mask
+  static constexpr uint32_t kLast = 1u << 31;
+
+  CUTE_HOST_DEVICE static constexpr uint32_t of(uint32_t flags, int warpgroup) { return flags >> 2 * warpgroup & 3; }
+
+  // Whether some warpgroup needs the mask.
+  CUTE_HOST_DEVICE static constexpr bool some_masked(uint32_t flags) { return (flags & ~(flags >> 1) & 0x55u) != 0; }
+};
+static_assert(KeyFlags::some_masked(0b01'11'00) && !KeyFlags::some_masked(0b11'00'11));
+
+template <class Element, int kHeadDim, TileConfig kTile, Variant kVariant, int kHeadDimV>
+struct Traits : rows::Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV> {
+  using Base = rows::Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV>;
+  using Base::kBlockN;
+  using Base::kStages;
+  using Base::kWarpgroups;
+
+  static constexpr SmemBytes kSmem{kTile, kHeadDim, kHeadDimV};
+  static constexpr bool kOutThroughSmem =
+      kSmem.has_o && !(kVariant.modifies_scores && kHeadDim == 128 && kTile.block_m == 192);
+  static constexpr int kTileHeads = 1;
+  static constexpr bool kComputesDescriptors = kHeadDim > 128;
+
+  // With 24 registers the producer, a warp that walks over bits, spills.
+  static constexpr int kProducerRegs = kWarpgroups > 2 ? 32 : 40;
+  static constexpr int kConsumerRegs = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 160 : 232;
+  static_assert(kWarpgroups >= 2);
+
+  struct alignas(1024) SharedStorage {
+    Element k[kStages][Base::kKElements];
+    Element v[kStages][Base::kVElements];
+    Element q[kSmem.q_stages][kWarpgroups][Base::kQElements];
+    std::conditional_t<kSmem.has_o, rows::OutBuffer<kWarpgroups, kHeadDimV>, rows::NoOutBuffer> out;
+    alignas(128) RowInterval intervals[kStages][kMaxIntervals][kBlockN];  // of K's stage, where a warpgroup needs the mask
+    KeySlot slots[kStages];                                  // the same
+    Pipeline<kStages> k_pipeline;
+    Pipeline<kStages> v_pipeline;
+    Pipeline<kSmem.q_stages> q_pipeline[kWarpgroups];
+    TileCoord tile[2];  // keys.count: key tiles that the CTA has loaded before; keys.end: 0 where it has none
+    Pipeline<2> tile_pipeline;
+  };
+  static_assert(sizeof(SharedStorage) == kSmem.total);
+
+  CUTE_DEVICE static PipelineState<kSmem.q_stages> q_state(int tile_number) {
+    if constexpr (kSmem.q_stages == 2) {
+      return at_step(tile_number);
+    } else {
+      return {0, tile_number & 1};
+    }
+  }
+};
+
+}  // namespace flash_cute::sm90::forward::masked_rows

@@ -1,0 +1,1 @@
+"""The constructors of `flash_cute.Mask`, which are its static methods."""

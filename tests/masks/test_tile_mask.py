@@ -1,0 +1,22 @@
+"""The kernels of csrc/masks, compiled for the host: intervals, bits and the order of row tiles, of random masks."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from flash_cute.inspect.build import default_csrc
+from flash_cute.inspect.tools import find_tools
+
+SOURCE = Path(__file__).with_name("tile_mask.cpp")
+MASKS = 40
+
+
+def test_intervals_bits_and_order(tmp_path: Path, seed: int) -> None:
+    tools, program = find_tools(), tmp_path / "tile_mask"
+    headers = [flag for folder in tools.includes for flag in ("-isystem", str(folder))]
+    flags = ["-std=c++20", "-O1", "-w", "-fpermissive", "-I", str(default_csrc())]
+    subprocess.run([tools.cxx, *flags, *headers, str(SOURCE), "-o", str(program)], check=True)
+    done = subprocess.run([program, str(seed), str(MASKS)], capture_output=True, text=True, check=False)
+    print(done.stdout)
+    assert done.returncode == 0 and done.stdout.endswith(" 0 wrong\n"), done.stdout + done.stderr
