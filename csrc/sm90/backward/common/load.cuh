@@ -78,6 +78,11 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile
           StepMask::make<Traits>(params, tile, row_tile.m_block, smem.masks[state.stage]);
         }
       }
+      if constexpr (Traits::kVariant.reads_mask) {
+        if constexpr (std::is_same_v<Columns, typename Traits::ColumnsQ>) {
+          RowVisit::make(tile, row_tile, smem.visits.at(count));
+        }
+      }
       uint64_t* const full = pipeline.expect(state, kElements * sizeof(Element) + sizeof...(stats) * kStatBytes);
       int const head = tile.head_kv * args.params.heads_per_kv + row_tile.head;
       load_tile<Columns>(map, full, TMA::CacheHintSm90::EVICT_LAST, buffer + state.stage * kElements, kBlockM,
