@@ -41,7 +41,7 @@ class Consumer {
       smem_.unit_pipeline.wait_full(state);
       Unit const& unit = smem_.units[state.stage];
       if (uniform(unit.rows) == 0) break;
-      load_queries(params_, unit, smem_.q);  // no warpgroup reads those before: both have ended the last piece
+      load_queries(params_, unit, opaque(smem_.q));  // no warpgroup reads those before: both have ended the last piece
       named_sync(kAllConsumers, kConsumers);
       compute(unit);
       __syncwarp();
@@ -81,6 +81,14 @@ class Consumer {
     auto acc = rowcol_view(tOrO);                                                   // (rows, columns)
     int const warpgroup = warpgroup_, tiles_before = tiles_;
 
+    auto chunk = make_tensor(make_smem_ptr(smem_.q), typename Traits::SmemLayoutChunk{});  // (64, 64)
+    auto sVt = make_tensor(make_smem_ptr(smem_.q), typename Traits::SmemLayoutVt{});       // (D, N)
+    auto tSrQ = mma_qk.get_slice(0).partition_fragment_A(chunk);                           // (MMA, MMA_M, MMA_K)
+    auto tSrK = mma_qk.get_slice(0).partition_fragment_B(chunk);                           // (MMA, MMA_N, MMA_K)
+    auto tOrV = mma_pv.get_slice(0).partition_fragment_B(sVt);                             // (MMA, MMA_D, MMA_N)
+    Operands const operands(smem_);
+    constexpr uint32_t kTileBytes = kTileElements * sizeof(Element);
+
     // The stage of tile i of the piece.
     auto stage_of = [&](int i) { return at_step(tiles_before + i); };
     auto columns_of = [&](int stage) { return smem_.tiles[stage] + warpgroup * (kColumnChunks * kChunkElements); };
@@ -89,12 +97,10 @@ class Consumer {
     auto issue_scores = [&](auto accumulate, int step, PipelineState<kStages> stage) __attribute__((always_inline)) {
       int const chunk = chunk_at(step, warpgroup);
       wait_for(smem_.full[stage.stage][chunk], stage.phase);  // TMA: the chunk has landed
-      auto const layout = typename Traits::SmemLayoutChunk{};
-      auto sQ = make_tensor(make_smem_ptr(smem_.q + chunk * kChunkElements), layout);                     // (64, 64)
-      auto sK = make_tensor(make_smem_ptr(smem_.tiles[stage.stage] + chunk * kChunkElements), layout);    // (64, 64)
-      auto tSrQ = mma_qk.get_slice(0).partition_fragment_A(sQ);  // (MMA, MMA_M, MMA_K)
-      auto tSrK = mma_qk.get_slice(0).partition_fragment_B(sK);  // (MMA, MMA_N, MMA_K)
-      issue_gemm<decltype(accumulate)::value>(mma_qk, tSrQ, tSrK, tSrS);
+      uint32_t const bytes = uint32_t(chunk) * (kChunkElements * sizeof(Element));
+      auto tSrQ_chunk = operands.at(tSrQ, smem_.q, bytes);
+      issue_gemm<decltype(accumulate)::value>(
+          mma_qk, tSrQ_chunk, operands.at(tSrK, smem_.tiles, stage.stage * kTileBytes + bytes), tSrS);
     };
     // Waits for the tile's columns of V, and clears the rows that no row of Q sees: they may be anything, NaN too.
     auto wait_columns = [&](int i) __attribute__((always_inline)) {
@@ -108,9 +114,14 @@ class Consumer {
       if (begin > 0 || end < kTileKeys) clear_rows(columns_of(stage.stage), begin, end);
     };
     auto issue_product = [&](auto& tOrP_i, int i) __attribute__((always_inline)) {
-      auto sVt = make_tensor(make_smem_ptr(columns_of(stage_of(i).stage)), typename Traits::SmemLayoutVt{});  // (D, N)
-      auto tOrV = mma_pv.get_slice(0).partition_fragment_B(sVt);  // (MMA, MMA_D, MMA_N)
-      issue_gemm<Accumulate::kAdd>(mma_pv, tOrP_i, tOrV, tOrO);
+      issue_gemm<Accumulate::kAdd>(
+          mma_pv, tOrP_i,
+          operands.at(tOrV, smem_.tiles, stage_of(i).stage * kTileBytes + warpgroup * (kTileBytes / kChunks * kColumnChunks)),
+          tOrO);
+    };
+    auto wait_all = [&]() __attribute__((always_inline)) {
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(tOrO);
     };
     auto rescale = [&](float const (&factors)[2]) __attribute__((always_inline)) {
       CUTE_UNROLL
@@ -129,7 +140,10 @@ class Consumer {
       float2 const maxima = smem_.maxima[thread_];
       float const new_max[2] = {maxima.x, maxima.y};
       float factors[2];
-      if (softmax.follow(new_max, factors)) rescale(factors);
+      if (__any_sync(0xffffffff, softmax.grows(new_max))) {
+        softmax.follow(new_max, factors);
+        rescale(factors);
+      }
     };
     auto send = [&]() __attribute__((always_inline)) {
       auto const vectors = recast<uint4>(rP);
@@ -139,18 +153,10 @@ class Consumer {
       __syncwarp();
       arrive_once(smem_.sent[warpgroup][warp_]);
     };
-    auto wait_all = [&]() __attribute__((always_inline)) {
-      warpgroup_wait<0>();
-      warpgroup_fence_operand(tOrO);
-    };
-
 #pragma unroll 1
     for (int i = warpgroup; i < steps; i += kWarpgroups) {
       auto const stage = stage_of(i);
       issue_scores(C<Accumulate::kOverwrite>{}, 0, stage);
-      warpgroup_wait<1>();  // O += P(i - 2) V(i - 2)
-      warpgroup_fence_operand(tOrO);
-      if (i >= kWarpgroups) release_columns(i - kWarpgroups);
       CUTE_UNROLL
       for (int step = 1; step < kChunks; ++step) issue_scores(C<Accumulate::kAdd>{}, step, stage);
       if (i > 0) {
@@ -175,21 +181,17 @@ class Consumer {
       if (grown) rescale(factors);
       wait_columns(i);
       issue_product(tOrP, i);
+      wait_all();  // the tile after next takes this one's place
+      release_columns(i);
     }
-
-    // The last tile. (Called at two places, see pair_by_turns.)
-    if (steps == 0) return;
-    if ((steps - 1) % kWarpgroups == warpgroup) {
-      wait_all();
-    } else {
-      wait_all();  // O += P(steps - 2) V(steps - 2), if there is such a tile
-      if (steps >= kWarpgroups) release_columns(steps - kWarpgroups);
+    // The last tile, if it is the other warpgroup's.
+    if (steps > 0 && (steps - 1) % kWarpgroups != warpgroup) {
       receive();
       wait_columns(steps - 1);
       issue_product(tOrP_other, steps - 1);
       wait_all();
+      release_columns(steps - 1);
     }
-    release_columns(steps - 1);
     tiles_ += steps;
   }
 

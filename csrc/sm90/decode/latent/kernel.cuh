@@ -15,15 +15,14 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(__grid_constant__ K
   extern __shared__ char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
   if (threadIdx.x >= kConsumers) {
-    if (uniform(threadIdx.x / 32) == kConsumerWarps) {
-      Producer<Traits> producer(args, smem);
+    bool const loads = uniform(threadIdx.x / 32) == kConsumerWarps;
+    Producer<Traits> producer(args, smem);
+    if (loads) {
       producer.find_work();
       named_sync(kInitialized, kConsumers + 32);
-      lower_max_registers<kProducerRegs>();
-      producer.run();
-    } else {
-      lower_max_registers<kProducerRegs>();
     }
+    lower_max_registers<kProducerRegs>();
+    if (loads) producer.run();
     return;
   }
   if (threadIdx.x == 0) {

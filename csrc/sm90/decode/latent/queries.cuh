@@ -5,6 +5,7 @@
 #include <cute/arch/copy_sm80.hpp>
 #include <cute/tensor.hpp>
 
+#include "core/registers.cuh"
 #include "core/split_keys/rows.cuh"
 #include "traits.cuh"
 
@@ -16,9 +17,9 @@ using flash_cute::split_keys::Row;
 template <class Element>
 CUTE_DEVICE void load_queries(DecodeParams const& params, Unit const& unit, Element* queries) {
   constexpr int kVectors = kChunk / 8, kRowsAtOnce = kConsumers / kVectors;
-  int const vector = threadIdx.x % kVectors;
+  int const thread = fresh_thread_index(), vector = thread % kVectors;
 #pragma unroll 1
-  for (int number = int(threadIdx.x) / kVectors; number < kRows; number += kRowsAtOnce) {
+  for (int number = thread / kVectors; number < kRows; number += kRowsAtOnce) {
     Row const row = Row::of(params, unit, number);
     auto const* const q = static_cast<Element const*>(params.q);
     Element const* const source = q + unit.batch * params.q_strides.batch + row.head * params.q_strides.head +

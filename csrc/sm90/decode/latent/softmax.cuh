@@ -27,21 +27,21 @@ struct Softmax {
     }
   }
 
-  // Takes the new maxima. Returns whether any row of the warp has another one; then the accumulators are to be
-  // multiplied by the factors.
-  CUTE_DEVICE bool follow(float const (&new_max)[kRowsOfThread], float (&factors)[kRowsOfThread]) {
-    bool const grown = new_max[0] > max[0] || new_max[1] > max[1];
-    if (!__any_sync(0xffffffff, grown)) return false;
+  CUTE_DEVICE bool grows(float const (&new_max)[kRowsOfThread]) const {
+    return new_max[0] > max[0] || new_max[1] > max[1];
+  }
+
+  // Takes the new maxima. The accumulators are to be multiplied by the factors.
+  CUTE_DEVICE void follow(float const (&new_max)[kRowsOfThread], float (&factors)[kRowsOfThread]) {
     CUTE_UNROLL
     for (int i = 0; i < kRowsOfThread; ++i) {
       factors[i] = exp2_approx((max[i] - new_max[i]) * scale_log2);
       sum[i] *= factors[i];
       max[i] = new_max[i];
     }
-    return true;
   }
 
-  // Raw scores of a tile to numerators. Returns as follow() does.
+  // Raw scores of a tile to numerators. Returns whether the accumulators are to be multiplied by the factors.
   template <class Scores>
   CUTE_DEVICE bool update(Scores& scores,  // (rows, columns)
                           float (&factors)[kRowsOfThread]) {
@@ -53,7 +53,8 @@ struct Softmax {
       for (int j = 1; j < size<1>(scores); ++j) largest = fmaxf(largest, scores(i, j));
       new_max[i] = fmaxf(max[i], quad_reduce(largest, [](float a, float b) { return fmaxf(a, b); }));
     }
-    bool const grown = follow(new_max, factors);
+    bool const grown = __any_sync(0xffffffff, grows(new_max));
+    if (grown) follow(new_max, factors);
     CUTE_UNROLL
     for (int i = 0; i < kRowsOfThread; ++i) {
       CUTE_UNROLL

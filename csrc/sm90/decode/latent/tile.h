@@ -22,8 +22,8 @@ constexpr int kConsumers = 32 * kConsumerWarps;
 constexpr int kThreads = kConsumers + 128;  // and a warpgroup of which one warp loads
 
 // Registers per thread, by setmaxnreg: of 168 on average.
-constexpr int kProducerRegs = 40;
-constexpr int kConsumerRegs = 232;
+constexpr int kProducerRegs = 56;
+constexpr int kConsumerRegs = 224;
 static_assert(kProducerRegs + kWarpgroups * kConsumerRegs <= 3 * 168);
 
 constexpr int kStages = 2;  // key tiles in shared memory

@@ -4,6 +4,7 @@
 #include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
 
+#include "core/split_keys/fold.cuh"
 #include "core/split_keys/work.cuh"
 #include "sm90/common/pipeline.cuh"
 #include "tile.h"
@@ -50,6 +51,7 @@ struct Traits {
     uint4 weights[4][128];
     float2 maxima[128];
     float sums[kWarpgroups][kRows];  // at the end of a piece: over the tiles of each warpgroup
+    flash_cute::split_keys::RowState states[kRows];  // of the pieces so far
     uint64_t full[kStages][kChunks];
     uint64_t empty[kStages][kWarpgroups + 1];  // V's columns of each warpgroup; and the columns behind V
     uint64_t sent[kWarpgroups][4];             // a warp has sent a tile's weights
