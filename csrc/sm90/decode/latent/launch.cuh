@@ -42,11 +42,11 @@ cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& call, cud
                 stream);
 }
 
-template <int kHeadDim_, int kHeadDimV_>
+template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
-  static_assert(kHeadDim_ == kHeadDim && kHeadDimV_ == kHeadDimV);
-  return with_element(plan.dtype,
-                      [&]<class Element>(Element) { return launch_kernels<Traits<Element>>(plan, params, stream); });
+  return with_element(plan.dtype, [&]<class Element>(Element) {
+    return launch_kernels<Traits<Element, kHeadDim, kHeadDimV>>(plan, params, stream);
+  });
 }
 
 }  // namespace flash_cute::sm90::decode::latent

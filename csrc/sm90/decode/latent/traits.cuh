@@ -21,11 +21,12 @@ struct Cut {
   CUTE_DEVICE static int piece_tiles(DecodeParams const&, int /*rows*/, int tiles) { return latent::piece_tiles(tiles); }
 };
 
-template <class Element_>
+template <class Element_, int kHeadDim_, int kHeadDimV_>
 struct Traits {
   using Element = Element_;
   using Cut = latent::Cut;
   static constexpr int kHeadDimV = latent::kHeadDimV;
+  static_assert(kHeadDim_ == kHeadDim && kHeadDimV_ == kHeadDimV);
 
   // S = Q K^T from shared memory; O += P V with P in registers, and V, which are columns of K, read transposed.
   static constexpr auto kK = SM90::GMMA::Major::K;
