@@ -173,11 +173,14 @@ class Consumer {
       int const first_key = (first_tile + i) * kTileKeys;
       flash_cute::split_keys::modify_and_mask(params_, unit, first_row_of_thread(thread_), first_key, kTileKeys, scores);
       float factors[2];
-      bool const grown = softmax.update(scores, factors);
+      bool const grown = softmax.update_max(scores, factors);
+      softmax.numerators<0>(scores);
+      warpgroup_fence_operand(tSrS);  // they come before the wait
+      wait_all();  // by now the other tile's product is there: its place is wanted as early as possible
+      if (i > 0) release_columns(i - 1);
+      softmax.numerators<1>(scores);
       convert(tSrS, rP);
       send();
-      wait_all();
-      if (i > 0) release_columns(i - 1);
       if (grown) rescale(factors);
       wait_columns(i);
       issue_product(tOrP, i);

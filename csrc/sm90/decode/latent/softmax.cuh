@@ -41,10 +41,10 @@ struct Softmax {
     }
   }
 
-  // Raw scores of a tile to numerators. Returns whether the accumulators are to be multiplied by the factors.
+  // Takes the maxima of a tile. Returns whether the accumulators are to be multiplied by the factors.
   template <class Scores>
-  CUTE_DEVICE bool update(Scores& scores,  // (rows, columns)
-                          float (&factors)[kRowsOfThread]) {
+  CUTE_DEVICE bool update_max(Scores const& scores,  // (rows, columns)
+                              float (&factors)[kRowsOfThread]) {
     float new_max[kRowsOfThread];
     CUTE_UNROLL
     for (int i = 0; i < kRowsOfThread; ++i) {
@@ -55,15 +55,21 @@ struct Softmax {
     }
     bool const grown = __any_sync(0xffffffff, grows(new_max));
     if (grown) follow(new_max, factors);
+    return grown;
+  }
+
+  // Raw scores to numerators, of half of the columns.
+  template <int kHalf, class Scores>
+  CUTE_DEVICE void numerators(Scores& scores) {  // (rows, columns)
+    constexpr int kColumns = decltype(size<1>(scores))::value / 2;
     CUTE_UNROLL
     for (int i = 0; i < kRowsOfThread; ++i) {
       CUTE_UNROLL
-      for (int j = 0; j < size<1>(scores); ++j) {
+      for (int j = kHalf * kColumns; j < (kHalf + 1) * kColumns; ++j) {
         scores(i, j) = exp2_approx((scores(i, j) - max[i]) * scale_log2);
         sum[i] += scores(i, j);
       }
     }
-    return grown;
   }
 
   CUTE_DEVICE void finish() {
