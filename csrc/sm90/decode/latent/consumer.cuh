@@ -145,10 +145,17 @@ class Consumer {
         rescale(factors);
       }
     };
-    auto send = [&]() __attribute__((always_inline)) {
+    // Numerators of half of the columns, and as weights to the other warpgroup.
+    auto compute_weights = [&](auto half) __attribute__((always_inline)) {
+      softmax.numerators<half>(scores);
+      auto const numerators = local_tile(tSrS, Shape<Int<16>>{}, half);  // the columns of a half lie side by side
+      auto weights = local_tile(rP, Shape<Int<16>>{}, half);
+      convert(numerators, weights);
       auto const vectors = recast<uint4>(rP);
       CUTE_UNROLL
-      for (int v = 0; v < size(vectors); ++v) smem_.weights[v][thread_] = vectors(v);
+      for (int v = 2 * half; v < 2 * half + 2; ++v) smem_.weights[v][thread_] = vectors(v);
+    };
+    auto send = [&]() __attribute__((always_inline)) {
       smem_.maxima[thread_] = {softmax.max[0], softmax.max[1]};
       __syncwarp();
       arrive_once(smem_.sent[warpgroup][warp_]);
@@ -174,12 +181,10 @@ class Consumer {
       flash_cute::split_keys::modify_and_mask(params_, unit, first_row_of_thread(thread_), first_key, kTileKeys, scores);
       float factors[2];
       bool const grown = softmax.update_max(scores, factors);
-      softmax.numerators<0>(scores);
-      warpgroup_fence_operand(tSrS);  // they come before the wait
+      compute_weights(_0{});
       wait_all();  // by now the other tile's product is there: its place is wanted as early as possible
       if (i > 0) release_columns(i - 1);
-      softmax.numerators<1>(scores);
-      convert(tSrS, rP);
+      compute_weights(_1{});
       send();
       if (grown) rescale(factors);
       wait_columns(i);

@@ -62,19 +62,18 @@ class Producer {
     return unit.rows > 0;
   }
 
-  // Tile i of a piece is that of warpgroup i % 2.
+  // Of most pieces warpgroup i % 2 computes the scores of tile i: not of those whose first tiles the rows don't see.
   CUTE_DEVICE void load_unit(Unit const& unit) {
     int const begin = unit.begin_of(unit.piece_begin), end = unit.end_of(unit.piece_end - 1);
     if (begin >= end) return;
-    int piece = unit.piece_begin, piece_tile = begin;
     Box next = box_of(unit, begin, first_box());
 #pragma unroll 1
     for (int tile = begin; tile < end; ++tile) {
-      if (tile >= unit.end_of(piece)) piece_tile = unit.begin_of(++piece);
       Box const box = next;
       // Its page number arrives during the wait for a stage.
       if (tile + 1 < end) next = box_of(unit, tile + 1, first_box());
-      load(unit, tile, box, (tile - piece_tile) % kWarpgroups);
+      load(unit, tile, box, (tile - unit.pieces.begin) % unit.pieces.tiles % kWarpgroups);
+      if (tile + 1 < end) prefetch(next);
       launch_dependents();  // not before: beside it the instructions of this kernel would arrive later
     }
   }
@@ -127,6 +126,13 @@ class Producer {
                              target, chunk * kChunk, box.row, int(blockIdx.x) % args_.params.heads_kv / args_.shares,
                              box.page);
     }
+  }
+
+  // Into L2: a tile's place becomes free late, so that its load is waited for. The CTAs that read the same keys share it.
+  CUTE_DEVICE void prefetch(Box const& box) const {
+    int const heads = args_.params.heads_kv, share = int(blockIdx.x) % heads % args_.shares;
+    if (boxes_ > 1 || !box.seen || lane_ >= kChunks || lane_ % args_.shares != share) return;
+    SM90_TMA_LOAD_4D::PREFETCH::copy(&args_.k, lane_ * kChunk, box.row, int(blockIdx.x) % heads / args_.shares, box.page);
   }
 
   KernelArgs const& args_;

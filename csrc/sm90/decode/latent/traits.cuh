@@ -17,6 +17,7 @@ using flash_cute::split_keys::Walk;
 
 struct Cut {
   static constexpr int kTileKeys = latent::kTileKeys;
+  static constexpr bool kRoundsRanges = true;
   CUTE_DEVICE static int tile_rows(DecodeParams const&, int /*rows*/) { return kRows; }
   CUTE_DEVICE static int piece_tiles(DecodeParams const&, int /*rows*/, int tiles) { return latent::piece_tiles(tiles); }
 };
