@@ -7,9 +7,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .. import _fp8, attention
+from .. import _fp8, _ops, attention
 from .._refusals import is_refusal
 from .._torch import autocast_is_enabled
+from ..mask import Mask
+from ._sdpa_mask import read_mask
 
 _DTYPES = {
     "cuda": (torch.float16, torch.bfloat16),
@@ -23,8 +25,8 @@ class MalformedCall(ValueError, RuntimeError):
     """Shapes that no implementation can serve. PyTorch raises a RuntimeError where it looks at them."""
 
 
-# q `(B, Hq, L, E)`, k and v `(B, H, S, ...)`, H a divisor of Hq; the shape of the result if not that of out.
-Prepared: TypeAlias = tuple[Tensor, Tensor, Tensor, tuple[int, ...] | None]
+# q `(B, Hq, L, E)`, k and v `(B, H, S, ...)`, H a divisor of Hq; the shape of the result if not that of out; the mask.
+Prepared: TypeAlias = tuple[Tensor, Tensor, Tensor, tuple[int, ...] | None, Mask | None]
 
 
 def prepare(
@@ -50,12 +52,8 @@ def prepare(
         _refuse_ragged(key, value)
         return "query, key, value: expected strided tensors, got a nested one"
     shape_q, shape_k, shape_v = query.shape, key.shape, value.shape
-    plain = (
-        attn_mask is None
-        and dropout_p == 0
-        and (scale is None or (not isinstance(scale, (bool, Tensor)) and 0 < scale < math.inf))
-    )
-    if plain and len(shape_q) == len(shape_k) == len(shape_v) == 4:
+    plain = dropout_p == 0 and (scale is None or (not isinstance(scale, (bool, Tensor)) and 0 < scale < math.inf))
+    if plain and attn_mask is None and len(shape_q) == len(shape_k) == len(shape_v) == 4:
         batch, heads, rows, head_dim = shape_q
         batch_k, heads_kv, keys, head_dim_k = shape_k
         batch_v, heads_v, keys_v, head_dim_v = shape_v
@@ -67,17 +65,19 @@ def prepare(
             and head_dim == head_dim_k
             and batch * heads * rows * head_dim * keys * head_dim_v != 0
         ):
-            return query, key, value, None
+            return query, key, value, None, None
     refuse_malformed(query, key, value, attn_mask, dropout_p, enable_gqa)
-    if attn_mask is not None:
-        return "attn_mask: expected None, got a tensor"
+    if attn_mask is not None and is_causal:
+        return "attn_mask: expected None with is_causal, got a tensor"
+    if attn_mask is not None and torch.compiler.is_compiling():
+        return "attn_mask: expected None in a graph, which cannot pass on what the planner refuses, got a tensor"
     if dropout_p != 0:
         return "dropout_p: expected 0, got another"
     if not plain:
         return "scale: expected None or a finite number > 0, got another"
     if 0 in shape_q or 0 in shape_k or 0 in shape_v:
         return "query, key, value: expected no dim of size 0, got one"
-    return _broadcast(query, key, value, enable_gqa)
+    return _broadcast(query, key, value, enable_gqa, attn_mask)
 
 
 def has_sizes(*tensors: Tensor) -> bool:
@@ -170,7 +170,7 @@ def graph_can_serve(query: Tensor, value: Tensor, quantize: str | None = None) -
     return device in _DTYPES and (autocast_is_enabled() or query.dtype in _DTYPES[device])
 
 
-def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> Prepared | str:
+def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, attn_mask: Tensor | None) -> Prepared | str:
     """Of other shapes: heads and leading dims expanded as PyTorch's matrix products broadcast them."""
     tensors = (query, key, value)
     heads, heads_k, heads_v = (x.shape[-3] if x.dim() > 2 else 1 for x in tensors)
@@ -181,19 +181,27 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> P
         heads = max(heads, heads_k, heads_v)
         heads_k = heads_v = max(heads_k, heads_v)
     batch = torch.broadcast_shapes(*(x.shape[:-3] for x in tensors))
+    mask = None if attn_mask is None else read_mask(attn_mask, query, batch, heads_k, key.shape[-2])
+    if isinstance(mask, str):
+        return mask
     q, k, v = (
         x.expand(*batch, n, *x.shape[-2:]).reshape(-1, n, *x.shape[-2:])
         for x, n in zip(tensors, (heads, heads_k, heads_v), strict=True)
     )
     has_heads = max(x.dim() for x in tensors) > 2
     shape = (*batch, *((heads,) if has_heads else ()), query.shape[-2], value.shape[-1])
-    return q, k, v, shape
+    return q, k, v, shape, mask
 
 
 def serve(prepared: Prepared, is_causal: bool, scale: float | None, quantize: str | None = None) -> Tensor:
     """The attention, in the shape that PyTorch returns."""
-    q, k, v, shape = prepared
-    out: Tensor = attention(q, k, v, "top_left" if is_causal else False, scale=scale, quantize=quantize)
+    q, k, v, shape, mask = prepared
+    if mask is not None and q.is_cuda and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        # Raises where the backward has no kernel that reads a mask: PyTorch then serves the forward, too.
+        score = ("none", None, None, None, None, None, scale, "auto")
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        _ops.masked_bwd_plan(*_ops.autocast(q, k, v, None)[:3], *mask.tensors, *score, deterministic, 0, False)
+    out: Tensor = attention(q, k, v, "top_left" if is_causal else False, scale=scale, mask=mask, quantize=quantize)
     return out if shape is None else out.reshape(shape)
 
 

@@ -9,10 +9,10 @@ or, for code that calls PyTorch's own, and is not to be changed,
     ...
     print(sdpa.report())   # how many calls flash_cute served, how many it passed on, and why
 
-A call that flash_cute cannot serve (an `attn_mask`, dropout, float32 on a GPU, ...) goes on to what PyTorch does, and
-is counted with its reason; with `enable(strict=True)` it raises instead. What no implementation can serve (key and
-value of different lengths, ...) raises always. The method is that of `flash_cute.attention`:
-FlashAttention-2 (arXiv 2307.08691).
+A call that flash_cute cannot serve (an `attn_mask` that is more than padding, dropout, float32 on a GPU, ...) goes on
+to what PyTorch does, and is counted with its reason; with `enable(strict=True)` it raises instead. What no
+implementation can serve (key and value of different lengths, ...) raises always. The method is that of
+`flash_cute.attention`: FlashAttention-2 (arXiv 2307.08691).
 """
 
 import warnings
@@ -59,7 +59,9 @@ def sdpa(
         query: `(..., Hq, L, E)`, as PyTorch takes it: any number of leading dims, which are broadcast.
         key: `(..., H, S, E)`, same dtype and device.
         value: `(..., H, S, Ev)`, same dtype and device.
-        attn_mask: None, else PyTorch serves the call.
+        attn_mask: None, or padding: a boolean mask with one row for all of query's, as `(B, 1, 1, S)`, or so expanded;
+            on the CPU also a float one of 0 and -inf. It is served where a kernel of `flash_cute.Mask` is, not in
+            compiled graphs. Else (a matrix, a bias) PyTorch serves the call. Nothing is waited for.
         dropout_p: 0, else PyTorch serves the call.
         is_causal: whether row i sees the keys j <= i only (aligned to the top left).
         scale: what multiplies q.k; None: `1 / sqrt(E)`.
@@ -308,13 +310,13 @@ def report(reset: bool = False) -> Report:
     Example:
         >>> q = torch.randn(1, 2, 16, 64)
         >>> _ = report(reset=True)
-        >>> _ = sdpa(q, q, q), sdpa(q, q, q, attn_mask=torch.ones(16, 16).bool())
+        >>> _ = sdpa(q, q, q), sdpa(q, q, q, dropout_p=0.1)
         >>> print(report(reset=True))
         scaled_dot_product_attention: flash_cute is not enabled
         served by flash_cute: 1
                  1 flash_cute.integrations.sdpa.sdpa
         passed on to PyTorch: 1
-                 1 attn_mask: expected None, got a tensor
+                 1 dropout_p: expected 0, got another
     """
     return tally.report(_active is not None, check_flag("reset", reset))
 

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from numerics import same_bits
+from numerics import assert_gradients_match, same_bits
 from packed import assert_packed_matches, pack
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+import flash_cute
 from flash_cute import _ops
 from flash_cute.integrations import _aten, _tally, _varlen_attn, sdpa
 
@@ -38,6 +39,11 @@ def counters() -> Iterator[None]:
     sdpa.report(reset=True)
 
 
+# Which keys there are of two sequences, of the second some between others; and of four heads.
+KEYS = torch.arange(13) < torch.tensor([[9], [13]])
+KEYS[1, 3:5] = False
+BY_HEAD = torch.arange(13).view(1, 1, 1, 13) != torch.tensor([1, 5, 5, 12]).view(1, 4, 1, 1)
+
 # Shapes of query, key and value, and options; all are served.
 SERVED: dict[str, tuple[tuple[tuple[int, ...], ...], dict[str, Any]]] = {
     "square": (((2, 4, 9, 8),) * 3, {}),
@@ -53,12 +59,40 @@ SERVED: dict[str, tuple[tuple[tuple[int, ...], ...], dict[str, Any]]] = {
     "broadcast heads": (((2, 4, 9, 8), (2, 1, 13, 8), (2, 1, 13, 8)), {}),
     "broadcast query": (((9, 8), (2, 4, 13, 8), (4, 13, 8)), {"is_causal": True}),
     "broadcast value": (((2, 4, 9, 8), (2, 4, 13, 8), (1, 13, 8)), {}),
+    "padding": (((2, 4, 9, 8), (2, 4, 13, 8), (2, 4, 13, 8)), {"attn_mask": KEYS.view(2, 1, 1, 13)}),
+    "padding of all": (((2, 4, 9, 8), (2, 4, 13, 8), (2, 4, 13, 8)), {"attn_mask": KEYS[1:]}),
+    "padding by head": (((2, 4, 9, 8), (2, 4, 13, 8), (2, 4, 13, 8)), {"attn_mask": BY_HEAD}),
+    "padding, expanded": (
+        ((2, 4, 9, 8), (2, 4, 13, 8), (2, 4, 13, 8)),
+        {"attn_mask": KEYS[:, None, None].expand(2, 4, 9, 13)},
+    ),
+    "padding of gqa": (
+        ((2, 6, 9, 8), (2, 2, 13, 8), (2, 2, 13, 8)),
+        {"enable_gqa": True, "attn_mask": KEYS.view(2, 1, 1, 13)},
+    ),
+    "padding of everything": (((2, 4, 9, 8),) * 3, {"attn_mask": torch.zeros(1, 1, dtype=torch.bool)}),
+    "padding of two batches": (
+        ((2, 3, 4, 9, 8), (2, 3, 4, 13, 8), (2, 3, 4, 13, 8)),
+        {"attn_mask": KEYS.view(2, 1, 1, 1, 13)},
+    ),
+    "padding without heads": (((2, 9, 8), (2, 13, 8), (2, 13, 8)), {"attn_mask": KEYS[:1]}),
+    "padding as floats": (
+        ((2, 4, 9, 8), (2, 4, 13, 8), (2, 4, 13, 8)),
+        {"attn_mask": torch.zeros(2, 1, 1, 13, dtype=torch.float64).masked_fill(~KEYS.view(2, 1, 1, 13), -torch.inf)},
+    ),
     "gqa of two batches": (((2, 3, 4, 9, 8), (3, 2, 13, 8), (2, 1, 2, 13, 8)), {"enable_gqa": True}),
 }
 # (query, key, value's shapes), what is given besides, the reason's argument.
 PASSED_ON: dict[str, tuple[tuple[tuple[int, ...], ...], dict[str, Any], str]] = {
     "boolean mask": (((2, 4, 9, 8),) * 3, {"attn_mask": torch.eye(9).bool()}, "attn_mask"),
     "float mask": (((2, 4, 9, 8),) * 3, {"attn_mask": torch.eye(9).double()}, "attn_mask"),
+    "float padding": (((2, 4, 9, 8),) * 3, {"attn_mask": torch.linspace(-1, 0, 9).double().view(1, 9)}, "attn_mask"),
+    "padding by query head": (
+        ((2, 6, 9, 8), (2, 2, 13, 8), (2, 2, 13, 8)),
+        {"enable_gqa": True, "attn_mask": torch.ones(6, 1, 13).bool()},
+        "attn_mask",
+    ),
+    "padding and dropout": (((2, 4, 9, 8),) * 3, {"dropout_p": 0.5, "attn_mask": torch.ones(1, 9).bool()}, "dropout_p"),
     "dropout": (((2, 4, 9, 8),) * 3, {"dropout_p": 0.5}, "dropout_p"),
     "scale": (((2, 4, 9, 8),) * 3, {"scale": -0.3}, "scale"),
     "no keys": (((2, 4, 9, 8), (2, 4, 0, 8), (2, 4, 0, 8)), {}, "query, key, value"),
@@ -461,3 +495,27 @@ class TestOnCuda:
                 torch.testing.assert_close(given, expected, atol=1e-2, rtol=1e-2)  # its dq has other bits each time
         assert sorted(x.partition(":")[0] for x in sdpa.report().passed_on) == ["attn_mask", "dropout_p"]
         assert sdpa.report().served == {}
+
+
+@pytest.mark.cuda
+def test_padding_on_the_gpu(rng: torch.Generator) -> None:
+    """Served, with gradients, where kernels read a mask; else PyTorch's, counted. Right in either case."""
+    q, k, v = (torch.randn(2, 4, 200, 64, generator=rng).cuda().half().requires_grad_() for _ in range(3))
+    keys = torch.arange(200, device="cuda") < torch.tensor([[150], [200]], device="cuda")
+    keys[1, 3:70] = False
+    dout = torch.randn(q.shape, generator=rng).cuda().half()
+    with sdpa.enable():
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=keys[:, None, None])
+            gradients = torch.autograd.grad(out, (q, k, v), dout)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    mask = flash_cute.Mask.padding(keys)
+    expected, _ = flash_cute.reference.attention(q.detach(), k.detach(), v.detach(), mask=mask)
+    torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
+    report = sdpa.report()
+    if report.served:
+        assert_gradients_match(gradients, dout, q, k, v, mask=mask)
+    assert sum(report.served.values()) + sum(report.passed_on.values()) == 1
+    assert all("reads a mask by intervals" in reason for reason in report.passed_on)

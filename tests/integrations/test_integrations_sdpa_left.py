@@ -143,6 +143,7 @@ def test_random_shapes(seed: int, rng: torch.Generator) -> None:
         if draw.random() < 0.3:
             sizes = [draw.choice((1, n)) for n in (*base, rows, keys)]
             mask = torch.randn(sizes if draw.random() < 0.9 else [n + 1 for n in sizes], generator=rng)
+            mask = mask > -0.5 if draw.random() < 0.5 else mask
         is_causal = mask is None and draw.random() < 0.3
         options = {"attn_mask": mask, "enable_gqa": draw.random() < 0.3, "is_causal": is_causal}
         tensors = [torch.randn(shape, generator=rng) for shape in shapes]

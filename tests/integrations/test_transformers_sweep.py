@@ -35,11 +35,13 @@ TESTS = Path(__file__).parent
 MISTRAL = Model("mistral", "causal", "MistralForCausalLM")
 # Of 850 models; more are a sign that recipes have to follow a newer Transformers.
 MOST_NOT_BUILT = 10
+NEEDS_A_PACKAGE = ("No module named", "but it was not found in your environment")  # which need not be installed
 
 
 def sweep(folder: Path, *options: str, timeout: float) -> dict[str, dict[str, Any]]:
     results = folder / "results.json"
-    path = os.pathsep.join([str(TESTS), str(Path(integration.__file__).parents[2])])
+    own = [str(TESTS), str(Path(integration.__file__).parents[2])]
+    path = os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
     subprocess.run(
         [sys.executable, "-m", "sweep", "--results", str(results), *options],
         env={**os.environ, "PYTHONPATH": path},
@@ -144,9 +146,9 @@ def test_all_models_on_a_gpu(tmp_path: Path) -> None:
         for mode, x in of_model.items()
         if x["result"] in BAD
     }
-    not_built = [name for name, x in bad.items() if x[0] == NOT_BUILT]
-    assert len(not_built) <= MOST_NOT_BUILT, not_built
     assert not {name: x for name, x in bad.items() if x[0] != NOT_BUILT}
+    not_built = {name: x for name, x in bad.items() if not any(said in x[2] for said in NEEDS_A_PACKAGE)}
+    assert len(not_built) <= MOST_NOT_BUILT, not_built
     assert sum(x["result"] == RIGHT for of_model in found.values() for x in of_model.values()) > 1500
 
 

@@ -43,7 +43,13 @@ def test_ci_runs_the_commands_of_the_first_lines() -> None:
     assert [command.strip() for command in commands if command.strip() not in (ROOT / ".ci/run").read_text()] == []
 
 
-PAGES_WITH_EXAMPLES = ("README.md", "docs/start.md", "docs/kvcache.md", *(f"docs/adopting/{x}.md" for x in ADOPTING))
+PAGES_WITH_EXAMPLES = (
+    "README.md",
+    "docs/start.md",
+    "docs/masks.md",
+    "docs/kvcache.md",
+    *(f"docs/adopting/{x}.md" for x in ADOPTING),
+)
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES)

@@ -34,6 +34,7 @@ def _work(pipe: Any, device: str, inherited: list[Any]) -> None:
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, sys.stdout.fileno())
     os.dup2(silence, sys.stderr.fileno())
+    runner.register()  # a process that was not forked has none of its parent's names
     while True:
         try:
             model, wanted = pipe.recv()

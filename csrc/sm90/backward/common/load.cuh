@@ -78,10 +78,8 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile
           StepMask::make<Traits>(params, tile, row_tile.m_block, smem.masks[state.stage]);
         }
       }
-      if constexpr (Traits::kVariant.reads_mask) {
-        if constexpr (std::is_same_v<Columns, typename Traits::ColumnsQ>) {
-          RowVisit::make(tile, row_tile, smem.visits.at(count));
-        }
+      if constexpr (Traits::kVariant.reads_mask && std::is_same_v<Columns, typename Traits::ColumnsQ>) {
+        RowVisit::make(tile, row_tile, smem.visits.at(count));
       }
       uint64_t* const full = pipeline.expect(state, kElements * sizeof(Element) + sizeof...(stats) * kStatBytes);
       int const head = tile.head_kv * args.params.heads_per_kv + row_tile.head;

@@ -72,12 +72,20 @@ class Producer {
   CUTE_DEVICE void load_unit(Unit const& unit) {
     int const begin = unit.begin_of(unit.piece_begin), end = unit.end_of(unit.piece_end - 1);
     if (begin >= end) return;
-    Box next = box_of(unit, begin, box_);
+    // The lanes look the pages of `chunk_step_` tiles up at once, as many tiles ahead: a lane those of its box.
+    Box looked_up = box_of(unit, begin + chunk_, box_), ahead;
+    int number = 0;  // of the tile among those
 #pragma unroll 1
     for (int tile = begin; tile < end; ++tile) {
-      Box const box = next;
-      // Its page number arrives during the wait for a stage.
-      if (tile + 1 < end) next = box_of(unit, tile + 1, box_);
+      Box box{.seen = is_seen(unit, tile, box_)};
+      int const lane = number * boxes_ + box_;
+      box.page = __shfl_sync(0xffffffff, looked_up.page, lane);
+      box.row = __shfl_sync(0xffffffff, looked_up.row, lane);
+      if (number == 0) ahead = box_of(unit, tile + chunk_step_ + chunk_, box_);
+      if (++number == chunk_step_) {
+        looked_up = ahead;
+        number = 0;
+      }
       load(unit, tile, box);
       launch_dependents();  // not before: beside it the instructions of this kernel would arrive later
     }
@@ -89,10 +97,14 @@ class Producer {
     int page;
     int row;
   };
+  CUTE_DEVICE bool is_seen(Unit const& unit, int tile, int number) const {
+    int const key = tile * kTileKeys + number * args_.box_rows;
+    return key + args_.box_rows > unit.seen_begin && key < unit.seen_end;
+  }
   CUTE_DEVICE Box box_of(Unit const& unit, int tile, int number) const {
     PageTable const& table = args_.params.table;
     int const key = tile * kTileKeys + number * args_.box_rows;
-    Box box{.seen = key + args_.box_rows > unit.seen_begin && key < unit.seen_end};
+    Box box{.seen = is_seen(unit, tile, number)};
     if (!box.seen) return box;
     int const page = key / table.page_size;
     box.row = key - page * table.page_size;

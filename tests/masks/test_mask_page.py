@@ -1,0 +1,44 @@
+"""The page on masks: its pictures are what `draw` gives, and the docstrings' examples are right."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import flash_cute
+from flash_cute import Mask
+
+PAGE = Path(__file__).parents[2] / "docs/masks.md"
+PICTURE = re.compile(r"<!-- picture: (.+?)(, causal)? -->\n\n```text\n(.*?)\n```", re.DOTALL)
+CONSTRUCTORS = [x for name, x in inspect.getmembers(Mask, inspect.isfunction) if not name.startswith("_")]
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="an installed package has no docs/")
+def test_pictures() -> None:
+    text = PAGE.read_text()
+    pictures = PICTURE.findall(text)
+    assert len(pictures) == text.count("<!-- picture:") == 11
+    for source, causal, drawn in pictures:
+        mask = eval(source, {"Mask": Mask, "torch": torch})
+        assert mask.draw(9 if mask.first_row.shape[2] == 9 else 7, bool(causal)) == drawn, source
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="an installed package has no docs/")
+def test_every_constructor_is_on_the_page() -> None:
+    text = PAGE.read_text()
+    for function in CONSTRUCTORS:
+        assert f"Mask.{function.__name__}(" in text or f"mask.{function.__name__}(" in text or function is Mask.to
+
+
+@pytest.mark.parametrize("given", [Mask, *CONSTRUCTORS], ids=lambda x: x.__name__)
+def test_docstring(given: Callable[..., object]) -> None:
+    names = {"Mask": Mask, "torch": torch, "flash_cute": flash_cute}
+    (test,) = doctest.DocTestFinder(recurse=False).find(given, globs=names)
+    assert test.examples or given is Mask.to
+    assert doctest.DocTestRunner().run(test).failed == 0
