@@ -78,9 +78,6 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile
           StepMask::make<Traits>(params, tile, row_tile.m_block, smem.masks[state.stage]);
         }
       }
-      if constexpr (Traits::kVariant.reads_mask && std::is_same_v<Columns, typename Traits::ColumnsQ>) {
-        RowVisit::make(tile, row_tile, smem.visits.at(count));
-      }
       uint64_t* const full = pipeline.expect(state, kElements * sizeof(Element) + sizeof...(stats) * kStatBytes);
       int const head = tile.head_kv * args.params.heads_per_kv + row_tile.head;
       load_tile<Columns>(map, full, TMA::CacheHintSm90::EVICT_LAST, buffer + state.stage * kElements, kBlockM,
@@ -92,6 +89,10 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile
     typename Traits::ColumnsQ const q{};
     typename Traits::ColumnsK const k{};
     typename Traits::ColumnsV const v{};
+    if constexpr (Traits::kVariant.reads_mask) {
+      smem.q_pipeline.wait_empty(at_step(count));  // so that the step's place in the ring is free, see RowVisits
+      RowVisit::make(tile, row_tile, smem.visits.at(count));
+    }
     StatBuffers const lse_log2{params.lse_log2, smem.lse_log2[0]}, delta{params.delta, smem.delta[0]};
     if constexpr (Traits::kDeltaWithQ) {
       load_rows(q, args.q, smem.q_pipeline, smem.q[0], lse_log2, delta);
