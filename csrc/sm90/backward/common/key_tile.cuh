@@ -36,7 +36,7 @@ struct RowTile {
     if constexpr (std::is_base_of_v<MaskedRows, Tile>) {
       if (++head < group) return;
       head = 0;
-      m_block = last_bit_below(tile.visited, tile.first_word, m_block);
+      m_block = MaskedRows::last_row_tile_below(tile, m_block);
     } else if (tile.last_row_tile < 0) {
       advance(group);
     } else if (m_block-- == tile.last_row_tile) {

@@ -8,12 +8,13 @@
 
 namespace flash_cute::sm90::backward {
 
-// The last bit below `end` that is set; -1: there is none in the words from `first_word` on.
-CUTE_DEVICE int last_bit_below(uint32_t const* words, int first_word, int end) {
+// The last bit below `end` that is set; -1: there is none in the words from `first_word` on. `read(i)`: word i.
+template <class ReadWord>
+CUTE_DEVICE int last_bit_below(ReadWord const& read, int first_word, int end) {
   uint32_t below = ~0u >> (-end & 31);  // of the last word
 #pragma unroll 1
   for (int word = (end - 1) >> 5; word >= first_word; --word, below = ~0u) {
-    uint32_t const bits = words[word] & below;
+    uint32_t const bits = read(word) & below;
     if (bits != 0) return 32 * word + 31 - __clz(bits);
   }
   return -1;
@@ -36,6 +37,13 @@ struct MaskedRows {
   RowInterval const* second_columns;  // the second ones, or where columns have one the same
   int first_word;                     // of `visited` that is not 0
 
+  // The last row tile below number `end` that visits the key tile; -1: there is none.
+  template <class Tile>
+  CUTE_DEVICE static int last_row_tile_below(Tile& tile, int end) {
+    uint32_t const* const visited = tile.visited;
+    return last_bit_below([&](int word) { return visited[word]; }, tile.first_word, end);
+  }
+
   // Of the key tile whose number, head, batch and `begin` are set. Sets its first row tile and its end.
   template <class Traits, class Tile>
   CUTE_DEVICE static void find(BwdParams const& params, Tile volatile& tile) {
@@ -57,7 +65,7 @@ struct MaskedRows {
       if (bits != 0) first_word = word;
     }
     tile.first_word = first_word;
-    tile.first.m_block = last_bit_below(visited, first_word, 32 * mask.of_keys.words);
+    tile.first.m_block = last_row_tile_below(tile, 32 * mask.of_keys.words);
     tile.first.head = 0;
     tile.last_row_tile = -1;
     tile.end = tile.begin + params.heads_per_kv * number;

@@ -64,13 +64,8 @@ CUTE_DEVICE void find_query_tile(BwdParams const& params, SequenceQueryTile& til
 
 // The last key tile below number `end` that a row of the tile sees; -1: there is none.
 CUTE_DEVICE int last_key_tile_below(MaskedQueryTile const& tile, int end) {
-  uint32_t below = ~0u >> (-end & 31);  // of the last word
-#pragma unroll 1
-  for (int word = (end - 1) >> 5; word >= 0; --word, below = ~0u) {
-    uint32_t const bits = (tile.visited[word] | tile.visited[word + tile.to_second]) & below;
-    if (bits != 0) return 32 * word + 31 - __clz(bits);
-  }
-  return -1;
+  auto const read = [&](int word) { return tile.visited[word] | tile.visited[word + tile.to_second]; };
+  return backward::last_bit_below(read, 0, end);
 }
 
 // The same where the batch has a mask by intervals.
