@@ -33,7 +33,7 @@ WITH_AND_WITHOUT = "flash_cute:sm90,flash_cute:sm90:plain,flash_cute:sm80,flash_
 FLOAT8_AND_BFLOAT16 = "flash_cute:sm90,flash_cute:sm90:bf16"
 PACKED_AND_DENSE = "flash_cute:sm90,flash_cute:sm90:dense,flash_cute:sm80,flash_cute:sm80:dense"
 OVER_CACHES = "flash_cute:sm90,flash_cute:sm90:contiguous,flash_cute:sm90:dense,flash_cute:sm90:plain,flash_cute:sm80"
-CACHE_PEERS = "vllm-fa3,vllm-fa3:contiguous,vllm-fa3:invariant,cudnn-paged,cudnn,sdpa,flash"
+CACHE_PEERS = "vllm-fa3,vllm-fa3:contiguous,vllm-fa3:invariant,vllm-flashmla,cudnn-paged,cudnn,sdpa,flash"
 DEFAULT_AND_DETERMINISTIC = "flash_cute:{0},flash_cute:{0}:deterministic"
 
 

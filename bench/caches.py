@@ -36,6 +36,11 @@ class CacheWorkload(Workload):
         return super().columns | {"page": self.page, "append": "yes" if self.append else ""}
 
     @property
+    def is_latent(self) -> bool:
+        """Multi-head latent attention: one KV head, whose values are the first `Dv` columns of its keys."""
+        return self.Hkv == 1 and self.head_dim_v < self.D
+
+    @property
     def visible_pairs(self) -> float:
         """Counted exactly, without a window too."""
         window = self.window or (None, None)
@@ -53,7 +58,7 @@ class CacheWorkload(Workload):
 
     @property
     def cache_bytes(self) -> int:
-        return self.tensor_bytes["k"] + self.tensor_bytes["v"]
+        return self.tensor_bytes["k"] + (0 if self.is_latent else self.tensor_bytes["v"])
 
     @property
     def dense(self) -> Workload:
@@ -78,7 +83,7 @@ class CacheWorkload(Workload):
 
         q (B, N, H, D); k_pages (pages, page, Hkv, D) and v_pages (..., Dv), as many pages as are needed, in a random
         order; table (B, most pages of a sequence) and lengths (B,) int32, the lengths with the rows' own keys; k
-        (B, M, Hkv, D) and v (B, M, Hkv, Dv). Standard normal.
+        (B, M, Hkv, D) and v (B, M, Hkv, Dv). Standard normal. Of latent attention v_pages and v are views of k's.
         """
         generator = torch.Generator(device).manual_seed(seed)
         width = self.shapes["table"][1]
@@ -99,7 +104,8 @@ class CacheWorkload(Workload):
             return pages, whole[:, : self.M]
 
         q = normal(self.B, self.N, self.H, self.D)
-        (k_pages, k), (v_pages, v) = both(self.D), both(self.head_dim_v)
+        k_pages, k = both(self.D)
+        v_pages, v = (x[..., : self.Dv] for x in (k_pages, k)) if self.is_latent else both(self.head_dim_v)
         return q, k_pages, v_pages, table, lengths, k, v
 
 
@@ -109,7 +115,7 @@ def over_cache(B: int, H: int, Hkv: int, D: int, M: int, N: int = 1, **changes: 
 
 
 def decode_grid() -> list[Workload]:
-    """One row a sequence and a few, over caches of models' shapes; pages of 16 and 256, windows, and an append."""
+    """One row a sequence and a few, over caches of models' shapes; pages of 16 and 256, windows, MLA, and an append."""
     shapes = [(1, 1024), (1, 8192), (1, 32768), (8, 1024), (8, 8192), (8, 32768), (64, 1024), (64, 8192)]
     cells = [over_cache(batch, 32, 8, 128, keys) for batch, keys in shapes]
     long = cells[-1]
@@ -121,6 +127,9 @@ def decode_grid() -> list[Workload]:
     cells += [over_cache(8, 64, 8, 64, 8192), over_cache(64, 64, 8, 64, 4096)]
     cells += [over_cache(64, 16, 8, 256, 8192), over_cache(8, 16, 8, 512, 8192)]
     cells += [over_cache(64, heads, 8, head_dim, 4096, window=(127, 0)) for heads, head_dim in ((64, 64), (32, 128))]
+    latent = [(16, 8192), (64, 4096)]
+    cells += [over_cache(batch, 128, 1, 576, keys, rows, Dv=512) for batch, keys in latent for rows in (1, 2)]
+    cells += [over_cache(64, 16, 1, 576, 4096, Dv=512), over_cache(1, 128, 1, 576, 8192, Dv=512)]
     return [*cells, replace(long, append=True)]
 
 

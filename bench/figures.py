@@ -42,6 +42,7 @@ PROVIDERS = {
     "fa3": "FlashAttention-3",
     "fa4": "FlashAttention-4",
     "vllm-fa3": "vLLM's FlashAttention-3",
+    "vllm-flashmla": "vLLM's FlashMLA",
     "cudnn-paged": "cuDNN (pages)",
     "triton": "Triton tutorial",
 }

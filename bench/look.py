@@ -38,6 +38,7 @@ LOOKS = {
     "vllm-fa3": ("#000000", "^", ":"),
     "vllm-fa3:contiguous": ("#000000", "<", "-."),
     "vllm-fa3:invariant": ("#666666", "<", ":"),
+    "vllm-flashmla": ("#8C564B", "s", "-."),
     "cudnn-paged": ("#0072B2", "d", ":"),
     "efficient": ("#56B4E9", "P", ":"),
     "math": ("#999999", "h", "-."),

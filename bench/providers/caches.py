@@ -24,8 +24,10 @@ from flash_cute._timing import first_line
 INVARIANT = ":invariant"  # keys of a row never divided among CTAs: the bits of a sequence are its own
 VLLM = "vllm-fa3"
 CUDNN_PAGED = "cudnn-paged"
-PEERS = (VLLM, f"{VLLM}{CONTIGUOUS}", f"{VLLM}{INVARIANT}", CUDNN_PAGED)
+FLASHMLA = "vllm-flashmla"
+PEERS = (VLLM, f"{VLLM}{CONTIGUOUS}", f"{VLLM}{INVARIANT}", FLASHMLA, CUDNN_PAGED)
 LIBRARY = "_vllm_fa3_C.abi3.so"
+FLASHMLA_LIBRARY = "_flashmla_C.abi3.so"
 
 
 def forward(
@@ -35,6 +37,8 @@ def forward(
     if name in PEERS:
         if workload.append:
             raise Unavailable(f"{name} appends nothing")
+        if name == FLASHMLA:
+            return flash_mla(workload)
         return cudnn_paged(workload, device) if name == CUDNN_PAGED else vllm_fa3(name, workload, device)
     if ours.is_ours(name) and not name.endswith(DENSE):
         return flash_cute(name, workload, device)
@@ -49,6 +53,8 @@ def absent(name: str) -> None:
     """Raise `Unavailable` if the peer is not on this machine."""
     if name == CUDNN_PAGED:
         module("cudnn")
+    elif name == FLASHMLA:
+        load_flash_mla()
     else:
         load_vllm_fa3()
 
@@ -115,16 +121,43 @@ def _heads_first(out: torch.Tensor) -> torch.Tensor:
 
 def load_vllm_fa3() -> Any:
     """The operators of vLLM's build of FlashAttention-3, which is a library beside its Python files."""
-    if not hasattr(torch.ops._vllm_fa3_C, "fwd"):
-        places = [Path(folder) / inner / LIBRARY for folder in sys.path for inner in ("", "vllm/vllm_flash_attn")]
+    return _load("_vllm_fa3_C", "fwd", LIBRARY, "vllm/vllm_flash_attn")
+
+
+def load_flash_mla() -> Any:
+    """The operators of vLLM's build of FlashMLA, the same."""
+    return _load("_flashmla_C", "dense_decode_fwd", FLASHMLA_LIBRARY, "vllm")
+
+
+def _load(namespace: str, operator: str, library: str, folder_in_wheel: str) -> Any:
+    operators = getattr(torch.ops, namespace)
+    if not hasattr(operators, operator):
+        places = [Path(folder) / inner / library for folder in sys.path for inner in ("", folder_in_wheel)]
         path = next((place for place in places if place.is_file()), None)
         if path is None:
-            raise Unavailable(f"no {LIBRARY} on the path; it is in the wheel of vllm, in vllm/vllm_flash_attn")
+            raise Unavailable(f"no {library} on the path; it is in the wheel of vllm, in {folder_in_wheel}")
         try:
             torch.ops.load_library(path)
         except OSError as error:
-            raise Unavailable(f"{LIBRARY}: {first_line(error.__cause__ or error)}") from error
-    return torch.ops._vllm_fa3_C
+            raise Unavailable(f"{library}: {first_line(error.__cause__ or error)}") from error
+    return operators
+
+
+def flash_mla(workload: CacheWorkload) -> Backend:
+    """Latent attention over pages of 64 keys; its schedule, which vLLM makes once a step, outside the timed calls."""
+    refuse(workload, "FlashMLA", "window", "softcap", "sinks", "alibi")
+    w = workload
+    if not (w.is_latent and (w.D, w.head_dim_v, w.page) == (576, 512, 64)):
+        raise Unavailable("FlashMLA serves latent attention of head dims 576 and 512 over pages of 64 keys")
+    function = load_flash_mla().dense_decode_fwd
+
+    def arrange(inputs: Inputs) -> tuple[Any, ...]:
+        q, k_pages, _, table, lengths, *_ = inputs
+        arguments = (q, k_pages, w.head_dim_v, lengths, table, w.D**-0.5, w.is_causal)
+        *_, metadata, splits = function(*arguments, None, None, None)
+        return (*arguments, metadata, splits, None)
+
+    return Backend(FLASHMLA, lambda *arguments: function(*arguments)[0], arrange=arrange, restore=_heads_first)
 
 
 # The arguments of its operators have no defaults.
@@ -142,7 +175,9 @@ def vllm_fa3(name: str, workload: CacheWorkload, device: torch.device) -> Backen
     both = {"cu_seqlens_q": offsets, "max_seqlen_q": w.N, "max_seqlen_k": w.M, "is_causal": w.is_causal}
     both |= {"window_size_left": left, "window_size_right": right, "pack_gqa": None, "sm_margin": 0}
     both |= {"num_splits": 1 if name.endswith(INVARIANT) else 0}  # 0: as many as it finds best
-    heads = {"num_heads": w.H, "num_heads_k": w.Hkv, "headdim": w.D, "headdim_v": w.head_dim_v}
+    # Of latent attention the keys are the columns behind the values, and what the rest of q multiplies are the values.
+    head_dim, values = (w.D - w.head_dim_v, w.head_dim_v) if w.is_latent else (w.D, 0)
+    heads = {"num_heads": w.H, "num_heads_k": w.Hkv, "headdim": head_dim, "headdim_v": w.head_dim_v}
     options = {"softmax_scale": w.D**-0.5, "softcap": w.softcap, "is_rotary_interleaved": True, "cp_world_size": 1}
     options |= {"cp_rank": 0, "s_aux": w.make_sinks(device).bfloat16() if w.sinks else None}
 
@@ -159,11 +194,12 @@ def vllm_fa3(name: str, workload: CacheWorkload, device: torch.device) -> Backen
             max_seqlen_k_new=0,
             has_softcap=bool(w.softcap),
         )
-        tensors = {"q": given["q"].flatten(0, 1), "seqused_k": lengths, "scheduler_metadata": metadata}
-        if pages:
-            tensors |= {"k": given["k_pages"], "v": given["v_pages"], "page_table": given["table"]}
-        else:
-            tensors |= {"k": given["k"], "v": given["v"], "page_table": None}
+        q = given["q"].flatten(0, 1)
+        k, v = (given[f"{name}_pages" if pages else name] for name in "kv")
+        tensors = {"q": q[..., values:], "k": k[..., values:], "v": v, "seqused_k": lengths}
+        tensors |= {"scheduler_metadata": metadata, "page_table": given["table"] if pages else None}
+        if w.is_latent:
+            tensors["q_v"] = q[..., :values]
         return ({**dict.fromkeys(_UNUSED), **both, **options, **tensors},)
 
     def restore(out: torch.Tensor) -> torch.Tensor:

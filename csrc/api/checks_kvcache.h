@@ -94,6 +94,13 @@ inline void check_cache_descale(TensorInfo const& q, TensorInfo const& cache, st
   check_descale(q, descale, {sequences, cache.sizes[1], 0, DescaleShapes::kNone});
 }
 
+// Whether V's rows are the first columns of K's. Of meta tensors, which have no address, the strides say it.
+inline bool is_view_of_columns(TensorInfo const& k, TensorInfo const& v) {
+  bool same = v.dtype == k.dtype && v.sizes[3] <= k.sizes[3] && data_pointer(v.handle) == data_pointer(k.handle);
+  for (int dim = 0; dim < 3; ++dim) same &= k.sizes[dim] <= 1 || v.strides[dim] == k.strides[dim];
+  return same;
+}
+
 // After the checks of the caches themselves: what says where the keys of so many sequences are. `of`: the argument that
 // says how many sequences there are.
 inline CacheProblem check_cache(TensorInfo const& q, TensorInfo const& k, TensorInfo const& v, CacheArgs const& args,
@@ -120,7 +127,8 @@ inline CacheProblem check_cache(TensorInfo const& q, TensorInfo const& k, Tensor
           .max_pages = max_pages,
           .capacity = args.page_table ? max_pages * rows : rows,
           .k_type = cache_type(k),
-          .v_type = cache_type(v)};
+          .v_type = cache_type(v),
+          .values_in_keys = is_view_of_columns(k, v)};
 }
 
 // `tensor`: q, or keys to append. `offsets`: its cu_seqlens.

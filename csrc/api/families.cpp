@@ -22,6 +22,7 @@ std::span<DecodeInstance const> decode_instances() { return {}; }
 #include "sm90/backward/dq_in_memory/family.h"
 #include "sm90/backward/dq_in_registers_large/family.h"
 #include "sm90/backward/dq_in_registers/family.h"
+#include "sm90/decode/latent/family.h"
 #include "sm90/decode/split_keys/family.h"
 #include "sm90/forward/fp8_rows/family.h"
 #include "sm90/forward/masked_rows/family.h"

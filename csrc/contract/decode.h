@@ -38,6 +38,15 @@ constexpr int piece_tiles(int tiles, int tile_keys, int most) {
   return even > least ? even : least;
 }
 
+// The tiles of a range where ranges are rounded: at most a thirtieth more than needed, and a multiple of as large a power
+// of two as there is. So ranges tend to end where sequences and pieces do.
+constexpr int rounded_range(int total, int bundles) {
+  int const needed = (total + bundles - 1) / bundles, most = needed + needed / 30;
+  int step = 1;
+  while (step <= most / 2 && most / (2 * step) * (2 * step) >= needed) step *= 2;
+  return most / step * step;
+}
+
 struct DecodeParams {
   void const* q;  // (batch, heads_q, len_q, head_dim), or packed (heads_q, len_q, head_dim)
   void const* k;  // (pages, heads_kv, page_size, head_dim)

@@ -21,6 +21,7 @@ struct CacheProblem {
   int capacity;   // keys that a sequence may have
   CacheType k_type;
   CacheType v_type;
+  bool values_in_keys;  // V is a view of K's first columns
 };
 
 // The input of a plan. In `call` batch is the number of sequences, len_q the rows of each, or, if it is packed, of all;

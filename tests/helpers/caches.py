@@ -77,7 +77,15 @@ class Cached:
         """Whether a backend's kernels serve this call: see docs/decode.md."""
         if self.k_cache.dtype in FLOAT8:
             return backend != "sm80"
-        return backend != "sm90" or max(self.k_cache.shape[-1], self.v_cache.shape[-1]) <= 256
+        if backend != "sm90" or max(self.k_cache.shape[-1], self.v_cache.shape[-1]) <= 256:
+            return True
+        return self.is_latent and self.k_cache.shape[-1] <= 576 and self.v_cache.shape[-1] <= 512
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether v_cache is a view of k_cache's first columns."""
+        same = self.k_cache.data_ptr() == self.v_cache.data_ptr() and self.k_cache.dtype == self.v_cache.dtype
+        return same and self.k_cache.stride() == self.v_cache.stride()
 
     def refused_on_cuda(self) -> str:
         """What is said of a call for which there is no kernel, of float8; else nothing."""
@@ -342,6 +350,8 @@ def alone(case: Cached, b: int) -> Cached:
         own = torch.zeros((1, room, *whole.shape[1:]), dtype=x.dtype, device=x.device)
         own[0, : whole.shape[0]] = whole.to(x.dtype)
         filled.append(own)
+    if case.is_latent:
+        filled[1] = filled[0][..., : case.v_cache.shape[-1]]
     slopes = case.options.get("alibi_slopes")
     options = dict(case.options)
     if slopes is not None and slopes.dim() == 2:

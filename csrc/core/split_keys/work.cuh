@@ -53,6 +53,7 @@ CUTE_DEVICE int row_offset(DecodeParams const& params, int batch, int floor) {
 template <int kTileKeys_>
 struct PlainCut {
   static constexpr int kTileKeys = kTileKeys_;
+  static constexpr bool kRoundsRanges = false;  // see rounded_range
   CUTE_DEVICE static int tile_rows(DecodeParams const&, int rows) { return rows_of_tile(rows); }
   CUTE_DEVICE static int piece_tiles(DecodeParams const& params, int /*rows*/, int tiles) {
     return flash_cute::piece_tiles(tiles, kTileKeys, params.most_pieces);
@@ -134,15 +135,23 @@ struct Sequences {
   }
 };
 
-// The weight of all units is dealt to the bundles in ranges that differ by one at most, the larger ones first.
+// The weight of all units is dealt to the bundles in ranges that differ by one at most, the larger ones first; or, if
+// they are rounded, in equal ranges as far as it lasts.
 struct Ranges {
   int total;
   int size;    // of the smaller ones
   int larger;  // how many are larger
 
-  CUTE_DEVICE static Ranges of(int total, int bundles) { return {total, total / bundles, total % bundles}; }
+  template <class Cut>
+  CUTE_DEVICE static Ranges of(int total, int bundles) {
+    if constexpr (Cut::kRoundsRanges) {
+      return {total, rounded_range(total, bundles), 0};
+    } else {
+      return {total, total / bundles, total % bundles};
+    }
+  }
 
-  CUTE_DEVICE int begin(int bundle) const { return bundle * size + min(bundle, larger); }
+  CUTE_DEVICE int begin(int bundle) const { return min(total, bundle * size + min(bundle, larger)); }
   CUTE_DEVICE int bundle_of(int tile) const {
     int const of_larger = larger * (size + 1);
     return tile < of_larger ? tile / (size + 1) : larger + (tile - of_larger) / size;
@@ -174,7 +183,7 @@ CUTE_DEVICE Place find_place(DecodeParams const& params, int bundle, Ranges& ran
       place.floor = __shfl_sync(kAll, sequences.first_row, 31);
       place.weight += __shfl_sync(kAll, sequences.sum, 31);
     }
-    if (pass == 0) ranges = Ranges::of(place.weight, params.bundles);
+    if (pass == 0) ranges = Ranges::of<Cut>(place.weight, params.bundles);
     target = ranges.begin(bundle);
   }
   place.batch = params.batch;

@@ -1,11 +1,14 @@
 // Key tiles and the row tiles that visit them.
 #pragma once
 
+#include <type_traits>
+
 #include "core/mask.cuh"
 #include "core/sequence_tiles.cuh"
 #include "sm90/common/warpgroup.cuh"
 #include "args.cuh"
 #include "heads_distance.h"
+#include "masked_rows.cuh"
 
 namespace flash_cute::sm90::backward {
 
@@ -30,7 +33,11 @@ struct RowTile {
   // To the key tile's next row tile.
   template <class Tile>
   CUTE_DEVICE void advance(int group, Tile& tile) {
-    if (tile.last_row_tile < 0) {
+    if constexpr (std::is_base_of_v<MaskedRows, Tile>) {
+      if (++head < group) return;
+      head = 0;
+      m_block = MaskedRows::last_row_tile_below(tile, m_block);
+    } else if (tile.last_row_tile < 0) {
       advance(group);
     } else if (m_block-- == tile.last_row_tile) {
       m_block = tile.first.m_block;

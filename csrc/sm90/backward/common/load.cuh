@@ -89,6 +89,10 @@ CUTE_DEVICE void load_key_tile(KernelArgs const& args, SharedStorage& smem, Tile
     typename Traits::ColumnsQ const q{};
     typename Traits::ColumnsK const k{};
     typename Traits::ColumnsV const v{};
+    if constexpr (Traits::kVariant.reads_mask) {
+      smem.q_pipeline.wait_empty(at_step(count));  // so that the step's place in the ring is free, see RowVisits
+      RowVisit::make(tile, row_tile, smem.visits.at(count));
+    }
     StatBuffers const lse_log2{params.lse_log2, smem.lse_log2[0]}, delta{params.delta, smem.delta[0]};
     if constexpr (Traits::kDeltaWithQ) {
       load_rows(q, args.q, smem.q_pipeline, smem.q[0], lse_log2, delta);

@@ -39,6 +39,19 @@ CUTE_DEVICE void wait_for_count(int const* counter, int count) {
   asm volatile("fence.proxy.async;" ::: "memory");  // orders the bulk copies that follow after the acquire
 }
 
+// Bulk copies of shared memory at `source` to sums in global memory.
+template <int kBytes>
+CUTE_DEVICE void bulk_store(float* sums, uint32_t source) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(source), "n"(kBytes)
+               : "memory");
+}
+template <int kBytes>
+CUTE_DEVICE void bulk_add(float* sums, uint32_t source) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums), "r"(source),
+               "n"(kBytes)
+               : "memory");
+}
+
 CUTE_DEVICE void bulk_wait_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // By the thread that has issued the bulk copies: waits until they have been written, then counts.
@@ -164,16 +177,12 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
         float* const sums = params.dq_acc + int64_t{index} * Traits::kQElements + offset;
         uint32_t const source = cast_smem_ptr_to_uint(smem.dq[warpgroup][state.stage % Traits::kDqBuffers]);
         if (is_first()) {
-          asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sums), "r"(source),
-                       "n"(kBytes)
-                       : "memory");
+          bulk_store<kBytes>(sums, source);
         } else {
           if (i == 0 || Traits::kAlternates) {
             wait_for_count(params.semaphores + index, params.deterministic ? order() : 1);
           }
-          asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(sums),
-                       "r"(source), "n"(kBytes)
-                       : "memory");
+          bulk_add<kBytes>(sums, source);
         }
         tma_store_arrive();
         tma_store_wait<0>();  // the bulk copy has read shared memory, which the warpgroup may overwrite

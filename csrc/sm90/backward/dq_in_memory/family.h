@@ -13,6 +13,7 @@ namespace flash_cute::sm90::backward::dq_in_memory {
 struct Family : OneTile {
   static constexpr Backend kBackend = Backend::kSm90;
   static constexpr char const* kName = "sm90::backward::dq_in_memory";
+  static constexpr bool kReadsMasks = true;
 
   static bool serves(HeadDims kernel, Problem const& problem) {
     return has_kernel(kernel.head_dim, kernel.head_dim_v, bwd_variant(problem), problem.bfloat16);
@@ -32,6 +33,9 @@ struct Family : OneTile {
       plan.scales_dout = problem.has_sinks_and_dlse();  // its dS is made from P in float16, whatever the dtype
     }
     plan.shape = kernel_shape(plan.head_dim, plan.head_dim_v, plan.variant);
+    if (problem.has_mask()) {
+      plan.mask = {.unit_rows = plan.shape.block_m, .block_n = plan.shape.block_n, .lists_keys = true};
+    }
     lay_out_in_parts(plan, problem,
                      {.block_m = plan.shape.block_m, .head_dim_v = problem.padded_head_dim_v(), .has_queue = reads});
     check_num_tiles(plan, problem, plan.shape.block_m);

@@ -9,6 +9,7 @@
 #include "dq_rows.cuh"
 #include "sm90/backward/common/load.cuh"
 #include "mainloop.cuh"
+#include "masked_dq.cuh"
 #include "mla_epilogue.cuh"
 #include "mla_mainloop.cuh"
 #include "sequence_scheduler.cuh"
@@ -34,7 +35,7 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
   };
 #pragma unroll 1
   for (;; ++task_number) {
-    Task volatile& task = smem.task[task_number & 1];
+    typename Traits::Task volatile& task = smem.task[task_number & 1];
     Task const volatile& before = smem.task[(task_number + 1) & 1];
     bool const more = task_number > 0 && before.more;
     int const index = more ? 0 : atomicAdd(args.params.counters, 1);
@@ -44,7 +45,7 @@ CUTE_DEVICE void producer(KernelArgs const& args, typename Traits::SharedStorage
     if (more) {
       Task::make_second<Traits>(args, before, task);
     } else if (unsigned(index) < unsigned(args.params.task_order.num_tasks)) {
-      Task::make<Traits>(args, index, task);
+      Traits::Task::template make<Traits>(args, index, task);
     } else {
       task.dq_begin = -1;
     }
@@ -104,7 +105,8 @@ CUTE_DEVICE void finish_task(KernelArgs const& args, KeyTile const& tile, int ta
   int const parts = uniform(task.parts);
   if (parts < 0) store_part<Traits>(args, uniform(task.range), uniform(task.split), tdKrdK, tdVrdV);
   if (parts > 0) merge_parts<Traits>(args, uniform(task.range), parts, tdKrdK, tdVrdV);
-  DenseDqShare<Traits> const share{args.params, uniform(task.dq_begin), uniform(task.dq_end)};
+  using Share = std::conditional_t<Traits::kVariant.reads_mask, MaskedDqShare<Traits>, DenseDqShare<Traits>>;
+  Share const share{args.params, uniform(task.dq_begin), uniform(task.dq_end)};
   bool const stores = tile.n_block >= 0 && parts >= 0;
   store_results<Traits>(args, tile, task_number, smem, share, stores, tdKrdK, tdVrdV);
 }
@@ -130,6 +132,15 @@ CUTE_DEVICE void run_mainloop(KernelArgs const& args, KeyTile const& tile, int t
     mla_mainloop<Traits, 0>(args, tile, task_number, smem, tdKrdK, tdVrdV);
   } else {
     mla_mainloop<Traits, 1>(args, tile, task_number, smem, tdKrdK, tdVrdV);
+  }
+}
+
+template <class Traits, int kParity>
+CUTE_DEVICE void run_add_dq(KernelArgs const& args, typename Traits::SharedStorage& smem) {
+  if constexpr (Traits::kVariant.reads_mask) {
+    add_masked_dq<Traits, kParity>(args, smem);
+  } else {
+    add_dq<Traits, kParity>(args, smem);
   }
 }
 
@@ -200,9 +211,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
           producer<Traits>(args, smem);
         }
       } else if (warp == 1) {
-        add_dq<Traits, 0>(args, smem);
+        run_add_dq<Traits, 0>(args, smem);
       } else if (warp == 2) {
-        add_dq<Traits, 1>(args, smem);
+        run_add_dq<Traits, 1>(args, smem);
       } else if constexpr (Traits::kVariant.reads_sequences) {
         schedule_tasks<Traits>(args, smem);
       } else {

@@ -18,13 +18,13 @@
 
 #include "core/convert.cuh"
 #include "core/layout.cuh"
-#include "core/mask.cuh"
 #include "core/registers.cuh"
 #include "sm90/backward/common/modified_scores.cuh"
 #include "sm90/backward/common/place.cuh"
 #include "task.cuh"
 #include "dq.cuh"
 #include "sm90/backward/common/scores.cuh"
+#include "step_mask.cuh"
 #include "traits.cuh"
 #include "sm90/common/warpgroup.cuh"
 
@@ -100,13 +100,12 @@ CUTE_DEVICE void issue_dp(typename Traits::SharedStorage& smem, SmemOperands<Tra
   }
 }
 
-// Waits for S^T, and turns it into P^T. `lengths()`: the lengths and the mask; `m_block`: the row tile's number in its
-// query head. Of modified scores, `shift()` and `slope()` are the row's position and the head's slope in base 2; P^T is
-// in rP, tSrS is P^T times the derivative, and with kDeltaWithQ tSrdP is -delta.
-template <class Traits, class Lengths, class Shift, class Slope, class Scores, class Rounded>
-CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const& params, Lengths const& lengths,
-                           Shift const& shift, Slope const& slope, TileRange const& range, int n_block, int m_block,
-                           PipelineState<2> rows,
+// Waits for S^T, and turns it into P^T. `mask`: see step_mask.cuh. Of modified scores, `shift()` and `slope()` are the
+// row's position and the head's slope in base 2; P^T is in rP, tSrS is P^T times the derivative, and with kDeltaWithQ
+// tSrdP is -delta.
+template <class Traits, class Mask, class Shift, class Slope, class Scores, class Rounded>
+CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const& params, Mask const& mask,
+                           Shift const& shift, Slope const& slope, PipelineState<2> rows,
                            Scores& tSrS,   // (MMA, MMA_N, MMA_M)
                            Scores& tSrdP,  // (MMA, MMA_N, MMA_M)
                            Rounded& rP) {  // (MMA, MMA_N, MMA_M)
@@ -119,12 +118,12 @@ CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const
   if constexpr (kModified) {
     reach = reach_of_tile<kBlockM>(params.score, params.scale_log2, smem.lse_log2[rows.stage]);
     if (params.score.slopes != nullptr) {
-      bias = {.slope_log2 = slope(), .offset = m_block * kBlockM - n_block * kBlockN + shift()};
+      bias = {.slope_log2 = slope(), .offset = mask.offset() + shift()};
     }
   }
   warpgroup_wait<Traits::kTile.late_dp ? 0 : 1>();  // S^T
   warpgroup_fence_operand(tSrS);
-  bool const masked = range.needs_mask(m_block);
+  bool const masked = mask.is_needed();
   auto const exponentiate_with = [&](auto terms) __attribute__((always_inline)) {
     typename Traits::MmaScores mma;
     auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});        // (BLK_N, BLK_M) -> (key, row)
@@ -150,7 +149,7 @@ CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const
     auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});             // (BLK_N, BLK_M) -> (key, row)
     auto tScS = rowcol_view(mma.get_slice(consumer_thread()).partition_C(cS));       // (keys, rows) -> (key, row)
     auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));                  // the same of thread 0, static
-    apply_mask_transposed(scores, tScS, tScS_0, lengths(), m_block * kBlockM, n_block * kBlockN);
+    mask.apply(scores, tScS, tScS_0);
   }
   if constexpr (kModified) return with_terms(params.score, reach, exponentiate_with);
   exponentiate(scores, lse_log2, params.scale_log2);
@@ -241,11 +240,11 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int task_
   constexpr bool kLateDp = Traits::kTile.late_dp, kAlternates = Traits::kAlternates;
   static_assert(Traits::kStages == 2 && Traits::kScoreStages == 2);
   BwdParams const& params = args.params;
-  // Where they are in shared memory, lengths and mask are read again at each use.
   auto const task = [&]() -> auto const& { return smem.task[opaque(task_number) & 1]; };
-  auto const lengths = [&]() -> decltype(auto) { return lengths_of(params, task()); };
-  auto const range =
-      row_range<kBlockM, kBlockN>(uniform_lengths_of(params, smem.task[task_number & 1]), tile.n_block);
+  auto const range = [&] {
+    if constexpr (Traits::kVariant.reads_mask) return TileRange{};
+    else return row_range<kBlockM, kBlockN>(uniform_lengths_of(params, smem.task[task_number & 1]), tile.n_block);
+  }();
   int const warpgroup = uniform((int(threadIdx.x) - 128) / 128);
 
   // The operands in shared memory.
@@ -298,6 +297,13 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int task_
     return params.scale_log2 * head_slope(params.score, tile.batch, head);
   };
   auto const shift = [&] { return shift_of(params, task()); };
+  auto const mask_of_step = [&](int m_block) __attribute__((always_inline)) {
+    if constexpr (Traits::kVariant.reads_mask) {
+      return IntervalsOfStep<Traits, decltype(task)>{params, task, tile.n_block, smem.visits.at(number)};
+    } else {
+      return BandOfStep<Traits, decltype(task)>{params, task, range, tile.n_block, m_block};
+    }
+  };
   auto step = [&](int m_block, auto kind) __attribute__((always_inline)) {
     constexpr bool kFirst = kind == StepKind::kFirst, kDq = kind == StepKind::kWithDq;
     PipelineState<2> const rows = at_step(number);
@@ -312,8 +318,10 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int task_
     if (!kFirst) publish(number - 1);  // here, where the fence has no store in flight to wait for
     constexpr bool kModified = Traits::kVariant.modifies_scores;
     [[maybe_unused]] RowStats<kBlockM> delta;  // where it comes with Q
-    if constexpr (Traits::kDeltaWithQ && !kModified) delta = RowStats<kBlockM>(smem.delta[rows.stage]);
-    compute_p<Traits>(smem, params, lengths, shift, slope, range, tile.n_block, m_block, rows, tSrS, tSrdP, rP);
+    constexpr bool kMasked = Traits::kVariant.reads_mask;  // then it spilled before the mask
+    if constexpr (Traits::kDeltaWithQ && !kModified && !kMasked) delta = RowStats<kBlockM>(smem.delta[rows.stage]);
+    compute_p<Traits>(smem, params, mask_of_step(m_block), shift, slope, rows, tSrS, tSrdP, rP);
+    if constexpr (Traits::kDeltaWithQ && !kModified && kMasked) delta = RowStats<kBlockM>(smem.delta[rows.stage]);
     if constexpr (Traits::kDeltaWithQ && !kModified) set_to_negative(rowcol_view(tSrdP), delta);
     if (kLateDp) issue_dp<Traits>(smem, operands, warpgroup, rows, tSrV, tSrV_regs, tSrdO, tSrdP);
     if constexpr (!kModified) convert(tSrS, rP);

@@ -95,6 +95,15 @@ struct Task : KeyTile {
   };
 };
 
+// The same where the batch has a mask by intervals.
+struct MaskedTask : Task, MaskedRows {
+  template <class Traits>
+  CUTE_DEVICE static void make(KernelArgs const& args, int index, MaskedTask volatile& task) {
+    Task::make<Traits>(args, index, task);
+    if (task.n_block >= 0) MaskedRows::find<Traits>(args.params, task);
+  }
+};
+
 // Row tiles of a sequence and KV head whose sums of dQ are complete: those of its first query head, then of the next.
 struct alignas(16) DqChunk {
   Sequence sequence;

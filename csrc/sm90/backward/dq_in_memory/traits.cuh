@@ -7,6 +7,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "task.cuh"
+#include "sm90/backward/common/masked_rows.cuh"
 #include "tile.h"
 #include "sm90/common/pipeline.cuh"
 #include "sm90/common/wgmma_atoms.cuh"
@@ -104,7 +105,9 @@ struct Traits {
   static constexpr int kPartRowTiles = part_row_tiles(kBlockM, kBlockN);
 
   static constexpr int kListedRows = kBlockM;  // of the row tiles in SequenceTiles
-  using Task = std::conditional_t<kVariant.reads_sequences, SequenceTask, dq_in_memory::Task>;
+  using Task = std::conditional_t<kVariant.reads_sequences, SequenceTask,
+                                  std::conditional_t<kVariant.reads_mask, MaskedTask, dq_in_memory::Task>>;
+  struct NoVisits {};
 
   struct alignas(1024) SharedStorage {
     Element k[kKElements];
@@ -125,6 +128,7 @@ struct Traits {
     Pipeline<kDqBarriers> dq_pipeline[kWarpgroups];
     Pipeline<2> sums_pipeline;  // the watcher: other CTAs' sums and parts for the task are complete
     Pipeline<2> draw_pipeline;  // where sequences are read at run time, the producer: the next task may be drawn
+    std::conditional_t<kVariant.reads_mask, RowVisits, NoVisits> visits;
   };
   static_assert(sizeof(SharedStorage) == smem_bytes(kTile, kHeadDim, kHeadDimV));
 };

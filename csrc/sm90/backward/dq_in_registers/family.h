@@ -13,6 +13,7 @@ namespace flash_cute::sm90::backward::dq_in_registers {
 struct Family : OneTile {
   static constexpr Backend kBackend = Backend::kSm90;
   static constexpr char const* kName = "sm90::backward::dq_in_registers";
+  static constexpr bool kReadsMasks = true;
 
   static bool serves(HeadDims kernel, Problem const& problem) {
     return has_kernel(kernel.head_dim, kernel.head_dim_v, bwd_variant(problem), problem.bfloat16);
@@ -28,6 +29,7 @@ struct Family : OneTile {
     plan.dq_kernel = "bwd_queries_kernel";
     plan.variant = bwd_variant(problem);
     plan.shape = kernel_shape(plan.head_dim, plan.head_dim_v);
+    if (problem.has_mask()) plan.mask = {.unit_rows = kRows, .block_n = kKeys, .lists_keys = true};
     bool const reads = plan.variant.reads_sequences;
     lay_out_in_parts(plan, problem,
                      {.block_m = reads ? kQueryTileRows : kRows, .head_dim_v = problem.padded_head_dim_v()});

@@ -18,6 +18,7 @@
 #include "sm90/backward/common/modified_scores.cuh"
 #include "sm90/backward/common/place.cuh"
 #include "sm90/backward/common/scores.cuh"
+#include "sm90/backward/common/tile_intervals.cuh"
 #include "epilogue.cuh"
 #include "traits.cuh"
 #include "sm90/common/warpgroup.cuh"
@@ -39,10 +40,20 @@ CUTE_DEVICE TileRange row_range_of(BwdParams const&, backward::SequenceKeyTile c
   return range;
 }
 
+// With a mask by intervals: as many, whose numbers the producer tells.
+CUTE_DEVICE TileRange row_range_of(BwdParams const& params, MaskedKeyTile const volatile& tile) {
+  return {.end = uniform(tile.end) / params.heads_per_kv};
+}
+
 // Finds the CTA's key tile; n_block is -1 where there are fewer tiles than CTAs.
 template <class Traits>
 CUTE_DEVICE void find_key_tile(KernelArgs const& args, KeyTile& tile) {
   KeyTile::make<Traits>(args, blockIdx.x / args.params.n_blocks, blockIdx.x % args.params.n_blocks, tile);
+}
+template <class Traits>
+CUTE_DEVICE void find_key_tile(KernelArgs const& args, MaskedKeyTile& tile) {
+  find_key_tile<Traits>(args, static_cast<KeyTile&>(tile));
+  MaskedRows::find<Traits>(args.params, tile);
 }
 template <class Traits>
 CUTE_DEVICE void find_key_tile(KernelArgs const& args, backward::SequenceKeyTile& tile) {
@@ -148,14 +159,25 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
   }
   role.for_each_row_tile(range, [&](int m, int i, bool last, int head) __attribute__((always_inline)) {
     PipelineState<2> const state = at_step(i);
-    bool const masked = range.needs_mask(m);
+    bool masked;
+    if constexpr (Traits::kVariant.reads_mask) {
+      masked = uniform(smem.visits.at(i).masked) != 0;
+      m = smem.visits.at(i).m_block;
+    } else {
+      masked = range.needs_mask(m);
+    }
     if constexpr (kModified) {
       if (reach == backward::Reach::kAny && params.score.softcap_scale != 0.f) cap_scores(tSrS, params.score);
     }
     if (masked) {
       // (keys, rows) -> (key, row)
       auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
-      apply_mask_transposed(scores, tScS, tScS_0, lengths(), m * 64, tile.n_block * 64);
+      if constexpr (Traits::kVariant.reads_mask) {
+        backward::TileIntervals const intervals{tile.columns, tile.second_columns};
+        apply_intervals_transposed(scores, tScS, tScS_0, intervals, m * 64);
+      } else {
+        apply_mask_transposed(scores, tScS, tScS_0, lengths(), m * 64, tile.n_block * 64);
+      }
     }
     if constexpr (kModified) {
       // (keys, rows) -> (key, row)

@@ -53,7 +53,8 @@ cudaError_t launch_variant(BwdPlan const& plan, BwdParams const& params, cudaStr
 
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(BwdPlan const& plan, BwdParams const& params, cudaStream_t stream) {
-  return with_variant<Variant::kDense, Variant::kPacked, Variant::kModified, Variant::kDenseModified>(
+  return with_variant<Variant::kDense, Variant::kPacked, Variant::kModified, Variant::kDenseModified,
+                      Variant::kMasked, Variant::kMaskedModified>(
       plan.variant,
       [&]<Variant kVariant>() { return launch_variant<kHeadDim, kHeadDimV, kVariant>(plan, params, stream); });
 }

@@ -17,9 +17,11 @@
 #include "core/mask.cuh"
 #include "core/registers.cuh"
 #include "core/softmax.cuh"
+#include "core/tile_bits.cuh"
 #include "sm90/backward/common/modified_scores.cuh"
 #include "sm90/backward/common/place.cuh"
 #include "sm90/backward/common/scores.cuh"
+#include "sm90/backward/common/tile_intervals.cuh"
 #include "epilogue.cuh"
 #include "traits.cuh"
 #include "sm90/common/load_tma.cuh"
@@ -60,10 +62,42 @@ CUTE_DEVICE void find_query_tile(BwdParams const& params, SequenceQueryTile& til
   tile.sequence = params.tiles.records[listed.index].sequence;
 }
 
+// The last key tile below number `end` that a row of the tile sees; -1: there is none.
+CUTE_DEVICE int last_key_tile_below(MaskedQueryTile const& tile, int end) {
+  auto const read = [&](int word) { return tile.visited[word] | tile.visited[word + tile.to_second]; };
+  return backward::last_bit_below(read, 0, end);
+}
+
+// The same where the batch has a mask by intervals.
+CUTE_DEVICE void find_query_tile(KernelArgs const& args, MaskedQueryTile& tile) {
+  BwdParams const& params = args.params;
+  TileMask const& mask = params.mask;
+  QueryTile const place(args);
+  int const head_kv = place.head / params.heads_per_kv, unit = 2 * place.m_block, words = mask.of_rows.words;
+  int64_t const list = place.batch * mask.row_list_batch_stride + head_kv * mask.row_list_head_stride +
+                       int64_t{unit} * words;
+  uint32_t const* const visited = mask.of_rows.visited + list;
+  int const to_second = unit + 1 < mask.of_rows.lists ? words : 0;
+  RowInterval const* const columns = mask.intervals + place.batch * mask.batch_stride + head_kv * mask.head_stride;
+  tile.m_block = place.m_block;
+  tile.head = place.head;
+  tile.batch = place.batch;
+  tile.visited = visited;
+  tile.whole = mask.of_rows.whole + list;
+  tile.to_second = to_second;
+  tile.columns = columns;
+  tile.second_columns = columns + (mask.intervals_per_column > 1 ? mask.interval_stride : 0);
+  int steps = 0;
+#pragma unroll 1
+  for (int word = 0; word < words; ++word) steps += __popc(visited[word] | visited[word + to_second]);
+  tile.steps = steps;
+  tile.last = last_key_tile_below(tile, 32 * words);
+}
+
 // What the roles know of their tile: a QueryTile, or the one in shared memory; its lengths and mask; its key tiles.
 template <class Traits>
 CUTE_DEVICE decltype(auto) query_tile(KernelArgs const& args, typename Traits::QueriesStorage const& smem) {
-  if constexpr (Traits::kVariant.reads_sequences) {
+  if constexpr (Traits::kVariant.reads_sequences || Traits::kVariant.reads_mask) {
     return (smem.tile);
   } else {
     return QueryTile(args);
@@ -71,6 +105,7 @@ CUTE_DEVICE decltype(auto) query_tile(KernelArgs const& args, typename Traits::Q
 }
 CUTE_DEVICE int block_of(QueryTile const& tile) { return tile.m_block; }
 CUTE_DEVICE int block_of(SequenceQueryTile const& tile) { return uniform(tile.m_block); }
+CUTE_DEVICE int block_of(MaskedQueryTile const& tile) { return uniform(tile.m_block); }
 CUTE_DEVICE BwdParams const& lengths_of(BwdParams const& params, QueryTile const&) { return params; }
 CUTE_DEVICE Sequence lengths_of(BwdParams const&, SequenceQueryTile const& tile) {
   return backward::read_band(tile.sequence);
@@ -78,6 +113,7 @@ CUTE_DEVICE Sequence lengths_of(BwdParams const&, SequenceQueryTile const& tile)
 CUTE_DEVICE int shift_of(BwdParams const& params, QueryTile const&) {
   return params.sequences.shift;
 }
+CUTE_DEVICE int shift_of(BwdParams const& params, MaskedQueryTile const&) { return params.sequences.shift; }
 CUTE_DEVICE int shift_of(BwdParams const&, SequenceQueryTile const& tile) { return tile.sequence.shift; }
 CUTE_DEVICE TileRange key_range_of(BwdParams const& params, QueryTile const& tile) {
   return key_range<QueryTile::kRows, 64>(params, tile.m_block);
@@ -88,10 +124,28 @@ CUTE_DEVICE TileRange key_range_of(BwdParams const&, SequenceQueryTile const& ti
   if (m_block * QueryTile::kRows >= uniform(tile.sequence.len_q)) range.end = range.begin;  // rows that are not used
   return range;
 }
+// With a mask by intervals: as many, whose numbers the producer tells.
+CUTE_DEVICE TileRange key_range_of(BwdParams const&, MaskedQueryTile const& tile) { return {.end = tile.steps}; }
+
+// Calls step(n, first) for each key tile, from the last one on.
+template <class Tile, class Step>
+CUTE_DEVICE void for_each_key_tile(TileRange const& range, Tile const& tile, Step&& step) {
+  if constexpr (std::is_same_v<Tile, MaskedQueryTile>) {
+#pragma unroll 1
+    for (int n = tile.last; n >= 0; n = last_key_tile_below(tile, n)) step(n, n == tile.last);
+  } else {
+#pragma unroll 1
+    for (int n = range.end - 1; n >= range.begin; --n) step(n, n == range.end - 1);
+  }
+}
+
 // Where TMA finds row 0 and key 0, for loads and for stores of dQ: the batch, or the coordinates of the sequence.
 CUTE_DEVICE int origin_of_rows(BwdParams const&, QueryTile const& tile) { return tile.batch; }
 CUTE_DEVICE int origin_of_keys(BwdParams const&, QueryTile const& tile) { return tile.batch; }
 CUTE_DEVICE int origin_of_dq(BwdParams const&, QueryTile const& tile) { return tile.batch; }
+CUTE_DEVICE int origin_of_rows(BwdParams const&, MaskedQueryTile const& tile) { return tile.batch; }
+CUTE_DEVICE int origin_of_keys(BwdParams const&, MaskedQueryTile const& tile) { return tile.batch; }
+CUTE_DEVICE int origin_of_dq(BwdParams const&, MaskedQueryTile const& tile) { return tile.batch; }
 CUTE_DEVICE SequenceOrigin origin_of_rows(BwdParams const& params, SequenceQueryTile const& tile) {
   return sequence_origin(params, tile, tile.sequence.first_row, tile.sequence.len_q);
 }
@@ -124,9 +178,14 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
   load_rows(0);
   PipelineState<2> k_state;
   PipelineState<1> v_state;
-#pragma unroll 1
-  for (int n = range.end - 1; n >= range.begin; --n) {
+  for_each_key_tile(range, tile, [&](int n, bool first) {
     smem.k_pipeline.wait_empty(k_state);  // all consumer warps have finished dQ += dS K of two steps ago
+    if constexpr (Traits::kVariant.reads_mask) {
+      KeyVisit& visit = smem.visits[k_state.stage];
+      visit.n_block = n;
+      visit.masked[0] = !is_set(tile.whole, n);
+      visit.masked[1] = !is_set(tile.whole + tile.to_second, n);
+    }
     load_tile<ColumnsK>(args.k, smem.k_pipeline.expect(k_state, kBytes), TMA::CacheHintSm90::EVICT_LAST,
                         smem.k[k_state.stage], 64, n * 64, head_kv, origin_of_keys(args.params, tile));
     k_state.advance();
@@ -134,8 +193,8 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
     load_tile<ColumnsV>(args.v, smem.v_pipeline.expect(v_state, kBytesV), TMA::CacheHintSm90::EVICT_LAST, smem.v, 64,
                         n * 64, head_kv, origin_of_keys(args.params, tile));
     v_state.advance();
-    if (n == range.end - 1) load_rows(1);
-  }
+    if (first) load_rows(1);
+  });
 }
 
 // Loads the statistics of this thread's two rows among the warpgroup's 64.
@@ -207,7 +266,8 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   using Element = typename Traits::Element;
   BwdParams const& params = args.params;
   auto const& tile = query_tile<Traits>(args, smem);
-  TileRange const range = key_range_of(params, tile);
+  TileRange range = key_range_of(params, tile);
+  if constexpr (Traits::kVariant.reads_mask) range.end = uniform(range.end);
   int const first_row = block_of(tile) * QueryTile::kRows + warpgroup * 64;
   typename Traits::MmaScores mma_scores;
   typename Traits::template MmaSums<Traits::kHeadDim> mma_sums;
@@ -271,16 +331,28 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
   }
 #pragma unroll 1
   for (int i = 0; i < range.end - range.begin; ++i) {
-    int const n = range.end - 1 - i;
+    int n = range.end - 1 - i;
     smem.v_pipeline.release({0, i & 1});
-    bool const masked = range.needs_mask(n);
+    bool masked;
+    if constexpr (Traits::kVariant.reads_mask) {
+      KeyVisit const volatile& visit = smem.visits[i & 1];
+      n = visit.n_block;
+      masked = uniform(visit.masked[warpgroup]) != 0;
+    } else {
+      masked = range.needs_mask(n);
+    }
     if constexpr (kModified) {
       if (reach == backward::Reach::kAny && params.score.softcap_scale != 0.f) cap_scores(tSrS, params.score);
     }
     if (masked) {
       auto tScS = rowcol_view(mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));  // (rows, keys) -> (row, key)
-      decltype(auto) lengths = lengths_of(params, tile);
-      apply_mask(scores, tScS, tScS_0, lengths, first_row - n * kKeys, lengths.len_k - n * kKeys);
+      if constexpr (Traits::kVariant.reads_mask) {
+        backward::TileIntervals const intervals{tile.columns + n * kKeys, tile.second_columns + n * kKeys};
+        apply_intervals(scores, tScS, tScS_0, intervals, first_row);
+      } else {
+        decltype(auto) lengths = lengths_of(params, tile);
+        apply_mask(scores, tScS, tScS_0, lengths, first_row - n * kKeys, lengths.len_k - n * kKeys);
+      }
     }
     if constexpr (kModified) {
       auto tScS = rowcol_view(mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));  // (rows, keys) -> (row, key)
@@ -325,6 +397,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_queries_kernel(__grid
     prefetch_tma_descriptor(&args.k);
     prefetch_tma_descriptor(&args.v);
     if constexpr (Traits::kVariant.reads_sequences) find_query_tile(args.params, smem.tile);
+    if constexpr (Traits::kVariant.reads_mask) find_query_tile(args, smem.tile);
     for (auto& pipeline : smem.rows_pipeline) pipeline.init(4);
     smem.k_pipeline.init(8);
     smem.v_pipeline.init(8);

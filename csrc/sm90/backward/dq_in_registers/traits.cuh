@@ -17,6 +17,7 @@ namespace flash_cute::sm90::backward::dq_in_registers {
 using namespace cute;
 using backward::KernelArgs;
 using backward::KeyTile;
+using backward::MaskedRows;
 using backward::RowTile;
 
 // A tile of query rows where sequences are read at run time.
@@ -26,6 +27,27 @@ struct SequenceQueryTile {
   int batch;    // the sequence's index
   int first_row_tile;  // of its sequence, among those of a head
   Sequence sequence;
+};
+
+// A key tile, and a tile of query rows, where the batch has a mask by intervals.
+struct MaskedKeyTile : KeyTile, MaskedRows {};
+struct MaskedQueryTile {
+  int m_block;  // of kQueryTileRows rows
+  int head;
+  int batch;
+  int steps;                  // key tiles that some row sees
+  int last;                   // the last one
+  uint32_t const* visited;    // those that the first 64 rows see, a bit each
+  uint32_t const* whole;      // of which all of these rows see all keys
+  int to_second;              // words to the same of the last 64 rows; 0: there are none
+  RowInterval const* columns;         // the first intervals of all columns
+  RowInterval const* second_columns;  // the second ones, or where columns have one the same
+};
+
+// A step's key tile, as the producer, which alone follows the mask's lists, tells the consumers.
+struct KeyVisit {
+  int n_block;
+  bool masked[2];  // whether a warpgroup's rows do not see all of the keys
 };
 
 template <class Element_, int kHeadDim_, int kHeadDimV_ = kHeadDim_, Variant kVariant_ = Variant::kDense>
@@ -76,7 +98,10 @@ struct Traits {
   static constexpr bool kDeltaWithQ = false;
   static constexpr bool kProducerMasks = false;
   static constexpr int kListedRows = kQueryTileRows;  // of the row tiles in SequenceTiles
-  using Tile = std::conditional_t<kVariant.reads_sequences, backward::SequenceKeyTile, KeyTile>;
+  using Tile = std::conditional_t<kVariant.reads_sequences, backward::SequenceKeyTile,
+                                  std::conditional_t<kVariant.reads_mask, MaskedKeyTile, KeyTile>>;
+  using SmemQueryTile = std::conditional_t<kVariant.reads_mask, MaskedQueryTile, SequenceQueryTile>;
+  struct None {};
 
   // dK and dV.
   struct alignas(1024) KeysStorage {
@@ -95,6 +120,7 @@ struct Traits {
     Pipeline<kStages> q_pipeline;     // Q and lse_log2
     Pipeline<kStages> dout_pipeline;  // dO and delta
     Pipeline<kStages> p_pipeline;     // P^T, from the dV warpgroup to the dK warpgroup
+    std::conditional_t<kVariant.reads_mask, backward::RowVisits, None> visits;
   };
 
   // dQ. A CTA has 64 rows per warpgroup.
@@ -106,7 +132,8 @@ struct Traits {
     Pipeline<1> rows_pipeline[kWarpgroups];  // Q and dO
     Pipeline<kStages> k_pipeline;
     Pipeline<1> v_pipeline;
-    SequenceQueryTile tile;  // written only where sequences are read at run time
+    SmemQueryTile tile;  // written only where sequences are read at run time, or a mask
+    std::conditional_t<kVariant.reads_mask, KeyVisit[kStages], None> visits;
   };
   static_assert(cute::max(sizeof(QueriesStorage), sizeof(KeysStorage)) == smem_bytes(kHeadDim, kHeadDimV));
 };

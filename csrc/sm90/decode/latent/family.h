@@ -1,0 +1,48 @@
+// Multi-head latent attention over a KV cache on Hopper: what the host knows.
+#pragma once
+
+#include "planning/split_keys.h"
+#include "tile.h"
+
+namespace flash_cute::sm90::decode::latent {
+
+struct Family {
+  static constexpr Backend kBackend = Backend::kSm90;
+  static constexpr char const* kName = "sm90::decode::latent";
+
+  static bool serves(HeadDims, KvCacheProblem const& problem) {
+    return problem.cache.k_type == CacheType::k16Bit && problem.cache.values_in_keys;
+  }
+
+  static void plan(DecodePlan& plan, KvCacheProblem const& problem, Gpu gpu) {
+    KernelShape const shape{.block_m = kRows,
+                            .block_n = kTileKeys,
+                            .threads = kThreads,
+                            .stages = kStages,
+                            .smem_bytes = kSmemBytes,
+                            .ctas_per_sm = 1};
+    KvCacheProblem shared = problem;
+    shared.call.heads_kv *= shares(problem);
+    int const most = most_pieces(problem.cache.capacity / kTileKeys + 1);
+    plan_ranges(plan, shared, shape, {.most_pieces = most, .few_rows = kRows, .many_rows = kRows}, gpu);
+  }
+
+  static std::vector<std::string> notes(DecodePlan const& plan, KvCacheProblem const& problem) {
+    std::vector<std::string> notes{"v_cache is a view of k_cache's first columns: keys and values are read once."};
+    if (int const count = shares(problem); count > 1) {
+      notes.push_back("The query heads of a KV head are shared by " + std::to_string(count) +
+                      " CTAs, which read the same keys at the same time.");
+    }
+    notes.push_back("The key tiles of all sequences are dealt to " + std::to_string(plan.bundles) +
+                    (shares(problem) > 1 ? " groups of CTAs" : " CTAs") +
+                    " of each KV head in equal ranges, in pieces that depend on a sequence alone.");
+    return notes;
+  }
+
+ private:
+  static int shares(KvCacheProblem const& problem) {
+    return head_shares(problem.call.heads_q / std::max(1, problem.call.heads_kv));
+  }
+};
+
+}  // namespace flash_cute::sm90::decode::latent

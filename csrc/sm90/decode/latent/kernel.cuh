@@ -1,0 +1,57 @@
+// Multi-head latent attention over a KV cache on Hopper, whose values are the first columns of the keys: persistent CTAs
+// of two warpgroups that compute (consumer.cuh) and a warp that loads (load.cuh). See contract/decode.h for how the work
+// is cut. A KV head's query heads are those of several CTAs of a bundle where there are more than 64.
+#pragma once
+
+#include "consumer.cuh"
+#include "core/split_keys/merge.cuh"
+#include "load.cuh"
+#include "sm90/common/dependent_launch.cuh"
+
+namespace flash_cute::sm90::decode::latent {
+
+template <class Traits>
+__global__ void __launch_bounds__(kThreads, 1) decode_kernel(__grid_constant__ KernelArgs const args) {
+  extern __shared__ char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
+  if (threadIdx.x >= kConsumers) {
+    bool const loads = uniform(threadIdx.x / 32) == kConsumerWarps;
+    Producer<Traits> producer(args, smem);
+    if (loads) {
+      producer.find_work();
+      named_sync(kInitialized, kConsumers + 32);
+    }
+    lower_max_registers<kProducerRegs>();
+    if (loads) producer.run();
+    return;
+  }
+  if (threadIdx.x == 0) {
+    init_ring(smem);
+    smem.unit_pipeline.init(kConsumerWarps);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
+    prefetch_tma_descriptor(&args.k);
+  }
+  launch_dependents();  // the producer does so once it has asked for the first tile
+  named_sync(kAllConsumers, kConsumers);
+  named_arrive(kInitialized, kConsumers + 32);
+  raise_max_registers<kConsumerRegs>();
+  Consumer<Traits>(args.params, smem).run();
+}
+
+// Several CTAs for each place where two ranges meet: a row tile's parts are large.
+constexpr int kMergeShares = 8;
+
+template <class Traits>
+__global__ void __launch_bounds__(32 * flash_cute::split_keys::kMergeWarps, 1)
+    merge_kernel(__grid_constant__ DecodeParams const params) {
+  namespace common = flash_cute::split_keys;
+  int const share = blockIdx.x % kMergeShares, number = blockIdx.x / kMergeShares;
+  int const place = number / params.heads_kv, head_kv = number % params.heads_kv;
+  if (place == params.bundles - 1) {
+    if (share == 0) common::clear_rows_of_no_sequence<typename Traits::Element>(params);
+  } else {
+    common::Merge<Traits>(params, place + 1, head_kv, share, kMergeShares).run([] { wait_for_kernel_before(); });
+  }
+}
+
+}  // namespace flash_cute::sm90::decode::latent

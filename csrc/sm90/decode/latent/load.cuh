@@ -1,0 +1,146 @@
+// The producer: a warp loads the key tiles of a bundle by TMA, ahead across the borders of pieces and sequences. A tile
+// comes in boxes, each of rows of one page and of a chunk of the columns.
+#pragma once
+
+#include <new>
+
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/tensor.hpp>
+
+#include "core/split_keys/work.cuh"
+#include "sm90/common/dependent_launch.cuh"
+#include "ring.cuh"
+#include "traits.cuh"
+
+namespace flash_cute::sm90::decode::latent {
+
+struct KernelArgs {
+  DecodeParams params;  // a KV head is one of `shares`, see head_shares
+  int shares;
+  int box_rows;   // divides the page size and the tile
+  CUtensorMap k;  // (column, row, head, page)
+};
+
+template <class Traits>
+class Producer {
+ public:
+  using Element = typename Traits::Element;
+
+  CUTE_DEVICE Producer(KernelArgs const& args, typename Traits::SharedStorage& smem)
+      : args_(args), smem_(smem), lane_(threadIdx.x % 32), boxes_(kTileKeys / args.box_rows) {}
+
+  CUTE_DEVICE void find_work() {
+    int const heads = args_.params.heads_kv;
+    Walk<Cut> const walk(args_.params, int(blockIdx.x) / heads, int(blockIdx.x) % heads);
+    if (lane_ == 0) new (&this->walk()) Walk<Cut>(walk);
+  }
+
+  CUTE_DEVICE void run() {
+#pragma unroll 1
+    while (publish_unit()) {
+      load_unit(smem_.units[unit_state_.stage]);
+      unit_state_.advance();
+    }
+  }
+
+ private:
+  CUTE_DEVICE Walk<Cut>& walk() { return reinterpret_cast<Walk<Cut>&>(smem_.walk); }
+
+  // Gives the next unit to the consumers; one of no rows ends their work.
+  CUTE_DEVICE bool publish_unit() {
+    smem_.unit_pipeline.wait_empty(unit_state_);
+    Unit& unit = smem_.units[unit_state_.stage];
+    if (lane_ == 0) {
+      if (walk().next()) {
+        unit = walk().unit();
+      } else {
+        unit.rows = 0;
+      }
+      smem_.unit_pipeline.publish(unit_state_);
+    }
+    __syncwarp();
+    return unit.rows > 0;
+  }
+
+  // Of most pieces warpgroup i % 2 computes the scores of tile i: not of those whose first tiles the rows don't see.
+  CUTE_DEVICE void load_unit(Unit const& unit) {
+    int const begin = unit.begin_of(unit.piece_begin), end = unit.end_of(unit.piece_end - 1);
+    if (begin >= end) return;
+    Box next = box_of(unit, begin, first_box());
+#pragma unroll 1
+    for (int tile = begin; tile < end; ++tile) {
+      Box const box = next;
+      // Its page number arrives during the wait for a stage.
+      if (tile + 1 < end) next = box_of(unit, tile + 1, first_box());
+      load(unit, tile, box, (tile - unit.pieces.begin) % unit.pieces.tiles % kWarpgroups);
+      if (tile + 1 < end) prefetch(next);
+      launch_dependents();  // not before: beside it the instructions of this kernel would arrive later
+    }
+  }
+
+  // A box of a tile's rows. Of keys that no row sees no box is loaded, and no entry of the table read.
+  struct Box {
+    bool seen;
+    int page;
+    int row;
+  };
+  CUTE_DEVICE int first_box() const { return lane_ % boxes_; }
+  CUTE_DEVICE Box box_of(Unit const& unit, int tile, int number) const {
+    PageTable const& table = args_.params.table;
+    int const key = tile * kTileKeys + number * args_.box_rows;
+    Box box{.seen = key + args_.box_rows > unit.seen_begin && key < unit.seen_end};
+    if (!box.seen) return box;
+    int const page = key / table.page_size;
+    box.row = key - page * table.page_size;
+    box.page = table.entries == nullptr ? unit.batch : __ldg(table.entries + unit.batch * table.stride + page);
+    if (table.pages == 0) box.page = -1;  // the map has one
+    return box;
+  }
+
+  // In the order in which the scores are computed, see chunk_at. `first`: this lane's first box.
+  CUTE_DEVICE void load(Unit const& unit, int tile, Box const& first, int warpgroup) {
+    int const first_seen = max(0, (unit.seen_begin - tile * kTileKeys) / args_.box_rows);
+    int const seen_end = min(boxes_, ceil_div(unit.seen_end - tile * kTileKeys, args_.box_rows));
+    uint32_t const bytes = uint32_t(max(0, seen_end - first_seen) * args_.box_rows * kChunk * int(sizeof(Element)));
+    load_chunks(unit, tile, first, bytes, warpgroup, warpgroup * kColumnChunks, kColumnChunks);
+    load_chunks(unit, tile, first, bytes, kWarpgroups, kWarpgroups * kColumnChunks, 1);
+    load_chunks(unit, tile, first, bytes, 1 - warpgroup, (1 - warpgroup) * kColumnChunks, kColumnChunks);
+    state_.advance();
+  }
+
+  // Those that are released together, as part `part`.
+  CUTE_DEVICE void load_chunks(Unit const& unit, int tile, Box const& first, uint32_t bytes, int part, int first_chunk,
+                               int chunks) {
+    wait_for(smem_.empty[state_.stage][part], state_.phase ^ 1);
+    if (lane_ < chunks) set_barrier_transaction_bytes(smem_.full[state_.stage][first_chunk + lane_], bytes);
+    __syncwarp();
+    for (int i = lane_; i < boxes_ * chunks; i += 32) {
+      int const number = i % boxes_;
+      Box const box = number == first_box() ? first : box_of(unit, tile, number);
+      if (!box.seen) continue;
+      int const chunk = first_chunk + i / boxes_;
+      Element* const target =
+          smem_.tiles[state_.stage] + chunk * kChunkElements + number * args_.box_rows * kChunk;
+      // Pages that do not exist are outside of the map, and arrive as zeros; so do columns behind the head dim.
+      SM90_TMA_LOAD_4D::copy(&args_.k, &smem_.full[state_.stage][chunk], uint64_t(TMA::CacheHintSm90::EVICT_NORMAL),
+                             target, chunk * kChunk, box.row, int(blockIdx.x) % args_.params.heads_kv / args_.shares,
+                             box.page);
+    }
+  }
+
+  // Into L2: a tile's place becomes free late, so that its load is waited for. The CTAs that read the same keys share it.
+  CUTE_DEVICE void prefetch(Box const& box) const {
+    int const heads = args_.params.heads_kv, share = int(blockIdx.x) % heads % args_.shares;
+    if (boxes_ > 1 || !box.seen || lane_ >= kChunks || lane_ % args_.shares != share) return;
+    SM90_TMA_LOAD_4D::PREFETCH::copy(&args_.k, lane_ * kChunk, box.row, int(blockIdx.x) % heads / args_.shares, box.page);
+  }
+
+  KernelArgs const& args_;
+  typename Traits::SharedStorage& smem_;
+  int lane_;
+  int boxes_;  // of a tile's rows
+  PipelineState<kStages> state_;
+  PipelineState<2> unit_state_;
+};
+
+}  // namespace flash_cute::sm90::decode::latent

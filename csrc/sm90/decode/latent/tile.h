@@ -1,0 +1,57 @@
+// The tile of Hopper's kernels of latent attention over a cache, and how its keys are cut: plain constants.
+#pragma once
+
+#include <algorithm>
+
+#include "contract/decode.h"
+
+namespace flash_cute::sm90::decode::latent {
+
+constexpr int kRows = 64;      // of a row tile: those of one WGMMA
+constexpr int kTileKeys = 64;
+constexpr int kChunk = 64;     // columns of a TMA box: 128 bytes
+constexpr int kHeadDim = 576;
+constexpr int kHeadDimV = 512;
+constexpr int kChunks = kHeadDim / kChunk;
+constexpr int kWarpgroups = 2;  // each has half of V's columns
+constexpr int kColumns = kHeadDimV / kWarpgroups;
+constexpr int kColumnChunks = kColumns / kChunk;
+
+constexpr int kConsumerWarps = 4 * kWarpgroups;
+constexpr int kConsumers = 32 * kConsumerWarps;
+constexpr int kThreads = kConsumers + 128;  // and a warpgroup of which one warp loads
+
+// Registers per thread, by setmaxnreg: of 168 on average.
+constexpr int kProducerRegs = 56;
+constexpr int kConsumerRegs = 224;
+static_assert(kProducerRegs + kWarpgroups * kConsumerRegs <= 3 * 168);
+
+constexpr int kStages = 2;  // key tiles in shared memory
+constexpr int kChunkElements = kTileKeys * kChunk;
+constexpr int kTileElements = kChunks * kChunkElements;
+
+// Queries, key tiles, what the warpgroups tell each other of a tile, and 2 KB for the rest. All that a CTA may have.
+constexpr int kMessageBytes = 2 * kRows * kTileKeys + 8 * 128;
+constexpr int kSmemBytes = 2 * kRows * kHeadDim + 2 * kStages * kTileElements + kMessageBytes + 2048;
+static_assert(kSmemBytes == 227 * 1024);
+
+// The fold of a unit's pieces is in the workspace, where the accumulators of a row tile go and come at the end of a
+// piece: so pieces are long. Of a sequence's key tiles they are halves, but neither short nor very long ones.
+constexpr int kLeastPieceTiles = 8;
+constexpr int kMostPieceTiles = 32;
+constexpr int kMostPieces = 64;
+constexpr int piece_tiles(int tiles) {
+  int const half = std::clamp((tiles + 1) / 2, kLeastPieceTiles, kMostPieceTiles);
+  return std::max(half, (tiles + kMostPieces - 1) / kMostPieces);
+}
+
+// The pieces of a unit of at most so many key tiles, at most.
+constexpr int most_pieces(int tiles) {
+  int const most = std::max(2, (tiles + kMostPieceTiles - 1) / kMostPieceTiles);
+  return std::min(kMostPieces, most);
+}
+
+// The query heads of a KV head are shared by so many CTAs of a bundle, which read the same keys at the same time.
+constexpr int head_shares(int group) { return group % kRows == 0 ? std::max(1, group / kRows) : 1; }
+
+}  // namespace flash_cute::sm90::decode::latent

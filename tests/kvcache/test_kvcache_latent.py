@@ -1,0 +1,114 @@
+"""Multi-head latent attention over caches: one KV head whose values are the first columns of its keys."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from caches import Cached, alone, check, make
+from numerics import same_bits
+
+import flash_cute
+from flash_cute import report
+
+FAMILY = "sm90::decode::latent"
+HEAD_DIMS = {"head_dim": 576, "head_dim_v": 512}
+LENGTHS = (300, -1, 0, 1, 65, 64, 63)
+
+
+def _make(rng: torch.Generator, device: str, lengths: Any, rows: Any, heads: int, **more: Any) -> Cached:
+    return make(rng, device, lengths, rows, **{"storage": "view", "heads_q": heads, "heads_kv": 1, **HEAD_DIMS, **more})
+
+
+def _explained(case: Cached, **more: Any) -> flash_cute.Explanation:
+    options = {"cu_seqlens_q": case.cu_seqlens_q, "causal": case.causal, **case.places, **case.options, **more}
+    return flash_cute.explain(case.q, case.k_cache, case.v_cache, **options)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("page", [None, 1, 16, 48, 64, 256])
+@pytest.mark.parametrize("rows", [1, (1, 3, 2, 0, 2, 1, 1)], ids=str)
+@pytest.mark.parametrize("heads", [16, 128])
+def test_pages(device: str, heads: int, rows: Any, page: int | None, backend: str | None, rng: torch.Generator) -> None:
+    lengths, heads = (LENGTHS, heads) if device != "cpu" else ((65, -1, 0, 1, 30, 7, 3), heads // 8)
+    check(_make(rng, device, lengths, rows, heads, page=page, appends=True), backend)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("heads", [1, 20, 64, 96])
+@pytest.mark.parametrize("rows", [1, 2, 3, 40])
+def test_heads(device: str, heads: int, rows: int, backend: str | None, rng: torch.Generator) -> None:
+    """Those that fill row tiles, and others."""
+    dtype = torch.bfloat16 if device != "cpu" and rows % 2 else None
+    check(_make(rng, device, (129, 64) if device != "cpu" else (45, 9), rows, heads, page=64, dtype=dtype), backend)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("head_dims", [(576, 512), (320, 256), (512, 512), (568, 264)], ids=str)
+def test_head_dims(device: str, head_dims: tuple[int, int], backend: str | None, rng: torch.Generator) -> None:
+    shapes = {"head_dim": head_dims[0], "head_dim_v": head_dims[1]}
+    check(_make(rng, device, (130, 33), (2, 1), 16, page=16, **shapes), backend)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    "options", [{"window": (40, 0)}, {"softcap": 5.0, "window": (70, None)}, {"causal": False}, {"scale": 0.3}], ids=str
+)
+def test_options(device: str, options: dict[str, Any], backend: str | None, rng: torch.Generator) -> None:
+    case = _make(rng, device, (200, 33, -1), 2, 64 if device != "cpu" else 4, page=64, **options)
+    sinks = torch.randn(case.q.shape[-2], generator=rng).to(device)
+    slopes = torch.rand(case.q.shape[-2], generator=rng).to(device)
+    check(case.replace(options={**case.options, "sinks": sinks, "alibi_slopes": slopes}), backend)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("number", range(3))
+def test_bits_beside_neighbours(device: str, number: int, backend: str | None, rng: torch.Generator, seed: int) -> None:
+    """Each sequence gives the bits that it gives alone, over a contiguous cache: of one piece, and of several."""
+    pick = random.Random(seed)
+    longest = 60 if device == "cpu" else 9000
+    lengths = [pick.choice((-1, 0, pick.randint(1, 70), pick.randint(1, longest), longest)) for _ in range(6)]
+    rows = [pick.choice((0, 1, 1, 2, pick.randint(1, 5))) for _ in lengths]
+    heads = pick.choice((16, 64, 128)) if device != "cpu" else 4
+    case = _make(rng, device, lengths, rows, heads, page=pick.choice((16, 64, None)), appends=True)
+    results = case.run(backend)
+    for b in range(len(lengths)):
+        single = alone(case, b)
+        part = single.of_sequence(0, *single.run(backend))[1:]
+        assert same_bits(case.of_sequence(b, *results)[1:], part), f"sequence {b}"
+
+
+@pytest.mark.kernel
+def test_the_same_call_again(device: str, backend: str | None, rng: torch.Generator) -> None:
+    lengths = (70, 64, 29) if device == "cpu" else (9000, 64, 4097)
+    case = _make(rng, device, lengths, (1, 3, 2), 128 if device != "cpu" else 4, page=64)
+    expected = case.run(backend)
+    assert all(same_bits(case.run(backend), expected) for _ in range(2 if device == "cpu" else 50))
+
+
+needs_kernels = pytest.mark.skipif(not report.load()["kernels"], reason="this build has no CUDA kernels")
+
+
+@needs_kernels
+@pytest.mark.parametrize(("heads", "groups"), [(16, 132), (128, 66)])
+def test_who_serves_it(heads: int, groups: int, rng: torch.Generator) -> None:
+    """Hopper's kernel where v is a view of k; else, and on other chips, the portable one."""
+    case = _make(rng, "cpu", (90, 31), 1, heads, page=64, dtype=torch.half)
+    explained = _explained(case, capability=90)
+    data = explained.data
+    assert (data["family"], data["block_m"], data["block_n"]) == (FAMILY, 64, 64)
+    assert (data["kernel_head_dim"], data["kernel_head_dim_v"]) == (576, 512)
+    text = " ".join(str(explained).split())
+    assert "v_cache is a view of k_cache's first columns: keys and values are read once." in text
+    assert f"dealt to {groups} {'groups of CTAs' if heads == 128 else 'CTAs'} of each KV head" in text
+    others = {
+        "other memory": case.replace(v_cache=case.v_cache.clone(memory_format=torch.preserve_format)),
+        "other strides": case.replace(v_cache=case.v_cache.contiguous()),
+        "other columns": case.replace(v_cache=case.k_cache[..., 64:]),
+    }
+    for name, other in others.items():
+        assert _explained(other, capability=90).data["family"] == "sm80::decode::streamed", name
+    assert _explained(case, capability=80).data["family"] == "sm80::decode::streamed"
+    assert _explained(case, capability=90, backend="sm80").data["family"] == "sm80::decode::streamed"
