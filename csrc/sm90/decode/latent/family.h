@@ -24,9 +24,9 @@ struct Family {
     KvCacheProblem shared = problem;
     shared.call.heads_kv *= shares(problem);
     int const tiles = problem.cache.capacity / kTileKeys + 1;
-    Cuts const cuts{.most_pieces = kPiecesOfFew.pieces(tiles),
+    Cuts const cuts{.most_pieces = pieces_of_few().pieces(tiles),
                     .many_rows = kRows,
-                    .most_pieces_of_many = kPiecesOfMany.pieces(tiles)};
+                    .most_pieces_of_many = pieces_of_many().pieces(tiles)};
     plan_ranges(plan, shared, shape, cuts, gpu);
     plan.shape.block_m = kRows;  // also of few rows
   }

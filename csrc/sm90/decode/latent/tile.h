@@ -52,8 +52,8 @@ struct PieceRule {
     return std::min(most_pieces, std::max(parts, (of_sequence + most - 1) / most));
   }
 };
-constexpr PieceRule kPiecesOfFew{.parts = 4, .least = 4, .most = 8, .most_pieces = 64};
-constexpr PieceRule kPiecesOfMany{.parts = 2, .least = 8, .most = 32, .most_pieces = 32};
+constexpr PieceRule pieces_of_few() { return {.parts = 4, .least = 4, .most = 8, .most_pieces = 64}; }
+constexpr PieceRule pieces_of_many() { return {.parts = 2, .least = 8, .most = 32, .most_pieces = 32}; }
 
 // The query heads of a KV head are shared by so many CTAs of a bundle, which read the same keys at the same time.
 constexpr int head_shares(int group) { return group % kRows == 0 ? std::max(1, group / kRows) : 1; }

@@ -21,7 +21,7 @@ struct Cut {
   // Few rows take as long as many, but have small parts.
   CUTE_DEVICE static int tile_rows(DecodeParams const&, int rows) { return rows_of_tile(rows, kRows); }
   CUTE_DEVICE static int piece_tiles(DecodeParams const&, int rows, int tiles) {
-    return rows <= kFewRows ? kPiecesOfFew.tiles(tiles) : kPiecesOfMany.tiles(tiles);
+    return rows <= kFewRows ? pieces_of_few().tiles(tiles) : pieces_of_many().tiles(tiles);
   }
 };
 
