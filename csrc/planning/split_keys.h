@@ -8,8 +8,7 @@ namespace flash_cute {
 // How the units of a family are cut.
 struct Cuts {
   int most_pieces;                  // of a unit
-  int few_rows = kFewRows;          // of a row tile of a sequence of at most kFewRows rows
-  int many_rows = kManyRows;        // of one of more
+  int many_rows = kManyRows;        // of a row tile of a sequence of more than kFewRows rows
   int most_pieces_of_many = most_pieces;  // of such a unit
 };
 
@@ -20,13 +19,13 @@ inline void plan_ranges(DecodePlan& plan, KvCacheProblem const& problem, KernelS
   int64_t const rows = int64_t{call.len_q} * (call.heads_q / std::max(1, call.heads_kv));  // packed: of all sequences
   plan.kernel = "decode_kernel";
   plan.shape = shape;
-  plan.shape.block_m = rows <= kFewRows || call.packed ? cuts.few_rows : cuts.many_rows;
+  plan.shape.block_m = rows <= kFewRows || call.packed ? kFewRows : cuts.many_rows;
   plan.most_pieces = cuts.most_pieces;
   plan.many_rows = cuts.many_rows;
   // Even, so that each part begins at 16 bytes.
   auto const rows_of_part = [&](int most) { return static_cast<int>((std::min<int64_t>(rows, most) + 1) / 2 * 2); };
   plan.slot_rows = rows_of_part(cuts.many_rows);
-  int const of_few = rows <= kFewRows || call.packed ? plan.most_pieces * rows_of_part(cuts.few_rows) : 0;
+  int const of_few = rows <= kFewRows || call.packed ? plan.most_pieces * rows_of_part(kFewRows) : 0;
   int const of_many = rows > kFewRows ? cuts.most_pieces_of_many * plan.slot_rows : 0;
   plan.part_rows = plan.slot_rows + std::max(of_few, of_many);
   if (call.batch == 0 || call.heads_kv == 0 || rows == 0) return;

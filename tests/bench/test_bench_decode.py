@@ -71,14 +71,14 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     def metadata(*a: Any) -> torch.Tensor:
         batch, rows, keys, heads, heads_kv, head_dim, head_dim_v, dtype, lengths, offsets, *_ = a
-        assert dtype == torch.float32 and (head_dim, head_dim_v) == (32, 32)
+        assert dtype == torch.float32 and (head_dim, head_dim_v) in ((32, 32), (16, 32))
         schedules[len(schedules)] = (batch, rows, keys, heads, heads_kv, lengths.tolist(), offsets.tolist(), *a[14:])
         return torch.tensor([len(schedules) - 1])
 
     def forward(*a: Any) -> list[torch.Tensor]:
         q, k, v, offsets, lengths, rows, keys, table = *a[:3], a[7], *a[11:15]
         scale, is_causal, left, right, softcap, _, schedule, number, pack, margin, *_ = a[23:]
-        assert all(a[i] is None for i in (3, 4, 5, 6, 8, 9, 10, *range(15, 23)))
+        assert all(a[i] is None for i in (3, 4, 6, 8, 9, 10, *range(15, 23)))
         page = None if table is None else k.shape[1]
         heads = (q.shape[1], k.shape[2], lengths.tolist(), offsets.tolist(), page)
         assert schedules[int(schedule)] == (
@@ -88,6 +88,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         window = tuple(None if side < 0 else side for side in (left, right))
         options: dict[str, Any] = {"cu_seqlens_q": offsets, "cache_seqlens": lengths, "page_table": table}
         assert is_causal and not softcap
+        if a[5] is not None:  # of latent attention: what of q the values are multiplied by
+            q, k = torch.cat((a[5], q), -1), torch.cat((v, k), -1)
         return [flash_cute.attention_with_kvcache(q, k, v, **options, window=window, scale=scale)]
 
     monkeypatch.delattr(torch.ops, "_vllm_fa3_C", raising=False)
@@ -193,6 +195,39 @@ def test_pages_have_the_contiguous_keys(bench: SimpleNamespace) -> None:
 
 PROBLEMS: tuple[dict[str, Any], ...] = ({}, {"N": 3}, {"N": 3, "lengths": LENGTHS}, {"N": 2, "window": (9, 0)})
 DENSE_NAMES = ("flash_cute:dense", "sdpa")
+
+
+@pytest.mark.parametrize("name", ["flash_cute", "flash_cute:contiguous", "vllm-fa3", "vllm-fa3:contiguous"])
+def test_latent_attention(bench: SimpleNamespace, vllm: list[int], name: str) -> None:
+    """The values are the first columns of the keys, in the same memory, which counts once."""
+    workload = small(bench, H=4, Hkv=1, D=48, Dv=32, N=2, lengths=LENGTHS)
+    inputs = workload.make_inputs(CPU, seed=0)
+    _, k_pages, v_pages, *_, k, v = inputs
+    assert v_pages.data_ptr() == k_pages.data_ptr() and v.data_ptr() == k.data_ptr()
+    assert workload.cache_bytes == 4 * 48 * (37 + 4 + 61)
+    (out,) = bench.backends.first_call(bench.backends.prepare(name, workload, CPU), workload, inputs)
+    assert (out.double() - expected(workload, inputs)).abs().max() < 1e-4
+
+
+def test_flash_mla_is_given_pages_of_64_keys(bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(
+        q: Any, pages: Any, columns: int, lengths: Any, table: Any, scale: float, causal: bool, *more: Any
+    ) -> Any:
+        assert causal and more in ((None, None, None), ("schedule", "splits", None))
+        options = {"cache_seqlens": lengths, "page_table": table, "scale": scale}
+        out = flash_cute.attention_with_kvcache(q, pages, pages[..., :columns], **options)
+        return out, None, "schedule", "splits"
+
+    monkeypatch.setattr(bench.calls, "load_flash_mla", lambda: SimpleNamespace(dense_decode_fwd=decode))
+    workload = small(bench, Hkv=1, D=576, Dv=512, N=2, page=64)
+    inputs = workload.make_inputs(CPU, seed=0)
+    (out,) = bench.backends.first_call(bench.backends.prepare("vllm-flashmla", workload, CPU), workload, inputs)
+    assert (out.double() - expected(workload, inputs)).abs().max() < 1e-4
+    for changes in ({"page": 16}, {"Hkv": 2}, {"D": 320}):
+        with pytest.raises(
+            bench.backends.Unavailable, match="FlashMLA serves latent attention of head dims 576 and 512"
+        ):
+            bench.backends.prepare("vllm-flashmla", replace(workload, **changes), CPU)
 
 
 @pytest.mark.parametrize("changes", PROBLEMS, ids=str)

@@ -28,18 +28,17 @@ class Merge {
   static constexpr int kGroups = kHeadDimV / kMergeColumns;
   static_assert(kHeadDimV % kMergeColumns == 0);
 
-  // `bundle`: where its range begins. `share`: of `shares` CTAs of that place.
-  CUTE_DEVICE Merge(DecodeParams const& params, int bundle, int head_kv, int share = 0, int shares = 1)
-      : params_(params), bundle_(bundle), head_kv_(head_kv), share_(share), shares_(shares), lane_(threadIdx.x % 32) {}
+  // `bundle`: where its range begins.
+  CUTE_DEVICE Merge(DecodeParams const& params, int bundle, int head_kv)
+      : params_(params), bundle_(bundle), head_kv_(head_kv), lane_(threadIdx.x % 32) {}
 
   // `wait`: until the parts have been written.
   template <class Wait>
   CUTE_DEVICE void run(Wait const& wait) {
     bool waited = false;
     if (find_unit()) {
-      int const sharers = (last_bundle_ - first_bundle_) * shares_;
-      int const sharer = (bundle_ - first_bundle_ - 1) * shares_ + share_;
-      int const warp = sharer * kMergeWarps + int(threadIdx.x / 32);
+      int const sharers = last_bundle_ - first_bundle_;
+      int const warp = (bundle_ - first_bundle_ - 1) * kMergeWarps + int(threadIdx.x / 32);
 #pragma unroll 1
       for (int i = warp; i < unit_.rows * kGroups; i += sharers * kMergeWarps) {
         column_ = i % kGroups * kMergeColumns + 2 * lane_;
@@ -49,7 +48,7 @@ class Merge {
     if (!waited) wait();
   }
 
- private:
+ protected:
   // The unit round the place, if several CTAs have pieces of it before the place and behind.
   CUTE_DEVICE bool find_unit() {
     using Cut = typename Traits::Cut;
@@ -167,8 +166,6 @@ class Merge {
   DecodeParams const& params_;
   int bundle_;
   int head_kv_;
-  int share_;
-  int shares_;
   int lane_;
   int column_;
   Ranges ranges_;

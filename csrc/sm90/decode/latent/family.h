@@ -23,8 +23,12 @@ struct Family {
                             .ctas_per_sm = 1};
     KvCacheProblem shared = problem;
     shared.call.heads_kv *= shares(problem);
-    int const most = most_pieces(problem.cache.capacity / kTileKeys + 1);
-    plan_ranges(plan, shared, shape, {.most_pieces = most, .few_rows = kRows, .many_rows = kRows}, gpu);
+    int const tiles = problem.cache.capacity / kTileKeys + 1;
+    Cuts const cuts{.most_pieces = pieces_of_few().pieces(tiles),
+                    .many_rows = kRows,
+                    .most_pieces_of_many = pieces_of_many().pieces(tiles)};
+    plan_ranges(plan, shared, shape, cuts, gpu);
+    plan.shape.block_m = kRows;  // also of few rows
   }
 
   static std::vector<std::string> notes(DecodePlan const& plan, KvCacheProblem const& problem) {

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "consumer.cuh"
-#include "core/split_keys/merge.cuh"
 #include "load.cuh"
+#include "merge.cuh"
 #include "sm90/common/dependent_launch.cuh"
 
 namespace flash_cute::sm90::decode::latent {
@@ -38,19 +38,15 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(__grid_constant__ K
   Consumer<Traits>(args.params, smem).run();
 }
 
-// Several CTAs for each place where two ranges meet: a row tile's parts are large.
-constexpr int kMergeShares = 8;
-
 template <class Traits>
-__global__ void __launch_bounds__(32 * flash_cute::split_keys::kMergeWarps, 1)
+__global__ void __launch_bounds__(kMergeThreads, kMergeCtasPerSm)
     merge_kernel(__grid_constant__ DecodeParams const params) {
-  namespace common = flash_cute::split_keys;
   int const share = blockIdx.x % kMergeShares, number = blockIdx.x / kMergeShares;
   int const place = number / params.heads_kv, head_kv = number % params.heads_kv;
-  if (place == params.bundles - 1) {
-    if (share == 0) common::clear_rows_of_no_sequence<typename Traits::Element>(params);
-  } else {
-    common::Merge<Traits>(params, place + 1, head_kv, share, kMergeShares).run([] { wait_for_kernel_before(); });
+  if (place < params.bundles - 1) {
+    Merge<Traits>(params, place + 1, head_kv, share).run();
+  } else if (share == 0) {
+    flash_cute::split_keys::clear_rows_of_no_sequence<typename Traits::Element>(params);
   }
 }
 

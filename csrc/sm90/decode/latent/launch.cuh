@@ -37,8 +37,7 @@ cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& call, cud
   }
   int64_t const merges = kMergeShares * flash_cute::split_keys::merge_ctas(params);
   if (merges == 0) return cudaSuccess;
-  int const threads = 32 * flash_cute::split_keys::kMergeWarps;
-  return launch(merge_kernel<Traits>, {.ctas = merges, .threads = threads, .smem_bytes = 0, .early = true}, params,
+  return launch(merge_kernel<Traits>, {.ctas = merges, .threads = kMergeThreads, .smem_bytes = 0, .early = true}, params,
                 stream);
 }
 

@@ -141,7 +141,7 @@ class Results {
     }
   }
 
-  static constexpr int kAtOnce = 8;
+  static constexpr int kAtOnce = 32;
 
   DecodeParams const& params_;
   Unit const& unit_;

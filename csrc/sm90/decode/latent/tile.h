@@ -36,20 +36,24 @@ constexpr int kSmemBytes = 2 * kRows * kHeadDim + 2 * kStages * kTileElements + 
 static_assert(kSmemBytes == 227 * 1024);
 
 // The fold of a unit's pieces is in the workspace, where the accumulators of a row tile go and come at the end of a
-// piece: so pieces are long. Of a sequence's key tiles they are halves, but neither short nor very long ones.
-constexpr int kLeastPieceTiles = 8;
-constexpr int kMostPieceTiles = 32;
-constexpr int kMostPieces = 64;
-constexpr int piece_tiles(int tiles) {
-  int const half = std::clamp((tiles + 1) / 2, kLeastPieceTiles, kMostPieceTiles);
-  return std::max(half, (tiles + kMostPieces - 1) / kMostPieces);
-}
+// piece: so pieces are long, those of few rows less so. In key tiles.
+struct PieceRule {
+  int parts;  // of short sequences
+  int least;
+  int most;   // but of sequences of most_pieces such pieces
+  int most_pieces;
 
-// The pieces of a unit of at most so many key tiles, at most.
-constexpr int most_pieces(int tiles) {
-  int const most = std::max(2, (tiles + kMostPieceTiles - 1) / kMostPieceTiles);
-  return std::min(kMostPieces, most);
-}
+  constexpr int tiles(int of_sequence) const {
+    int const part = std::clamp((of_sequence + parts - 1) / parts, least, most);
+    return std::max(part, (of_sequence + most_pieces - 1) / most_pieces);
+  }
+  // Of sequences of at most so many key tiles.
+  constexpr int pieces(int of_sequence) const {
+    return std::min(most_pieces, std::max(parts, (of_sequence + most - 1) / most));
+  }
+};
+constexpr PieceRule pieces_of_few() { return {.parts = 4, .least = 4, .most = 8, .most_pieces = 64}; }
+constexpr PieceRule pieces_of_many() { return {.parts = 2, .least = 8, .most = 32, .most_pieces = 32}; }
 
 // The query heads of a KV head are shared by so many CTAs of a bundle, which read the same keys at the same time.
 constexpr int head_shares(int group) { return group % kRows == 0 ? std::max(1, group / kRows) : 1; }

@@ -18,8 +18,11 @@ using flash_cute::split_keys::Walk;
 struct Cut {
   static constexpr int kTileKeys = latent::kTileKeys;
   static constexpr bool kRoundsRanges = true;
-  CUTE_DEVICE static int tile_rows(DecodeParams const&, int /*rows*/) { return kRows; }
-  CUTE_DEVICE static int piece_tiles(DecodeParams const&, int /*rows*/, int tiles) { return latent::piece_tiles(tiles); }
+  // Few rows take as long as many, but have small parts.
+  CUTE_DEVICE static int tile_rows(DecodeParams const&, int rows) { return rows_of_tile(rows, kRows); }
+  CUTE_DEVICE static int piece_tiles(DecodeParams const&, int rows, int tiles) {
+    return rows <= kFewRows ? pieces_of_few().tiles(tiles) : pieces_of_many().tiles(tiles);
+  }
 };
 
 template <class Element_, int kHeadDim_, int kHeadDimV_>
