@@ -60,7 +60,7 @@ class Consumer {
   static constexpr bool kByWarpgroup = kRowWarps == kConsumerWarps && Traits::kHasWarpgroupProducts;
   static constexpr int kKeys = Traits::kTileKeys / kKeyWarps;  // of a tile, a warp's
   // Whose scores are in registers: more would spill.
-  static constexpr int kStepKeys = cute::min(kKeys, Traits::kHeadDimV > 192 ? 16 : 32);
+  static constexpr int kStepKeys = kByWarpgroup ? kKeys : cute::min(kKeys, Traits::kHeadDimV > 192 ? 16 : 32);
   static constexpr int kAllGroups = Traits::kHeadDimV / 8;
   static constexpr int kGroups = kAllGroups / kKeyWarps;  // of the columns that a warp folds and stores
   static_assert(kKeys % 16 == 0 && kAllGroups % kKeyWarps == 0);
@@ -110,13 +110,9 @@ class Consumer {
       PieceSoftmax softmax;
       softmax.clear();
       clear(tOrO);
-      if constexpr (kByWarpgroup) {
-        compute_tiles_together(ring, unit_.begin_of(piece), unit_.end_of(piece), queries, softmax, tOrO);
-      } else {
 #pragma unroll 1
-        for (int tile = unit_.begin_of(piece); tile < unit_.end_of(piece); ++tile) {
-          compute_tile(ring, tile, queries, softmax, tOrO);
-        }
+      for (int tile = unit_.begin_of(piece); tile < unit_.end_of(piece); ++tile) {
+        compute_tile(ring, tile, queries, softmax, tOrO);
       }
       softmax.finish();
       finish_piece(piece, softmax, tOrO, state);
@@ -167,6 +163,8 @@ class Consumer {
       float const factor = factor_of(params_.descale_k, unit_.batch, unit_.head_kv);
       CUTE_UNROLL
       for (int i = 0; i < size(tSrS); ++i) tSrS(i) *= factor;
+    } else if constexpr (kByWarpgroup) {
+      Traits::WarpgroupProducts::multiply_qk(keys, queries.tSrQ, tSrS);
     } else {
       multiply_qk<Traits, kStepKeys>(keys, own, queries, tSrS);
     }
@@ -178,72 +176,20 @@ class Consumer {
     auto tSrP = make_tensor_like<Operand>(tSrS);
     convert(tSrS, tSrP);
     auto tOrP = make_tensor(tSrP.data(), operand_a_layout(tSrP.layout()));  // (MMA, 1, keys / 16)
-    KeysThatExist const exist = keys_that_exist(tile, own, kStepKeys);
-    if constexpr (!Traits::kFloat8) {
+    int const begin = unit_.seen_begin - tile * Traits::kTileKeys, end = unit_.seen_end - tile * Traits::kTileKeys;
+    KeysThatExist const exist{.begin = begin, .end = end, .all = begin <= own && end >= own + kStepKeys};
+    if constexpr (kByWarpgroup) {
+      if (!exist.all) {
+        Traits::WarpgroupProducts::clear_values(values, exist.begin, exist.end);
+        consumers_sync();
+      }
+      Traits::WarpgroupProducts::multiply_pv(values, tOrP, tOrO);
+    } else if constexpr (!Traits::kFloat8) {
       multiply_pv<Traits, kStepKeys>(values, own, exist, tOrP, tOrO);
     } else if (params_.v_is_e5m2) {
       multiply_pv_float8<Traits, kStepKeys, true>(values, own, exist, tOrP, tOrO);
     } else {
       multiply_pv_float8<Traits, kStepKeys, false>(values, own, exist, tOrP, tOrO);
-    }
-  }
-
-  CUTE_DEVICE KeysThatExist keys_that_exist(int tile, int first, int keys) const {
-    int const begin = unit_.seen_begin - tile * Traits::kTileKeys, end = unit_.seen_end - tile * Traits::kTileKeys;
-    return {.begin = begin, .end = end, .all = begin <= first && end >= first + keys};
-  }
-
-  // The tiles [begin, end) by all warps together. The scores of the next tile are computed beside the softmax of a tile
-  // (kAhead), where registers have room for both.
-  template <class Ring, class Queries, class Accumulator>
-  CUTE_DEVICE void compute_tiles_together(Ring& ring, int begin, int end, Queries const& queries, PieceSoftmax& softmax,
-                                          Accumulator& tOrO) {
-    using Products = typename Traits::WarpgroupProducts;
-    constexpr bool kAhead = Traits::kTileKeys <= 64;
-    typename Traits::Mma mma;
-    if (begin >= end) return;
-    auto tSrS = partition_fragment_C(mma, Shape<_16, Int<kKeys>>{});  // (MMA, 1, keys / 8)
-    auto tSrS_next = make_fragment_like(tSrS);
-    auto scores = rowcol_view(tSrS);  // (rows, columns)
-    auto acc = rowcol_view(tOrO);
-    Cache const* keys = ring.wait_keys();
-    auto const compute_scores = [&] {
-      Products::issue_qk(keys, queries.tSrQ, tSrS);
-      Products::wait(tSrS);
-      ring.release_keys();
-    };
-    if constexpr (kAhead) compute_scores();
-#pragma unroll 1
-    for (int tile = begin; tile < end; ++tile) {
-      bool const more = tile + 1 < end;
-      if constexpr (kAhead) {
-        // After the last tile once more from the same place, for nothing: a branch around the product would serialise it.
-        if (more) keys = ring.wait_keys();
-        Products::issue_qk(keys, queries.tSrQ, tSrS_next);
-      } else {
-        keys = ring.wait_keys();
-        compute_scores();
-      }
-      modify_and_mask(params_, unit_, number_, tile * Traits::kTileKeys, kKeys, scores);
-      softmax.update(scores, acc, params_.scale_log2);
-      auto tSrP = make_tensor_like<Operand>(tSrS);
-      convert(tSrS, tSrP);
-      auto tOrP = make_tensor(tSrP.data(), operand_a_layout(tSrP.layout()));  // (MMA, 1, keys / 16)
-      Cache const* const values = ring.wait_values();
-      KeysThatExist const exist = keys_that_exist(tile, 0, kKeys);
-      if (!exist.all) {
-        Products::clear_values(values, exist.begin, exist.end);
-        consumers_sync();
-      }
-      Products::issue_pv(values, tOrP, tOrO);
-      if constexpr (kAhead) {
-        Products::wait(tOrO, tSrS_next);
-        if (more) ring.release_keys();
-        copy(tSrS_next, tSrS);
-      } else {
-        Products::wait(tOrO);
-      }
-      ring.release_values();
     }
   }
 

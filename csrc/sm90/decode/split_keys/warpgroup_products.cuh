@@ -31,23 +31,18 @@ struct WarpgroupProducts {
   using SmemLayoutVt = decltype(tile_to_shape(SM90::GMMA::Layout_MN_SW128_Atom<Element>{},
                                               Shape<Int<kHeadDimV>, Int<kTileKeys>>{}, Step<_2, _1>{}));
 
-  // Each issues its product; `wait` waits for all.
   template <class FragQ, class Scores>
-  CUTE_DEVICE static void issue_qk(Element const* k, FragQ& tSrQ, Scores& tSrS) {
+  CUTE_DEVICE static void multiply_qk(Element const* k, FragQ& tSrQ, Scores& tSrS) {
     MmaQK mma;
     auto q = make_tensor(tSrQ.data(), fragment_a<Element>(mma, Shape<Int<kRows>, Int<kHeadDim>>{}).layout());
-    issue<Accumulate::kOverwrite>(mma, q, make_tensor(make_smem_ptr(k), SmemLayoutK{}), tSrS);
+    multiply<Accumulate::kOverwrite>(mma, q, make_tensor(make_smem_ptr(k), SmemLayoutK{}), tSrS);
   }
+
   template <class FragP, class Accumulator>
-  CUTE_DEVICE static void issue_pv(Element const* v, FragP& tOrP, Accumulator& tOrO) {
+  CUTE_DEVICE static void multiply_pv(Element const* v, FragP& tOrP, Accumulator& tOrO) {
     MmaPV mma;
     auto p = make_tensor(tOrP.data(), fragment_a<Element>(mma, Shape<Int<kRows>, Int<kTileKeys>>{}).layout());
-    issue<Accumulate::kAdd>(mma, p, make_tensor(make_smem_ptr(v), SmemLayoutVt{}), tOrO);
-  }
-  template <class... Fragments>
-  CUTE_DEVICE static void wait(Fragments&... products) {
-    warpgroup_wait<0>();
-    (warpgroup_fence_operand(products), ...);
+    multiply<Accumulate::kAdd>(mma, p, make_tensor(make_smem_ptr(v), SmemLayoutVt{}), tOrO);
   }
 
   // Makes the rows of V outside of [begin, end) zeros: they may be anything, NaN too. By all warps that compute.
@@ -63,11 +58,13 @@ struct WarpgroupProducts {
 
  private:
   template <Accumulate kAccumulate, class Mma, class FragA, class TensorB, class Fragment>
-  CUTE_DEVICE static void issue(Mma& mma, FragA& tCrA, TensorB const& sB, Fragment& fragment) {
+  CUTE_DEVICE static void multiply(Mma& mma, FragA& tCrA, TensorB const& sB, Fragment& fragment) {
     constexpr int kColumns = decltype(size<0>(sB))::value;
     auto const tCrB = mma.get_slice(0).partition_fragment_B(sB);
     auto acc = make_tensor(fragment.data(), partition_shape_C(mma, Shape<Int<kRows>, Int<kColumns>>{}));
     issue_gemm<kAccumulate>(mma, tCrA, tCrB, acc);
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(acc);
   }
 };
 
