@@ -123,7 +123,7 @@ def test_the_plan(chip: str, head_dim: int, softcap: float | None) -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_minus_infinity_is_not_hidden(device: str, head_dim: int, fwd: Forward, rng: torch.Generator) -> None:
-    """A row whose scores are all -inf has NaN, as softmax has it; one that sees no key has 0. The LSE of both is -inf."""
+    """A row whose scores are all -inf has NaN, as softmax has it; one that sees no key 0. The LSE of both is -inf."""
     q, k, v = Case(head_dim, 150, 300, dtype=torch.bfloat16).inputs(device, rng)
     k[..., 0] = k[..., 0].abs() + 1
     infinite, blind = 3, 70
