@@ -27,7 +27,7 @@ from ._refusals import (
     raise_refusal,
     window_sides,
 )
-from .autograd import DENSE, VARLEN
+from .autograd import DENSE, VARLEN, Calls
 from .band import make_band
 from .mask import Mask
 from .plan_data import PlanData
@@ -141,6 +141,8 @@ def explain(
         places = (cache_seqlens, page_table, cu_seqlens_q, new_keys, "NHD" if kv_layout is None else kv_layout)
         score = (softcap, sinks, alibi_slopes, scale)
         return _of_cache(q, k, v, places, causal, window, score, (descale_k, descale_v), backend, capability)
+    kind: Calls = VARLEN if packed else DENSE
+    own: tuple[Any, ...] = lengths if packed else ()
     try:
         causal = mask_name(causal)
         left, right = (None, None) if window is None else window_sides(window)
@@ -149,8 +151,6 @@ def explain(
         check_longest("max_seqlen_q", max_seqlen_q)
         check_longest("max_seqlen_k", max_seqlen_k)
         float8 = isinstance(q, Tensor) and (q.dtype in FLOAT8 or any(x is not None for x in fp8))
-        own: tuple[Any, ...] = lengths if packed else ()
-        kind = VARLEN if packed else DENSE
         if mask is not None:
             _masked.refuse_float8(q, fp8)
             kind, own = _masked.calls_and_tensors(mask, own)
@@ -179,10 +179,7 @@ def explain(
     except Exception as error:
         named = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes}
         named |= dict(zip(_fp8.DESCALES, (*fp8[:3], descale_out), strict=True))
-        if not float8:
-            named |= dict(zip(kind.length_names, own, strict=True))
-        elif packed:
-            named |= dict(zip(VARLEN.length_names, lengths, strict=True))
+        named |= dict(zip(kind.length_names, own, strict=True))
         raise_refusal(error, named, scale, window, softcap, backend)
         raise
     if plan["backend"] == "cpu" and float8:

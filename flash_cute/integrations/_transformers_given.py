@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ._transformers_band import CAUSAL, WHOLE, code_of
+from ._transformers_band import CAUSAL, WHOLE, code_of, options_of
+from ._transformers_intervals import from_matrix
 from ._transformers_lengths import Known, Lengths, padded, read
 from ._transformers_mask import Sizes, assert_not_packed, is_in_a_graph
 from ._transformers_models import attends_only_to_itself, window_of
@@ -105,6 +106,29 @@ def of_padding(
         mask = padded(attention_mask, sizes, seen, first_row, code_of(*band), waits, has_window)
         known[call] = Known() if mask is None else read(mask, *sizes)._replace(options=None)
     return known[call]
+
+
+def of_matrix(module: torch.nn.Module, attention_mask: Tensor, sizes: Sizes, heads_kv: int) -> Known:
+    """What a boolean mask `(B or 1, heads or 1, Nq, Nk)` says, of the call's B, Nq and Nk; a layer's band is in it."""
+    batch_size, q_length, kv_length = sizes
+    shape = tuple(attention_mask.shape)
+    if shape[0] not in (1, batch_size) or shape[2] != q_length or shape[3] < kv_length:
+        raise ValueError(
+            f"flash_cute: attention_mask: expected ({batch_size} or 1, heads or 1, {q_length}, {kv_length}), got "
+            f"{shape}"
+        )
+    if is_in_a_graph(attention_mask.device):
+        raise ValueError(
+            "flash_cute: attention_mask: expected None or a padding mask (batch, positions) in a graph, where values "
+            f"are not waited for, got {shape}"
+        )
+    known = _read_before(attention_mask, module)
+    call = (*sizes, heads_kv)
+    if call not in known:
+        mask = from_matrix(attention_mask[..., :kv_length], "attention_mask", heads_kv)
+        known[call] = Known(None, None, options_of(code_of(*WHOLE)), None, mask)
+    found: Known = known[call]
+    return found
 
 
 def _read_before(x: Tensor, module: torch.nn.Module) -> dict[object, Any]:

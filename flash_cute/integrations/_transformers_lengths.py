@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from ..mask import Mask
 from ._transformers_band import Options, code_of, is_code, options_of
 
 # cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q and max_seqlen_k of `varlen_attention`.
 Lengths: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None, int | None, int | None]
 
-# By the number of columns: the band alone; offsets of packed sequences; the order of rows; offsets of a padded batch.
-_BAND, _PACKED, _ORDER, _PADDED = 0, 1, 3, 4
+# By the number of columns: the band alone; offsets of packed sequences; intervals of rows by key; the order of rows;
+# offsets of a padded batch.
+_BAND, _PACKED, _INTERVALS, _ORDER, _PADDED = 0, 1, 2, 3, 4
 
 
 class Order(NamedTuple):
@@ -37,12 +39,17 @@ class Known(NamedTuple):
     # Of the last row alone, of batch items where it is padding behind the tokens, which is what it sees; else it is 0,
     # as other rows of padding are. From it `generate` goes on where prompts are padded on the right.
     last_row: Lengths | None = None
+    mask: Mask | None = None  # beside which there is no band
+
+
+class PaddingBetweenTokensError(ValueError):
+    """Of a batch with a window, which offsets cannot say then."""
 
 
 def band_alone(sizes: tuple[int, int, int], code: int, device: torch.device | str) -> Tensor:
     """`(1, Nk, code, 0)`: nothing but the band."""
     result = torch.empty((1, sizes[2], code, _BAND), dtype=torch.int32, device=device)
-    return _with_known(result, Known(None, None, options_of(code)), sizes)
+    return with_known(result, Known(None, None, options_of(code)), sizes)
 
 
 def packed(starts: Tensor, sizes: tuple[int, int, int], code: int) -> Tensor | None:
@@ -55,7 +62,7 @@ def packed(starts: Tensor, sizes: tuple[int, int, int], code: int) -> Tensor | N
         return None
     offsets = torch.cat((begins, begins.new_tensor([starts.numel()]))).int()
     result = offsets[:, None, None, None].expand(-1, sizes[2], code, _PACKED)
-    return _with_known(result, Known(_of_packing(offsets), None, options_of(code)), sizes)
+    return with_known(result, Known(_of_packing(offsets), None, options_of(code)), sizes)
 
 
 def padded(
@@ -87,7 +94,7 @@ def padded(
         if not holes_found:
             return _in_blocks(begin, end, sizes, seen, first_row, code, bool(may_be_last))
         if has_window:
-            raise ValueError(_HOLES)
+            raise PaddingBetweenTokensError(_HOLES)
     elif has_window:
         torch._assert_async(~has_holes, _HOLES)
         return _in_blocks(begin, end, sizes, seen, first_row, code)
@@ -141,7 +148,7 @@ def _in_blocks(
     stacked = torch.stack(rows).int()
     result = stacked.t()[:, None, None].expand(-1, kv_length, code, _PADDED)
     known = _of_padding(stacked.unbind(0), sizes, options_of(code))
-    return _with_known(result, known if ends_early else known._replace(last_row=None), sizes)
+    return with_known(result, known if ends_early else known._replace(last_row=None), sizes)
 
 
 def _in_order(
@@ -164,7 +171,7 @@ def _in_order(
         parts += [queries.sum(1, keepdim=True), order, order.argsort(1)]
     data = torch.cat(parts, 1).int()
     result = data[:, :, None, None].expand(-1, -1, code, _ORDER)
-    return _with_known(result, _ordered(data, sizes, options_of(code)), sizes)
+    return with_known(result, _ordered(data, sizes, options_of(code)), sizes)
 
 
 def _tokens_first(tokens: Tensor) -> Tensor:
@@ -210,7 +217,7 @@ def _of_padding(rows: Sequence[Tensor], sizes: tuple[int, int, int], options: Op
     return Known(lengths, None, options, (*last_row, 1, kv_length))
 
 
-def _with_known(result: Tensor, known: Known, sizes: tuple[int, int, int]) -> Tensor:
+def with_known(result: Tensor, known: Known, sizes: tuple[int, int, int]) -> Tensor:
     """`result` with what every layer would otherwise read in it again, which costs it 10 us.
 
     They are views of what `result` is a view of, and not of itself: no cycle keeps them in memory.
@@ -226,7 +233,7 @@ def _with_known(result: Tensor, known: Known, sizes: tuple[int, int, int]) -> Te
 
 
 def kept(attention_mask: Tensor, batch_size: int, q_length: int, kv_length: int) -> Known | None:
-    """What `_with_known` has left with a mask of these sizes, if it has."""
+    """What `with_known` has left with a mask of these sizes, if it has."""
     known: Any = None if is_dynamo_compiling() else getattr(attention_mask, "_flash_cute_mask", None)
     if known is None:
         return None
@@ -247,16 +254,26 @@ def read(attention_mask: Tensor, batch_size: int, q_length: int, kv_length: int)
     columns = attention_mask.shape[3]
     if columns == _BAND:
         return Known(None, None, options)
+    if columns == _INTERVALS:
+        return Known(None, None, options, None, of_intervals(attention_mask[:, :, 0], batch_size))
     if columns == _ORDER:
         return _ordered(attention_mask[:, :, 0, 0], sizes, options)
     rows = [x.contiguous() for x in attention_mask[:, 0, 0].unbind(1)]
     return Known(_of_packing(rows[0]), None, options) if columns == _PACKED else _of_padding(rows, sizes, options)
 
 
+def of_intervals(data: Tensor, batch_size: int) -> Mask:
+    """The mask in `(intervals * B, Nk, 2)`."""
+    intervals = data.unflatten(0, (-1, batch_size)).unbind(0)
+    return Mask(*(x[:, None, :, side] for x in intervals for side in (0, 1)))
+
+
 def narrowed(attention_mask: Tensor, left: int | None) -> Tensor:
     """What the mask function returned, with causality, and a window if any, that a layer has beside its mask."""
     if attention_mask.shape[-1] == _ORDER and left is not None:
         raise ValueError(_HOLES)
+    if attention_mask.shape[-1] == _INTERVALS:
+        raise ValueError("flash_cute: attention_mask: expected a band beside a layer's own causality, got intervals")
     return attention_mask[:, :, :1].expand(-1, -1, code_of(left, 0), -1)
 
 
@@ -264,14 +281,15 @@ def _check(attention_mask: Tensor, sizes: tuple[int, int, int]) -> Options:
     batch_size, q_length, kv_length = sizes
     shape = tuple(attention_mask.shape)
     is_ours = attention_mask.dtype == torch.int32 and len(shape) == 4 and is_code(int(shape[2]))
-    if not is_ours or shape[3] not in (_BAND, _PACKED, _ORDER, _PADDED):
+    if not is_ours or shape[3] not in (_BAND, _PACKED, _INTERVALS, _ORDER, _PADDED):
         raise ValueError(
             "flash_cute: attention_mask: expected None or a padding mask (batch, positions), got "
-            f"{attention_mask.dtype} {shape}; custom masks need attn_implementation='sdpa' or 'eager'"
+            f"{attention_mask.dtype} {shape}; custom masks are boolean, or need attn_implementation='sdpa' or 'eager'"
         )
     fits = {
         _BAND: shape[1] == kv_length,
         _PACKED: shape[1] == kv_length,
+        _INTERVALS: shape[1] == kv_length and shape[0] in (batch_size, 2 * batch_size),
         _ORDER: shape[0] == batch_size and shape[1] in (1 + kv_length, 2 + kv_length + 2 * q_length),
         _PADDED: shape[1] == kv_length and shape[0] == 2 * batch_size,
     }

@@ -1,5 +1,6 @@
 """Transformers' mask function for flash_cute: what the layers have to know of bands, padding and packed sequences."""
 
+import sys
 from typing import Any, TypeAlias
 
 import torch
@@ -17,7 +18,8 @@ from ._transformers_band import (
     pattern_of,
     traced_pattern,
 )
-from ._transformers_lengths import band_alone, packed, padded
+from ._transformers_intervals import by_values
+from ._transformers_lengths import PaddingBetweenTokensError, band_alone, packed, padded
 from ._transformers_models import attends_only_to_itself, may_contradict, window_of
 
 # B, Nq, Nk.
@@ -73,9 +75,12 @@ def mask(
         it hands on 4-D masks; dim 2 is the code of the band. Without columns the band is all. One: offsets of packed
         sequences. Four, of a padded batch: offsets of queries, of keys, used queries and used keys (the last of each
         counts nothing). Three, `(B, size, code, 3)`, where tokens have padding between them: the order of the rows.
+        Two, `(B or 2 B, Nk, code, 2)`, of what is no band: intervals of rows for each key, as `flash_cute.Mask` has
+        them.
 
     Raises:
-        ValueError: a mask function that is no band; a window over padding between tokens; an argument of another name.
+        ValueError: a mask function with more than two intervals of rows for a key, in a graph one that is no band or a
+            window over padding between tokens; an argument of another name.
 
     Example:
         >>> padding = torch.tensor([[False, False, True, True], [True, True, True, True]])
@@ -106,6 +111,8 @@ def _make(
     batch_size, q_length, kv_length = sizes
     waits = not is_in_a_graph(device)
     pattern = _pattern(sizes, q_offset, kv_offset, stated, device, waits)
+    if pattern is None:
+        return _intervals(sizes, q_offset, kv_offset, stated, attention_mask, device)
     band = left, right = _without_idle_limits(pattern.band, sizes, q_offset, kv_offset)
     has_window = band not in (CAUSAL, WHOLE)
     code = code_of(left, right)
@@ -118,11 +125,14 @@ def _make(
     seen = q_offset + q_length - kv_offset if right == 0 else kv_length
     if attention_mask is not None or isinstance(seen, Tensor) or seen != kv_length:
         if attention_mask is None:
-            attention_mask = torch.ones((batch_size, kv_length), dtype=torch.bool, device=device)
+            tokens = torch.ones((batch_size, kv_length), dtype=torch.bool, device=device)
         else:
-            attention_mask = attention_mask[:, kv_offset : kv_offset + kv_length]
+            tokens = attention_mask[:, kv_offset : kv_offset + kv_length]
         own = _are_own(band, sizes, config)
-        result = padded(attention_mask, sizes, seen, seen - q_length if own else None, code, waits, has_window)
+        try:
+            result = padded(tokens, sizes, seen, seen - q_length if own else None, code, waits, has_window)
+        except PaddingBetweenTokensError:
+            return _intervals(sizes, q_offset, kv_offset, stated, attention_mask, device)
         if result is not None:
             return result
     may_be_none = not has_window and (whole_may_be_none if right is None else causal_may_be_none)
@@ -139,8 +149,8 @@ def _pattern(
     stated: Stated,
     device: torch.device | str,
     waits: bool,
-) -> Pattern:
-    """What a mask function says; an error if it is no band."""
+) -> Pattern | None:
+    """What a mask function says; None if it is no band, in a graph an error."""
     batch_size, q_length, kv_length = sizes
     function, use_vmap, local_size, *may_be_none = stated
     if function is None:
@@ -154,18 +164,34 @@ def _pattern(
     if waits:
         offsets = (int(q_offset), kv_offset)
         band = band_by_values(function, sizes, offsets, use_vmap, device)
-        if band is not None:
-            return Pattern(band)
-    elif not use_vmap:
+        return None if band is None else Pattern(band)
+    if not use_vmap:
         # In a graph packed sequences are looked for in any case. That there is none, nothing else that is not causal,
         # can only be seen to when it runs.
         _assert_causal(function, batch_size, q_length, q_offset, device)
         return Pattern(CAUSAL if local_size is None else (local_size - 1, 0))
     raise ValueError(
-        "flash_cute: mask_function: expected causality, a window, padding or packed sequences, got one that is neither "
-        "causal nor bidirectional throughout, or not known (or_mask_function, and_mask_function, block_sequence_ids); "
-        "attn_implementation='sdpa' serves it"
+        "flash_cute: mask_function: expected causality, a window, padding or packed sequences in a graph, got one that "
+        "is neither causal nor bidirectional throughout, or not known (or_mask_function, and_mask_function, "
+        "block_sequence_ids); attn_implementation='sdpa' serves it"
     )
+
+
+def _intervals(
+    sizes: Sizes,
+    q_offset: int | Tensor,
+    kv_offset: int,
+    stated: Stated,
+    attention_mask: Tensor | None,
+    device: torch.device | str,
+) -> Tensor:
+    """What is no band: intervals of rows, of all values of the function and of the padding."""
+    function, use_vmap, local_size, *_ = stated
+    masking = sys.modules["transformers.masking_utils"]
+    if function is None:
+        causal = masking.causal_mask_function
+        function = causal if local_size is None else masking.sliding_window_causal_mask_function(local_size)
+    return by_values(sizes, (int(q_offset), kv_offset), function, use_vmap, attention_mask, device)
 
 
 def assert_not_packed(positions: Tensor) -> None:

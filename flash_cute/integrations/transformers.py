@@ -18,6 +18,8 @@ function, in each layer. The mask function decides what the layers have to do an
 * Sequences, a small int32 tensor of offsets: a padded batch, a batch that a StaticCache has room for, or sequences
   packed into one row. The layers call `flash_cute.varlen_attention`, on views of what they have, without unpadding; of
   tokens that have padding between them on copies.
+* Intervals of rows for each key, of a mask that is none of these. The layers call `flash_cute.attention` with a
+  `flash_cute.Mask`.
 
 Such a tensor says what is causal and which window there is, whatever the layer says: that is what "eager" computes.
 The rest (softcap, sinks, scale) is passed to the attention function by the model. What cannot be served raises a
@@ -39,7 +41,7 @@ from .. import _ops
 from .._layers import is_plain
 from .._refusals import check_number, is_refusal
 from ._transformers_band import Band
-from ._transformers_given import of_offsets, of_padding, of_positions, refuse_unsaid_window
+from ._transformers_given import of_matrix, of_offsets, of_padding, of_positions, refuse_unsaid_window
 from ._transformers_keywords import HARMLESS, refuse, refuse_other_causality
 from ._transformers_layers import FLOAT8_NAME, NAME, NAME_2, NAMES
 from ._transformers_lengths import Known, Lengths, Order, by_heads_lengths, kept, kept_by_heads, read
@@ -125,8 +127,8 @@ def attention(
         needed (`generate` goes on from it) and for those that may be queries of cross-attention.
 
     Raises:
-        ValueError: the call cannot be served: a custom 4-D mask, dropout, weights, a bias, sparse keys, a keyword
-            that is not known; and whatever `flash_cute.attention` refuses.
+        ValueError: the call cannot be served: a custom 4-D mask that is not boolean, dropout, weights, a bias, sparse
+            keys, a keyword that is not known; and whatever `flash_cute.attention` refuses.
 
     Example:
         >>> q, k, v = torch.randn(1, 8, 128, 64), torch.randn(1, 2, 128, 64), torch.randn(1, 2, 128, 64)
@@ -171,13 +173,13 @@ def attention(
                 plain = plain and simple
                 if given_causal is not None and given_causal != is_causal:
                     refuse_other_causality(module, given_causal, query.shape[2])
-            if known.order is not None:
+            if known.order is not None or known.mask is not None:
                 plain = False
             if cu_seq_lens_q is not None:
-                if lengths is not None and lengths[2] is not None:
+                if known.mask is not None or (lengths is not None and lengths[2] is not None):
                     raise ValueError("flash_cute: attention_mask: expected no padding beside cu_seq_lens_q, got some")
                 lengths = of_offsets(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
-            elif lengths is None and position_ids is not None:  # no padding after all
+            elif lengths is None and position_ids is not None and known.mask is None:  # no padding after all
                 lengths = of_positions(module, query, key, position_ids)
     elif cu_seq_lens_q is not None:
         if sliding_window is None:
@@ -238,6 +240,8 @@ def attention(
     # False is a model's default, and must not override torch.use_deterministic_algorithms.
     options["deterministic"] = deterministic or None
     options["quantize"] = quantize
+    if known is not None and known.mask is not None:
+        options["mask"] = known.mask
     out = _general(query, key, value, is_causal, lengths, None if known is None else known.order, options)
     needs_gradients = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     if known is not None and known.last_row is not None and not needs_gradients:
@@ -321,6 +325,8 @@ def _of_mask(
     found = kept(attention_mask, *sizes)
     if found is not None:
         return found
+    if attention_mask.dim() == 4 and attention_mask.dtype == torch.bool:
+        return of_matrix(module, attention_mask, sizes, key.shape[1])
     if attention_mask.dim() != 2:
         return read(attention_mask, *sizes)
     return of_padding(module, attention_mask, sizes, is_causal, sliding_window)

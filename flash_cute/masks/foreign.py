@@ -166,8 +166,14 @@ def from_dense(dense: Tensor, heads_kv: int | None = None) -> _mask.Mask:
         dense = dense[None, None] if dense.dim() == 2 else dense.unsqueeze(1)
     if heads_kv is not None:
         dense = _of_key_heads(dense, check_count("heads_kv", heads_kv, 1))
+    columns = max(1, _AT_ONCE // max(1, dense.shape[:3].numel()))
+    return _checked("dense", [_of_columns(part) for part in dense.split(columns, 3)], None)
+
+
+def _of_columns(dense: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """As `merge`, of a matrix (B, H, Nq, some keys)."""
     rows = dense.shape[2]
-    # Rows on which an interval begins, and on which one has ended: (B, H, Nq + 1, Nk).
+    # Rows on which an interval begins, and on which one has ended: (B, H, Nq + 1, keys).
     padded = torch.nn.functional.pad(dense, (0, 0, 1, 1))
     begins, ends = padded[:, :, 1:] & ~padded[:, :, :-1], padded[:, :, :-1] & ~padded[:, :, 1:]
     numbers = begins.sum(2)
@@ -177,8 +183,7 @@ def from_dense(dense: Tensor, heads_kv: int | None = None) -> _mask.Mask:
         first = index.where(edges, NO_LIMIT).amin(2)
         last = index.where(edges, -1).amax(2)
         found.append((first.where(numbers > 0, 0), last.where(numbers > 1, 0)))
-    unions = [(found[0][0], found[1][0]), (found[0][1], found[1][1])]
-    return _checked("dense", [(numbers, unions)], None)
+    return numbers, [(found[0][0], found[1][0]), (found[0][1], found[1][1])]
 
 
 def _of_key_heads(dense: Tensor, heads_kv: int) -> Tensor:

@@ -62,11 +62,11 @@ def test_padding_between_tokens(name: str, rng: torch.Generator) -> None:
     assert_like_eager(hf_models.build(name), {"input_ids": tokens(rng, 2), "attention_mask": mask}, kept_of(mask))
 
 
-def test_padding_between_tokens_and_a_window(rng: torch.Generator) -> None:
-    model = hf_models.build("mistral")
-    model.set_attn_implementation("flash_cute")
-    with pytest.raises(ValueError, match="attention_mask: expected the tokens of each batch item in one block where"):
-        model(tokens(rng, 2), attention_mask=mask_of("inner"))
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt_oss", "modernbert"])
+def test_padding_between_tokens_and_a_window(name: str, rng: torch.Generator) -> None:
+    """A window counts positions, the padding's too."""
+    mask = mask_of("inner")
+    assert_like_eager(hf_models.build(name), {"input_ids": tokens(rng, 2), "attention_mask": mask}, kept_of(mask))
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
@@ -170,8 +170,9 @@ def test_a_band_of_any_function(limits: tuple[int, int], shift: int, rng: torch.
     out, _ = integration.attention(torch.nn.Module(), q, k, v, mask, is_causal=True)
     expected = flash_cute.attention(q, k, v, window=limits).transpose(1, 2)
     torch.testing.assert_close(out, expected)
-    with pytest.raises(ValueError, match="neither causal nor bidirectional throughout"):
-        integration.mask(2, 10, 10, mask_function=lambda b, h, i, j: (j <= i) | ((i == 3) & (j == 7)), **stated)
+    function = lambda b, h, i, j: (j <= i) | ((i == 3) & (j == 7)) | ((i == 5) & (j == 7))  # noqa: E731
+    with pytest.raises(ValueError, match="mask_function: expected at most two intervals of rows for each key, got 3"):
+        integration.mask(2, 10, 10, mask_function=function, **stated)
 
 
 def test_what_a_mask_function_is_told_and_does_not_know() -> None:
@@ -275,3 +276,62 @@ def test_errors_of_a_device_are_not_hidden(monkeypatch: pytest.MonkeyPatch, rng:
     x = torch.randn(1, 2, 4, 8, generator=rng)
     with pytest.raises(RuntimeError, match="cudaErrorIllegalAddress"):
         integration.attention(torch.nn.Module(), x, x, x, None)
+
+
+def eager_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """(B, Nq, Hq, Dv), of `seen` (B or 1, 1, Nq, Nk); rows that see nothing are 0."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
+    return (scores.softmax(-1).nan_to_num(0) @ v).transpose(1, 2)
+
+
+@pytest.mark.parametrize("pad", ["none", "left", "inner"])
+@pytest.mark.parametrize("window", [None, 4])
+def test_images_within_text(pad: str, window: int | None, rng: torch.Generator) -> None:
+    """As Gemma 3 states them: causal or sliding text, or two tokens of one image; in one mask for all layers."""
+    masking = transformers.masking_utils
+    blocks = torch.tensor(
+        [[-1, 0, 0, 0, 0, 0, -1, -1, 1, 1, 1, 1, -1, -1], [0, 0, 0, -1, -1, -1, -1, 1, 1, 1, 1, 1, 1, 1]]
+    )
+    causal = masking.causal_mask_function if window is None else masking.sliding_window_causal_mask_function(window)
+
+    def image(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return (blocks[b, i] == blocks[b, j]) & (blocks[b, i] >= 0)
+
+    tokens = mask_of(pad).bool() if pad != "none" else None
+    function = masking.or_masks(causal, image)
+    mask = integration.mask(
+        2, LENGTH, LENGTH, mask_function=function, attention_mask=tokens, allow_is_causal_skip=False
+    )
+    assert mask is not None and mask.shape[3] == 2
+    i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
+    seen = (j <= i) & (i - j < (window or LENGTH)) | (blocks[:, :, None] == blocks[:, None]) & (blocks[:, :, None] >= 0)
+    seen = seen[:, None] & (torch.ones(2, LENGTH).bool() if tokens is None else tokens)[:, None, None]
+    q = torch.randn(2, 4, LENGTH, 8, generator=rng, requires_grad=True)
+    k, v = (torch.randn(2, 2, LENGTH, 8, generator=rng, requires_grad=True) for _ in range(2))
+    expected = eager_attention(q, k, v, seen)
+    flow = torch.randn(expected.shape, generator=rng)
+    for given in (mask, mask.clone()):  # what is kept with a mask may get lost
+        out, _ = integration.attention(torch.nn.Module(), q, k, v, given, is_causal=True)
+        torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+        gradients = torch.autograd.grad(out, (q, k, v), flow)
+        torch.testing.assert_close(gradients, torch.autograd.grad(expected, (q, k, v), flow, retain_graph=True))
+
+
+def test_a_boolean_matrix_of_a_user(rng: torch.Generator) -> None:
+    """It says all, whatever a layer says; it is read once by all layers, and again when it has changed."""
+    q, k, v = (torch.randn(2, 2, LENGTH, 8, generator=rng) for _ in range(3))
+    seen = torch.ones(2, 1, LENGTH, LENGTH).tril().bool()
+    seen[1, 0, 5:, 2:4] = False
+    layer = torch.nn.Module()
+    for _ in range(2):
+        out, _ = integration.attention(layer, q, k, v, seen, sliding_window=3, is_causal=True)
+        torch.testing.assert_close(out, eager_attention(q, k, v, seen), atol=1e-5, rtol=1e-5)
+        seen[0, 0, 7:, 0] = False
+    stripes = (torch.arange(LENGTH) % 2 == 0).view(1, 1, LENGTH, 1).expand(1, 1, LENGTH, LENGTH)
+    with pytest.raises(ValueError, match="attention_mask: expected at most two intervals of rows for each key, got 7"):
+        integration.attention(layer, q, k, v, stripes)
+    with pytest.raises(
+        ValueError, match=r"attention_mask: expected \(2 or 1, heads or 1, 14, 14\), got \(1, 1, 3, 14\)"
+    ):
+        integration.attention(layer, q, k, v, stripes[:, :, :3])

@@ -16,25 +16,24 @@ class Part:
     refused: tuple[str, ...] = ()
 
 
-_WINDOW = Part(refused=("inner",))  # a window over padding between tokens is no band
 _AT_LOAD = Part(refused=("load",))
 
 FIXED: dict[str, Part] = {
     "llama:causal": Part(SLOW),
-    "mistral:causal": Part(("compile left",), refused=("inner",)),
-    "gemma2:causal": _WINDOW,  # softcap
-    "gpt_oss:causal": Part(("batching",), refused=("inner",)),  # sinks
+    "mistral:causal": Part(("compile left",)),  # a window over padding between tokens is no band
+    "gemma2:causal": Part(),  # softcap
+    "gpt_oss:causal": Part(("batching",)),  # sinks
     "deepseek_v3:causal": Part(),  # a head dim of v's own
-    "qwen2_moe:causal": _WINDOW,  # the window is in the mask alone
-    "phimoe:causal": _WINDOW,
-    "lfm3:causal": _WINDOW,  # convolutions between the layers
+    "qwen2_moe:causal": Part(),  # the window is in the mask alone
+    "phimoe:causal": Part(),
+    "lfm3:causal": Part(),  # convolutions between the layers
     "granitemoehybrid:causal": Part(),
     "falcon:causal": Part(),  # a flash-attention class of its own
     "gpt_neo:causal": Part(refused=("inner", "static")),
     "bert:causal": Part(),
     "bert:masked": Part(("compile",)),
-    "modernbert:masked": _WINDOW,  # windows on both sides
-    "embedding_gemma2_text:base": _WINDOW,
+    "modernbert:masked": Part(),  # windows on both sides
+    "embedding_gemma2_text:base": Part(),
     "aimv2:base": Part(),  # causality is in the mask alone
     "phi4_multimodal_vision:part": Part(),  # layers say causal, the mask does not
     "bart:seq2seq": Part(),
@@ -42,10 +41,10 @@ FIXED: dict[str, Part] = {
     "whisper:speech": Part(),
     "wav2vec2:base": Part(),
     "vit:base": Part(),
-    "qwen2_vl:multimodal": _WINDOW,  # images in one row, by offsets
+    "qwen2_vl:multimodal": Part(),  # images in one row, by offsets
     "idefics3:multimodal": Part(),
-    "gemma3:causal": Part(refused=("inner", "image", "image left")),  # images within text see each other
-    "muse_glimmer_assistant:base": _WINDOW,  # layers put a context's keys before those of the block
+    "gemma3:causal": Part(),  # images within text see each other
+    "muse_glimmer_assistant:base": Part(),  # layers put a context's keys before those of the block
     "sam3_tracker:base": Part(),
     "sam3:base": _AT_LOAD,  # its layers give PyTorch's attention a mask; those of its vision model, as above, have none
     "t5:seq2seq": _AT_LOAD,  # a bias of positions
