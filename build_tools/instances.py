@@ -156,8 +156,8 @@ SIDE_SECONDS = {
     ("sm90", "quantize_fp8"): 65,
     ("sm80", "append"): 20,
     ("sm90", "append"): 10,
-    ("sm80", "tile_mask"): 20,
-    ("sm90", "tile_mask"): 10,
+    ("sm80", "tile_mask"): 15,
+    ("sm90", "tile_mask"): 5,
 }
 
 
