@@ -44,7 +44,7 @@ struct PieceRule {
   int most_pieces;
 
   constexpr int tiles(int of_sequence) const {
-    int const part = std::clamp((of_sequence + parts - 1) / parts, least, most);
+    int const part = std::min(most, std::max(least, (of_sequence + parts - 1) / parts));  // (std::clamp traps on a GPU)
     return std::max(part, (of_sequence + most_pieces - 1) / most_pieces);
   }
   // Of sequences of at most so many key tiles.
