@@ -81,13 +81,14 @@ class Consumer {
     auto acc = rowcol_view(tOrO);                                                   // (rows, columns)
     int const warpgroup = warpgroup_, tiles_before = tiles_;
 
-    auto chunk = make_tensor(make_smem_ptr(smem_.q), typename Traits::SmemLayoutChunk{});  // (64, 64)
-    auto sVt = make_tensor(make_smem_ptr(smem_.q), typename Traits::SmemLayoutVt{});       // (D, N)
-    auto tSrQ = mma_qk.get_slice(0).partition_fragment_A(chunk);                           // (MMA, MMA_M, MMA_K)
-    auto tSrK = mma_qk.get_slice(0).partition_fragment_B(chunk);                           // (MMA, MMA_N, MMA_K)
-    auto tOrV = mma_pv.get_slice(0).partition_fragment_B(sVt);                             // (MMA, MMA_D, MMA_N)
+    // Layouts alone: where operands are, `operands` says.
+    auto sChunk = make_tensor(make_smem_ptr(smem_.q), typename Traits::SmemLayoutChunk{});  // (64, 64)
+    auto sVt = make_tensor(make_smem_ptr(smem_.q), typename Traits::SmemLayoutVt{});        // (D, N)
+    auto tSrQ = mma_qk.get_slice(0).partition_fragment_A(sChunk);                           // (MMA, MMA_M, MMA_K)
+    auto tSrK = mma_qk.get_slice(0).partition_fragment_B(sChunk);                           // (MMA, MMA_N, MMA_K)
+    auto tOrV = mma_pv.get_slice(0).partition_fragment_B(sVt);                              // (MMA, MMA_D, MMA_N)
     Operands const operands(smem_);
-    constexpr uint32_t kTileBytes = kTileElements * sizeof(Element);
+    constexpr uint32_t kChunkBytes = kChunkElements * sizeof(Element), kTileBytes = kChunks * kChunkBytes;
 
     // The stage of tile i of the piece.
     auto stage_of = [&](int i) { return at_step(tiles_before + i); };
@@ -97,7 +98,7 @@ class Consumer {
     auto issue_scores = [&](auto accumulate, int step, PipelineState<kStages> stage) __attribute__((always_inline)) {
       int const chunk = chunk_at(step, warpgroup);
       wait_for(smem_.full[stage.stage][chunk], stage.phase);  // TMA: the chunk has landed
-      uint32_t const bytes = uint32_t(chunk) * (kChunkElements * sizeof(Element));
+      uint32_t const bytes = chunk * kChunkBytes;
       auto tSrQ_chunk = operands.at(tSrQ, smem_.q, bytes);
       issue_gemm<decltype(accumulate)::value>(
           mma_qk, tSrQ_chunk, operands.at(tSrK, smem_.tiles, stage.stage * kTileBytes + bytes), tSrS);
@@ -114,10 +115,8 @@ class Consumer {
       if (begin > 0 || end < kTileKeys) clear_rows(columns_of(stage.stage), begin, end);
     };
     auto issue_product = [&](auto& tOrP_i, int i) __attribute__((always_inline)) {
-      issue_gemm<Accumulate::kAdd>(
-          mma_pv, tOrP_i,
-          operands.at(tOrV, smem_.tiles, stage_of(i).stage * kTileBytes + warpgroup * (kTileBytes / kChunks * kColumnChunks)),
-          tOrO);
+      uint32_t const bytes = stage_of(i).stage * kTileBytes + warpgroup * kColumnChunks * kChunkBytes;
+      issue_gemm<Accumulate::kAdd>(mma_pv, tOrP_i, operands.at(tOrV, smem_.tiles, bytes), tOrO);
     };
     auto wait_all = [&]() __attribute__((always_inline)) {
       warpgroup_wait<0>();
@@ -160,6 +159,7 @@ class Consumer {
       __syncwarp();
       arrive_once(smem_.sent[warpgroup][warp_]);
     };
+
 #pragma unroll 1
     for (int i = warpgroup; i < steps; i += kWarpgroups) {
       auto const stage = stage_of(i);
