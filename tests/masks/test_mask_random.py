@@ -49,7 +49,7 @@ def repeated(device: str, seed: int, one: Callable[[random.Random], str | None])
             bad.append(f"{done}: {found}")
     print(f"{done} calls in {time.monotonic() - start:.0f} s, {len(bad)} bad, {unserved} without a kernel")
     assert not bad, "\n".join(bad[:20])
-    assert done >= min(draws, 40)
+    assert done > unserved
 
 
 def draw_lengths(pick: random.Random, longest: int) -> tuple[int, int]:
