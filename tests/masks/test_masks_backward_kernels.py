@@ -1,5 +1,5 @@
 """The backward's kernels that read a mask by intervals: every head dim, row and key tiles that nobody sees, lists of
-many words, the order of sums, and bits of masks that say what a band says."""
+many words, and the order of sums."""
 
 from __future__ import annotations
 
@@ -152,29 +152,6 @@ def test_deterministic_sums(device: str, head_dims: tuple[int, int], bwd: Backwa
     assert_gradients_match(gradients, *of_one, True, mask=mask_of_one)
     for _ in range(20):
         assert same_bits(bwd(*given, True, mask=mask, deterministic=True), once)
-
-
-@DEVICES
-@DTYPES
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
-def test_bits_of_a_band(
-    device: str,
-    head_dim: int,
-    causal: bool,
-    dtype: torch.dtype,
-    backend: str | None,
-    bwd: Backward,
-    rng: torch.Generator,
-) -> None:
-    """A mask that says what a band says has the bits of the band's kernel, which sums in the same order."""
-    if backend != "sm90":
-        pytest.skip("the sm80 kernels of dense batches have other tiles, and so other sums")
-    length = 1000
-    given = inputs(device, rng, (1, 4, 2), (length, length), (head_dim, head_dim), dtype)
-    column = torch.arange(length)
-    mask = of_columns(column if causal else torch.zeros_like(column), torch.full_like(column, length), device)
-    assert same_bits(bwd(*given, mask=mask, deterministic=True), bwd(*given, causal, deterministic=True))
 
 
 @DEVICES
