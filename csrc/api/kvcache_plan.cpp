@@ -34,6 +34,8 @@ DecodeInstance const* find_instance(KvCacheProblem const& problem, Gpu gpu) {
   CacheProblem const& cache = problem.cache;
   std::string const on = " on compute capability " + std::to_string(gpu.capability / 10) + "." +
                          std::to_string(gpu.capability % 10);
+  std::string const with_backend =
+      call.asked.backend == Backend::kAuto ? "" : " with backend '" + std::string(args.call.backend) + "'";
   FLASH_CUTE_CHECK(!decode_instances().empty(),
                    "this build has no CUDA kernels for caches: expected CPU tensors, or a build without "
                    "FLASH_CUTE_NO_CUDA");
@@ -44,9 +46,7 @@ DecodeInstance const* find_instance(KvCacheProblem const& problem, Gpu gpu) {
                                  return may_run(instance.family->backend, call, gpu) && holds(instance, call);
                                }),
                    "q: this build has no kernel for caches of head dims ", call.head_dim, " and ", call.head_dim_v,
-                   call.asked.backend == Backend::kAuto
-                       ? ""
-                       : " with backend '" + std::string(args.call.backend) + "'");
+                   with_backend);
   if (cache.k_type != CacheType::k16Bit) {
     FLASH_CUTE_CHECK(gpu.capability == 90 && call.asked.backend != Backend::kSm80, "k_cache: expected q's dtype", on,
                      call.asked.backend == Backend::kSm80 ? " with backend 'sm80'" : "", ", got ",
@@ -56,7 +56,8 @@ DecodeInstance const* find_instance(KvCacheProblem const& problem, Gpu gpu) {
                      " and ", call.head_dim_v, ", got ", cache.page);
     fail("q: this build has no kernel for caches of float8 of head dims ", call.head_dim, " and ", call.head_dim_v);
   }
-  fail("q: this build has no kernel for this cache", on);
+  fail("q: this build has no kernel for caches of head dims ", call.head_dim, " and ", call.head_dim_v, with_backend,
+       " and a v_cache that is not the first columns of k_cache");
 }
 
 }  // namespace

@@ -5,9 +5,6 @@
 
 #include "contract/tile_mask.h"
 
-// The host's compiler, by which flash_cute.inspect looks at the types of kernels, has not these intrinsics.
-#ifdef __CUDACC__
-
 namespace flash_cute {
 
 CUTE_DEVICE bool is_set(uint32_t const* list, int number) { return __ldg(list + number / 32) >> number % 32 & 1; }
@@ -33,5 +30,3 @@ CUTE_DEVICE int first_set_from(uint32_t const* list, int begin) {
 }
 
 }  // namespace flash_cute
-
-#endif

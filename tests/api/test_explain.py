@@ -241,6 +241,8 @@ def test_the_fields_are_those_of_plan_data():
     for capability in (80, 90) if report.load()["kernels"] else ():
         for backward in (False, True):
             found |= set(flash_cute.explain(q, q, q, capability=capability, backward=backward).data)
+            mask = flash_cute.Mask.chunks(4, q.shape[2], device="meta")
+            found |= set(flash_cute.explain(q, q, q, mask=mask, capability=capability, backward=backward).data)
             options = {"capability": capability, "backward": backward, **lengths}
             found |= set(flash_cute.explain(packed, packed, packed, **options).data)
     if report.load()["kernels"]:

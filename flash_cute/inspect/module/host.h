@@ -14,6 +14,11 @@ inline void __syncwarp(unsigned = 0xffffffff) {}
 // warp.h has some of these; elsewhere nothing calls what calls them.
 int __shfl_sync(unsigned, int value, int lane);
 int __any_sync(unsigned, int value);
+int __popc(unsigned value);
+int __clz(int value);
+int __ffs(int value);
+template <class T>
+T __ldg(T const* address);
 unsigned __float_as_uint(float value);
 float __uint_as_float(unsigned value);
 // The upper half of (high, low) << min(shift, 32).
