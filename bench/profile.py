@@ -1,5 +1,7 @@
 """Profile the kernels of one attention under Nsight Compute and print the counters that matter as one table.
 
+Past 400 lines, so that what is asked of the profiler and how it is read stand side by side.
+
     python bench/profile.py --D 128 --N 4096 --causal --providers flash_cute:sm80,flash --out /tmp/d128
     python bench/profile.py --direction bwd --D 128 --N 4096 --causal --providers flash_cute,cudnn
 

@@ -92,3 +92,26 @@ def draw_options(pick: random.Random, rng: torch.Generator, heads_q: int, dtype:
     if pick.random() < 0.25:
         options["sinks"] = torch.randn(heads_q, generator=rng).to(dtype)
     return options
+
+
+def inputs(
+    device: str,
+    rng: torch.Generator,
+    heads: tuple[int, int, int],
+    lengths: tuple[int, int],
+    head_dims: tuple[int, int] = (64, 64),
+    dtype: torch.dtype = torch.float16,
+) -> list[torch.Tensor]:
+    """q, k and v; `heads`: batch, query heads, key heads."""
+    (batch, heads_q, heads_kv), (rows, keys), (head_dim, head_dim_v) = heads, lengths, head_dims
+    shapes = (
+        (batch, heads_q, rows, head_dim),
+        (batch, heads_kv, keys, head_dim),
+        (batch, heads_kv, keys, head_dim_v),
+    )
+    return [torch.randn(shape, generator=rng).to(device, dtype) for shape in shapes]
+
+
+def of_columns(first: Any, limit: Any, device: str) -> Mask:
+    """A mask of one interval per key, the same for all heads."""
+    return Mask(*(torch.as_tensor(x).to(device, torch.int32).view(1, 1, -1) for x in (first, limit)))

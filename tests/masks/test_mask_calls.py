@@ -1,4 +1,7 @@
-"""`flash_cute.Mask` in the calls that take one: what is refused, whose bits, and the rest of PyTorch around it."""
+"""`flash_cute.Mask` in the calls that take one: what is refused, whose bits, and the rest of PyTorch around it.
+
+Past 400 lines, and one file: each promise is a short test, and all share the masks and the tensors at the top.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from cases import CUDA_DTYPES, Backward, dtype_name
-from masks import KINDS, draw_mask
+from masks import KINDS, draw_mask, of_columns
+from masks import inputs as inputs_of_forward
 from numerics import assert_gradients_match, same_bits
 
 from flash_cute import Mask
@@ -31,20 +32,9 @@ def inputs(
     head_dims: tuple[int, int] = (64, 64),
     dtype: torch.dtype = torch.float16,
 ) -> list[torch.Tensor]:
-    """dout, q, k and v; `heads`: batch, query heads, key heads."""
-    (batch, heads_q, heads_kv), (rows, keys), (head_dim, head_dim_v) = heads, lengths, head_dims
-    shapes = (
-        (batch, heads_q, rows, head_dim_v),
-        (batch, heads_q, rows, head_dim),
-        (batch, heads_kv, keys, head_dim),
-        (batch, heads_kv, keys, head_dim_v),
-    )
-    return [torch.randn(shape, generator=rng).to(device, dtype) for shape in shapes]
-
-
-def of_columns(first: Any, limit: Any, device: str) -> Mask:
-    """A mask of one interval per key, the same for all heads."""
-    return Mask(*(torch.as_tensor(x).to(device, torch.int32).view(1, 1, -1) for x in (first, limit)))
+    """dout, and q, k and v as in forwards."""
+    dout = torch.randn((*heads[:2], lengths[0], head_dims[1]), generator=rng).to(device, dtype)
+    return [dout, *inputs_of_forward(device, rng, heads, lengths, head_dims, dtype)]
 
 
 @DEVICES

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases import CUDA_DTYPES, Forward, dtype_name, score
-from masks import KINDS, draw_mask
+from masks import KINDS, draw_mask, inputs, of_columns
 from numerics import assert_matches, nan_in_new_memory, same_bits
 
 import flash_cute
@@ -21,29 +21,6 @@ DEVICES = pytest.mark.parametrize("device", ["cuda"])
 DTYPES = pytest.mark.parametrize("dtype", CUDA_DTYPES, ids=dtype_name)
 # Of q and k, and of v.
 HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256), (72, 72))
-
-
-def inputs(
-    device: str,
-    rng: torch.Generator,
-    heads: tuple[int, int, int],
-    lengths: tuple[int, int],
-    head_dims: tuple[int, int] = (64, 64),
-    dtype: torch.dtype = torch.float16,
-) -> list[torch.Tensor]:
-    """q, k and v; `heads`: batch, query heads, key heads."""
-    (batch, heads_q, heads_kv), (rows, keys), (head_dim, head_dim_v) = heads, lengths, head_dims
-    shapes = (
-        (batch, heads_q, rows, head_dim),
-        (batch, heads_kv, keys, head_dim),
-        (batch, heads_kv, keys, head_dim_v),
-    )
-    return [torch.randn(shape, generator=rng).to(device, dtype) for shape in shapes]
-
-
-def of_columns(first: Any, limit: Any, device: str) -> Mask:
-    """A mask of one interval per key, the same for all heads."""
-    return Mask(*(torch.as_tensor(x).to(device, torch.int32).view(1, 1, -1) for x in (first, limit)))
 
 
 def checked(fwd: Forward, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, **options: Any) -> Any:

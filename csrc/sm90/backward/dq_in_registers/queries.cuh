@@ -2,6 +2,7 @@
 // it recomputes S = Q K^T and dP = dO V^T, and accumulates dQ += dS K in registers. The backward thus has 7 GEMMs
 // instead of the 5 of one that accumulates dQ in global memory; but that would move 4 bytes per 40 operations here,
 // which takes longer (see docs). Without adds in global memory the order of summation is fixed.
+// (Past 400 lines: three kinds of tiles, dense, packed and masked, differ in what surrounds one step.)
 //
 // A warpgroup's step n; the two are half a step apart. One thread of a third warpgroup issues all loads.
 //
