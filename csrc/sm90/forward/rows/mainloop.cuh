@@ -136,8 +136,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
 #pragma unroll 1
     for (; count > 0; --count) {
       smem.k_pipeline.wait_full(k_state);
+      __syncwarp();  // all lanes have waited
       release_k();
       smem.v_pipeline.wait_full(v_state);
+      __syncwarp();
       release_v();
       if (--turns < 0) continue;
       Turn::take(warpgroup);
