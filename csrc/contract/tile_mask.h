@@ -16,11 +16,28 @@ struct ColumnTensor {
   int64_t column_stride;
 };
 
-// The caller's. Row i sees column j if the band lets it and first_row[n][j] <= i < row_limit[n][j] for an n. The row of a
-// packed call is that of the packed tensor. Any values are allowed; an interval may be empty, and two may overlap.
+// A tensor of bool: (batch | 1, heads_kv | 1, rows, columns). Strides in elements; 0 broadcasts, over rows and columns
+// too.
+struct MatrixTensor {
+  bool const* data;  // null: all is true
+  int64_t batch_stride;
+  int64_t head_stride;
+  int64_t row_stride;
+  int64_t column_stride;
+};
+
+constexpr int kBlockEdge = 64;  // rows and columns of a block of GivenMask::blocks
+
+// The caller's. Row i sees column j if the band lets it, and first_row[n][j] <= i < row_limit[n][j] for an n, and the
+// matrix is true at (i, j), and the blocks at (i / 64, j / 64). The row of a packed call is that of the packed tensor. Any
+// values are allowed; an interval may be empty, and two may overlap.
 struct GivenMask {
   ColumnTensor first_row[kMaxIntervals];  // [1].data null: one interval
   ColumnTensor row_limit[kMaxIntervals];
+  MatrixTensor matrix;
+  MatrixTensor blocks;
+
+  constexpr bool has_matrix() const { return matrix.data != nullptr || blocks.data != nullptr; }
 };
 
 // Rows [first, limit). An empty one is {0, 0}.
@@ -28,6 +45,11 @@ struct RowInterval {
   int first;
   int limit;
 };
+
+// What intervals cannot say: which of 64 rows, from a multiple of 64 on, see a column. Bit r is row r of them; those from
+// len_q on are 0. As many bytes as a RowInterval.
+using RowBits = uint64_t;
+constexpr int kBitRows = 64;
 
 // One bit for each pair of a row unit and a key tile, in lists of words: bit n % 32 of word n / 32 is number n of the
 // list. Lists are (batches, heads, number of lists, words); bits past the last number are 0.
@@ -39,8 +61,9 @@ struct TileBits {
   int lists;
 };
 
-// What kernels read, made on the device by masks/ before them. The band, and the sequences of a packed call, are in the
-// intervals: kernels that read a mask read no band, and take a packed call for one sequence of all rows and keys. All
+// What kernels read, made on the device by masks/ before them: of each column either intervals or bits. The band, and the
+// sequences of a packed call, are in them: kernels that read a mask read no band, and take a packed call for one sequence
+// of all rows and keys. All
 // lists and intervals have the batches and heads that the caller's tensors have together; an index is taken by strides,
 // which are 0 where there is one.
 struct TileMask {
@@ -48,10 +71,15 @@ struct TileMask {
   // empty intervals. The two of a column are in order and do not touch; where there is only one, it is the first. Each
   // row of columns begins at a multiple of 128 bytes.
   RowInterval const* intervals;
-  int intervals_per_column;       // 1 or 2; 0: no such mask
+  int intervals_per_column;       // 1 or 2; 0: there are bits, or no mask
   int64_t interval_stride;        // from a column's first interval to its second, in RowInterval
   int64_t batch_stride;           // of intervals
   int64_t head_stride;            // of intervals, by KV head
+  // (batches, heads, blocks of 64 rows, columns), the columns as of intervals. Null: there are intervals.
+  RowBits const* bits;
+  int64_t bits_block_stride;  // from a block of rows to the next one, in RowBits: the columns
+  int64_t bits_batch_stride;
+  int64_t bits_head_stride;
   TileBits of_rows;               // a list for each row unit: bits are key tiles
   TileBits of_keys;               // a list for each key tile: bits are row units; null where no kernel asks for them
   int64_t row_list_batch_stride;  // of of_rows, in words
@@ -73,7 +101,8 @@ struct TileMaskPlan {
   int row_units = 0;
   int key_tiles = 0;
   // Where the parts begin in the workspace, in bytes.
-  int64_t intervals = -1;
+  int64_t intervals = -1;  // or
+  int64_t bits = -1;       // where the mask has a matrix
   int64_t rows_visited = -1;
   int64_t rows_whole = -1;
   int64_t keys_visited = -1;
