@@ -6,6 +6,7 @@
     python bench/run.py --models --out bench/results/GPU/NAME.csv
     python bench/run.py --choices --out bench/results/GPU/NAME.csv
     python bench/run.py --fp8-errors --out bench/results/GPU/NAME.csv
+    python bench/run.py --masks --out bench/results/GPU/NAME.csv
 
 Prints a table (TFLOP/s, ratio to each peer, geometric mean of the ratios) and writes a CSV of every figure with its
 spread and with the GPU, torch, cuDNN and commit that it belongs to.
@@ -29,7 +30,7 @@ if not __package__:
     # Run as a script: bench/ must not hide the standard library's `profile`, nor this tree the installed package.
     sys.path[:] = [*sys.path[1:], str(ROOT)]
 
-from bench import accuracy, backends, caches, case_flags, choices, figures, fp8_errors, models, workloads  # noqa: E402
+from bench import accuracy, backends, caches, case_flags, choices, figures, fp8_errors, masks, models, workloads  # noqa: E402
 from bench.environment import environment, matrix_product_tflops  # noqa: E402
 from bench.timing import Cell, time_cell  # noqa: E402
 from bench.workloads import Workload  # noqa: E402
@@ -174,7 +175,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         prog="bench/run.py",
         description=(__doc__ or "").split("\n")[0],
         epilog="--accuracy measures errors against float64 instead of speed, --models whole steps of models, --choices "
-        "the plan's choices beside the best ones, --fp8-errors the errors of float8: see --accuracy --help and so on. "
+        "the plan's choices beside the best ones, --fp8-errors the errors of float8, --masks masks beside what "
+        "else computes them: see --accuracy --help and so on. "
         f"providers: {', '.join(backends.OURS)} (ours); {', '.join(backends.PEERS)} (peers)",
     )
     parser.add_argument("--grid", help=f"one or several of {', '.join(GRIDS)}; without it, a single case")
@@ -249,6 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return models.main([argument for argument in arguments if argument != "--models"])
     if "--choices" in arguments:
         return choices.main([argument for argument in arguments if argument != "--choices"])
+    if "--masks" in arguments:
+        return masks.main([argument for argument in arguments if argument != "--masks"])
     if "--fp8-errors" in arguments:
         return fp8_errors.main([argument for argument in arguments if argument != "--fp8-errors"])
     flags = parse(arguments)
