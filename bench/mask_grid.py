@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -37,7 +38,7 @@ def cases(unit: int = 1) -> Iterator[Case]:
         yield from group(unit)
 
 
-def shape(B: int, H: int, Hkv: int, N: int, D: int, unit: int) -> dict[str, int]:
+def shape(B: int, H: int, Hkv: int, N: int, D: int, unit: int) -> dict[str, Any]:
     if unit > 1:
         H, Hkv, D = max(2, H // 8), max(1, Hkv // 8), D // 4
     return {"B": B, "H": H, "Hkv": Hkv, "N": N // unit, "D": D}
@@ -88,9 +89,8 @@ def block_causal_documents(parts: Sequence[int], size: int, device: torch.device
 
 def published(unit: int) -> Iterator[Case]:
     """MagiAttention's block-causal documents, in chunks of 2048; it publishes no lengths: these are one draw."""
-    parts = (18743, 9216, 1311, 3498)
-    if unit > 1:
-        parts = (293, 144, 20, 55)
+    N, parts = 32768 // unit, tuple(part // unit for part in (18743, 9216, 1311))
+    parts = (*parts, N - sum(parts))
     yield Case(
         "published",
         "block-causal documents",

@@ -39,6 +39,7 @@ RUN = Path(__file__).resolve().parent / "run.py"
 LARGEST_DIFFERENCE = 0.02  # of ||x - y|| / ||y||: two right answers in bf16 differ by 0.004
 SMALLER = 64  # how many times fewer tokens the CPU has
 HOST_ROUNDS = 41
+MOST_COMPILING = 60.0  # seconds
 COLUMNS = ["group", "case", "direction", "B", "H", "Hkv", "N", "D", "dtype", "causal", "pairs", "provider", "clock"]
 COLUMNS += ["median_us", "best_us", "spread", "tflops", "rounds", "calls"]
 COLUMNS += [f"ratio_{peer}{end}" for peer in (*PEERS, "published") for end in ("", "_spread")]
@@ -200,7 +201,7 @@ def problem_rows(flags: argparse.Namespace, device: torch.device, budget: Budget
     for case in chosen:
         case = mask_cases.without(case, flags.without)
         if FLEX in case.peers and not is_compiled and not budget.reason:
-            compile_ahead(to_compile, flags.seed, budget.left)
+            compile_ahead(to_compile, flags.seed, min(budget.left, MOST_COMPILING))
             is_compiled = True
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         problem = None if budget.reason else Problem(case, device, flags.seed)
@@ -209,10 +210,11 @@ def problem_rows(flags: argparse.Namespace, device: torch.device, budget: Budget
                 yield [{**shape_of(case, dtype), "direction": direction, "provider": OURS, "missing": budget.reason}]
             else:
                 yield list(problem.rows(direction, flags.rounds, flags.seconds))
-        problem = None
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        if problem is not None:
+            problem = None
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
 
 
 def _causal_case(B: int, H: int, N: int, D: int) -> Case:

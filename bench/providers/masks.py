@@ -208,7 +208,7 @@ def _packed(name: str, case: Case, inputs: Inputs) -> Calls:
     q, k, v, dout = inputs
     q, k, v, dout = pack(q, rows), pack(k, keys), pack(v, keys), pack(dout, rows) / copies[rows]
     (of_rows, longest_rows), (of_keys, longest_keys) = _offsets(plan.rows), _offsets(plan.keys)
-    options = {"causal": plan.causal, "max_seqlen_q": longest_rows, "max_seqlen_k": longest_keys}
+    options: dict[str, Any] = {"causal": plan.causal, "max_seqlen_q": longest_rows, "max_seqlen_k": longest_keys}
     forward = functools.partial(flash_cute.varlen_fwd, q, k, v, of_rows, of_keys, **options)
     backward = functools.partial(
         flash_cute.varlen_bwd, dout, q, k, v, *forward(), cu_seqlens_q=of_rows, cu_seqlens_k=of_keys, **options
