@@ -23,7 +23,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -33,7 +32,7 @@ from bench.mask_cases import FLEX, GROUPS, OTHER_PROBLEMS, PEERS, Case
 from bench.providers import masks as providers
 from bench.providers.masks import OURS, Calls, Results
 from flash_cute import Mask
-from flash_cute._timing import Contender, Timing, first_line, measure, speed_ratio, tflops
+from flash_cute._timing import Clock, Contender, Timing, first_line, measure, speed_ratio, tflops
 
 RUN = Path(__file__).resolve().parent / "run.py"
 LARGEST_DIFFERENCE = 0.02  # of ||x - y|| / ||y||: two right answers in bf16 differ by 0.004
@@ -109,7 +108,7 @@ class Problem:
                     continue
             self.calls[name] = calls
 
-    def rows(self, direction: str, rounds: int, seconds: float) -> Iterator[Row]:
+    def rows(self, direction: str, rounds: int, seconds: float, clock: Clock = "events") -> Iterator[Row]:
         case = self.case
         shape = {**shape_of(case, self.dtype), "direction": direction, "pairs": self.pairs}
         missing = dict(self.missing)
@@ -120,7 +119,7 @@ class Problem:
                 missing[name] = "it has no backward"
             else:
                 contenders.append(Contender(name, call))
-        clock: Any = "events" if self.device.type == "cuda" else "wall"
+        clock = clock if self.device.type == "cuda" else "wall"
         timings = measure(contenders, self.device, clock=clock, rounds=rounds, seconds=seconds, failures=missing)
         for name, timing in timings.items():
             pairs = self.calls[name].pairs or self.pairs
@@ -209,7 +208,7 @@ def problem_rows(flags: argparse.Namespace, device: torch.device, budget: Budget
             if problem is None or budget.reason:
                 yield [{**shape_of(case, dtype), "direction": direction, "provider": OURS, "missing": budget.reason}]
             else:
-                yield list(problem.rows(direction, flags.rounds, flags.seconds))
+                yield list(problem.rows(direction, flags.rounds, flags.seconds, flags.clock))
         if problem is not None:
             problem = None
             gc.collect()
@@ -227,6 +226,8 @@ def host_rows(device: torch.device) -> Iterator[Row]:
     case = _causal_case(1, 8, 64, 64)
     with torch.no_grad():
         problem = Problem(case, device, 0)
+        for name, reason in problem.missing.items():
+            yield {**shape_of(case, problem.dtype), "provider": name, "missing": reason}
         for direction in case.directions:
             contenders = [Contender(name, x.call(direction)) for name, x in problem.calls.items()]  # type: ignore[arg-type]
             timings = measure(contenders, device, clock="host", rounds=HOST_ROUNDS, seconds=0.2)
@@ -287,6 +288,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--only", default=",".join(GROUPS), help=f"groups, separated by commas (all): {', '.join(GROUPS)}"
     )
     parser.add_argument("--without", default="", help=f"peers to leave out, of {', '.join(PEERS)}")
+    parser.add_argument(
+        "--clock", choices=["events", "graph"], default="events", help="graph: short kernels without the host's time"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="turns of each provider (5)")
     parser.add_argument("--seconds", type=float, default=0.06, help="measured time per provider and row (0.06)")
     parser.add_argument("--budget", type=float, default=130, help="start no row after so many seconds (130)")

@@ -157,6 +157,10 @@ def test_the_host_and_the_kernels(bench: SimpleNamespace, monkeypatch: pytest.Mo
         (direction, name) for direction in ("fwd", "bwd") for name in ("flash_cute", "flash_cute:band")
     }
     assert all(row["clock"] == "host" for row in rows) and "ratio_flash_cute:band" in rows[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.masks.providers, "prepare", lambda *given: 1 / 0)
+        rows = list(bench.masks.host_rows(CPU))
+        assert {row["missing"] for row in rows} == {"division by zero"} and len(rows) == 2
     (row,) = bench.masks.kernel_rows(CPU, 64)
     assert row["missing"] == "kernels are those of a GPU"
     signature = "void flash_cute::masks::tile_mask_kernel<90>(flash_cute::masks::Params, int)"
