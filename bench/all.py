@@ -77,10 +77,11 @@ RUNS: dict[str, list[str]] = {
     "large": speed("large", BOTH, "efficient"),
     "bwd-large": speed("large", BOTH, "efficient", "bwd"),
     "choices": ["--choices"],
+    "masks": ["--masks"],
 }
 
 # Runs with flags of their own: what they measure, and for how long, is theirs to say.
-UNTIMED = ("accuracy", "choices", "fp8-errors", "models")
+UNTIMED = ("accuracy", "choices", "fp8-errors", "masks", "models")
 
 # Where a call takes ten milliseconds, a round of a fiftieth of a second has two, at whatever clock the provider before
 # has left. Such rounds are this many times as long.

@@ -60,6 +60,23 @@ def test_pairs_are_those_that_are_seen(bench: SimpleNamespace) -> None:
         assert bench.mask_cases.seen_pairs(overlapping, 2, 4, causal) == 2 * expected
 
 
+def test_a_quarter_of_the_blocks_is_seen(bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many in each row of blocks, so that `seen` is exact."""
+    given = []
+
+    def from_blocks(blocks: torch.Tensor, keys: int) -> flash_cute.Mask:
+        given.append(blocks)
+        return bench.mask_grid.full_mask(keys, CPU)
+
+    monkeypatch.setattr(flash_cute.Mask, "from_blocks", staticmethod(from_blocks), raising=False)
+    for case in bench.mask_grid.blocks(16):
+        mask = case.make_mask(CPU)
+        assert given[-1].dtype == torch.bool and given[-1].shape == (1, 1, case.N // 64, case.N // 64)
+        assert (given[-1].sum(-1) == case.N // 256).all()
+        assert case.pairs(mask) == int(given[-1].sum()) * 64 * 64
+    assert len(given) == 2
+
+
 def test_packed_calls_have_the_work_they_say(bench: SimpleNamespace) -> None:
     """Documents and padded keys as many pairs as the mask leaves; copies of a prefix more, real rows alone fewer."""
     cases = bench.mask_cases
