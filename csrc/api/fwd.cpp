@@ -101,7 +101,7 @@ void launch_fwd(FwdArgs const& args, Problem const& checked, VarlenArgs const* l
                    .tile_heads = plan.tile_heads,
                    .sinks = make_sinks(args)};
   if (plan.variant.reads_sequences) {
-    params.sequences = make_sequences(args, problem, lengths);
+    params.sequences = make_sequences(args, problem, masked ? nullptr : lengths);
     params.sequences.tiles_before = workspace.part<int>(offsets.tiles_before);
     params.score = make_score_terms(args, problem);
   }

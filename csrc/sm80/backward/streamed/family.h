@@ -13,6 +13,7 @@ namespace flash_cute::sm80::backward::streamed {
 struct Family : OneTile {
   static constexpr Backend kBackend = Backend::kSm80;
   static constexpr char const* kName = "sm80::backward::streamed";
+  static constexpr bool kReadsMasks = true;
 
   static bool serves(HeadDims, Problem const&) { return true; }
 
@@ -25,6 +26,7 @@ struct Family : OneTile {
     plan.dq_kernel = "bwd_queries_kernel";
     plan.variant = Variant::kModified;
     plan.shape = kernel_shape(problem.padded_head_dim(), problem.padded_head_dim_v(), plan.entry);
+    if (problem.has_mask()) plan.mask = {.unit_rows = kTileRows, .block_n = kTileRows, .lists_keys = true};
     lay_out(plan, problem, {.block_m = kTileRows, .head_dim_v = problem.padded_head_dim_v()});
     check_num_tiles(plan, problem, kTileRows);
     if (plan.row_tiles == 0 || plan.key_tiles == 0) return;

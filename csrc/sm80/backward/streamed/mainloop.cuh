@@ -22,10 +22,11 @@ CUTE_DEVICE auto compute_weights(BwdParams const& params, typename Traits::Stora
   if constexpr (kSide == Side::kKeys) {  // the barriers of the steps of X are behind the last use
     load_statistics<kOtherRows>(params, smem, task.head + head, other * kOtherRows, fresh_thread_index());
   }
+  uint32_t const seen = seen_scores<Traits, kSide>(params, smem, task.head + head, other, fresh_thread_index());
   auto tSrS = partition_fragment_C(score_mma, Tile{});  // (4, 2, 4)
   clear(tSrS);
   streaming::score_product<Element>(pipeline, load, left, lanes(), task.chunks, tSrS);
-  exponentiate<Traits, kSide>(params, smem, task.head + head, other, tSrS, fresh_thread_index());
+  exponentiate<Traits, kSide>(params, smem, task.head + head, other, tSrS, seen, fresh_thread_index());
   if (task.needs_dp()) {
     auto tSrdP = partition_fragment_C(score_mma, Tile{});  // (4, 2, 4)
     clear(tSrdP);

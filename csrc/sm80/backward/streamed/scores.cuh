@@ -28,11 +28,28 @@ CUTE_DEVICE float row_statistic(float const* statistic, Coords const& tScS, int 
   return statistic[kSide == Side::kKeys ? int{get<1>(tScS(_0{}, j))} : int{get<0>(tScS(i, _0{}))}];
 }
 
-// Raw scores to P, where dS is needed times the derivative of the softcap. `other`: the tile of the other side.
+// Of a thread's scores those that the call's mask lets through, as bits; without a mask all.
+template <class Traits, Side kSide>
+CUTE_DEVICE uint32_t seen_scores(BwdParams const& params, typename Traits::Storage const& smem, int head, int other,
+                                 int thread) {
+  if (!has_mask(params.mask)) return ~0u;
+  auto const& task = smem.task;
+  HeadMask const mask(params.mask, task.index, head / params.heads_per_kv, task.sequence.len_q, task.sequence.len_k);
+  auto const tScS = score_coords<Traits>(thread);  // (this side, other side) -> (row of this side, of the other)
+  int const own_row = task.tile * kTileRows, other_row = other * kOtherRows;
+  if constexpr (kSide == Side::kKeys) {
+    return seen_bits<0>(tScS, mask, other_row, own_row);
+  } else {
+    return seen_bits<1>(tScS, mask, own_row, other_row);
+  }
+}
+
+// Raw scores to P, where dS is needed times the derivative of the softcap. `other`: the tile of the other side; `seen`:
+// see seen_scores.
 template <class Traits, Side kSide, class Accumulator>
 CUTE_DEVICE void exponentiate(BwdParams const& params, typename Traits::Storage const& smem, int head, int other,
                               Accumulator& tSrS,  // (4, 2, 4)
-                              int thread) {
+                              uint32_t seen, int thread) {
   auto const& task = smem.task;
   auto scores = rowcol_view(tSrS);                     // (this side, other side)
   auto const tScS = score_coords<Traits>(thread);      // (this side, other side) -> (row of this side, of the other)
@@ -67,6 +84,7 @@ CUTE_DEVICE void exponentiate(BwdParams const& params, typename Traits::Storage 
       scores(i, j) = derivatives(i, j) * exp2_approx(fmaf(scores(i, j), params.scale_log2, -lse_log2));
     }
   }
+  if (seen != ~0u) keep_seen(scores, seen, 0.f);
 }
 
 // P to dS.

@@ -2,6 +2,7 @@
 // it computes for them. One thread finds it in the lists of tiles (SequenceTiles) and leaves it in shared memory.
 #pragma once
 
+#include "core/head_mask.cuh"
 #include "core/mask.cuh"
 #include "core/sequence_tiles.cuh"
 #include "sm80/streaming/pipeline.cuh"
@@ -112,6 +113,10 @@ CUTE_DEVICE void find_keys_task(BwdParams const& params, int rank, int part, Tas
   SequenceOperands<Element> const tensors{params, index, sequence, head, listed.head_kv};
   TileRange others = row_range<kOtherRows, kTileRows>(sequence, listed.n_block);
   if (first_key >= sequence.len_k) others.end = others.begin;
+  if (has_mask(params.mask) && others.begin < others.end) {
+    HeadMask const mask(params.mask, index, listed.head_kv, sequence.len_q, sequence.len_k);
+    others = listed_range(mask.row_units_of(listed.n_block), params.mask.of_keys.words, kOtherRows / kTileRows);
+  }
 
   int const parts_of_dk = streaming::column_parts(params.head_dim);
   bool const is_dk = part < parts_of_dk;
@@ -151,6 +156,10 @@ CUTE_DEVICE void find_queries_task(BwdParams const& params, int number, int part
   SequenceOperands<Element> const tensors{params, listed.index, sequence, head, head / params.heads_per_kv};
   TileRange others = key_range<kTileRows, kOtherRows>(sequence, listed.m_block);
   if (first_row >= sequence.len_q) others.end = others.begin;
+  if (has_mask(params.mask) && others.begin < others.end) {
+    HeadMask const mask(params.mask, listed.index, tensors.head_kv, sequence.len_q, sequence.len_k);
+    others = listed_range(mask.key_tiles_of(listed.m_block), params.mask.of_rows.words, kOtherRows / kTileRows);
+  }
 
   int const columns = streaming::part_columns(params.head_dim), column = part * columns;
   Strides const& strides = params.dq_strides;

@@ -1,5 +1,5 @@
-// The plan of the sm80 forward for head dims above 256. One kernel serves every call: it reads the sequences, the mask
-// and the terms of the score at run time.
+// The plan of the sm80 forward for head dims above 256. One kernel serves every call: it reads the sequences, the mask,
+// by intervals or bits too, and the terms of the score at run time.
 #pragma once
 
 #include "planning/forward.h"
@@ -13,6 +13,7 @@ namespace flash_cute::sm80::forward::streamed {
 struct Family : OneTile {
   static constexpr Backend kBackend = Backend::kSm80;
   static constexpr char const* kName = "sm80::forward::streamed";
+  static constexpr bool kReadsMasks = true;
 
   static bool serves(HeadDims, Problem const& problem) { return problem.accumulate == Accumulate::kFloat32; }
 
@@ -26,6 +27,7 @@ struct Family : OneTile {
     plan.shape = kernel_shape(problem.padded_head_dim(), plan.entry);
     plan.column_parts = streaming::column_parts(problem.padded_head_dim_v());
     plan.tile_heads = 1;
+    if (problem.has_mask()) plan.mask = {.unit_rows = kBlockM, .block_n = kBlockN};
     int64_t const tiles = plan.ctas = fwd_tiles(plan, problem);
     if (tiles == 0) return;
     WorkspaceLayout layout;

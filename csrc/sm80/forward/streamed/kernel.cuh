@@ -35,6 +35,11 @@ template <class Traits>
 CUTE_DEVICE void compute_tile(FwdParams const& params, typename Traits::Storage& smem, Ring const& ring,
                               typename Traits::Partner& pair) {
   int const thread = threadIdx.x;
+  if (thread == 0 && has_mask(params.mask)) {
+    forward::SequenceTile& tile = smem.tile;
+    TileBits const& lists = params.mask.of_rows;
+    tile.keys = listed_range(head_mask(params, tile).key_tiles_of(tile.coord.m_block), lists.words, 1);
+  }
   int const part_columns = streaming::part_columns(params.head_dim_v), first_column = pair.part() * part_columns;
   if (thread == 0) place_tensors<Traits>(params, smem, first_column);
   Softmax<Traits>::clear(smem, thread);

@@ -41,7 +41,11 @@ CUTE_DEVICE void compute_weights(FwdParams const& params, typename Traits::Stora
   auto tScS = rowcol_view(score_mma.get_slice(thread).partition_C(cS));  // the same of this one
   int const offset = tile.coord.m_block * kBlockM - n * kBlockN, keys = tile.sequence.len_k - n * kBlockN;
   modify_scores(scores, tScS, tScS_0, params.score, tile.slope, offset + tile.sequence.shift);
-  if (tile.keys.needs_mask(n)) apply_mask(scores, tScS, tScS_0, tile.sequence, offset, keys);
+  if (has_mask(params.mask)) {
+    keep_seen(scores, seen_bits<1>(tScS, head_mask(params, tile), tile.coord.m_block * kBlockM, n * kBlockN), -INFINITY);
+  } else if (tile.keys.needs_mask(n)) {
+    apply_mask(scores, tScS, tScS_0, tile.sequence, offset, keys);
+  }
   auto acc = rowcol_view(out);  // (rows, columns)
   softmax.update(smem, scores, acc, thread);
 

@@ -10,6 +10,7 @@
 #include "core/sink.cuh"
 #include "core/softmax.cuh"
 #include "pair.cuh"
+#include "tile_mask.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm80::forward::streamed {
@@ -192,6 +193,16 @@ class Softmax {
     }
   }
 
+  // By a mask. Asked only of rows whose sum is 0: such a row sees no key, unless all of its scores are -inf.
+  CUTE_DEVICE bool sees_a_key(Storage const& smem, int row) const {
+    HeadMask const mask = head_mask(params_, smem.tile);
+    int const begin = smem.tile.keys.begin * Traits::kBlockN, end = smem.tile.keys.end * Traits::kBlockN;
+    for (int column = begin; column < end; ++column) {
+      if (mask.sees(row, column)) return true;
+    }
+    return false;
+  }
+
   CUTE_DEVICE void normalize_row(Storage& smem, float* lse, int tile_row, float sum, float error) {
     forward::SequenceTile const& tile = smem.tile;
     constexpr float kLn2 = 0.693147180559945f;
@@ -199,7 +210,7 @@ class Softmax {
     float const offset = fabsf(in_use) > kFused ? in_use / params_.power_scale * params_.scale_log2 : in_use;
     float const sink_log2 = head_sink_log2<typename Traits::Element>(params_.sinks, tile.coord.head);
     int const row = tile.coord.m_block * Traits::kBlockM + tile_row;
-    bool const blind = !row_sees_a_key(tile.sequence, row);
+    bool const blind = has_mask(params_.mask) ? sum == 0.f && !sees_a_key(smem, row) : !row_sees_a_key(tile.sequence, row);
     // A row all of whose scores are -inf gives 0/0 = NaN, as by the definition.
     smem.factor[tile_row] = blind ? -1.f : reciprocal(sum + error + exp2_approx(sink_log2 - offset));
     if (lse == nullptr || row >= tile.sequence.rows) return;
