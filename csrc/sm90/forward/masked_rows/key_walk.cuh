@@ -22,7 +22,7 @@ class KeyWalk {
   }
 
   // The next key tile's number and flags; flags 0: there is none.
-  CUTE_DEVICE KeySlot next(TileMask const& mask) {
+  CUTE_DEVICE VisitedTile next(TileMask const& mask) {
     while (bits_ == 0) {
       while (words_ == 0) {
         if (chunk_ == 0) return {0, 0};

@@ -1,5 +1,6 @@
 // The producer: a warp that schedules row tiles, walks over the key tiles that they visit, and loads Q, K and V by TMA.
-// With K of a key tile comes what it is to each warpgroup, and where one needs the mask, the intervals of its columns.
+// With K of a key tile comes what the next one is to each warpgroup, and where one needs the mask, the intervals of its
+// columns.
 #pragma once
 
 #include "key_walk.cuh"
@@ -24,24 +25,24 @@ class Producer {
     publish_tile(0);
 #pragma unroll 1
     for (int tile_number = 0; tile_.m_block >= 0; ++tile_number) {
-      KeySlot slot = first_, next{0, 0};
-      if (slot.flags != 0) {
+      VisitedTile tile = first_, next{0, 0};
+      if (tile.flags != 0) {
         next = walk_.next(args_.params.mask);
-        load_k(slot, next.flags == 0);
+        load_k(tile, next.flags);
       }
       load_q(tile_number);
 #pragma unroll 1
       while (next.flags != 0) {
-        int const before = slot.number;
-        slot = next;
+        int const before = tile.number;
+        tile = next;
         next = walk_.next(args_.params.mask);
-        load_k(slot, next.flags == 0);
+        load_k(tile, next.flags);
         load_v(before, count_ - 2, tile_);
       }
       // The last V is needed later than the next tile's number and first bits, which take as long as a step.
-      RowTile const tile = tile_;
+      RowTile const row_tile = tile_;
       publish_tile(tile_number + 1);
-      if (slot.flags != 0) load_v(slot.number, count_ - 1, tile);
+      if (tile.flags != 0) load_v(tile.number, count_ - 1, row_tile);
     }
   }
 
@@ -81,7 +82,7 @@ class Producer {
       tile.m_block = tile_.m_block;
       tile.head = tile_.head;
       tile.batch = tile_.batch;
-      tile.keys.end = first_.flags != 0;
+      tile.keys.end = int(first_.flags);
       tile.keys.count = count_;
       smem_.tile_pipeline.publish(at_step(tile_number));
     }
@@ -113,7 +114,7 @@ class Producer {
     __syncwarp();
   }
 
-  CUTE_DEVICE void load_k(KeySlot slot, bool is_last) {
+  CUTE_DEVICE void load_k(VisitedTile tile, uint32_t next_flags) {
     TileMask const& mask = args_.params.mask;
     constexpr int kBytes = Traits::kKElements * int{sizeof(Element)};
     constexpr int kIntervalBytes = Traits::kBlockN * int{sizeof(RowInterval)};
@@ -121,16 +122,16 @@ class Producer {
     // All consumer warps have finished S with this stage, of two steps ago, and have read its slot and intervals.
     smem_.k_pipeline.wait_empty(state);
     if (is_first_lane()) {
-      int const intervals = KeyFlags::some_masked(slot.flags) ? mask.intervals_per_column : 0;
+      int const intervals = KeyFlags::some_masked(tile.flags) ? mask.intervals_per_column : 0;
       KeySlot volatile& published = smem_.slots[state.stage];
-      published.number = slot.number;
-      published.flags = slot.flags | (is_last ? KeyFlags::kLast : 0);
+      published.number = tile.number;
+      published.next_flags = next_flags;
       uint64_t* const full = smem_.k_pipeline.expect(state, kBytes + intervals * kIntervalBytes);
       load_tile<typename Traits::ColumnsQK>(args_.k, full, TMA::CacheHintSm90::EVICT_LAST, smem_.k[state.stage],
-                                            Traits::kBlockN, slot.number * Traits::kBlockN, tile_.head_kv,
+                                            Traits::kBlockN, tile.number * Traits::kBlockN, tile_.head_kv,
                                             tile_.batch);
       RowInterval const* from = mask.intervals + tile_.batch * mask.batch_stride + tile_.head_kv * mask.head_stride +
-                                int64_t{slot.number} * Traits::kBlockN;
+                                int64_t{tile.number} * Traits::kBlockN;
       for (int n = 0; n < intervals; ++n, from += mask.interval_stride) {
         SM90_BULK_COPY_G2S::copy(from, full, smem_.intervals[state.stage][n], kIntervalBytes);
       }
@@ -154,7 +155,7 @@ class Producer {
   KernelArgs const& args_;
   SharedStorage& smem_;
   RowTile tile_;
-  KeySlot first_;  // of the tile; flags 0: it visits none
+  VisitedTile first_;  // of the row tile
   KeyWalk<Traits::kWarpgroups> walk_;
   int count_ = 0;  // key tiles whose K has been loaded
 };

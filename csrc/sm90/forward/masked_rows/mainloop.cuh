@@ -33,7 +33,7 @@ struct Positions {
 // What a warpgroup needs to know of a row tile.
 struct WarpgroupTile {
   bool exists;
-  bool has_keys;
+  uint32_t first_flags;  // of its first key tile; 0: it visits none
   int m_block;
   int count;  // of the key tiles that the CTA has loaded before
 
@@ -43,7 +43,7 @@ struct WarpgroupTile {
     smem.tile_pipeline.wait_full(at_step(tile_number));  // the producer has written the tile
     TileCoord const volatile& tile = smem.tile[tile_number & 1];
     m_block = uniform(tile.m_block);
-    has_keys = uniform(tile.keys.end) != 0;
+    first_flags = uniform(tile.keys.end);
     count = uniform(tile.keys.count);
     exists = m_block >= 0;
   }
@@ -147,12 +147,12 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     convert(tSrS, rP);  // no branch in between, so that conversions overlap with the exponentials
   };
 
-  uint32_t flags;  // of the key tile
+  uint32_t next_flags;  // of the key tile after this one
   [[maybe_unused]] int offset = 0;  // the tile's first row minus its first column
-  auto next_key_tile = [&] {
-    smem.k_pipeline.wait_full(k_state);  // TMA: K(n) has landed, and with it what it is to this warpgroup
+  // After the GEMMs have been issued, before K is released.
+  auto read_slot = [&] {
     KeySlot const volatile& slot = smem.slots[k_state.stage];
-    flags = uniform(slot.flags);
+    next_flags = uniform(slot.next_flags);
     if constexpr (Traits::kVariant.modifies_scores) offset = first_row - uniform(slot.number) * kBlockN;
   };
   auto step = [&](auto&& hide) __attribute__((always_inline)) {
@@ -160,6 +160,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     issue_qk();
     issue_pv();  // of the key tile before
     Turn::hand_on(warpgroup);
+    read_slot();
     warpgroup_wait<1>();  // S(n)
     warpgroup_fence_operand(tSrS);
     constexpr bool kWhole = std::is_same_v<std::decay_t<decltype(hide)>, rows::NoMask>;
@@ -177,6 +178,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     Turn::take(warpgroup);
     issue_qk();
     Turn::hand_on(warpgroup);
+    read_slot();
     warpgroup_wait<0>();
     warpgroup_fence_operand(tSrS);
     finish_scores(
@@ -190,6 +192,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
         offset, [] {}, [] {});
   };
   auto pass_on = [&] {
+    read_slot();  // by all lanes
     release_k();
     Turn::take(warpgroup);
     Turn::hand_on(warpgroup);
@@ -201,26 +204,24 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
   clear(tOrO);
   smem.q_pipeline[warpgroup].wait_full(q_state());  // TMA: the warpgroup's rows of Q have landed
   bool due = false;  // O += P V of the key tile before
-  if (tile.has_keys) {
-    do {
-      next_key_tile();
-      uint32_t const own = KeyFlags::of(flags, warpgroup);
-      if (own == 0) {
-        if (due) {
-          issue_pv();
-          finish_pv();
-          due = false;
-        }
-        pass_on();
-      } else if (!due) {
-        first_step((own & KeyFlags::kWhole) != 0);
-        due = true;
-      } else if (own & KeyFlags::kWhole) {
-        step(rows::NoMask{});
-      } else {
-        step(mask);
+  for (uint32_t flags = tile.first_flags; flags != 0; flags = next_flags) {
+    smem.k_pipeline.wait_full(k_state);  // TMA: K(n) has landed, and with it its slot
+    uint32_t const own = KeyFlags::of(flags, warpgroup);
+    if (own == 0) {
+      if (due) {
+        issue_pv();
+        finish_pv();
+        due = false;
       }
-    } while (!(flags & KeyFlags::kLast));
+      pass_on();
+    } else if (!due) {
+      first_step((own & KeyFlags::kWhole) != 0);
+      due = true;
+    } else if (own & KeyFlags::kWhole) {
+      step(rows::NoMask{});
+    } else {
+      step(mask);
+    }
   }
   __syncwarp();                                     // all lanes have waited for Q
   smem.q_pipeline[warpgroup].release(q_state());  // the last S has been computed: the next tile's Q may be loaded

@@ -9,17 +9,23 @@ namespace flash_cute::sm90::forward::masked_rows {
 
 using namespace cute;
 
-// What a key tile is to the warpgroups of its row tile, from the producer.
-struct KeySlot {
+// A key tile that a row tile visits.
+struct VisitedTile {
   int number;
-  uint32_t flags;  // see KeyFlags
+  uint32_t flags;  // see KeyFlags; 0: there is none
 };
 
-// Two bits for each warpgroup, and whether the key tile is the row tile's last.
+// What the producer tells of a key tile with its K. What it is to the warpgroups they know a step before: read when K has
+// landed, the flags would delay the step.
+struct KeySlot {
+  int number;
+  uint32_t next_flags;  // of the row tile's next key tile; 0: this is the last
+};
+
+// What a key tile is to the warpgroups of its row tile, two bits for each.
 struct KeyFlags {
   static constexpr uint32_t kSees = 1;   // some row of the warpgroup sees some column
   static constexpr uint32_t kWhole = 2;  // it needs no mask
-  static constexpr uint32_t kLast = 1u << 31;
 
   CUTE_HOST_DEVICE static constexpr uint32_t of(uint32_t flags, int warpgroup) { return flags >> 2 * warpgroup & 3; }
 
@@ -57,7 +63,7 @@ struct Traits : rows::Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV> {
     Pipeline<kStages> k_pipeline;
     Pipeline<kStages> v_pipeline;
     Pipeline<kSmem.q_stages> q_pipeline[kWarpgroups];
-    TileCoord tile[2];  // keys.count: key tiles that the CTA has loaded before; keys.end: 0 where it has none
+    TileCoord tile[2];  // keys.count: key tiles that the CTA has loaded before; keys.end: the flags of the first
     Pipeline<2> tile_pipeline;
   };
   static_assert(sizeof(SharedStorage) == kSmem.total);
