@@ -58,12 +58,12 @@ inline bool choices_allowed() {
   return allowed || tuner_is_running;
 }
 
-inline Accumulate parse_accumulate(std::string_view text) {
+inline AccumulateIn parse_accumulate(std::string_view text) {
   auto const& names = kAccumulateNames;
   auto const found = std::find(std::begin(names), std::end(names), text);
   FLASH_CUTE_CHECK(found != std::end(names),
                    "accumulate: expected 'float32', 'float16', 'float16_qk' or 'float16_pv', got '", text, "'");
-  return static_cast<Accumulate>(found - std::begin(names));
+  return static_cast<AccumulateIn>(found - std::begin(names));
 }
 
 // What a backend's name may end with, as in "auto+float16_pv", is what the products are accumulated in.

@@ -14,7 +14,7 @@ struct Family : OneTile {
   static constexpr Backend kBackend = Backend::kSm90;
   static constexpr char const* kName = "sm90::forward::rows";
 
-  static bool serves(HeadDims, Problem const& problem) { return problem.accumulate == Accumulate::kFloat32; }
+  static bool serves(HeadDims, Problem const& problem) { return problem.accumulate == AccumulateIn::kFloat32; }
 
   static Candidate choose(HeadDims kernel, Problem const& problem, Choice const& asked, bool, Gpu gpu) {
     auto const [head_dim, head_dim_v] = kernel;
