@@ -27,7 +27,7 @@ inline Backend parse_backend(std::string_view backend) {
 }
 
 // A backend's name may go on with a tile and with whether the tiles of the last wave are split: "sm80:a100",
-// "sm90:narrow", "sm90:wide:whole". On sm80 the tile is that of the chip's table.
+// "sm90:rows64", "sm90:rows192:whole". On sm80 the tile is that of the chip's table.
 inline Choice parse_choice(std::string_view text) {
   Choice choice{.backend = parse_backend(text.substr(0, text.find(':')))};
   for (size_t colon = text.find(':'); colon != std::string_view::npos;) {

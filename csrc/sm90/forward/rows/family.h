@@ -27,7 +27,7 @@ struct Family : OneTile {
       KernelShape const shape = kernel_shape(head_dim, entry, head_dim_v);
       int const heads = variant == Variant::kDense ? heads_of_tile(problem, shape) : 1;
       auto const consider = [&](TileSplit const& split) {
-        double const us = rows::predict(work, shape, speed(head_dim, entry), heads, split);
+        double const us = rows::predict(work, shape, speed(head_dim_v, entry), heads, split);
         if (us < best.us) best = {{.entry = entry, .split = split.tiles > 0}, us};
       };
       bool const may_split = variant == Variant::kDense && asked.split != 0;
