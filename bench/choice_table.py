@@ -10,6 +10,16 @@ from pathlib import Path
 from bench import figures
 
 Row = Mapping[str, str]
+# What the sm90 forward's tiles are called in CSVs from before they were named by their rows. "wide" was the name of the
+# tile for many rows, which has 192 of them up to head dim 128 and 128 above.
+EARLIER_TILES = {
+    "tall": "rows256",
+    "wide": "rows192",
+    "wide_late": "rows192_late",
+    "pair": "rows128",
+    "pair_late": "rows128_late",
+    "narrow": "rows64",
+}
 WORST = 8  # shapes of a direction that a table names
 BOUNDS = (1.03, 1.10)  # of the mean and of the worst
 
@@ -20,8 +30,22 @@ def is_choices(path: Path) -> bool:
 
 
 def read(path: Path) -> list[dict[str, str]]:
+    """The rows, with today's names of tiles."""
     with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        for column in ("plan", "best", "times"):
+            row[column] = " ".join(_name_now(name, int(row["D"])) for name in row[column].split())
+    return rows
+
+
+def _name_now(choice: str, head_dim: int) -> str:
+    """Of a choice, as in "sm90:wide:split", that may go on with its time."""
+    backend, *words = choice.split(":")
+    if backend == "sm90" and words:
+        tile = "rows128" if words[0] == "wide" and head_dim > 128 else EARLIER_TILES.get(words[0], words[0])
+        words[0] = tile
+    return ":".join((backend, *words))
 
 
 def facts_of(rows: Sequence[Row]) -> dict[str, str]:

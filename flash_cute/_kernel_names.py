@@ -96,7 +96,7 @@ def _facts(kernel_name: str) -> Mapping[str, Any] | None:
         facts["variant"] = _variant(variant["demangled"] or variant["mangled"] or "")
         facts["kernel_head_dim_v"] = int(variant["head_dim_v"] or head_dim[1])
     if words[-1] == "fwd_kernel":
-        accumulate = re.search(r"Accumulate(?:\)|E)(\d)", kernel_name[end:])
+        accumulate = re.search(r"AccumulateIn(?:\)|E)(\d)", kernel_name[end:])
         facts["accumulate"] = _ACCUMULATE[int(accumulate[1]) if accumulate else 0]
     if deterministic:  # the mode has a kernel of its own
         facts["deterministic"] = (deterministic[1] or deterministic[2]) in ("1", "true")

@@ -158,7 +158,7 @@ inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
 
 // float16 accumulators: a forward of the sm80 kernels with plain scores.
 inline void check_accumulate(FwdArgs const& args, Problem const& problem, bool on_cuda) {
-  if (problem.accumulate == Accumulate::kFloat32) return;
+  if (problem.accumulate == AccumulateIn::kFloat32) return;
   char const* const name = kAccumulateNames[static_cast<int>(problem.accumulate)];
   FLASH_CUTE_CHECK(on_cuda || !is_cpu(args.q), "accumulate: expected 'float32' for CPU tensors, got '", name, "'");
   FLASH_CUTE_CHECK(args.q.dtype == aoti_torch_dtype_float16(), "accumulate: expected 'float32' for ",
@@ -234,7 +234,7 @@ inline void check_lse(TensorInfo const& q, TensorInfo const& lse) {
 
 // Gradients are computed from scores in float32, which those of a forward in float16 would not match.
 inline void check_accumulate_of_bwd(Problem const& problem) {
-  FLASH_CUTE_CHECK(problem.accumulate == Accumulate::kFloat32,
+  FLASH_CUTE_CHECK(problem.accumulate == AccumulateIn::kFloat32,
                    "accumulate: expected 'float32' where gradients are needed, got '",
                    kAccumulateNames[static_cast<int>(problem.accumulate)], "'");
 }

@@ -40,7 +40,7 @@ Problem check_call(KvCacheArgs const& args, CacheProblem const& cache, bool on_c
                   .causal = causal,
                   .band = make_band(call, causal, cache.capacity)};
   parse_backend(call.backend, problem);
-  FLASH_CUTE_CHECK(problem.accumulate == Accumulate::kFloat32, "accumulate: expected 'float32' over a cache, got '",
+  FLASH_CUTE_CHECK(problem.accumulate == AccumulateIn::kFloat32, "accumulate: expected 'float32' over a cache, got '",
                    kAccumulateNames[static_cast<int>(problem.accumulate)], "'");
   if (on_cuda) {
     check_cuda_rules(call, problem);

@@ -27,7 +27,7 @@ inline Backend parse_backend(std::string_view backend) {
 }
 
 // A backend's name may go on with a tile and with whether the tiles of the last wave are split: "sm80:a100",
-// "sm90:narrow", "sm90:wide:whole". On sm80 the tile is that of the chip's table.
+// "sm90:rows64", "sm90:rows192:whole". On sm80 the tile is that of the chip's table.
 inline Choice parse_choice(std::string_view text) {
   Choice choice{.backend = parse_backend(text.substr(0, text.find(':')))};
   for (size_t colon = text.find(':'); colon != std::string_view::npos;) {
@@ -58,12 +58,12 @@ inline bool choices_allowed() {
   return allowed || tuner_is_running;
 }
 
-inline Accumulate parse_accumulate(std::string_view text) {
+inline AccumulateIn parse_accumulate(std::string_view text) {
   auto const& names = kAccumulateNames;
   auto const found = std::find(std::begin(names), std::end(names), text);
   FLASH_CUTE_CHECK(found != std::end(names),
                    "accumulate: expected 'float32', 'float16', 'float16_qk' or 'float16_pv', got '", text, "'");
-  return static_cast<Accumulate>(found - std::begin(names));
+  return static_cast<AccumulateIn>(found - std::begin(names));
 }
 
 // What a backend's name may end with, as in "auto+float16_pv", is what the products are accumulated in.

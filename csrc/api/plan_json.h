@@ -113,7 +113,7 @@ std::string why_backend(Problem const& problem, DecisionType const& decision, st
   std::string const name = backend_name(decision.backend());
   std::string const gpu = "compute capability " + capability_text(decision.gpu.capability);
   if (problem.asked.backend != Backend::kAuto) return "Backend " + name + " was asked for, on " + gpu + ".";
-  if (problem.accumulate != Accumulate::kFloat32) {
+  if (problem.accumulate != AccumulateIn::kFloat32) {
     return "Backend " + name + " is the one that accumulates in float16, as was asked for, on " + gpu + ".";
   }
   if (decision.tuned == Tuned::kChosen) return "Backend " + name + " is the choice of a tuning, on " + gpu + ".";

@@ -3,7 +3,7 @@
 
 namespace flash_cute {
 
-enum class Accumulate {
+enum class AccumulateIn {
   kFloat32,    // both
   kFloat16Qk,  // S = Q K^T in float16
   kFloat16Pv,  // O = P V in float16, within a key tile
@@ -11,7 +11,7 @@ enum class Accumulate {
 };
 constexpr char const* kAccumulateNames[] = {"float32", "float16_qk", "float16_pv", "float16"};
 
-constexpr bool has_float16_qk(Accumulate a) { return a == Accumulate::kFloat16Qk || a == Accumulate::kFloat16; }
-constexpr bool has_float16_pv(Accumulate a) { return a == Accumulate::kFloat16Pv || a == Accumulate::kFloat16; }
+constexpr bool has_float16_qk(AccumulateIn a) { return a == AccumulateIn::kFloat16Qk || a == AccumulateIn::kFloat16; }
+constexpr bool has_float16_pv(AccumulateIn a) { return a == AccumulateIn::kFloat16Pv || a == AccumulateIn::kFloat16; }
 
 }  // namespace flash_cute

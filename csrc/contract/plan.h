@@ -55,7 +55,7 @@ struct FwdPlan {
   char const* kernel;  // its function, in the family's namespace
   DType dtype;
   Variant variant;
-  Accumulate accumulate;
+  AccumulateIn accumulate;
   int head_dim;    // the kernel's kHeadDim: the smallest instance that holds the tensor's
   int head_dim_v;  // the kernel's kHeadDimV
   int entry;           // of the architecture's tile table, see Choice

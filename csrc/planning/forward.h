@@ -13,7 +13,7 @@ namespace flash_cute {
 inline Variant fwd_variant(HeadDims kernel, Problem const& problem) {
   if (problem.has_mask()) return problem.modifies_scores() ? Variant::kMaskedModified : Variant::kMasked;
   if (problem.modifies_scores()) return Variant::kModified;
-  if (problem.accumulate != Accumulate::kFloat32) return Variant::kPacked;
+  if (problem.accumulate != AccumulateIn::kFloat32) return Variant::kPacked;
   bool const one_head_dim = kernel.head_dim == kernel.head_dim_v;
   bool const own_head_dim = one_head_dim && problem.head_dim_v != problem.head_dim;
   return problem.packed || own_head_dim ? Variant::kPacked : Variant::kDense;

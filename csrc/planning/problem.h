@@ -59,7 +59,7 @@ struct Problem {
   int mask_batches = 1;    // the call's or 1
   int mask_heads = 1;      // heads_kv or 1
   Choice asked = {};
-  Accumulate accumulate = Accumulate::kFloat32;
+  AccumulateIn accumulate = AccumulateIn::kFloat32;
   // Of packed sequences, as far as the hints tell: for the choice of a kernel and of its schedule alone.
   bool equal_lengths = false;
   int longest_q = 0;

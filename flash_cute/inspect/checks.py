@@ -502,7 +502,7 @@ def shared_memory(kernel: Kernel) -> list[str]:
     facts = kernel.facts
     found = []
     for name in ("block_m", "block_n", "threads", "stages", "smem_bytes"):
-        # The plan tells the larger of the two kernels of the wide backward.
+        # The plan tells the larger of the two kernels of the backward above head dim 128.
         less = name == "smem_bytes" and kernel.folder == "backward/dq_in_registers" and facts[name] < kernel.shape[name]
         if kernel.shape[name] != facts[name] and not less:
             found.append(f"{name}: the plan says {kernel.shape[name]}, the traits {facts[name]}")

@@ -179,7 +179,7 @@ class Kernel:
     arch: str
     folder: str  # of csrc/<arch>/, see families.json there
     head_dim: int
-    entry: str  # its name in csrc/<arch>/<folder>/tile.h: sm80: the chip, "a100"; sm90: "wide"; "large" if it has none
+    entry: str  # its name in csrc/<arch>/<folder>/tile.h: sm80: the chip, "a100"; sm90: "rows192"; "" of an only tile
     entry_index: int
     tile: dict[str, int]  # TileConfig of csrc/<arch>/<folder>/tile.h
     shape: dict[str, int]  # KernelShape: what the plan and `explain` tell
@@ -188,7 +188,7 @@ class Kernel:
     index: int = field(repr=False)
 
     def __str__(self) -> str:
-        return f"{self.arch} {self.folder} d{self.head_dim} {self.entry}"
+        return f"{self.arch} {self.folder} d{self.head_dim} {self.entry}".rstrip()
 
     @property
     def is_forward(self) -> bool:

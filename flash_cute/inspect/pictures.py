@@ -330,6 +330,7 @@ def budget_picture(kernels: Iterable[Kernel], capability: int | None) -> Picture
     chosen = tuple(kernels)
     if not chosen:
         raise ValueError("there is no kernel whose budget could be drawn")
+    several = len({kernel.entry for kernel in chosen}) > 1
     bars = []
     for kernel in chosen:
         held = tables.registers_held(kernel)
@@ -339,7 +340,7 @@ def budget_picture(kernels: Iterable[Kernel], capability: int | None) -> Picture
         held["the rest"] = max(0, used - sum(held.values()))
         bars.append(
             {
-                "label": f"{kernel.head_dim}" + (f"\n{kernel.entry}" if kernel.entry in ("keys", "queries") else ""),
+                "label": f"{kernel.head_dim}" + (f"\n{kernel.entry}" if several and kernel.entry != "all" else ""),
                 "smem": {buffer.name: buffer.bytes for buffer in kernel.details().buffers},
                 "smem_limit": kernel.facts["smem_limit"],
                 "ctas": kernel.shape["ctas_per_sm"],
@@ -347,13 +348,12 @@ def budget_picture(kernels: Iterable[Kernel], capability: int | None) -> Picture
                 "register_limit": limit,
             }
         )
-    entries = {kernel.entry for kernel in chosen}
     direction = "fwd" if chosen[0].is_forward else "bwd"
-    entry = chosen[0].entry if len(entries) == 1 else ""
+    entry = "" if several else chosen[0].entry
     float8_or = "float8 " if chosen[0].is_float8 else ""
     title = f"{chosen[0].arch} {float8_or}{'forward' if direction == 'fwd' else 'backward'}"
     title += f", {entry}" if entry else ""
-    large = "_large" if chosen[0].is_large and entry != "large" else ""
+    large = "_large" if chosen[0].is_large else ""
     direction = "fp8" if chosen[0].is_float8 else direction
     name = f"{chosen[0].arch}_budget_{direction}{large}" + (f"_{entry}" if entry else "")
     return Picture(name, "budgets", {"title": title, "bars": bars}, _draw_budget)

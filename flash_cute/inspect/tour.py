@@ -52,6 +52,10 @@ class Tour:
     def template(self) -> Path:
         return Path(__file__).parent / f"tour_{self.arch}.md"
 
+    def entry_of(self, head_dim: int) -> str:
+        """That of the tile for many rows: on sm90 above head dim 128 it has fewer."""
+        return "rows128" if self.arch == "sm90" and head_dim > HEAD_DIM else self.entry
+
     def kernel(self, among: Sequence[Kernel]) -> Kernel:
         return find(among, HEAD_DIM, self.arch, self.entry)
 
@@ -64,9 +68,8 @@ def needed(csrc: Path | str | None = None) -> tuple[Kernel, ...]:
 def pictures(tour: Tour, among: Sequence[Kernel]) -> dict[str, Picture]:
     """A tour's pictures by what they are called in its text."""
     kernel = tour.kernel(among)
-    alike = [
-        other for other in among if (other.arch, other.folder, other.entry) == (tour.arch, "forward/rows", tour.entry)
-    ]
+    rows = [other for other in among if (other.arch, other.folder) == (tour.arch, "forward/rows")]
+    alike = [other for other in rows if other.entry == tour.entry_of(other.head_dim)]
     drawn = {
         "schedule": gantt_picture([(kernel, problem) for problem in (FULL, CAUSAL, WINDOW)], tour.sms),
         "mask": mask_picture(kernel, replace(SHORT, causal="bottom_right")),
@@ -186,7 +189,7 @@ def _sm90_values(kernel: Kernel, _: tables.Chip) -> dict[str, Any]:
     }
 
 
-TOURS = (Tour("sm80", "a100", "A100", 10, _sm80_values), Tour("sm90", "wide", "H100", 12, _sm90_values))
+TOURS = (Tour("sm80", "a100", "A100", 10, _sm80_values), Tour("sm90", "rows192", "H100", 12, _sm90_values))
 
 
 def _portable_large(among: Sequence[Kernel]) -> list[Picture]:

@@ -29,7 +29,7 @@ IDENTITY = (
 
 @contextmanager
 def choices_by_name() -> Iterator[None]:
-    """Within it this thread's operators take a choice for a backend, as in "sm90:wide:split", and follow no tuning."""
+    """Within it this thread's operators take a choice for a backend, as "sm90:rows192:split", and follow no tuning."""
     before = torch.ops.flash_cute.tuner_runs(True)
     try:
         yield

@@ -118,7 +118,7 @@ def test_candidates_differ_and_name_the_plans_own() -> None:
 @needs_both
 def test_an_entry_is_of_its_exact_call(tmp_path: Path) -> None:
     call = call_of(causal="bottom_right")
-    load(tmp_path / "t", entry_of(call, "sm90:narrow:whole"))
+    load(tmp_path / "t", entry_of(call, "sm90:rows64:whole"))
     assert planned(call)["block_m"] == 64
     others = {
         "length": call_of(4095, causal="bottom_right"),
@@ -154,7 +154,7 @@ def test_packed_entries_are_of_sizes_rounded_up(tmp_path: Path) -> None:
 def test_unloading(tmp_path: Path) -> None:
     call = call_of()
     before = planned(call)
-    load(tmp_path / "t", entry_of(call, "sm90:narrow:split"))
+    load(tmp_path / "t", entry_of(call, "sm90:rows64:split"))
     assert planned(call) != before
     flash_cute.use_tuning(None)
     assert planned(call) == before
@@ -169,7 +169,7 @@ def test_a_missing_kernel_leaves_the_choice_to_the_plan(tmp_path: Path) -> None:
     assert planned(call)["backend"] == "sm80"
 
 
-def measured(name: str = "sm90:wide:whole", length: int = 64) -> Measured:
+def measured(name: str = "sm90:rows192:whole", length: int = 64) -> Measured:
     key = {"backward": 0, "bfloat16": 1, "packed": 0, "equal_lengths": 0, "deterministic": 0}
     key |= {"softcap": 0, "alibi": 0, "batch": 1, "heads_q": 2, "heads_kv": 1, "len_q": length, "len_k": length}
     key |= {"head_dim": 64, "head_dim_v": 64, "band_lower": -(1 << 30), "band_upper": 0, "num_sms": 132}
@@ -183,7 +183,7 @@ def test_a_file_is_added_to(tmp_path: Path) -> None:
     given = json.loads(path.read_text())
     assert [(entry["call"]["len_q"], entry["choice"]) for entry in given["entries"]] == [
         (64, "sm80:h100"),
-        (128, "sm90:wide:whole"),
+        (128, "sm90:rows192:whole"),
     ]
     assert given["gpu"] == "NVIDIA H200" and given["flash_cute"] == flash_cute.__version__
     with pytest.raises(ValueError, match="expected a tuning of NVIDIA A100 to add to, got NVIDIA H200's"):
@@ -282,7 +282,8 @@ def test_only_a_clear_gain_replaces_the_plans_choice() -> None:
 def test_the_table_of_a_tuning() -> None:
     text = str(Tuning(*H200, (measured(),)))
     assert (
-        "forward bfloat16, batch 1, 2/1 heads, 64 x 64, head dim 64, causal: the plan chooses sm90:wide:whole" in text
+        "forward bfloat16, batch 1, 2/1 heads, 64 x 64, head dim 64, causal: the plan chooses sm90:rows192:whole"
+        in text
     )
     assert "2.00 us  best, plan" in text
 

@@ -60,7 +60,7 @@ def test_choices_table_and_plot(bench: SimpleNamespace, tmp_path: Path) -> None:
     table = importlib.import_module("bench.choice_table")
     shape = {"B": 1, "H": 8, "Hkv": 2, "N": 64, "M": 64, "D": 64, "dtype": "bf16", "causal": "bottom_right", "Dv": ""}
     shape |= {"window": "", "softcap": "", "sinks": "", "alibi": "", "lengths": ""}
-    times = {"choices": 4, "plan_us": "10.00", "best_us": "9.00", **FACTS}
+    times = {"choices": 4, "plan_us": "10.00", "best_us": "9.00", "times": "a=10.00 b=9.00", **FACTS}
     rows = [{"direction": "fwd", **shape, "plan": "a", "best": "a", "ratio": "1.0000", **times}] * 3
     rows += [{"direction": "fwd", **shape, "plan": "a", "best": "b", "ratio": "1.1111", **times, "window": "127,0"}]
     rows += [{"direction": "bwd", **shape, "plan": "c", "best": "c", "ratio": "1.0000", **times, "lengths": "64+3"}]
@@ -79,6 +79,26 @@ def test_choices_table_and_plot(bench: SimpleNamespace, tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").stat().st_size > 10000
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "before", "now"),
+    [
+        (128, "sm90:wide:whole", "sm90:rows192:whole"),
+        (160, "sm90:wide:whole", "sm90:rows128:whole"),
+        (64, "sm90:pair_late:split", "sm90:rows128_late:split"),
+        (64, "sm90:rows256:split", "sm90:rows256:split"),
+        (64, "sm90:whole", "sm90:whole"),
+        (64, "sm80:a100", "sm80:a100"),
+    ],
+)
+def test_earlier_names_of_tiles_are_read(
+    bench: SimpleNamespace, tmp_path: Path, head_dim: int, before: str, now: str
+) -> None:
+    table = importlib.import_module("bench.choice_table")
+    path = tmp_path / "choices.csv"
+    path.write_text(f"D,plan,best,times\n{head_dim},{before},{before},{before}=10.00 sm80:h100=9.00\n")
+    assert table.read(path) == [{"D": str(head_dim), "plan": now, "best": now, "times": f"{now}=10.00 sm80:h100=9.00"}]
+
+
 @pytest.mark.skipif(
     built_architectures() != {"sm80", "sm90"}, reason="this build has not the kernels of both architectures"
 )
@@ -87,9 +107,9 @@ def test_choices_are_judged_by_stored_times(bench: SimpleNamespace) -> None:
     judge = importlib.import_module("bench.judge")
     row = {"direction": "fwd", "B": "2", "H": "16", "Hkv": "4", "N": "4096", "M": "4096", "D": "128", "dtype": "bf16"}
     row |= {"causal": "bottom_right", "window": "", "lengths": "", "plan": "sm80:a100"}
-    times = {"sm90:wide_late:whole": 2e-6, "sm90:narrow:whole": 1e-6, "sm80:a100": 4e-6}
+    times = {"sm90:rows192_late:whole": 2e-6, "sm90:rows64:whole": 1e-6, "sm80:a100": 4e-6}
     found = judge.judged(row | {"times": judge.times_text(times)})
-    assert (found["plan"], found["best"], found["ratio"]) == ("sm90:wide_late:whole", "sm90:narrow:whole", "2.0000")
+    assert (found["plan"], found["best"], found["ratio"]) == ("sm90:rows192_late:whole", "sm90:rows64:whole", "2.0000")
     packed = row | {"lengths": "4000+96", "direction": "bwd", "window": "127,0", "times": "sm90:whole=3.00 sm80:a100=3"}
     assert judge.judged(packed)["ratio"] == "1.0000"
     assert judge.judged(packed | {"times": "sm90:another=3.00"}) is None

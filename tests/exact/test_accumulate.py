@@ -144,7 +144,7 @@ NAME = (
     "void flash_cute::sm80::forward::rows::fwd_kernel<"
     "flash_cute::sm80::forward::rows::Float16Traits<cutlass::half_t, 128, "
     "flash_cute::sm80::forward::rows::TileConfig{128, 32, 4, 1, false, 2}, flash_cute::Variant{true, false}, "
-    "(flash_cute::Accumulate)2> >(flash_cute::FwdParams)"
+    "(flash_cute::AccumulateIn)2> >(flash_cute::FwdParams)"
 )
 
 
@@ -155,7 +155,7 @@ def test_the_kernels_name_is_understood() -> None:
     assert [mode for mode, plan in plans.items() if kernel_matches(plan, NAME)] == ["float16_pv"]
     names = ("family", "tile", "block_m", "block_n", "threads", "stages", "ctas_per_sm", "variant")
     packed = plans["float32"] | {x: plans["float16"][x] for x in names}
-    plain = NAME.replace("Float16Traits", "Traits").replace(", (flash_cute::Accumulate)2", "")
+    plain = NAME.replace("Float16Traits", "Traits").replace(", (flash_cute::AccumulateIn)2", "")
     assert kernel_matches(packed, plain) and not kernel_matches(packed, NAME)
 
 

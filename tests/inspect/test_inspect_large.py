@@ -44,8 +44,8 @@ def test_there_is_one_of_each(large: tuple[Kernel, ...]) -> None:
     names = {(kernel.arch, kernel.folder, kernel.head_dim, kernel.entry) for kernel in large}
     streamed = ("forward/streamed", "backward/streamed")
     expected = {("sm80", folder, d, chip) for folder in streamed for d in HEAD_DIMS for chip in CHIPS}
-    expected |= {("sm90", "forward/rows", 320, "wide"), ("sm90", "forward/rows", 320, "narrow")}
-    expected |= {("sm90", "forward/pair_by_turns", 512, "large"), ("sm90", "forward/pair_by_columns", 1024, "large")}
+    expected |= {("sm90", "forward/rows", 320, "rows128"), ("sm90", "forward/rows", 320, "rows64")}
+    expected |= {("sm90", "forward/pair_by_turns", 512, ""), ("sm90", "forward/pair_by_columns", 1024, "")}
     backward = "backward/dq_in_registers_large"
     expected |= {("sm90", backward, d, entry) for d in HEAD_DIMS for entry in ("keys", "queries")}
     assert names == expected and len(large) == len(names)
@@ -127,7 +127,7 @@ SPOILED_LAYOUTS: dict[str, tuple[str, Change]] = {
 def test_a_spoiled_layout_is_caught(
     folder: str, head_dim: int, what: str, large: tuple[Kernel, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = inspect.find(large, head_dim, "sm90", "large", folder)
+    kernel = inspect.find(large, head_dim, "sm90", folder=folder)
     assert not checks.data_flow(kernel)
     name, change = (SPOILED_LAYOUTS | SPOILED_P)[what]
     spoil(kernel, (name,), change, monkeypatch)

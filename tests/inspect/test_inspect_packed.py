@@ -20,7 +20,7 @@ DOCUMENTS = (3000, 100, 0, 700, 1, 1100, 260, 64, 65)
 
 
 def tall(among: tuple[Kernel, ...]) -> Kernel:
-    return inspect.find(among, 64, "sm90", "tall")  # 256 rows, 64 keys
+    return inspect.find(among, 64, "sm90", "rows256")  # 256 rows, 64 keys
 
 
 def alone(problem: PackedProblem, length: int) -> Problem:
@@ -122,7 +122,7 @@ def test_command(kernels: tuple[Kernel, ...], tmp_path: Path, capsys: pytest.Cap
     assert command.main([*arguments, "64", "-1", "--format", "svg", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "sm90_d64_packed.svg").exists()
     for more, sentence in (
-        (["--entry", "narrow"], "packed batches are drawn of sm90's forward, and of the tiles that they have"),
+        (["--entry", "rows64"], "packed batches are drawn of sm90's forward, and of the tiles that they have"),
         (["--packed", "100000000"], "expected at most 20000 tiles in a picture"),
         (["--window", "-1", "-1", "--heads", "1", "--packed", "0"], None),
     ):

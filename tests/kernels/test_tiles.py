@@ -18,8 +18,7 @@ pytestmark = pytest.mark.kernel
 
 # Of csrc/sm80/chip.h, with the shared memory that a CTA of such a chip may have, and csrc/sm90/forward/rows/tile.h.
 CHIPS = {"a100": 163 << 10, "99kb": 99 << 10, "h100": 227 << 10}
-TILES = ("tall", "wide", "wide_late", "pair", "pair_late", "narrow")
-BLOCK_M = {"tall": 256, "pair": 128, "pair_late": 128, "narrow": 64}
+TILES = {"rows256": 256, "rows192": 192, "rows192_late": 192, "rows128": 128, "rows128_late": 128, "rows64": 64}
 
 BANDS: tuple[tuple[Causal, Window], ...] = ((False, (None, None)), (True, (None, None)), ("top_left", (70, 20)))
 MASKS = pytest.mark.parametrize(("causal", "window"), BANDS, ids=["full", "causal", "window"])
@@ -32,14 +31,15 @@ FORCED = [f"sm80:{chip}" for chip in CHIPS] + [f"sm90:{tile}" for tile in TILES]
 def _has(backend: str, head_dim: int) -> bool:
     """Whether csrc/sm90/forward/rows/tile.h has the tile for that head dim; the sm80 tables have all."""
     tile = backend.partition(":")[2]
-    limits = {"tall": (0, 64), "wide_late": (0, 128), "pair": (33, 128), "pair_late": (65, 128)}
+    limits = {"rows256": (0, 64), "rows192": (0, 128), "rows192_late": (0, 128)}
+    limits |= {"rows128": (33, 256), "rows128_late": (65, 128)}
     low, high = limits.get(tile, (0, 256))
-    return low <= head_dim <= high and not (tile == "wide" and head_dim == 64)
+    return low <= head_dim <= high and not (tile == "rows192" and head_dim == 64)
 
 
 FORWARDS = [
     *((backend, d) for backend in FORCED for d in INSTANCE_HEAD_DIMS if _has(backend, d)),
-    *((f"sm90:{tile}", 320) for tile in ("wide", "narrow")),  # sm80: test_large_head_dims.py
+    *((f"sm90:{tile}", 320) for tile in ("rows128", "rows64")),  # sm80: test_large_head_dims.py
 ]
 
 
@@ -171,8 +171,7 @@ def test_the_plan_takes_the_tile(backend: str, head_dim: int) -> None:
     arch, _, tile = backend.partition(":")
     assert made["backend"] == arch
     if arch == "sm90":
-        wide = 192 if head_dim <= 128 else 128
-        assert (made["block_m"], made["tile"]) == (BLOCK_M.get(tile, wide), tile)
+        assert (made["block_m"], made["tile"]) == (TILES[tile], tile)
 
 
 @pytest.mark.parametrize("head_dim", INSTANCE_HEAD_DIMS)

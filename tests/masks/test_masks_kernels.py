@@ -111,7 +111,7 @@ def test_the_bits_of_the_kernel_without_a_mask(device: str, backend: str | None,
         pytest.skip("the tile can be chosen on sm90 alone")
     rows = 1000
     q, k, v = inputs(device, rng, (1, 30, 30), (rows, rows), (128, 128))
-    without = torch.ops.flash_cute._fwd(q, k, v, *score(True), "sm90:wide")
+    without = torch.ops.flash_cute._fwd(q, k, v, *score(True), "sm90:rows192")
     row = torch.arange(rows)
     for causal, first in ((True, torch.zeros_like(row)), (False, row)):
         mask = of_columns(first, torch.full_like(row, rows), device)

@@ -4,13 +4,13 @@
 #include <type_traits>
 
 #include <cute/algorithm/copy.hpp>
-#include <cute/arch/mma_sm80.hpp>
 #include <cute/atom/copy_atom.hpp>
 #include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
 #include <cutlass/numeric_types.h>
 
 #include "contract/split_keys.h"
+#include "core/mma_atom.cuh"
 #include "work.cuh"
 
 namespace flash_cute::split_keys {
@@ -21,11 +21,6 @@ using namespace cute;
 struct Float8 {
   uint8_t bits;
 };
-
-// mma.sync m16n8k16 with float32 accumulators.
-template <class Operand>
-using MmaAtom = std::conditional_t<std::is_same_v<Operand, cutlass::half_t>, SM80_16x8x16_F32F16F16F32_TN,
-                                   SM80_16x8x16_F32BF16BF16F32_TN>;
 
 template <class Element_, int kHeadDim_, int kHeadDimV_, class Cache_ = Element_>
 struct Traits {

@@ -15,7 +15,7 @@
 
 #include "shared.cuh"
 #include "tile.h"
-#include "sm80/common/mma_atom.cuh"
+#include "core/mma_atom.cuh"
 
 namespace flash_cute::sm80::streaming {
 

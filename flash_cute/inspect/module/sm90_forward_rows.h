@@ -1,13 +1,13 @@
-// The sm90 forward's traits as data. The partitions are those of sm90/forward/rows/mainloop.cuh and sm90/forward/rows/epilogue.cuh, from the
-// same types.
+// The sm90 forward's traits as data. The partitions are those of sm90/forward/rows/mainloop.cuh and
+// sm90/forward/rows/epilogue.cuh, from the same types.
 #pragma once
 
 #include "describe.h"
 #include "kernel_shape.h"
 #include "problem.h"
+#include "sm90_forward_operands.h"
 #include "sm90_forward_packed.h"
 #include "sm90_forward_walks.h"
-#include "wgmma.h"
 
 #include "sm90/forward/rows/tile.h"
 #include "sm90/forward/rows/time.h"
@@ -19,60 +19,22 @@ using namespace flash_cute;
 using namespace flash_cute::sm90::forward;
 using namespace flash_cute::sm90::forward::rows;
 
-// Never run: see describe.h.
 template <class Traits>
-auto entries() {
-  using Element = typename Traits::Element;
-  constexpr int kRows = Traits::kRows, kBlockN = Traits::kBlockN, kHeadDim = Traits::kHeadDim;
-  auto const smem = make_smem_ptr(static_cast<Element*>(nullptr));
-  auto sQ = make_tensor(smem, typename Traits::SmemLayoutQ{});    // (64, D)
-  auto sK = make_tensor(smem, typename Traits::SmemLayoutK{});    // (BLK_N, D, stage)
-  auto sVt = make_tensor(smem, typename Traits::SmemLayoutVt{});  // (D, BLK_N, stage)
-  auto const cQ = make_identity_layout(Shape<Int<kRows>, Int<kHeadDim>>{});
-  auto const cK = make_identity_layout(Shape<Int<kBlockN>, Int<kHeadDim>>{});
-  auto const cVt = make_identity_layout(Shape<Int<kHeadDim>, Int<kBlockN>>{});
-  auto const cS = make_identity_layout(Shape<Int<kRows>, Int<kBlockN>>{});
-
-  typename Traits::MmaQK mma_qk;
-  typename Traits::MmaPV mma_pv;
-  auto tSrQ = mma_qk.get_slice(0).partition_fragment_A(sQ);                          // (MMA, MMA_M, MMA_D)
-  auto tSrK = mma_qk.get_slice(0).partition_fragment_B(sK);                          // (MMA, MMA_N, MMA_D, stage)
-  auto tOrV = mma_pv.get_slice(0).partition_fragment_B(sVt);                         // (MMA, MMA_D, MMA_N, stage)
-  auto tSrS = partition_fragment_C(mma_qk, Shape<Int<kRows>, Int<kBlockN>>{});       // (MMA, MMA_M, MMA_N)
-  auto tOrO = partition_fragment_C(mma_pv, Shape<Int<kRows>, Int<kHeadDim>>{});      // (MMA, MMA_M, MMA_D)
-
-  return tuple_cat(
-      smem_entry<"Q.smem">(typename Traits::SmemLayoutQ{}), smem_entry<"K.smem">(typename Traits::SmemLayoutK{}),
-      smem_entry<"V.smem">(typename Traits::SmemLayoutVt{}),
-      // Operands by descriptor: what each step wants, and where its descriptor is, in 16-byte units.
-      shared_a_entry<"Q.mma.coord">(mma_qk, cQ), index_entry<"Q.descriptor">(tSrQ.layout()),
-      shared_b_entry<"K.mma.coord">(mma_qk, cK), index_entry<"K.descriptor">(tSrK.layout()),
-      shared_b_entry<"V.mma.coord">(mma_pv, cVt), index_entry<"V.descriptor">(tOrV.layout()),
-      // The accumulators, and S read as the second product's A operand.
-      mma_c_entry<"S.mma.coord">(mma_qk, cS), index_entry<"S.mma.register">(tSrS.layout()),
-      mma_a_entry<"P.mma.coord">(mma_pv, cS), index_entry<"P.mma.register">(operand_a_layout_64(tSrS.layout())),
-      mma_c_entry<"O.mma.coord">(mma_pv, cQ), index_entry<"O.mma.register">(tOrO.layout()));
-}
+constexpr sm90_forward::Operands kOperands = {.rows = Traits::kRows,
+                                              .keys = Traits::kBlockN,
+                                              .columns = Traits::kHeadDim,
+                                              .columns_of_v = Traits::kHeadDim,
+                                              .keys_of_v = Traits::kBlockN,
+                                              .columns_of_out = Traits::kHeadDim};
 
 template <class Traits>
 Details describe() {
   using SharedStorage = typename Traits::SharedStorage;
   Details out;
-  AddAll<decltype(entries<Traits>())>::add(out);
+  AddAll<decltype(sm90_forward::entries<Traits, kOperands<Traits>>())>::add(out);
 
-  // Descriptors are made from addresses: of a SharedStorage at address 0.
-  using Element = typename Traits::Element;
-  auto at = [](size_t offset) { return make_smem_ptr(reinterpret_cast<Element*>(offset)); };
-  typename Traits::MmaQK mma_qk;
-  typename Traits::MmaPV mma_pv;
   constexpr size_t kQ = offsetof(SharedStorage, q), kK = offsetof(SharedStorage, k), kV = offsetof(SharedStorage, v);
-  add_descriptor(out, "Q.descriptor",
-                 mma_qk.get_slice(0).partition_fragment_A(make_tensor(at(kQ), typename Traits::SmemLayoutQ{})));
-  add_descriptor(out, "K.descriptor",
-                 mma_qk.get_slice(0).partition_fragment_B(make_tensor(at(kK), typename Traits::SmemLayoutK{})));
-  add_descriptor(out, "V.descriptor",
-                 mma_pv.get_slice(0).partition_fragment_B(make_tensor(at(kV), typename Traits::SmemLayoutVt{})));
-
+  sm90_forward::add_descriptors<Traits>(out, kQ, kK, kV);
   out.buffers = {{"K", int(kK), int(sizeof(SharedStorage::k))},
                  {"V", int(kV), int(sizeof(SharedStorage::v))},
                  {"Q", int(kQ), int(sizeof(SharedStorage::q))}};
@@ -80,7 +42,7 @@ Details describe() {
   int const barriers = int(offsetof(SharedStorage, k_pipeline));
   out.buffers.push_back({"barriers", barriers, int(sizeof(SharedStorage)) - barriers});
 
-  out.facts["element_bytes"] = sizeof(Element);
+  out.facts["element_bytes"] = sizeof(typename Traits::Element);
   out.facts["box.columns"] = Traits::ColumnsQK::kChunk;
   out.facts["box.count"] = Traits::ColumnsQK::kChunks;
   add_atom<typename Traits::MmaQK::AtomShape_MNK>(out);

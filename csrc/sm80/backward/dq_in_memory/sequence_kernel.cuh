@@ -1,5 +1,9 @@
 // The portable backward of packed batches and of modified scores (softcap, ALiBi). A CTA owns a key tile of a sequence,
 // as in kernel.cuh. There are as many CTAs as there can be key tiles; those left over end at once.
+//
+// Why the files sequence_* stand beside the dense kernel's: that one has its task in registers. Here a task would
+// spill, so that each use reads it from shared memory, which then has room for one buffer of row statistics instead of
+// two. So loads and steps come in another order. Products, P and dS of a step, and the store of the results are shared.
 #pragma once
 
 #include "contract/plan.h"

@@ -8,7 +8,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "tile.h"
-#include "sm80/common/mma_atom.cuh"
+#include "core/mma_atom.cuh"
 
 namespace flash_cute::sm80::backward::dq_in_memory {
 

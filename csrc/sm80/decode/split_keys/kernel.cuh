@@ -4,7 +4,6 @@
 
 #include "core/split_keys/consumer.cuh"
 #include "load.cuh"
-#include "core/split_keys/merge.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm80::decode::split_keys {
@@ -32,16 +31,6 @@ __global__ void __launch_bounds__(32 * kConsumerWarps, 1) decode_kernel(__grid_c
       common::Consumer<Traits, kConsumerWarps>(params, unit, smem.consumers).run(ring);
     }
     __syncthreads();  // all warps have read the unit, and its tiles
-  }
-}
-
-template <class Traits>
-__global__ void __launch_bounds__(32 * common::kMergeWarps, 1) merge_kernel(__grid_constant__ DecodeParams const params) {
-  int const place = blockIdx.x / params.heads_kv, head_kv = blockIdx.x % params.heads_kv;
-  if (place == params.bundles - 1) {
-    common::clear_rows_of_no_sequence<typename Traits::Element>(params);
-  } else {
-    common::Merge<Traits>(params, place + 1, head_kv).run([] {});
   }
 }
 

@@ -1,34 +1,17 @@
 // Launches a plan. Included only by the generated instance files.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include "core/element.cuh"
+#include "sm80/decode/common/launch.cuh"
 #include "kernel.cuh"
 
 namespace flash_cute::sm80::decode::split_keys {
 
-template <class Traits>
-cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
-  if (plan.ctas > 0) {
-    constexpr int kSmemBytes = Traits::kSmemBytes;
-    cudaError_t error =
-        cudaFuncSetAttribute(decode_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
-    if (error != cudaSuccess) return error;
-    decode_kernel<Traits><<<unsigned(plan.ctas), 32 * kConsumerWarps, kSmemBytes, stream>>>(params);
-    error = cudaGetLastError();
-    if (error != cudaSuccess) return error;
-  }
-  int64_t const merges = flash_cute::split_keys::merge_ctas(params);
-  if (merges == 0) return cudaSuccess;
-  merge_kernel<Traits><<<unsigned(merges), 32 * flash_cute::split_keys::kMergeWarps, 0, stream>>>(params);
-  return cudaGetLastError();
-}
-
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
   return with_element(plan.dtype, [&]<class Element>(Element) {
-    return launch_kernels<Traits<Element, kHeadDim, kHeadDimV>>(plan, params, stream);
+    using KernelTraits = Traits<Element, kHeadDim, kHeadDimV>;
+    return launch_plan<KernelTraits>(decode_kernel<KernelTraits>, plan, params, stream);
   });
 }
 

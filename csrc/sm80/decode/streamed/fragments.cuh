@@ -5,7 +5,7 @@
 #include <cute/tensor.hpp>
 
 #include "load.cuh"
-#include "sm80/common/mma_atom.cuh"
+#include "core/mma_atom.cuh"
 
 namespace flash_cute::sm80::decode::streamed {
 

@@ -6,7 +6,6 @@
 
 #include <new>
 
-#include "core/split_keys/merge.cuh"
 #include "row_tile.cuh"
 
 namespace flash_cute::sm80::decode::streamed {
@@ -44,17 +43,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       RowTile<Traits, Traits::kManyRows>(params, unit, smem, slabs, stages_of(Traits::kManyRows)).run();
     }
     __syncthreads();  // all warps have read the unit, and shared memory
-  }
-}
-
-template <class Traits>
-__global__ void __launch_bounds__(32 * flash_cute::split_keys::kMergeWarps, 1)
-    merge_kernel(__grid_constant__ DecodeParams const params) {
-  int const place = blockIdx.x / params.heads_kv, head_kv = blockIdx.x % params.heads_kv;
-  if (place == params.bundles - 1) {
-    flash_cute::split_keys::clear_rows_of_no_sequence<typename Traits::Element>(params);
-  } else {
-    flash_cute::split_keys::Merge<Traits>(params, place + 1, head_kv).run([] {});
   }
 }
 

@@ -16,7 +16,7 @@ struct Family : OneTile {
   static constexpr bool kReadsMasks = true;
 
   static bool serves(HeadDims kernel, Problem const& problem) {
-    if (problem.accumulate == Accumulate::kFloat32) return has_kernel(kernel.head_dim, fwd_variant(kernel, problem));
+    if (problem.accumulate == AccumulateIn::kFloat32) return has_kernel(kernel.head_dim, fwd_variant(kernel, problem));
     return std::max(problem.head_dim, problem.head_dim_v) <= float16_max_head_dim(problem.accumulate) &&
            !problem.has_mask();
   }
@@ -29,7 +29,7 @@ struct Family : OneTile {
   }
 
   static double predict(HeadDims kernel, Problem const& problem, Candidate const& chosen, Gpu gpu) {
-    bool const known = problem.accumulate == Accumulate::kFloat32 && !problem.modifies_scores() &&
+    bool const known = problem.accumulate == AccumulateIn::kFloat32 && !problem.modifies_scores() &&
                        problem.head_dim == problem.head_dim_v && !problem.has_mask();
     if (!known) return kNoTime;
     KernelShape const shape = kernel_shape(kernel.head_dim, chosen.choice.entry, fwd_variant(kernel, problem));
@@ -39,7 +39,7 @@ struct Family : OneTile {
   static void plan(FwdPlan& plan, Problem const& problem, Choice const&, Gpu) {
     plan.kernel = "fwd_kernel";
     plan.variant = fwd_variant({plan.head_dim, plan.head_dim_v}, problem);
-    plan.shape = plan.accumulate == Accumulate::kFloat32 ? kernel_shape(plan.head_dim, plan.entry, plan.variant)
+    plan.shape = plan.accumulate == AccumulateIn::kFloat32 ? kernel_shape(plan.head_dim, plan.entry, plan.variant)
                                                          : float16_kernel_shape(plan.head_dim, plan.entry);
     int64_t const tiles = fwd_tiles(plan, problem);
     if (tiles == 0) return;  // perhaps there is no head, and no order of tiles then
@@ -61,7 +61,7 @@ struct Family : OneTile {
   static char const* tile_name(FwdPlan const& plan) { return kChipNames[plan.entry]; }
 
   static std::string why_tile(FwdPlan const& plan, Problem const&, Gpu) {
-    if (plan.accumulate == Accumulate::kFloat32) return chip_text(plan.entry);
+    if (plan.accumulate == AccumulateIn::kFloat32) return chip_text(plan.entry);
     return " of the kernels that accumulate in float16";
   }
 };

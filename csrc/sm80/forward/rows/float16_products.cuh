@@ -25,7 +25,7 @@ CUTE_DEVICE __half2 saturate(__half2 x) {
   return __hmax2_nan(__hmin2_nan(x, largest), __hneg2(largest));
 }
 
-template <class Traits, Accumulate kAccumulate>
+template <class Traits, AccumulateIn kAccumulate>
 struct Float16Products : Float32Products {
   static constexpr bool kQk = has_float16_qk(kAccumulate), kPv = has_float16_pv(kAccumulate);
   static constexpr bool kScalesQ = kQk;
@@ -150,7 +150,7 @@ struct Float16Products : Float32Products {
 };
 
 // The traits of a kernel that accumulates in float16.
-template <class Element, int kHeadDim, TileConfig kTile, Variant kVariant, Accumulate kAccumulate>
+template <class Element, int kHeadDim, TileConfig kTile, Variant kVariant, AccumulateIn kAccumulate>
 struct Float16Traits : Traits<Element, kHeadDim, kTile, kVariant> {
   static_assert(std::is_same_v<Element, cutlass::half_t>);
   using Base = Traits<Element, kHeadDim, kTile, kVariant>;
@@ -158,7 +158,7 @@ struct Float16Traits : Traits<Element, kHeadDim, kTile, kVariant> {
   static constexpr bool kRecomputes = Base::kRecomputes || kHeadDim == 192;  // else it spills
   static constexpr bool kRecomputesQ = false, kRereads = false;               // with them it spills
   static constexpr PowerScale kPowerScale =
-      kHeadDim == 128 && kAccumulate == Accumulate::kFloat16Pv ? PowerScale::kVoted : PowerScale::kGiven;
+      kHeadDim == 128 && kAccumulate == AccumulateIn::kFloat16Pv ? PowerScale::kVoted : PowerScale::kGiven;
 };
 
 }  // namespace flash_cute::sm80::forward::rows

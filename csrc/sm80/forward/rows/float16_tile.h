@@ -26,7 +26,9 @@ constexpr TileConfig float16_tile_config(int head_dim) {
 }
 
 // P V alone in float16 spills at head dim 256, where float32 scores are one register too many.
-constexpr int float16_max_head_dim(Accumulate accumulate) { return accumulate == Accumulate::kFloat16Pv ? 192 : 256; }
+constexpr int float16_max_head_dim(AccumulateIn accumulate) {
+  return accumulate == AccumulateIn::kFloat16Pv ? 192 : 256;
+}
 
 constexpr KernelShape float16_kernel_shape(int head_dim, int chip) {
   TileConfig const tile = float16_tile_config(head_dim);

@@ -48,7 +48,7 @@ cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStrea
       });
 }
 
-template <int kHeadDim, Accumulate kAccumulate>
+template <int kHeadDim, AccumulateIn kAccumulate>
 cudaError_t launch_float16(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   if constexpr (kHeadDim <= float16_max_head_dim(kAccumulate)) {
     constexpr TileConfig kTile = float16_tile_config(kHeadDim);
@@ -63,7 +63,7 @@ template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   static_assert(kHeadDim == kHeadDimV);
   switch (plan.accumulate) {
-    using enum Accumulate;
+    using enum AccumulateIn;
     case kFloat32: break;
     case kFloat16Qk: return launch_float16<kHeadDim, kFloat16Qk>(plan, params, stream);
     case kFloat16Pv: return launch_float16<kHeadDim, kFloat16Pv>(plan, params, stream);

@@ -14,7 +14,7 @@
 #include "core/sequence.cuh"
 #include "contract/tile_order.h"
 #include "contract/variant.h"
-#include "sm80/common/mma_atom.cuh"
+#include "core/mma_atom.cuh"
 
 namespace flash_cute::sm80::forward::rows {
 

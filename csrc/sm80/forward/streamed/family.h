@@ -15,7 +15,7 @@ struct Family : OneTile {
   static constexpr char const* kName = "sm80::forward::streamed";
   static constexpr bool kReadsMasks = true;
 
-  static bool serves(HeadDims, Problem const& problem) { return problem.accumulate == Accumulate::kFloat32; }
+  static bool serves(HeadDims, Problem const& problem) { return problem.accumulate == AccumulateIn::kFloat32; }
 
   static Candidate choose(HeadDims, Problem const&, Choice const& asked, bool, Gpu gpu) {
     return {.choice = {.entry = entry_of(asked, chip_of(gpu.capability))}};

@@ -1,6 +1,9 @@
 // The kernels of dK and dV, and of dQ, above head dim 320. A cluster owns 64 keys, or 64 query rows, and loops over the
 // row tiles of all query heads that read the keys, or over the key tiles that the rows see, from the last to the first.
 // side_traits.cuh says what its CTAs do. Of a CTA's four warpgroups one loads, one makes P and dS, two multiply.
+//
+// Both kernels have the same frame of fifteen lines. As a function it would take five others as arguments, and each
+// kernel would be read in two places.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>

@@ -91,7 +91,8 @@ struct Traits {
   static_assert(sizeof(QueriesStorage) <= kSmemBytes);
 };
 
-// Fragments of a CTA's tiles and scores.
+// Fragments of a CTA's tiles and scores. KeysRole of dq_in_registers makes the same ones of layouts that follow from
+// the role's head dims, and holds what the role reads besides.
 template <class Traits>
 struct Products {
   using Element = typename Traits::Element;

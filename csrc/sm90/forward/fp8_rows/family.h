@@ -14,7 +14,7 @@ struct Family : OneTile {
   static constexpr bool kReadsFloat8 = true;
 
   static bool serves(HeadDims kernel, Problem const& problem) {
-    return problem.accumulate == Accumulate::kFloat32 &&
+    return problem.accumulate == AccumulateIn::kFloat32 &&
            (problem.all_e4m3 || serves_all_formats(kernel.head_dim, kernel.head_dim_v));
   }
 

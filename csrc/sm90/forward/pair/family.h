@@ -1,5 +1,5 @@
-// The plan of the Hopper forwards for large head dims, pair_by_turns and pair_by_columns: two CTAs compute a row tile. There are
-// two kernels of each, for plain and for modified scores, which read the sequences at run time.
+// The plan of the Hopper forwards for large head dims, pair_by_turns and pair_by_columns: two CTAs compute a row tile.
+// There are two kernels of each, for plain and for modified scores, which read the sequences at run time.
 #pragma once
 
 #include "planning/forward.h"
@@ -9,7 +9,7 @@ namespace flash_cute::sm90::forward::pair {
 struct TwoCtaFamily : OneTile {
   static constexpr Backend kBackend = Backend::kSm90;
 
-  static bool serves(HeadDims, Problem const& problem) { return problem.accumulate == Accumulate::kFloat32; }
+  static bool serves(HeadDims, Problem const& problem) { return problem.accumulate == AccumulateIn::kFloat32; }
 
   static std::string why_tile(FwdPlan const& plan, Problem const& problem, Gpu gpu) {
     return tiles_text(plan, problem, gpu);

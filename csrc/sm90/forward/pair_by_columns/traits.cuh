@@ -78,6 +78,17 @@ struct Traits {
     Pipeline<2> tile_pipeline;
     Floors floors[32];  // of the sequence of each lane of the scheduler
     Pipeline<1> next_tile;  // full: the producer will soon have loaded its tile
+
+    CUTE_DEVICE void init() {
+      for (auto& pipeline : k_pipeline) pipeline.init(4);
+      for (auto& pipeline : v_pipeline) pipeline.init(4);
+      q_pipeline.init(4 * kWarpgroups);
+      for (auto& pipeline : message) pipeline.init(4, 4);
+      tile_pipeline.init(4 * kWarpgroups + 3);
+      next_tile.init(1);
+      for (auto& pipeline : scores_pipeline) pipeline.init(4);
+      ticket.pipeline.init(1);
+    }
   };
   static_assert(sizeof(SharedStorage) == kSmemBytes);
 };

@@ -5,13 +5,7 @@
 // rows/ where sequences are read at run time.
 #pragma once
 
-#include "core/registers.cuh"
-#include "sm90/common/dependent_launch.cuh"
-#include "sm90/forward/common/args.cuh"
-#include "sm90/forward/common/sequence_scheduler.cuh"
-#include "sm90/forward/pair/epilogue.cuh"
-#include "sm90/forward/pair/pair.cuh"
-#include "sm90/common/warpgroup.cuh"
+#include "sm90/forward/pair/kernel.cuh"
 #include "load.cuh"
 #include "mainloop.cuh"
 #include "traits.cuh"
@@ -20,66 +14,31 @@ namespace flash_cute::sm90::forward::pair_by_turns {
 
 template <class Traits>
 CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
-  typename Traits::MmaPV mma;
   RingStates states;
   Messages<Traits> messages{smem, warpgroup, uniform(threadIdx.x / 32 % 4)};
-#pragma unroll 1
-  for (int tile_number = 0;; ++tile_number) {
-    smem.tile_pipeline.wait_full(at_step(tile_number));  // the scheduler has written the tile
-    if (uniform(smem.tile[tile_number & 1].m_block) < 0) break;
-    OnlineSoftmax<2> softmax(args.params.scale_log2, args.params.power_scale);
-    auto tOrO = partition_fragment_C(mma, Shape<Int<kRows>, Int<kColumns>>{});  // (MMA, MMA_M, MMA_D)
+  auto const compute = [&](int tile_number, OnlineSoftmax<2>& softmax, auto& tOrO) __attribute__((always_inline)) {
     mainloop<Traits>(args.params, tile_number, warpgroup, smem, states, messages, softmax, tOrO);
-    pair::RowTile const& tile = smem.tile[opaque(tile_number) & 1];
-    forward::TileCoord const coord{
-        .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
-    Sequence const sequence = tile.sequence;
+  };
+  auto const store = [&](pair::RowTile const& tile, forward::TileCoord const& coord, Sequence const& sequence,
+                         auto const& softmax, auto const& mma, auto& tOrO) __attribute__((always_inline)) {
     int const first_row = coord.m_block * kBlockM + warpgroup * kRows;
     pair::store_columns<typename Traits::Element, kRows, kColumns>(
         args.params, sequence, coord, first_row, pair::rank_in_pair() * kColumns, softmax, mma, tOrO);
     if (tile.keys.begin < tile.keys.end) messages.release_sums();
-    smem.tile_pipeline.release(at_step(tile_number));  // the scheduler may overwrite the tile
-  }
+  };
+  pair::for_each_tile<Traits, kColumns>(args.params, smem, compute, store);
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, 1) fwd_pair_by_turns_kernel(__grid_constant__ KernelArgs const args) {
-  extern __shared__ char smem_raw[];
-  auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
-  int const warpgroup = uniform(threadIdx.x / 128);
-
-  if (threadIdx.x == 0) {
-    prefetch_tma_descriptor(&args.q);
-    prefetch_tma_descriptor(&args.k);
-    prefetch_tma_descriptor(&args.v);
-    smem.ring.init(4 * Traits::kWarpgroups);
-    smem.q_pipeline.init(4 * Traits::kWarpgroups);
-    for (auto& pipelines : smem.message_pipeline) {
-      for (auto& pipeline : pipelines) pipeline.init(1);
-    }
-    for (auto& pipelines : smem.sums_pipeline) {
-      for (auto& pipeline : pipelines) pipeline.init(1);
-    }
-    smem.ticket.pipeline.init(1);
-    smem.tile_pipeline.init(4 * Traits::kWarpgroups + 1);
-    smem.next_tile.init(1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
-  }
-  wait_for_kernel_before();  // which zeroes counters and flags, if there are any
-  cluster_sync();            // thread 0 of both CTAs has initialised the barriers
-
-  if (warpgroup == 0) {
-    lower_max_registers<Traits::kProducerRegs>();
-    if (uniform(threadIdx.x / 32) == 1) {
-      forward::schedule_sequences<Traits>(args.params, smem, pair::PairTickets{smem.ticket});
-    }
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    fwd_pair_by_turns_kernel(__grid_constant__ KernelArgs const args) {
+  using Storage = typename Traits::SharedStorage;
+  auto const load = [&](Storage& smem) __attribute__((always_inline)) {
     if (threadIdx.x == 0) pair::produce<Traits>(args, smem, Loader<Traits>{args, smem});
-  } else {
-    raise_max_registers<Traits::kConsumerRegs>();
-    consumer<Traits>(args, smem, warpgroup - 1);
-  }
-  __syncwarp();
-  cluster_sync();  // a CTA's shared memory must not be gone before the other one's last arrival
+  };
+  pair::run_cta<Traits>(args, load, [&](Storage& smem, int warpgroup) __attribute__((always_inline)) {
+    consumer<Traits>(args, smem, warpgroup);
+  });
 }
 
 }  // namespace flash_cute::sm90::forward::pair_by_turns

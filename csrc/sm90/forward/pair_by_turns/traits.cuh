@@ -70,6 +70,20 @@ struct Traits {
     Pipeline<2> tile_pipeline;
     Floors floors[32];  // of the sequence of each lane of the scheduler
     Pipeline<1> next_tile;  // full: the producer will soon have loaded its tile
+
+    CUTE_DEVICE void init() {
+      ring.init(4 * kWarpgroups);
+      q_pipeline.init(4 * kWarpgroups);
+      for (auto& pipelines : message_pipeline) {
+        for (auto& pipeline : pipelines) pipeline.init(1);
+      }
+      for (auto& pipelines : sums_pipeline) {
+        for (auto& pipeline : pipelines) pipeline.init(1);
+      }
+      ticket.pipeline.init(1);
+      tile_pipeline.init(4 * kWarpgroups + 1);
+      next_tile.init(1);
+    }
   };
   static_assert(sizeof(SharedStorage) == kSmemBytes);
 };

@@ -14,7 +14,7 @@ struct Family : OneTile {
   static constexpr Backend kBackend = Backend::kSm90;
   static constexpr char const* kName = "sm90::forward::rows";
 
-  static bool serves(HeadDims, Problem const& problem) { return problem.accumulate == Accumulate::kFloat32; }
+  static bool serves(HeadDims, Problem const& problem) { return problem.accumulate == AccumulateIn::kFloat32; }
 
   static Candidate choose(HeadDims kernel, Problem const& problem, Choice const& asked, bool, Gpu gpu) {
     auto const [head_dim, head_dim_v] = kernel;
@@ -27,7 +27,7 @@ struct Family : OneTile {
       KernelShape const shape = kernel_shape(head_dim, entry, head_dim_v);
       int const heads = variant == Variant::kDense ? heads_of_tile(problem, shape) : 1;
       auto const consider = [&](TileSplit const& split) {
-        double const us = rows::predict(work, shape, speed(head_dim, entry), heads, split);
+        double const us = rows::predict(work, shape, speed(head_dim_v, entry), heads, split);
         if (us < best.us) best = {{.entry = entry, .split = split.tiles > 0}, us};
       };
       bool const may_split = variant == Variant::kDense && asked.split != 0;

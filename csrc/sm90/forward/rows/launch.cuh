@@ -40,18 +40,19 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
 template <int kHeadDim, int kHeadDimV, int kEntry>
 cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   return with_variant<Variant::kDense, Variant::kPacked, Variant::kModified>(
-      plan.variant, [&]<Variant kVariant>() { return launch_kernel<kHeadDim, kHeadDimV, kEntry, kVariant>(plan, params, stream); });
+      plan.variant,
+      [&]<Variant kVariant>() { return launch_kernel<kHeadDim, kHeadDimV, kEntry, kVariant>(plan, params, stream); });
 }
 
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   switch (plan.entry) {
-    case kTall: return launch_entry<kHeadDim, kHeadDimV, kTall>(plan, params, stream);
-    case kWide: return launch_entry<kHeadDim, kHeadDimV, kWide>(plan, params, stream);
-    case kWideLate: return launch_entry<kHeadDim, kHeadDimV, kWideLate>(plan, params, stream);
-    case kPair: return launch_entry<kHeadDim, kHeadDimV, kPair>(plan, params, stream);
-    case kPairLate: return launch_entry<kHeadDim, kHeadDimV, kPairLate>(plan, params, stream);
-    case kNarrow: return launch_entry<kHeadDim, kHeadDimV, kNarrow>(plan, params, stream);
+    case kRows256: return launch_entry<kHeadDim, kHeadDimV, kRows256>(plan, params, stream);
+    case kRows192: return launch_entry<kHeadDim, kHeadDimV, kRows192>(plan, params, stream);
+    case kRows192Late: return launch_entry<kHeadDim, kHeadDimV, kRows192Late>(plan, params, stream);
+    case kRows128: return launch_entry<kHeadDim, kHeadDimV, kRows128>(plan, params, stream);
+    case kRows128Late: return launch_entry<kHeadDim, kHeadDimV, kRows128Late>(plan, params, stream);
+    case kRows64: return launch_entry<kHeadDim, kHeadDimV, kRows64>(plan, params, stream);
     default: return cudaErrorInvalidValue;
   }
 }

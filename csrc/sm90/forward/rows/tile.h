@@ -23,26 +23,28 @@ struct TileConfig {
   bool late_wait;  // waits for the GEMM in flight after the vote on a new maximum, else before
 };
 
-// The tiles by name. Each head dim has some of them, see has_entry.
+// The tiles by their query rows; the keys of a step follow from the head dim. Each head dim has some of them, see
+// has_entry.
 enum Entry : int {
-  kTall = 0,      // 256 rows, four warpgroups: the fastest step, where it is there
-  kWide = 1,      // 192 rows (above head dim 128: 128): the fastest step of the others, for many row tiles
-  kWideLate = 2,  // with the late wait
-  kPair = 3,      // 128 x 128: where the wide tile's last wave or last row tile leaves too much idle
-  kPairLate = 4,
-  kNarrow = 5,    // 64 rows, one warpgroup: few row tiles, many keys
+  kRows256 = 0,      // four warpgroups: the fastest step, where it is there
+  kRows192 = 1,      // the fastest step of the others up to head dim 128, for many row tiles
+  kRows192Late = 2,  // with the late wait
+  kRows128 = 3,      // where the last wave or row tile of 192 leaves too much idle; above head dim 128 the fastest step
+  kRows128Late = 4,
+  kRows64 = 5,       // one warpgroup: few row tiles, many keys
   kNumEntries = 6,
 };
-constexpr char const* kEntryNames[kNumEntries] = {"tall", "wide", "wide_late", "pair", "pair_late", "narrow"};
+constexpr char const* kEntryNames[kNumEntries] = {"rows256", "rows192",      "rows192_late",
+                                                  "rows128", "rows128_late", "rows64"};
 
 constexpr bool has_entry(int head_dim, int entry) {
   switch (entry) {
-    case kTall: return head_dim <= 64;
-    case kWide: return head_dim != 64;
-    case kWideLate: return head_dim <= 128;
-    case kPair: return head_dim > 32 && head_dim <= 128;
-    case kPairLate: return head_dim > 64 && head_dim <= 128;
-    case kNarrow: return true;
+    case kRows256: return head_dim <= 64;
+    case kRows192: return head_dim <= 128 && head_dim != 64;
+    case kRows192Late: return head_dim <= 128;
+    case kRows128: return head_dim > 32;
+    case kRows128Late: return head_dim > 64 && head_dim <= 128;
+    case kRows64: return true;
     default: return false;
   }
 }
@@ -51,27 +53,27 @@ constexpr bool has_entry(int head_dim, int entry) {
 // a head dim of v's own (192 and 128) there is one: 128 x 128 is faster than 192 x 80 by 1 to 6 %, than 128 x 112 by 1
 // to 4 %, and as fast with the late wait as without.
 constexpr bool has_kernel(int head_dim, int head_dim_v, int entry, Variant variant) {
-  if (head_dim_v != head_dim) return entry == kPair;
+  if (head_dim_v != head_dim) return entry == kRows128;
   if (variant == Variant::kDense) return has_entry(head_dim, entry);
-  return has_entry(head_dim, entry) && (entry == kTall || entry == kPair || (entry == kWide && head_dim > 64));
+  return has_entry(head_dim, entry) &&
+         (entry == kRows256 || entry == kRows128 || (entry == kRows192 && head_dim > 64));
 }
 
 constexpr TileConfig tile_config(int head_dim, int entry, int head_dim_v) {
-  bool const late_wait = entry == kWideLate || entry == kPairLate;
+  bool const late_wait = entry == kRows192Late || entry == kRows128Late;
   switch (entry) {
-    case kTall: return {.block_m = 256, .block_n = 64, .stages = 2, .ping_pong = true, .late_wait = false};
-    case kPair:
-    case kPairLate:
-      return {.block_m = 128, .block_n = 128, .stages = 2, .ping_pong = true, .late_wait = late_wait};
-    case kNarrow: {
+    case kRows256: return {.block_m = 256, .block_n = 64, .stages = 2, .ping_pong = true, .late_wait = false};
+    case kRows128:
+    case kRows128Late: {
+      int const block_n = head_dim_v <= 128 ? 128 : head_dim_v <= 192 ? 112 : head_dim_v <= 256 ? 80 : 48;
+      return {.block_m = 128, .block_n = block_n, .stages = 2, .ping_pong = true, .late_wait = late_wait};
+    }
+    case kRows64: {
       int const block_n = head_dim <= 128 ? 128 : head_dim <= 192 ? 96 : head_dim <= 256 ? 80 : 64;
       return {.block_m = 64, .block_n = block_n, .stages = 2, .ping_pong = false, .late_wait = false};
     }
     default: break;
   }
-  if (head_dim_v > 256) return {.block_m = 128, .block_n = 48, .stages = 2, .ping_pong = true, .late_wait = false};
-  if (head_dim_v > 192) return {.block_m = 128, .block_n = 80, .stages = 2, .ping_pong = true, .late_wait = false};
-  if (head_dim_v > 128) return {.block_m = 128, .block_n = 112, .stages = 2, .ping_pong = true, .late_wait = false};
   // Three warpgroups with 160 registers per thread: as many keys as the accumulators and P leave room for. The late
   // wait gains 1 to 3 % without a mask from 4096 keys on, and loses as much with a mask, as it does in tiles of four
   // warpgroups.
@@ -125,34 +127,34 @@ constexpr int64_t parts_bytes(KernelShape const& shape, int head_dim_v, TileSpli
 constexpr int part_flags(KernelShape const& shape, TileSplit const& split) { return split.ranges * shape.block_m / 16; }
 
 // The tiles that the plan chooses from. Of two that differ in the wait alone it is the faster one, which the head dim
-// decides: on an H200 the late wait gains 1.7 % with the wide tile at head dim 96 and nothing at the others, with
-// 128 x 128 5 % at head dim 96 and costs 0.6 % at 128.
+// decides: on an H200 the late wait gains 1.7 % with 192 rows at head dim 96 and nothing at the others, with 128 rows
+// 5 % at head dim 96 and costs 0.6 % at 128.
 constexpr bool is_candidate(int head_dim, int head_dim_v, int entry, Variant variant) {
   if (!has_kernel(head_dim, head_dim_v, entry, variant)) return false;
   if (variant != Variant::kDense || head_dim_v != head_dim) return true;
   switch (entry) {
-    case kWide: return head_dim > 128;
-    case kPair: return head_dim != 96;
-    case kPairLate: return head_dim == 96;
+    case kRows192: return false;
+    case kRows128: return head_dim != 96;
+    case kRows128Late: return head_dim == 96;
     default: return true;
   }
 }
 
-// The speed of a tile's steps, relative to the wide tile of the head dim (from times on an H200, see docs/tuning.md).
-constexpr double speed(int head_dim, int entry) {
+// The speed of a tile's steps, relative to those of the head dim's tile for many rows, which has 192 up to head dim 128
+// and 128 above (from times on an H200, see docs/tuning.md).
+constexpr double speed(int head_dim_v, int entry) {
   switch (entry) {
-    case kPair:
-    case kPairLate: return head_dim <= 64 ? 0.8 : head_dim <= 96 ? 0.86 : 0.92;
-    case kTall: return head_dim <= 32 ? 1.05 : 1.02;
-    case kNarrow: return 0.57;
+    case kRows256: return head_dim_v <= 32 ? 1.05 : 1.02;
+    case kRows128:
+    case kRows128Late: return head_dim_v <= 64 ? 0.8 : head_dim_v <= 96 ? 0.86 : head_dim_v <= 128 ? 0.92 : 1;
+    case kRows64: return 0.57;
     default: return 1;
   }
 }
 
 // A row tile of one head visits, with a window, the window's keys and about as many as it has rows, of which each of
-// its warpgroups sees the window's and 64. So where heads share K and V, each warpgroup of a tall tile can have the
-// same 64 rows of another head. (Tiles of two and three warpgroups gain less, and at head dim 256 the kernel would
-// spill.)
+// its warpgroups sees the window's and 64. So where heads share K and V, each warpgroup of 256 rows can have the same
+// 64 rows of another head. (Tiles of two and three warpgroups gain less, and at head dim 256 the kernel would spill.)
 constexpr int most_tile_heads(int block_m) { return block_m == 256 ? 4 : 1; }
 
 // The heads of a row tile; `window`: it is narrow, most rows see the same number of keys.

@@ -43,7 +43,7 @@ struct Traits {
   static_assert(!kTile.ping_pong || kWarpgroups > 1);
   // A softcap's polynomial is part of the exponential's argument, see capped_scores.cuh: 7 to 12 % faster at head dim
   // 128. Above, where the tensor cores bound the kernel and leave room for capping the scores first, it is 2 to 5 %
-  // slower; the wide tile of head dim 96 spills with it.
+  // slower; the tile of 192 rows of head dim 96 spills with it.
   static constexpr bool kFoldsSoftcap =
       kVariant.modifies_scores && kHeadDim <= 128 && !(kHeadDim == 96 && kBlockM == 192);
 
@@ -94,8 +94,8 @@ struct Traits {
                                               Step<_2, _1, _3>{}));
 
   static constexpr SmemBytes kSmem{kTile, kHeadDim, kHeadDimV};
-  // Whether O passes through its buffer. With modified scores the wide tile of head dim 128 has too few registers for
-  // that: it spilled.
+  // Whether O passes through its buffer. With modified scores the tile of 192 rows of head dim 128 has too few
+  // registers for that: it spilled.
   static constexpr bool kOutThroughSmem =
       kSmem.has_o && !(kVariant.modifies_scores && kHeadDim == 128 && kBlockM == 192);
 
