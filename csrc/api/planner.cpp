@@ -43,7 +43,7 @@ template <class InstanceType>
                    "mask: expected CPU tensors, or None: no ", kDirection<InstanceType>, " kernel of this build for ",
                    asked == Backend::kAuto ? "" : std::string("backend '") + backend_name(asked) + "', ",
                    "compute capability ", capability_text(gpu), " and head dim ",
-                   std::max(problem.head_dim, problem.head_dim_v), " reads a mask by intervals");
+                   std::max(problem.head_dim, problem.head_dim_v), " reads a mask by ", problem.mask_matrix ? "a matrix" : "intervals");
   FLASH_CUTE_CHECK(std::any_of(instances.begin(), instances.end(), is_of), "backend: the ", kDirection<InstanceType>,
                    " of '", backend_name(backend), "' is not in this build, and compute capability ",
                    capability_text(gpu), " needs it; build with FLASH_CUTE_ARCHS=all");
