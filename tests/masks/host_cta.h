@@ -1,7 +1,9 @@
 // Runs kernels on the host, whose threads run one after the other: includes CuTe, and stands before what includes it.
 #pragma once
 
+#include <sys/mman.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -146,3 +148,30 @@ inline void __syncthreads() {
   }
   host::wait_for([&] { return host::barriers != own; });
 }
+
+namespace host {
+
+// Bytes behind which nothing can be read.
+class GuardedBytes {
+ public:
+  GuardedBytes() = default;
+  GuardedBytes(GuardedBytes const&) = delete;
+  ~GuardedBytes() {
+    if (pages_ != nullptr) munmap(pages_, size_);
+  }
+
+  // `padding`: bytes between the last one and the guard.
+  uint8_t* allocate(int64_t bytes, int padding) {
+    int64_t const page = sysconf(_SC_PAGESIZE), used = (bytes + padding + page - 1) / page * page;
+    size_ = used + page;
+    pages_ = static_cast<uint8_t*>(mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    mprotect(pages_ + used, page, PROT_NONE);
+    return pages_ + used - padding - bytes;
+  }
+
+ private:
+  uint8_t* pages_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace host

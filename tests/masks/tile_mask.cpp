@@ -1,8 +1,5 @@
 // csrc/masks on the host: its kernels, whose threads run one after the other, against the definition of a mask.
 // tile_mask SEED COUNT: so many random masks. Prints what is wrong, and a last line.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +11,7 @@
 #include "masks/matrix_bits.cuh"
 #include "masks/matrix_lists.cuh"
 #include "masks/sort.cuh"
+#include "planning/tile_mask.h"
 
 using namespace flash_cute;
 
@@ -33,33 +31,10 @@ void expect(bool right, char const* what) {
   if (!right && ++wrong <= 20) std::printf("wrong: %s\n", what);
 }
 
-// Bytes behind which nothing may be read, and before which up to 15 others lie.
-class GuardedBytes {
- public:
-  GuardedBytes() = default;
-  GuardedBytes(GuardedBytes const&) = delete;
-  ~GuardedBytes() {
-    if (pages_ != nullptr) munmap(pages_, size_);
-  }
-
-  // `padding`: bytes between the last one and the guard.
-  uint8_t* allocate(int64_t bytes, int padding) {
-    int64_t const page = sysconf(_SC_PAGESIZE), used = (bytes + padding + page - 1) / page * page;
-    size_ = used + page;
-    pages_ = static_cast<uint8_t*>(mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    mprotect(pages_ + used, page, PROT_NONE);
-    return pages_ + used - padding - bytes;
-  }
-
- private:
-  uint8_t* pages_ = nullptr;
-  size_t size_ = 0;
-};
-
 // A random tensor of booleans, as a caller may give it.
 struct Bools {
   MatrixTensor tensor{};
-  GuardedBytes bytes;
+  host::GuardedBytes bytes;
 
   // `may_broadcast`: rows and columns too.
   void draw_values(int batches, int heads, int rows, int columns, bool may_broadcast) {
@@ -223,6 +198,39 @@ struct Call {
     params.zeroed_words = draw(0, 2999);
   }
 
+  // The workspace has a place for all that the kernels write.
+  void check_layout() const {
+    Problem problem{};
+    problem.len_q = params.len_q;
+    problem.len_k = params.len_k;
+    problem.mask_intervals = intervals;
+    problem.mask_matrix = has_bits;
+    problem.mask_batches = batches;
+    problem.mask_heads = heads;
+    TileMaskPlan plan{.unit_rows = params.plan.unit_rows, .block_n = params.plan.block_n, .lists_keys = true};
+    plan.tile_units = params.plan.tile_units;
+    int64_t const end = lay_out_mask(plan, problem, 100);
+    auto const bytes = [](auto const& values) { return int64_t(values.size() * sizeof(values[0])); };
+    std::vector<std::pair<int64_t, int64_t>> parts{{plan.rows_visited, bytes(rows_visited)},
+                                                   {plan.rows_whole, bytes(rows_whole)},
+                                                   {plan.keys_visited, bytes(keys_visited)},
+                                                   {plan.keys_whole, bytes(keys_whole)},
+                                                   {plan.row_order, bytes(order)},
+                                                   {end, 0}};
+    if (has_bits) {
+      parts.insert(parts.end(), {{plan.bits, bytes(bits) - 16}, {plan.tile_rows, bytes(tile_rows)}});
+    } else {
+      parts.push_back({plan.intervals, bytes(rows)});
+    }
+    expect((has_bits ? plan.intervals : plan.bits) == -1, "either intervals or bits have a place");
+    std::sort(parts.begin(), parts.end());
+    expect(parts[0].first >= 100, "the place of the family's own parts");
+    for (size_t i = 1; i < parts.size(); ++i) {
+      expect(parts[i - 1].first + parts[i - 1].second <= parts[i].first, "a part's place");
+      expect(parts[i - 1].first % 128 == 0, "a part's alignment");
+    }
+  }
+
   void run() {
     if (has_bits) {
       for (int64_t i = 0; i < masks::matrix_ctas(params); ++i) {
@@ -362,6 +370,7 @@ int main(int, char** argv) {
   int const number = std::atoi(argv[2]);
   for (int i = 0; i < number; ++i) {
     Call call;
+    call.check_layout();
     call.run();
     call.check();
   }
