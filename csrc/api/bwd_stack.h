@@ -1,5 +1,4 @@
-// A backward's arguments on PyTorch's stack, and its boxed functions: dense and packed, with a mask by intervals and
-// without.
+// A backward's arguments on PyTorch's stack, and its boxed functions: dense and packed, with a mask and without.
 #pragma once
 
 #include "bwd.h"

@@ -1,5 +1,5 @@
 // A forward's arguments on PyTorch's stack, and its boxed functions: dense and packed, of 16 bits and of float8, with a
-// mask by intervals and without.
+// mask and without.
 #pragma once
 
 #include <vector>
@@ -113,7 +113,8 @@ inline void add_own_tensors(std::vector<TensorInfo*>& tensors, FwdArgs& call) {
   if (call.mask) {
     MaskArgs& mask = *call.mask;
     tensors.insert(tensors.end(),
-                   {&mask.first_row, &mask.row_limit, if_given(mask.first_row_2), if_given(mask.row_limit_2)});
+                   {&mask.first_row, &mask.row_limit, if_given(mask.first_row_2), if_given(mask.row_limit_2),
+                    if_given(mask.matrix), if_given(mask.blocks)});
   }
 }
 

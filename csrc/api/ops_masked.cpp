@@ -1,37 +1,42 @@
-// The operators of calls with a mask by intervals of rows per column (contract/tile_mask.h), dense and packed, and their
-// schemas. Operators of their own, since four more arguments would cost every call without a mask.
+// The operators of calls with a mask (contract/tile_mask.h), dense and packed, and their schemas. Operators of their own,
+// since six more arguments would cost every call without a mask.
 //
 //   masked_fwd, _masked_fwd, masked_fwd_plan, check_masked_fwd   as fwd, _fwd, fwd_plan and check_fwd, see ops.cpp
 //   masked_bwd, _masked_bwd, masked_bwd_plan, check_masked_bwd   as bwd, _bwd, bwd_plan and check_bwd
 //   masked_varlen_*, ...                                         the same of packed sequences, see ops_varlen.cpp
 //
 // Row i sees key j if causal and window let it and mask_first_row[j] <= i < mask_row_limit[j], or the same of the second
-// pair: mask_args.h has the shapes. The row of a packed call is that of the packed tensor, and a row sees no key of
-// another sequence. A mask has no derivative. CPU kernels are registered from Python.
+// pair, and where they are given mask_matrix[i, j] and mask_blocks[i / 64, j / 64]: mask_args.h has the shapes. The row
+// of a packed call is that of the packed tensor, and a row sees no key of another sequence. A mask has no derivative. CPU
+// kernels are registered from Python.
 #include "bwd_stack.h"
 
 namespace flash_cute {
 namespace {
 
-// FLASH_CUTE_ROWS_OF_KEYS on the stack.
+// FLASH_CUTE_GIVEN_MASK on the stack.
 class MaskStack {
  public:
   explicit MaskStack(StackReader& stack)
       : first_row_(stack.tensor()),
         row_limit_(stack.tensor()),
         first_row_2_(stack.optional_tensor()),
-        row_limit_2_(stack.optional_tensor()) {}
+        row_limit_2_(stack.optional_tensor()),
+        matrix_(stack.optional_tensor()),
+        blocks_(stack.optional_tensor()) {}
 
   void add_to(FwdArgs& call) const {
     call.mask = {.first_row = tensor_info("mask.first_row", first_row_.get()),
                  .row_limit = tensor_info("mask.row_limit", row_limit_.get()),
                  .first_row_2 = optional_info("mask.first_row_2", first_row_2_),
-                 .row_limit_2 = optional_info("mask.row_limit_2", row_limit_2_)};
+                 .row_limit_2 = optional_info("mask.row_limit_2", row_limit_2_),
+                 .matrix = optional_info("mask.matrix", matrix_),
+                 .blocks = optional_info("mask.blocks", blocks_)};
   }
 
  private:
   Tensor first_row_, row_limit_;
-  Tensor first_row_2_, row_limit_2_;  // null: none was given
+  Tensor first_row_2_, row_limit_2_, matrix_, blocks_;  // null: none was given
 };
 
 using MaskedFwd = FwdStackOf<MaskStack>;
@@ -42,19 +47,20 @@ using MaskedVarlenBwd = VarlenBwdStackOf<MaskStack>;
 }  // namespace
 }  // namespace flash_cute
 
-#define FLASH_CUTE_ROWS_OF_KEYS \
-  "Tensor mask_first_row, Tensor mask_row_limit, Tensor? mask_first_row_2, Tensor? mask_row_limit_2"
+#define FLASH_CUTE_GIVEN_MASK                                                                         \
+  "Tensor mask_first_row, Tensor mask_row_limit, Tensor? mask_first_row_2, Tensor? mask_row_limit_2, " \
+  "Tensor? mask_matrix, Tensor? mask_blocks"
 #define FLASH_CUTE_MASKED_FWD \
-  "Tensor q, Tensor k, Tensor v, " FLASH_CUTE_ROWS_OF_KEYS ", " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE ", str backend"
+  "Tensor q, Tensor k, Tensor v, " FLASH_CUTE_GIVEN_MASK ", " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE ", str backend"
 #define FLASH_CUTE_MASKED_VARLEN_FWD                                                                          \
-  "Tensor q, Tensor k, Tensor v, " FLASH_CUTE_ROWS_OF_KEYS ", " FLASH_CUTE_LENGTHS ", " FLASH_CUTE_MASK ", " \
+  "Tensor q, Tensor k, Tensor v, " FLASH_CUTE_GIVEN_MASK ", " FLASH_CUTE_LENGTHS ", " FLASH_CUTE_MASK ", " \
   FLASH_CUTE_SCORE ", str backend"
 #define FLASH_CUTE_OF_BWD "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
 #define FLASH_CUTE_MASKED_BWD                                                                          \
-  FLASH_CUTE_OF_BWD FLASH_CUTE_ROWS_OF_KEYS ", " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE ", bool deterministic, " \
+  FLASH_CUTE_OF_BWD FLASH_CUTE_GIVEN_MASK ", " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE ", bool deterministic, " \
   "str backend"
 #define FLASH_CUTE_MASKED_VARLEN_BWD                                                                     \
-  FLASH_CUTE_OF_BWD FLASH_CUTE_ROWS_OF_KEYS ", " FLASH_CUTE_LENGTHS ", " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE \
+  FLASH_CUTE_OF_BWD FLASH_CUTE_GIVEN_MASK ", " FLASH_CUTE_LENGTHS ", " FLASH_CUTE_MASK ", " FLASH_CUTE_SCORE \
   ", bool deterministic, str backend"
 
 STABLE_TORCH_LIBRARY_FRAGMENT(flash_cute, m) {

@@ -54,10 +54,11 @@ struct Problem {
   bool alibi_per_batch;  // slopes of (batch, heads_q), else (heads_q,)
   Causal causal;
   Band band;      // causal and the window; exact for lengths up to kMaxLength. Packed: see make_band
-  // A mask by intervals of rows per column, see contract/tile_mask.h. 0: none.
-  int mask_intervals = 0;  // of a column
-  int mask_batches = 1;    // the call's or 1
-  int mask_heads = 1;      // heads_kv or 1
+  // A mask, see contract/tile_mask.h.
+  int mask_intervals = 0;    // of a column; 0: there is no mask
+  bool mask_matrix = false;  // it has a matrix or blocks too: kernels read bits of it, and no intervals
+  int mask_batches = 1;      // the call's or 1
+  int mask_heads = 1;        // heads_kv or 1
   Choice asked = {};
   AccumulateIn accumulate = AccumulateIn::kFloat32;
   // Of packed sequences, as far as the hints tell: for the choice of a kernel and of its schedule alone.
