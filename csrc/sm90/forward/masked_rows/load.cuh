@@ -1,5 +1,6 @@
 // The producer: a warp that schedules row tiles, walks over the key tiles that they visit, and loads Q, K and V by TMA.
-// With K of a key tile comes what it is to each warpgroup, and where one needs the mask, the intervals of its columns.
+// With K of a key tile comes what it is to each warpgroup, and where one needs the mask, the intervals of its columns, or
+// the address of their bits.
 #pragma once
 
 #include "key_walk.cuh"
@@ -122,8 +123,9 @@ class Producer {
     smem_.k_pipeline.wait_empty(state);
     if (is_first_lane()) {
       int const intervals = KeyFlags::some_masked(slot.flags) ? mask.intervals_per_column : 0;
-      KeySlot volatile& published = smem_.slots[state.stage];
+      PublishedSlot volatile& published = smem_.slots[state.stage];
       published.number = slot.number;
+      if (mask.bits != nullptr) published.bits = bits_of(slot.number);
       published.flags = slot.flags | (is_last ? KeyFlags::kLast : 0);
       uint64_t* const full = smem_.k_pipeline.expect(state, kBytes + intervals * kIntervalBytes);
       load_tile<typename Traits::ColumnsQK>(args_.k, full, TMA::CacheHintSm90::EVICT_LAST, smem_.k[state.stage],
@@ -136,6 +138,14 @@ class Producer {
       }
     }
     __syncwarp();
+  }
+
+  // Of a key tile's columns and the row tile's first 64 rows.
+  CUTE_DEVICE RowBits const* bits_of(int number) const {
+    static_assert(Traits::kRows == kBitRows);
+    TileMask const& mask = args_.params.mask;
+    return mask.bits + tile_.batch * mask.bits_batch_stride + tile_.head_kv * mask.bits_head_stride +
+           tile_.m_block * Traits::kWarpgroups * mask.bits_block_stride + int64_t{number} * Traits::kBlockN;
   }
 
   // `count`: of the key tiles that the CTA has loaded before.
