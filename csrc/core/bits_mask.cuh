@@ -8,15 +8,6 @@
 
 namespace flash_cute {
 
-// What a mask says of a column is 8 bytes: an interval, or the bits of 64 rows.
-static_assert(sizeof(RowBits) == sizeof(RowInterval));
-
-// Of a head's first column: the first interval, or the bits of the first 64 rows.
-CUTE_DEVICE RowBits const* columns_of_head(TileMask const& mask, int batch, int head_kv) {
-  if (mask.bits != nullptr) return mask.bits + batch * mask.bits_batch_stride + head_kv * mask.bits_head_stride;
-  return reinterpret_cast<RowBits const*>(mask.intervals + batch * mask.batch_stride + head_kv * mask.head_stride);
-}
-
 // The bits of 16 rows and a tile's columns, spread over the lanes of the warp that has the rows: a word is two
 // neighbouring columns, the first one in its low half. Lane l has the pairs of columns l, l + 32 and so on. A column's
 // 64 rows are thus read as four warps need them, and a lane gets those of its columns by shuffles.

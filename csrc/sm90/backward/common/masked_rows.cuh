@@ -4,8 +4,8 @@
 #include <cute/tensor.hpp>
 
 #include "contract/params.h"
+#include "core/mask_columns.cuh"
 #include "core/tile_bits.cuh"
-#include "tile_columns.cuh"
 
 namespace flash_cute::sm90::backward {
 

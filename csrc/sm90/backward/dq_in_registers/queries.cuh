@@ -16,6 +16,7 @@
 #include "core/convert.cuh"
 #include "core/layout.cuh"
 #include "core/mask.cuh"
+#include "core/mask_columns.cuh"
 #include "core/registers.cuh"
 #include "core/softmax.cuh"
 #include "core/tile_bits.cuh"

@@ -1,9 +1,9 @@
 // Which rows of a tile see a key, as the epilogue asks for it.
 #pragma once
 
-#include "core/bits_mask.cuh"
 #include "core/fwd_normalize.cuh"
 #include "core/interval_mask.cuh"
+#include "core/mask_columns.cuh"
 #include "core/place.cuh"
 #include "core/tile_bits.cuh"
 #include "sm90/common/warpgroup.cuh"
