@@ -130,8 +130,8 @@ struct ElementBits {
   }
 };
 
-// Sets the scores of one row to -inf whose bit in word kWord of ElementBits, `kept`, is 0. The compiler moves the bits to
-// predicates eight at a time (R2P).
+// Sets the scores of one row to -inf whose bit in word kWord of ElementBits, `kept`, is 0. The compiler moves the bits
+// to predicates eight at a time (R2P).
 template <int kWord, class Scores>
 CUTE_DEVICE void keep_elements(Scores&& row, uint32_t kept) {  // (elements)
   constexpr int kSize = decltype(size(row))::value;

@@ -1,5 +1,5 @@
-// The masks of a tile's scores by bits and by intervals on the host, at each thread's coordinates, against the matrix that
-// they say. bits_mask SEED: prints what is wrong, and a last line.
+// The masks of a tile's scores by bits and by intervals on the host, at each thread's coordinates, against the matrix
+// that they say. bits_mask SEED: prints what is wrong, and a last line.
 #include <algorithm>
 #include <barrier>
 #include <cmath>
@@ -120,7 +120,8 @@ void check_warp_bits(char const* name) {
       own.hide(scores, tScS_0, i, thread % 32);
     }
   };
-  check<false, Mma, kRows, kColumns>(name, mask, [&](int row, int column) { return sees(bits, kColumns, row, column); });
+  check<false, Mma, kRows, kColumns>(name, mask,
+                                     [&](int row, int column) { return sees(bits, kColumns, row, column); });
 }
 
 // The transposed tile of the portable backward, of which there may be two in 64 rows.
@@ -157,7 +158,8 @@ void check_columns(char const* name) {
     apply_columns_transposed(scores, tScS, tScS_0, TileColumns{words, words + kColumns, false}, kTileRow);
   };
   check<true, Mma, kRows, kColumns>(name, by_intervals, [&](int row, int column) {
-    auto const has = [&](RowInterval const& rows) { return rows.first <= kTileRow + row && kTileRow + row < rows.limit; };
+    int const of_tensor = kTileRow + row;
+    auto const has = [&](RowInterval const& rows) { return rows.first <= of_tensor && of_tensor < rows.limit; };
     return has(intervals[column]) || has(intervals[kColumns + column]);
   });
 }

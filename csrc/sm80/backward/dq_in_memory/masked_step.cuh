@@ -19,8 +19,8 @@ __device__ inline void mask_scores(BwdParams const& params, MaskedTask const& ta
   if (is_set(task.whole, now.m_block)) return;
   auto scores = rowcol_view(tSrS);  // (keys, rows)
   TileMask const& mask = params.mask;
-  auto const tScS = thread_coords<Traits>(task);              // (keys, rows) -> (key, row)
-  auto const tScS_0 = score_coords_of_thread_0<Traits>();     // the same of thread 0, static
+  auto const tScS = thread_coords<Traits>(task);           // (keys, rows) -> (key, row)
+  auto const tScS_0 = score_coords_of_thread_0<Traits>();  // the same of thread 0, static
   int const row = now.m_block * Traits::kBlockM + part * Traits::kScoreRows;
   if (mask.bits != nullptr) {
     static_assert(kBitRows % Traits::kBlockM == 0);

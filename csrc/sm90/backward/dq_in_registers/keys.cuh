@@ -173,8 +173,7 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
       // (keys, rows) -> (key, row)
       auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
       if constexpr (Traits::kVariant.reads_mask) {
-        auto const columns =
-            backward::TileColumns::of_rows<64>(params, tile.columns, tile.second_columns, m);
+        auto const columns = backward::TileColumns::of_rows<64>(params, tile.columns, tile.second_columns, m);
         apply_columns_transposed(scores, tScS, tScS_0, columns, m * 64);
       } else {
         apply_mask_transposed(scores, tScS, tScS_0, lengths(), m * 64, tile.n_block * 64);

@@ -1,6 +1,6 @@
 // The producer: a warp that schedules row tiles, walks over the key tiles that they visit, and loads Q, K and V by TMA.
-// With K of a key tile comes what it is to each warpgroup, and where one needs the mask, the intervals of its columns, or
-// the address of their bits.
+// With K of a key tile comes what it is to each warpgroup, and where one needs the mask, the intervals of its columns,
+// or the address of their bits.
 #pragma once
 
 #include "key_walk.cuh"
