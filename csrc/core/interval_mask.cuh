@@ -60,17 +60,12 @@ CUTE_DEVICE void apply_interval_mask(Scores& scores,         // (rows, columns)
 // As keep_range, with two ranges.
 template <int kPeriod, class Scores>
 CUTE_DEVICE void keep_ranges(Scores&& row, int begin, int end, int second_begin, int second_end) {  // (elements)
-  constexpr int kSize = decltype(size(row))::value;
-  using Bits = ElementBits<kSize, kPeriod>;
+  using Bits = ElementBits<decltype(size(row))::value, kPeriod>;
   int const bits_begin = Bits::below(begin), bits_end = Bits::below(end);
   int const second_bits_begin = Bits::below(second_begin), second_bits_end = Bits::below(second_end);
   for_each(make_int_sequence<Bits::kWords>{}, [&](auto word) __attribute__((always_inline)) {
-    uint32_t const kept = Bits::template word<word>(bits_begin, bits_end) |
-                          Bits::template word<word>(second_bits_begin, second_bits_end);
-    CUTE_UNROLL
-    for (int j = 32 * word; j < cute::min(kSize, 32 * word + 32); ++j) {
-      if (!(kept & (1u << (j % 32)))) row(j) = -INFINITY;
-    }
+    keep_elements<word>(row, Bits::template word<word>(bits_begin, bits_end) |
+                                 Bits::template word<word>(second_bits_begin, second_bits_end));
   });
 }
 

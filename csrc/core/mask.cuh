@@ -130,19 +130,26 @@ struct ElementBits {
   }
 };
 
+// Sets the scores of one row to -inf whose bit in word kWord of ElementBits, `kept`, is 0. The compiler moves the bits
+// to predicates eight at a time (R2P).
+template <int kWord, class Scores>
+CUTE_DEVICE void keep_elements(Scores&& row, uint32_t kept) {  // (elements)
+  constexpr int kSize = decltype(size(row))::value;
+  CUTE_UNROLL
+  for (int j = 32 * kWord; j < cute::min(kSize, 32 * kWord + 32); ++j) {
+    if (!(kept & (1u << (j % 32)))) row(j) = -INFINITY;
+  }
+}
+
 // Sets the scores of one row outside [begin, end), relative to the thread's first element, to -inf. It costs one
-// comparison per edge and row, and one bit per element, which the compiler moves to predicates eight at a time (R2P).
+// comparison per edge and row, and one bit per element.
 template <int kPeriod, class Scores>
 CUTE_DEVICE void keep_range(Scores&& row, int begin, int end) {  // (elements)
   constexpr int kSize = decltype(size(row))::value;
   using Bits = ElementBits<kSize, kPeriod>;
   int const bits_begin = Bits::below(begin), bits_end = Bits::below(end);
   for_each(make_int_sequence<Bits::kWords>{}, [&](auto word) __attribute__((always_inline)) {
-    uint32_t const kept = Bits::template word<word>(bits_begin, bits_end);
-    CUTE_UNROLL
-    for (int j = 32 * word; j < cute::min(kSize, 32 * word + 32); ++j) {
-      if (!(kept & (1u << (j % 32)))) row(j) = -INFINITY;
-    }
+    keep_elements<word>(row, Bits::template word<word>(bits_begin, bits_end));
   });
 }
 

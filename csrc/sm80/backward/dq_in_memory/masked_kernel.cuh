@@ -1,5 +1,5 @@
-// The portable backward with a mask by intervals, of plain or of modified scores. A CTA owns a key tile, as in
-// kernel.cuh, and visits the row tiles that the tile's list names, by the steps of sequence_mainloop.cuh.
+// The portable backward with a mask, of plain or of modified scores. A CTA owns a key tile, as in kernel.cuh, and
+// visits the row tiles that the tile's list names, by the steps of sequence_mainloop.cuh.
 #pragma once
 
 #include "contract/plan.h"

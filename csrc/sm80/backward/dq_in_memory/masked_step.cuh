@@ -1,8 +1,9 @@
-// What a step does otherwise with a mask by intervals: the mask itself, and the turns of the deterministic mode.
+// What a step does otherwise with a mask: the mask itself, and the turns of the deterministic mode.
 #pragma once
 
 #include <cute/tensor.hpp>
 
+#include "core/bits_mask.cuh"
 #include "core/interval_mask.cuh"
 #include "masked_traits.cuh"
 #include "sequence_dq.cuh"
@@ -17,9 +18,17 @@ __device__ inline void mask_scores(BwdParams const& params, MaskedTask const& ta
   using Traits = typename Schedule::Traits;
   if (is_set(task.whole, now.m_block)) return;
   auto scores = rowcol_view(tSrS);  // (keys, rows)
-  apply_interval_mask_transposed(scores, thread_coords<Traits>(task), score_coords_of_thread_0<Traits>(),
-                                 now.m_block * Traits::kBlockM + part * Traits::kScoreRows, task.intervals,
-                                 params.mask.intervals_per_column, params.mask.interval_stride);
+  TileMask const& mask = params.mask;
+  auto const tScS = thread_coords<Traits>(task);           // (keys, rows) -> (key, row)
+  auto const tScS_0 = score_coords_of_thread_0<Traits>();  // the same of thread 0, static
+  int const row = now.m_block * Traits::kBlockM + part * Traits::kScoreRows;
+  if (mask.bits != nullptr) {
+    static_assert(kBitRows % Traits::kBlockM == 0);
+    apply_bits_transposed(scores, tScS, tScS_0, row, task.columns + row / kBitRows * mask.bits_block_stride);
+  } else {
+    apply_interval_mask_transposed(scores, tScS, tScS_0, row, reinterpret_cast<RowInterval const*>(task.columns),
+                                   mask.intervals_per_column, mask.interval_stride);
+  }
 }
 
 // The semaphore of a row tile holds the number after that of the key tile that added last. The key tile of the turn

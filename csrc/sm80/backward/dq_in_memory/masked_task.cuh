@@ -1,7 +1,8 @@
-// The work of a CTA of a batch with a mask by intervals: a key tile, and the row tiles that its lists name. One thread
+// The work of a CTA of a batch with a mask: a key tile, and the row tiles that its lists name. One thread
 // leaves it in shared memory, as that of a sequence, see sequence_task.cuh.
 #pragma once
 
+#include "core/mask_columns.cuh"
 #include "core/tile_bits.cuh"
 #include "sequence_task.cuh"
 #include "task.cuh"
@@ -14,7 +15,7 @@ struct MaskedTask {
   uint32_t const* visited;       // the key tile's lists, of row tiles
   uint32_t const* whole;
   uint32_t const* visitors;      // the list of row tile 0, of key tiles
-  RowInterval const* intervals;  // of the tile's columns
+  RowBits const* columns;        // the first intervals of the tile's columns, or the bits of the first 64 rows
   Sequence sequence;             // the batch's rows and keys
   int n_block;
   int head_kv;
@@ -65,8 +66,7 @@ CUTE_DEVICE void find_task(BwdParams const& params, MaskedTask& task) {
             .whole = mask.of_keys.whole + list,
             .visitors = mask.of_rows.visited + tile.batch * mask.row_list_batch_stride +
                         tile.head_kv * mask.row_list_head_stride,
-            .intervals = mask.intervals + tile.batch * mask.batch_stride + tile.head_kv * mask.head_stride +
-                         tile.n_block * Traits::kBlockN,
+            .columns = columns_of_head(mask, tile.batch, tile.head_kv) + tile.n_block * Traits::kBlockN,
             .sequence = {.len_q = params.len_q,
                          .len_k = params.len_k,
                          .shift = params.sequences.shift,

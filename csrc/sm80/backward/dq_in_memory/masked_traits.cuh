@@ -1,4 +1,4 @@
-// Types of the sm80 backward kernels that read a mask by intervals.
+// Types of the sm80 backward kernels that read a mask.
 #pragma once
 
 #include "masked_task.cuh"

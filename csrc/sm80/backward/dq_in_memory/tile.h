@@ -63,7 +63,7 @@ constexpr bool has_plain_sequence_kernel(int head_dim, int chip) {
 // The tile of a chip for plain scores of packed batches; has_plain_sequence_kernel holds.
 constexpr TileConfig plain_sequence_tile_config(int head_dim, int chip) { return tile_config(head_dim, chip); }
 
-// The same with a mask by intervals, where one tile serves both chips. Masked kernels are few, for the time that they
+// The same with a mask, where one tile serves both chips. Masked kernels are few, for the time that they
 // take to compile: up to head dim 64 those of 64 serve.
 constexpr bool has_masked_kernel(int head_dim) { return head_dim >= 64; }
 constexpr bool has_plain_masked_kernel(int head_dim, int chip) {

@@ -4,6 +4,7 @@
 #include <cute/tensor.hpp>
 
 #include "core/interval_mask.cuh"
+#include "core/mask_columns.cuh"
 #include "core/place.cuh"
 #include "core/score.cuh"
 #include "core/tile_bits.cuh"
@@ -25,10 +26,22 @@ CUTE_DEVICE void place_masked_tile(FwdParams const& params, MaskedTile& tile, in
     auto const first_key = [&](void const* base, Strides const& strides) {
       return static_cast<typename Traits::Element const*>(base) + coord.batch * strides.batch + head_kv * strides.head;
     };
+    RowBits const* columns = columns_of_head(mask, coord.batch, head_kv);
+    int64_t stride = mask.interval_stride;
+    int per_column = mask.intervals_per_column;
+    if (mask.bits != nullptr) {
+      static_assert(Traits::kBlockM % kBitRows == 0);
+      constexpr int kBlocks = Traits::kBlockM / kBitRows;
+      stride = mask.bits_block_stride;
+      columns += coord.m_block * kBlocks * stride;
+      per_column = min(kBlocks, ceil_div(params.len_q, int{kBitRows}) - coord.m_block * kBlocks);
+    }
     tile = {.coord = coord,
             .visited = mask.of_rows.visited + list,
             .whole = mask.of_rows.whole + list,
-            .intervals = mask.intervals + coord.batch * mask.batch_stride + head_kv * mask.head_stride,
+            .columns = columns,
+            .per_column_stride = stride,
+            .per_column = per_column,
             .k = first_key(params.k, params.k_strides),
             .v = first_key(params.v, params.v_strides),
             .zero = 0,
@@ -49,8 +62,8 @@ CUTE_DEVICE float row_lse(SeeingRows const&, Softmax const& softmax, int i, int 
   return softmax.lse(i);
 }
 
-// A row whose sum is not 0 sees a key. Only of others the intervals are read again: such a row sees none, unless all of
-// its scores are -inf. After softmax.finish(), by whole warps.
+// A row whose sum is not 0 sees a key. Only of others the mask is read again: such a row sees none, unless all of its
+// scores are -inf. After softmax.finish(), by whole warps.
 template <class Traits, class Softmax, class Coords>
 CUTE_DEVICE SeeingRows find_seeing_rows(FwdParams const& params, MaskedTile const& tile, Softmax const& softmax,
                                         Coords const& coords) {  // (rows, head dim) -> (row, column)
@@ -68,11 +81,15 @@ CUTE_DEVICE SeeingRows find_seeing_rows(FwdParams const& params, MaskedTile cons
   for (int n = last_set_before(tile.visited, 32 * mask.of_rows.words); n >= 0; n = last_set_before(tile.visited, n)) {
     // The threads of a quad have the same rows: each reads a fourth of the columns.
     for (int column = threadIdx.x % 4; column < Traits::kBlockN; column += 4) {
-      for (int interval = 0; interval < mask.intervals_per_column; ++interval) {
-        RowInterval const rows = tile.intervals[interval * mask.interval_stride + n * Traits::kBlockN + column];
+      for (int number = 0; number < tile.per_column; ++number) {
+        RowBits const* const own = tile.columns + number * tile.per_column_stride + n * Traits::kBlockN + column;
         CUTE_UNROLL
         for (int i = 0; i < kRows; ++i) {
-          seeing |= uint32_t{contains(rows, first_row + get<0>(coords(i, _0{})))} << i;
+          int const row = get<0>(coords(i, _0{}));
+          bool const sees = mask.bits != nullptr
+                                ? row / kBitRows == number && (*own >> row % kBitRows & 1) != 0
+                                : contains(read_interval(reinterpret_cast<RowInterval const*>(own)), first_row + row);
+          seeing |= uint32_t{sees} << i;
         }
       }
     }

@@ -8,6 +8,7 @@
 
 #include <cute/tensor.hpp>
 
+#include "core/bits_mask.cuh"
 #include "core/convert.cuh"
 #include "core/interval_mask.cuh"
 #include "core/layout.cuh"
@@ -128,17 +129,34 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
                                          sequence.len_k - n * kBlockN, value_columns<Traits>(params), thread_again());
   };
 
-  // Of a mask: the intervals of the tile's columns. With two stages they come with K, else with V.
-  auto load_intervals = [&](int n, int stage) {
+  // What a mask says of the tile's columns. With two stages it comes with K, else with V.
+  auto load_columns = [&](int n, int stage) {
     if constexpr (Traits::kVariant.reads_mask) {
       constexpr int kPairs = kBlockN / 2;  // of columns, 16 bytes each
-      static_assert(kMaxIntervals * kPairs <= Traits::kThreads);
+      static_assert(kMaxIntervals * kPairs <= Traits::kThreads && kBlockM <= kMaxIntervals * kBitRows);
       int const pair = thread_again();
-      if (pair >= params.mask.intervals_per_column * kPairs) return;
-      RowInterval const* const source = smem.tile.intervals + n * kBlockN + 2 * (pair % kPairs);
+      if (pair >= smem.tile.per_column * kPairs) return;
+      RowBits const* const source = smem.tile.columns + n * kBlockN + 2 * (pair % kPairs);
       SM80_CP_ASYNC_CACHEALWAYS<uint128_t>::copy(
-          *reinterpret_cast<uint128_t const*>(source + (pair / kPairs) * params.mask.interval_stride),
-          *reinterpret_cast<uint128_t*>(smem.intervals[stage] + 2 * pair));
+          *reinterpret_cast<uint128_t const*>(source + (pair / kPairs) * smem.tile.per_column_stride),
+          *reinterpret_cast<uint128_t*>(smem.columns[stage] + 2 * pair));
+    }
+  };
+  auto mask_scores = [&](auto& scores, auto const& tScS, auto const& tScS_0, int stage) {
+    RowBits const* const columns = smem.columns[stage];
+    if (params.mask.bits == nullptr) {
+      apply_interval_mask<kBlockN>(scores, tScS, tScS_0, tile.m_block * kBlockM,
+                                   reinterpret_cast<RowInterval const*>(columns), params.mask.intervals_per_column);
+      return;
+    }
+    // A thread has two rows of each 16 * kWarps; the bits of blocks of rows past len_q are any.
+    int const thread = thread_again();
+    CUTE_UNROLL
+    for (int i = 0; i < size<0>(scores); i += 2) {
+      int const row = thread / 32 * 16 + i / 2 * (16 * Traits::kWarps);
+      WarpBits<kBlockN> bits;
+      bits.read(columns + row / kBitRows * kBlockN, row % kBitRows, thread % 32);
+      bits.hide(scores, tScS_0, i, thread % 32);
     }
   };
   auto step = [&](int n, int stage, auto kind) __attribute__((always_inline)) {
@@ -148,11 +166,11 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
       if (tiles.has_next(n)) {
         load_k(tiles.next(n), stage ^ 1, Whole{});
         load_v(tiles.next(n), stage ^ 1, Whole{});
-        load_intervals(tiles.next(n), stage ^ 1);
+        load_columns(tiles.next(n), stage ^ 1);
       }
     } else {
       load_v(n, 0, kind);
-      if constexpr (decltype(kind)::kMasked) load_intervals(n, 0);
+      if constexpr (decltype(kind)::kMasked) load_columns(n, 0);
     }
     cp_async_fence();
 
@@ -191,8 +209,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     if constexpr (decltype(kind)::kMasked) {
       auto tScS = rowcol_view(mma.get_slice(thread_again()).partition_C(cS));
       if constexpr (Traits::kVariant.reads_mask) {
-        apply_interval_mask<kBlockN>(scores, tScS, tScS_0, tile.m_block * kBlockM, smem.intervals[stage],
-                                     params.mask.intervals_per_column);
+        mask_scores(scores, tScS, tScS_0, stage);
       } else {
         apply_mask(scores, tScS, tScS_0, sequence, tile.m_block * kBlockM - n * kBlockN, sequence.len_k - n * kBlockN);
       }
@@ -222,7 +239,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
   load_k(tiles.first(), 0, UpperEdge{});
   if constexpr (kTwoStages) {
     load_v(tiles.first(), 0, UpperEdge{});
-    load_intervals(tiles.first(), 0);
+    load_columns(tiles.first(), 0);
   }
   cp_async_fence();
   if constexpr (Traits::Products::kScalesQ) {

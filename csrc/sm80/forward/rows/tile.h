@@ -79,7 +79,8 @@ constexpr int smem_bytes(TileConfig tile, int head_dim) {
 // What a kernel adds to it whose sequences are read at run time.
 constexpr int kSequenceBytes = 128;
 
-// What a kernel adds to it that reads a mask: the tile, and the intervals of the columns of each stage's keys.
+// What a kernel adds to it that reads a mask: the tile, and the intervals of the columns of each stage's keys, or the
+// bits of two blocks of rows.
 constexpr int masked_bytes(TileConfig tile) {
   return kSequenceBytes + tile.stages * kMaxIntervals * tile.block_n * static_cast<int>(sizeof(RowInterval));
 }

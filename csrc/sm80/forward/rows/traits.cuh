@@ -91,7 +91,7 @@ struct Traits {
     SequenceTile tile;
   };
   struct MaskedStorage : SharedStorage {
-    alignas(128) RowInterval intervals[kStages][kMaxIntervals * kBlockN];  // of the columns of a tile of K
+    alignas(128) RowBits columns[kStages][kMaxIntervals * kBlockN];  // of a tile of K, see MaskedTile
     MaskedTile tile;
   };
   using Storage = std::conditional_t<

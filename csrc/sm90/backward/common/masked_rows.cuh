@@ -4,6 +4,7 @@
 #include <cute/tensor.hpp>
 
 #include "contract/params.h"
+#include "core/mask_columns.cuh"
 #include "core/tile_bits.cuh"
 
 namespace flash_cute::sm90::backward {
@@ -33,8 +34,8 @@ CUTE_DEVICE int bits_below(uint32_t const* words, int end) {
 struct MaskedRows {
   uint32_t const* visited;            // a bit for each row tile: it has a row that sees one of the keys
   uint32_t const* whole;              // every row sees every key
-  RowInterval const* columns;         // the first intervals of the keys
-  RowInterval const* second_columns;  // the second ones, or where columns have one the same
+  RowBits const* columns;             // the first intervals of the keys, or the bits of the first 64 rows
+  RowBits const* second_columns;      // the second ones, or where columns have one the same; of bits as columns
   int first_word;                     // of `visited` that is not 0
 
   // The last row tile below number `end` that visits the key tile; -1: there is none.
@@ -53,8 +54,7 @@ struct MaskedRows {
     uint32_t const* const visited = mask.of_keys.visited + list;
     tile.visited = visited;
     tile.whole = mask.of_keys.whole + list;
-    RowInterval const* const columns = mask.intervals + tile.batch * mask.batch_stride +
-                                       tile.head_kv * mask.head_stride + tile.n_block * Traits::kBlockN;
+    RowBits const* const columns = columns_of_head(mask, tile.batch, tile.head_kv) + tile.n_block * Traits::kBlockN;
     tile.columns = columns;
     tile.second_columns = columns + (mask.intervals_per_column > 1 ? mask.interval_stride : 0);
     int number = 0, first_word = 0;

@@ -299,7 +299,7 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int task_
   auto const shift = [&] { return shift_of(params, task()); };
   auto const mask_of_step = [&](int m_block) __attribute__((always_inline)) {
     if constexpr (Traits::kVariant.reads_mask) {
-      return IntervalsOfStep<Traits, decltype(task)>{params, task, tile.n_block, smem.visits.at(number)};
+      return ColumnsOfStep<Traits, decltype(task)>{params, task, tile.n_block, smem.visits.at(number)};
     } else {
       return BandOfStep<Traits, decltype(task)>{params, task, range, tile.n_block, m_block};
     }

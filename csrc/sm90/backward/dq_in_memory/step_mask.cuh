@@ -4,7 +4,7 @@
 #include "core/mask.cuh"
 #include "sm90/backward/common/place.cuh"
 #include "sm90/backward/common/scores.cuh"
-#include "sm90/backward/common/tile_intervals.cuh"
+#include "sm90/backward/common/tile_columns.cuh"
 #include "sm90/common/warpgroup.cuh"
 
 namespace flash_cute::sm90::backward::dq_in_memory {
@@ -32,9 +32,9 @@ struct BandOfStep {
   }
 };
 
-// By intervals. The producer has told the step's row tile.
+// By intervals or bits. The producer has told the step's row tile.
 template <class Traits, class ReadTask>
-struct IntervalsOfStep {
+struct ColumnsOfStep {
   BwdParams const& params;
   ReadTask const& task;
   int n_block;
@@ -49,8 +49,10 @@ struct IntervalsOfStep {
   CUTE_DEVICE void apply(Scores& scores,             // (keys, rows)
                          Coords const& tScS,         // (keys, rows) -> (key, row)
                          Coords0 const& tScS_0) const {  // the same of thread 0, static
-    TileIntervals const intervals{task().columns, task().second_columns};
-    apply_intervals_transposed(scores, tScS, tScS_0, intervals, visit.m_block * Traits::kBlockM);
+    int const m_block = visit.m_block;
+    TileColumns const columns =
+        TileColumns::of_rows<Traits::kBlockM>(params, task().columns, task().second_columns, m_block);
+    apply_columns_transposed(scores, tScS, tScS_0, columns, m_block * Traits::kBlockM);
   }
 };
 

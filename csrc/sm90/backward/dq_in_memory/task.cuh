@@ -95,7 +95,7 @@ struct Task : KeyTile {
   };
 };
 
-// The same where the batch has a mask by intervals.
+// The same where the batch has a mask.
 struct MaskedTask : Task, MaskedRows {
   template <class Traits>
   CUTE_DEVICE static void make(KernelArgs const& args, int index, MaskedTask volatile& task) {

@@ -18,7 +18,7 @@
 #include "sm90/backward/common/modified_scores.cuh"
 #include "sm90/backward/common/place.cuh"
 #include "sm90/backward/common/scores.cuh"
-#include "sm90/backward/common/tile_intervals.cuh"
+#include "sm90/backward/common/tile_columns.cuh"
 #include "epilogue.cuh"
 #include "traits.cuh"
 #include "sm90/common/warpgroup.cuh"
@@ -40,7 +40,7 @@ CUTE_DEVICE TileRange row_range_of(BwdParams const&, backward::SequenceKeyTile c
   return range;
 }
 
-// With a mask by intervals: as many, whose numbers the producer tells.
+// With a mask: as many, whose numbers the producer tells.
 CUTE_DEVICE TileRange row_range_of(BwdParams const& params, MaskedKeyTile const volatile& tile) {
   return {.end = uniform(tile.end) / params.heads_per_kv};
 }
@@ -173,8 +173,8 @@ CUTE_DEVICE void dv_consumer(KernelArgs const& args, typename Traits::KeysStorag
       // (keys, rows) -> (key, row)
       auto tScS = rowcol_view(role.mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));
       if constexpr (Traits::kVariant.reads_mask) {
-        backward::TileIntervals const intervals{tile.columns, tile.second_columns};
-        apply_intervals_transposed(scores, tScS, tScS_0, intervals, m * 64);
+        auto const columns = backward::TileColumns::of_rows<64>(params, tile.columns, tile.second_columns, m);
+        apply_columns_transposed(scores, tScS, tScS_0, columns, m * 64);
       } else {
         apply_mask_transposed(scores, tScS, tScS_0, lengths(), m * 64, tile.n_block * 64);
       }

@@ -16,13 +16,14 @@
 #include "core/convert.cuh"
 #include "core/layout.cuh"
 #include "core/mask.cuh"
+#include "core/mask_columns.cuh"
 #include "core/registers.cuh"
 #include "core/softmax.cuh"
 #include "core/tile_bits.cuh"
 #include "sm90/backward/common/modified_scores.cuh"
 #include "sm90/backward/common/place.cuh"
 #include "sm90/backward/common/scores.cuh"
-#include "sm90/backward/common/tile_intervals.cuh"
+#include "sm90/backward/common/tile_columns.cuh"
 #include "epilogue.cuh"
 #include "traits.cuh"
 #include "sm90/common/load_tma.cuh"
@@ -69,7 +70,7 @@ CUTE_DEVICE int last_key_tile_below(MaskedQueryTile const& tile, int end) {
   return backward::last_bit_below(read, 0, end);
 }
 
-// The same where the batch has a mask by intervals.
+// The same where the batch has a mask.
 CUTE_DEVICE void find_query_tile(KernelArgs const& args, MaskedQueryTile& tile) {
   BwdParams const& params = args.params;
   TileMask const& mask = params.mask;
@@ -79,15 +80,17 @@ CUTE_DEVICE void find_query_tile(KernelArgs const& args, MaskedQueryTile& tile) 
                        int64_t{unit} * words;
   uint32_t const* const visited = mask.of_rows.visited + list;
   int const to_second = unit + 1 < mask.of_rows.lists ? words : 0;
-  RowInterval const* const columns = mask.intervals + place.batch * mask.batch_stride + head_kv * mask.head_stride;
+  RowBits const* const columns = columns_of_head(mask, place.batch, head_kv);
   tile.m_block = place.m_block;
   tile.head = place.head;
   tile.batch = place.batch;
   tile.visited = visited;
   tile.whole = mask.of_rows.whole + list;
   tile.to_second = to_second;
-  tile.columns = columns;
-  tile.second_columns = columns + (mask.intervals_per_column > 1 ? mask.interval_stride : 0);
+  tile.columns = columns + (mask.bits != nullptr ? unit * mask.bits_block_stride : 0);
+  tile.to_second_columns = mask.bits != nullptr            ? (to_second != 0 ? mask.bits_block_stride : 0)
+                           : mask.intervals_per_column > 1 ? mask.interval_stride
+                                                           : 0;
   int steps = 0;
 #pragma unroll 1
   for (int word = 0; word < words; ++word) steps += __popc(visited[word] | visited[word + to_second]);
@@ -125,7 +128,7 @@ CUTE_DEVICE TileRange key_range_of(BwdParams const&, SequenceQueryTile const& ti
   if (m_block * QueryTile::kRows >= uniform(tile.sequence.len_q)) range.end = range.begin;  // rows that are not used
   return range;
 }
-// With a mask by intervals: as many, whose numbers the producer tells.
+// With a mask: as many, whose numbers the producer tells.
 CUTE_DEVICE TileRange key_range_of(BwdParams const&, MaskedQueryTile const& tile) { return {.end = tile.steps}; }
 
 // Calls step(n, first) for each key tile, from the last one on.
@@ -348,8 +351,15 @@ CUTE_DEVICE void dq_consumer(KernelArgs const& args, typename Traits::QueriesSto
     if (masked) {
       auto tScS = rowcol_view(mma_scores.get_slice(threadIdx.x % 128).partition_C(cS));  // (rows, keys) -> (row, key)
       if constexpr (Traits::kVariant.reads_mask) {
-        backward::TileIntervals const intervals{tile.columns + n * kKeys, tile.second_columns + n * kKeys};
-        apply_intervals(scores, tScS, tScS_0, intervals, first_row);
+        RowBits const* const columns = tile.columns + n * kKeys;
+        if (params.mask.bits != nullptr) {
+          int const thread = fresh_thread_index();
+          WarpBits<kKeys> bits;
+          bits.read(columns + warpgroup * tile.to_second_columns, thread / 32 % 4 * 16, thread % 32);
+          bits.hide(scores, tScS_0, 0, thread % 32);
+        } else {
+          apply_intervals(scores, tScS, tScS_0, {columns, columns + tile.to_second_columns, false}, first_row);
+        }
       } else {
         decltype(auto) lengths = lengths_of(params, tile);
         apply_mask(scores, tScS, tScS_0, lengths, first_row - n * kKeys, lengths.len_k - n * kKeys);

@@ -29,7 +29,7 @@ struct SequenceQueryTile {
   Sequence sequence;
 };
 
-// A key tile, and a tile of query rows, where the batch has a mask by intervals.
+// A key tile, and a tile of query rows, where the batch has a mask.
 struct MaskedKeyTile : KeyTile, MaskedRows {};
 struct MaskedQueryTile {
   int m_block;  // of kQueryTileRows rows
@@ -40,8 +40,9 @@ struct MaskedQueryTile {
   uint32_t const* visited;    // those that the first 64 rows see, a bit each
   uint32_t const* whole;      // of which all of these rows see all keys
   int to_second;              // words to the same of the last 64 rows; 0: there are none
-  RowInterval const* columns;         // the first intervals of all columns
-  RowInterval const* second_columns;  // the second ones, or where columns have one the same
+  RowBits const* columns;      // the first intervals of all columns, or the bits of the first 64 rows
+  int64_t to_second_columns;   // in elements: to the second intervals, or where columns have one 0; to the bits of the
+                               // last 64 rows, or where there are no such rows 0
 };
 
 // A step's key tile, as the producer, which alone follows the mask's lists, tells the consumers.

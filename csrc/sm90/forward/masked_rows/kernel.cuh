@@ -1,5 +1,5 @@
-// The Hopper forward with a mask by intervals of rows per column: rows/kernel.cuh, whose producer is a warp that walks
-// over the bits of the mask's lists.
+// The Hopper forward with a mask: rows/kernel.cuh, whose producer is a warp that walks over the bits of the mask's
+// lists.
 #pragma once
 
 #include "core/registers.cuh"

@@ -1,6 +1,6 @@
 // The producer: a warp that schedules row tiles, walks over the key tiles that they visit, and loads Q, K and V by TMA.
 // With K of a key tile comes what the next one is to each warpgroup, and where one needs the mask, the intervals of its
-// columns.
+// columns, or the address of their bits.
 #pragma once
 
 #include "key_walk.cuh"
@@ -126,6 +126,7 @@ class Producer {
       KeySlot volatile& published = smem_.slots[state.stage];
       published.number = tile.number;
       published.next_flags = next_flags;
+      if (mask.bits != nullptr) published.bits = bits_of(tile.number);
       uint64_t* const full = smem_.k_pipeline.expect(state, kBytes + intervals * kIntervalBytes);
       load_tile<typename Traits::ColumnsQK>(args_.k, full, TMA::CacheHintSm90::EVICT_LAST, smem_.k[state.stage],
                                             Traits::kBlockN, tile.number * Traits::kBlockN, tile_.head_kv,
@@ -137,6 +138,14 @@ class Producer {
       }
     }
     __syncwarp();
+  }
+
+  // Of a key tile's columns and the row tile's first 64 rows.
+  CUTE_DEVICE RowBits const* bits_of(int number) const {
+    static_assert(Traits::kRows == kBitRows);
+    TileMask const& mask = args_.params.mask;
+    return mask.bits + tile_.batch * mask.bits_batch_stride + tile_.head_kv * mask.bits_head_stride +
+           tile_.m_block * Traits::kWarpgroups * mask.bits_block_stride + int64_t{number} * Traits::kBlockN;
   }
 
   // `count`: of the key tiles that the CTA has loaded before.

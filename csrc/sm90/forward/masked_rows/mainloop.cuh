@@ -2,7 +2,7 @@
 // rows/mainloop.cuh; what a key tile is to the warpgroup comes with it:
 //
 //     whole         a step
-//     sees some     a step with the mask, whose intervals are in shared memory
+//     sees some     a step with the mask: intervals are in shared memory, bits are read when the step begins
 //     sees nothing  the warpgroup hands on its turn and releases K and V, after the product that is due
 //
 // The first step after such a tile, or of a row tile, has no product of a tile before.
@@ -11,6 +11,7 @@
 #include <cute/tensor.hpp>
 
 #include "core/convert.cuh"
+#include "core/bits_mask.cuh"
 #include "core/interval_mask.cuh"
 #include "core/layout.cuh"
 #include "core/registers.cuh"
@@ -118,8 +119,22 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
                Positions{.shift = params.sequences.shift, .band = {.lower = -kNoLimit, .upper = kNoLimit}},
                [&] { return rowcol_view(mma_qk.get_slice(threadIdx.x % 128).partition_C(cS)); });
 
-  // Hides what the mask hides, and releases K, with which the intervals came.
+  // Where the mask is by bits, those of the warp's rows and the key tile.
+  WarpBits<kBlockN> bits;
+  auto read_bits = [&] {
+    if (params.mask.bits == nullptr) return;
+    KeySlot const volatile& slot = smem.slots[k_state.stage];
+    int const thread = fresh_thread_index();
+    bits.read(slot.bits + warpgroup * params.mask.bits_block_stride, thread / 32 % 4 * 16, thread % 32);
+  };
+  // Hides what the mask hides, and releases K, with which intervals came.
   auto mask = [&] {
+    if (params.mask.bits != nullptr) {
+      if constexpr (!Traits::kReadsBitsEarly) read_bits();
+      bits.hide(scores, tScS_0, 0, fresh_thread_index() % 32);
+      release_k();
+      return;
+    }
     // (rows, columns) -> (row, column)
     auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
     apply_interval_mask<kBlockN>(scores, tScS, tScS_0, first_row, smem.intervals[k_state.stage][0],
@@ -156,6 +171,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     if constexpr (Traits::kVariant.modifies_scores) offset = first_row - uniform(slot.number) * kBlockN;
   };
   auto step = [&](auto&& hide) __attribute__((always_inline)) {
+    constexpr bool kWhole = std::is_same_v<std::decay_t<decltype(hide)>, rows::NoMask>;
+    if constexpr (!kWhole && Traits::kReadsBitsEarly) read_bits();
     Turn::take(warpgroup);  // the warpgroup before has issued its GEMMs
     issue_qk();
     issue_pv();  // of the key tile before
@@ -163,7 +180,6 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     read_slot();
     warpgroup_wait<1>();  // S(n)
     warpgroup_fence_operand(tSrS);
-    constexpr bool kWhole = std::is_same_v<std::decay_t<decltype(hide)>, rows::NoMask>;
     if constexpr (kWhole) release_k();
     finish_scores(
         hide, offset,
@@ -175,6 +191,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
   };
   // The same where no product is due.
   auto first_step = [&](bool whole) {
+    if (Traits::kReadsBitsEarly && !whole) read_bits();
     Turn::take(warpgroup);
     issue_qk();
     Turn::hand_on(warpgroup);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "core/fwd_normalize.cuh"
+#include "core/interval_mask.cuh"
+#include "core/mask_columns.cuh"
 #include "core/place.cuh"
 #include "core/tile_bits.cuh"
 #include "sm90/common/warpgroup.cuh"
@@ -27,15 +29,19 @@ CUTE_DEVICE uint32_t seeing_rows_of_warp(FwdParams const& params, TileCoord cons
   int const unit = first_row / Traits::kRows, head_kv = tile.head / params.order.heads_per_kv;
   uint32_t const* const visited = mask.of_rows.visited + tile.batch * mask.row_list_batch_stride +
                                   head_kv * mask.row_list_head_stride + int64_t{unit} * mask.of_rows.words;
-  RowInterval const* const intervals = mask.intervals + tile.batch * mask.batch_stride + head_kv * mask.head_stride;
+  RowBits const* columns = columns_of_head(mask, tile.batch, head_kv);
+  bool const are_bits = mask.bits != nullptr;
+  if (are_bits) columns += unit * mask.bits_block_stride;
   auto const low_bits = [&](int row) { return (1u << max(0, min(row - first_row, 16))) - 1; };
   uint32_t seeing = 0;
 #pragma unroll 1
   for (int n = last_set_before(visited, 32 * mask.of_rows.words); n >= 0; n = last_set_before(visited, n)) {
 #pragma unroll 1
     for (int column = threadIdx.x % 32; column < Traits::kBlockN; column += 32) {
+      RowBits const* const own = columns + int64_t{n} * Traits::kBlockN + column;
+      if (are_bits) seeing |= static_cast<uint32_t>(*own >> first_row % kBitRows) & 0xffff;
       for (int i = 0; i < mask.intervals_per_column; ++i) {
-        RowInterval const rows = intervals[i * mask.interval_stride + int64_t{n} * Traits::kBlockN + column];
+        RowInterval const rows = read_interval(reinterpret_cast<RowInterval const*>(own) + i * mask.interval_stride);
         seeing |= low_bits(rows.limit) & ~low_bits(rows.first);
       }
     }
@@ -43,8 +49,8 @@ CUTE_DEVICE uint32_t seeing_rows_of_warp(FwdParams const& params, TileCoord cons
   return __reduce_or_sync(0xffffffff, seeing);
 }
 
-// A row whose sum is not 0 sees a key. Only for others the intervals are read again: such a row sees none, unless all of
-// its scores are -inf. After softmax.finish(), by whole warps.
+// A row whose sum is not 0 sees a key. Only for others the mask is read again: such a row sees none, unless all of its
+// scores are -inf. After softmax.finish(), by whole warps.
 template <class Traits>
 CUTE_DEVICE SeeingRows find_seeing_rows(FwdParams const& params, TileCoord const& tile, int warpgroup,
                                         OnlineSoftmax<2> const& softmax) {

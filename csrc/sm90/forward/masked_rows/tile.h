@@ -1,4 +1,4 @@
-// The tiles of the sm90 forward with a mask by intervals. Plain constants, as rows/tile.h.
+// The tiles of the sm90 forward with a mask. Plain constants, as rows/tile.h.
 #pragma once
 
 #include "sm90/forward/rows/tile.h"

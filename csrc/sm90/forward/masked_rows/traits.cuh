@@ -1,4 +1,4 @@
-// Types of one sm90 forward kernel with a mask by intervals: those without one, and what comes with a key tile.
+// Types of one sm90 forward kernel with a mask: those of one without, and what comes with a key tile.
 #pragma once
 
 #include "contract/tile_mask.h"
@@ -19,7 +19,8 @@ struct VisitedTile {
 // landed, the flags would delay the step.
 struct KeySlot {
   int number;
-  uint32_t next_flags;  // of the row tile's next key tile; 0: this is the last
+  uint32_t next_flags;   // of the row tile's next key tile; 0: this is the last
+  RowBits const* bits;  // of its columns and the row tile's first 64 rows, in global memory; not where there are none
 };
 
 // What a key tile is to the warpgroups of its row tile, two bits for each.
@@ -45,6 +46,8 @@ struct Traits : rows::Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV> {
   // Not in the modified kernels of three warpgroups: that of head dim 96 spilled, as that of 128 does without a mask.
   static constexpr bool kOutThroughSmem =
       kSmem.has_o && !(kVariant.modifies_scores && kTile.block_m == 192);
+  // Whether the bits of a mask are read when a step begins, else where they are needed: that of head dim 96 spilled.
+  static constexpr bool kReadsBitsEarly = !(kVariant.modifies_scores && kHeadDim == 96);
   static constexpr int kTileHeads = 1;
   static constexpr bool kComputesDescriptors = kHeadDim > 128;
 
@@ -59,7 +62,7 @@ struct Traits : rows::Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV> {
     Element q[kSmem.q_stages][kWarpgroups][Base::kQElements];
     std::conditional_t<kSmem.has_o, rows::OutBuffer<kWarpgroups, kHeadDimV>, rows::NoOutBuffer> out;
     alignas(128) RowInterval intervals[kStages][kMaxIntervals][kBlockN];  // of K's stage, where a warpgroup needs the mask
-    KeySlot slots[kStages];                                  // the same
+    KeySlot slots[kStages];                            // the same
     Pipeline<kStages> k_pipeline;
     Pipeline<kStages> v_pipeline;
     Pipeline<kSmem.q_stages> q_pipeline[kWarpgroups];
