@@ -116,9 +116,9 @@ class Mask:
             >>> torch.equal(mask.rows_from(4).dense(2), mask.dense(6)[:, :, 4:])
             True
         """
-        *intervals, matrix, blocks = self.tensors
-        later = (None if x is None else _minus(x, first) for x in intervals)
-        return Mask(*later, *matrices.rows_from(matrix, blocks, first))  # type: ignore[arg-type]
+        intervals = (None if x is None else _minus(x, first) for x in self.tensors[:4])
+        tensors: Any = (*intervals, *matrices.rows_from(self.matrix, self.blocks, first))
+        return Mask(*tensors)
 
     def dense(self, len_q: int, causal: bool | str = False, window: Window | None = None) -> Tensor:
         """What the mask says, as a matrix: for a look at it, and for tests.

@@ -86,8 +86,7 @@ def with_matrix(mask: _mask.Mask, seen: Tensor) -> _mask.Mask:
     """
     matrix = _mask.Mask.from_matrix(seen, mask.first_row.shape[2]).matrix
     assert matrix is not None
-    *intervals, before, blocks = mask.tensors
-    return _mask.Mask(*intervals, _both("seen", before, matrix), blocks)  # type: ignore[arg-type]
+    return _mask.Mask(*mask.tensors._replace(matrix=_both("seen", mask.matrix, matrix)))
 
 
 def with_blocks(mask: _mask.Mask, blocks: Tensor) -> _mask.Mask:
@@ -107,8 +106,7 @@ def with_blocks(mask: _mask.Mask, blocks: Tensor) -> _mask.Mask:
         ...#+.
         ...##+
     """
-    *intervals, matrix, before = mask.tensors
-    return _mask.Mask(*intervals, matrix, _both("blocks", before, _blocks(blocks)))  # type: ignore[arg-type]
+    return _mask.Mask(*mask.tensors._replace(blocks=_both("blocks", mask.blocks, _blocks(blocks))))
 
 
 def everything(length: int, device: Any) -> tuple[Tensor, Tensor]:
