@@ -1,5 +1,5 @@
 // The operators of dense calls and their schemas; those of packed sequences are in ops_varlen.cpp,
-// those with a mask by intervals in ops_masked.cpp.
+// those with a mask in ops_masked.cpp.
 //
 //   fwd        attention; autograd is attached to it from Python. `deterministic` is its backward's
 //   _fwd       the same kernel without autograd, whose bookkeeping costs more than the launch

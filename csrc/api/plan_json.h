@@ -216,6 +216,7 @@ inline JsonObject call_json(std::string_view backend, FwdArgs const& args, Probl
   }
   if (problem.has_mask()) {
     json.number("mask_intervals", int64_t{problem.mask_intervals})
+        .boolean("mask_matrix", problem.mask_matrix)
         .number("mask_batches", int64_t{problem.mask_batches})
         .number("mask_heads", int64_t{problem.mask_heads});
   }
@@ -239,9 +240,14 @@ void add_kernel(JsonObject& json, DecisionType const& decision, int64_t tiles) {
       .number("capability", int64_t{decision.gpu.capability});
 }
 
-// What a mask by intervals makes of a call; nothing without one.
+// What a mask makes of a call; nothing without one.
 inline void add_mask_reason(std::vector<std::string>& sentences, Problem const& problem) {
   if (!problem.has_mask()) return;
+  if (problem.mask_matrix) {
+    sentences.push_back("The mask has a matrix of booleans or of blocks, which is read on the device: tiles that no row "
+                        "sees are left out.");
+    return;
+  }
   std::string const intervals = problem.mask_intervals == 1 ? "an interval" : "two intervals";
   sentences.push_back("The mask has " + intervals +
                       " of rows for each key, which are read on the device: tiles that no row sees are left out.");

@@ -35,6 +35,7 @@ template <class InstanceType>
   auto const serves_unmasked = [&](InstanceType const& instance) {
     Problem unmasked = problem;
     unmasked.mask_intervals = 0;
+    unmasked.mask_matrix = false;
     return runs_on(instance.family->backend, gpu) &&
            (asked == Backend::kAuto || instance.family->backend == asked) &&
            can_serve(instance, instance.family->backend, unmasked);
@@ -43,7 +44,7 @@ template <class InstanceType>
                    "mask: expected CPU tensors, or None: no ", kDirection<InstanceType>, " kernel of this build for ",
                    asked == Backend::kAuto ? "" : std::string("backend '") + backend_name(asked) + "', ",
                    "compute capability ", capability_text(gpu), " and head dim ",
-                   std::max(problem.head_dim, problem.head_dim_v), " reads a mask by intervals");
+                   std::max(problem.head_dim, problem.head_dim_v), " reads a mask");
   FLASH_CUTE_CHECK(std::any_of(instances.begin(), instances.end(), is_of), "backend: the ", kDirection<InstanceType>,
                    " of '", backend_name(backend), "' is not in this build, and compute capability ",
                    capability_text(gpu), " needs it; build with FLASH_CUTE_ARCHS=all");

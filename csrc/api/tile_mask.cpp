@@ -29,17 +29,23 @@ MaskLaunch find_launch(Gpu gpu) {
   return best.launch;
 }
 
-TileMask tile_mask(TileMaskPlan const& plan, Workspace const& workspace, int intervals) {
+TileMask tile_mask(TileMaskPlan const& plan, Workspace const& workspace, Problem const& problem) {
+  bool const has_bits = problem.mask_matrix;
   int64_t const pairs = int64_t{plan.batches} * plan.heads, columns = plan.columns();
+  int64_t const bits = has_bits ? (problem.len_q + kBitRows - 1) / kBitRows * columns : 0;
   int64_t const row_list = int64_t{plan.row_units} * plan.key_words();
   int64_t const key_list = int64_t{plan.key_tiles} * plan.row_words();
   auto const of_head = [&](int64_t size) { return plan.heads > 1 ? size : 0; };
   auto const of_batch = [&](int64_t size) { return plan.batches > 1 ? plan.heads * size : 0; };
   return {.intervals = workspace.part<RowInterval>(plan.intervals),
-          .intervals_per_column = intervals,
+          .intervals_per_column = has_bits ? 0 : problem.mask_intervals,
           .interval_stride = pairs * columns,
           .batch_stride = of_batch(columns),
           .head_stride = of_head(columns),
+          .bits = workspace.part<RowBits>(plan.bits),
+          .bits_block_stride = columns,
+          .bits_batch_stride = of_batch(bits),
+          .bits_head_stride = of_head(bits),
           .of_rows = {.visited = workspace.part<uint32_t>(plan.rows_visited),
                       .whole = workspace.part<uint32_t>(plan.rows_whole),
                       .words = plan.key_words(),
@@ -70,6 +76,8 @@ TileMask launch_tile_mask(TileMaskPlan const& plan, FwdArgs const& args, Problem
                              .len_k = problem.len_k,
                              .plan = plan,
                              .intervals = workspace.part<RowInterval>(plan.intervals),
+                             .bits = workspace.part<RowBits>(plan.bits),
+                             .tile_rows = workspace.part<TileRows>(plan.tile_rows),
                              .rows_visited = workspace.part<uint32_t>(plan.rows_visited),
                              .rows_whole = workspace.part<uint32_t>(plan.rows_whole),
                              .keys_visited = workspace.part<uint32_t>(plan.keys_visited),
@@ -77,8 +85,8 @@ TileMask launch_tile_mask(TileMaskPlan const& plan, FwdArgs const& args, Problem
                              .row_order = workspace.part<int>(plan.row_order),
                              .zeroed = static_cast<int*>(counters),
                              .zeroed_words = static_cast<int>(zeroed / 4)};
-  check_cuda(find_launch(gpu)(params, gpu.num_sms, stream), "launch the kernel that reads the mask");
-  return tile_mask(plan, workspace, problem.mask_intervals);
+  check_cuda(find_launch(gpu)(params, gpu.num_sms, stream), "launch the kernels that read the mask");
+  return tile_mask(plan, workspace, problem);
 }
 
 }  // namespace flash_cute

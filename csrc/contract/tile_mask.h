@@ -51,6 +51,12 @@ struct RowInterval {
 using RowBits = uint64_t;
 constexpr int kBitRows = 64;
 
+// Which of 64 rows see a key tile. The kernels of masks/ alone read it.
+struct alignas(16) TileRows {
+  RowBits some;  // those that see some of its columns
+  RowBits all;   // those that see all of them
+};
+
 // One bit for each pair of a row unit and a key tile, in lists of words: bit n % 32 of word n / 32 is number n of the
 // list. Lists are (batches, heads, number of lists, words); bits past the last number are 0.
 struct TileBits {
@@ -102,7 +108,8 @@ struct TileMaskPlan {
   int key_tiles = 0;
   // Where the parts begin in the workspace, in bytes.
   int64_t intervals = -1;  // or
-  int64_t bits = -1;       // where the mask has a matrix
+  int64_t bits = -1;       // where the mask has a matrix, and
+  int64_t tile_rows = -1;  // TileRows of each block of 64 rows and key tile
   int64_t rows_visited = -1;
   int64_t rows_whole = -1;
   int64_t keys_visited = -1;

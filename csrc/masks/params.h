@@ -1,4 +1,4 @@
-// What the kernel that makes a TileMask reads and writes. Plain data: no torch, no CuTe.
+// What the kernels that make a TileMask read and write. Plain data: no torch, no CuTe.
 #pragma once
 
 #include "contract/params.h"
@@ -15,7 +15,9 @@ struct Params {
   int len_k;
   TileMaskPlan plan;
 
-  RowInterval* intervals;  // see TileMask
+  RowInterval* intervals;  // see TileMask; null where the mask has a matrix
+  RowBits* bits;           // null where it has none
+  TileRows* tile_rows;     // (batches, heads, blocks of 64 rows, key tiles); null where bits are
   uint32_t* rows_visited;
   uint32_t* rows_whole;
   uint32_t* keys_visited;  // null: no lists of key tiles

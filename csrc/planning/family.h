@@ -33,7 +33,7 @@ struct FamilyOf {
   bool one_head_dim;  // q, k and v have one head dim: the tensors of the smaller one are padded by copies
 
   bool reads_float8;  // q, k and v are float8, else of 16 bits
-  bool reads_masks;   // some kernels read a mask by intervals, see contract/tile_mask.h; `serves` says which
+  bool reads_masks;   // some kernels read a mask, see contract/tile_mask.h; `serves` says which
 
   // Whether the kernel of these head dims, which hold the tensors', serves the call.
   bool (*serves)(HeadDims, Problem const&);

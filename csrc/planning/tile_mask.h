@@ -1,4 +1,4 @@
-// What a mask by intervals takes of a plan: its lists, and their place in the workspace.
+// What a mask takes of a plan: its lists, and their place in the workspace.
 #pragma once
 
 #include <climits>
@@ -24,7 +24,13 @@ inline int64_t lay_out_mask(TileMaskPlan& plan, Problem const& problem, int64_t 
                    "mask: expected fewer batches, heads, rows and keys, got ", plan.batches, ", ", plan.heads, ", ",
                    problem.len_q, " and ", problem.len_k);
   WorkspaceLayout layout(bytes);
-  plan.intervals = layout.take(pairs * plan.columns() * problem.mask_intervals * int64_t{sizeof(RowInterval)});
+  if (problem.mask_matrix) {
+    int64_t const blocks = pairs * ((problem.len_q + kBitRows - 1) / kBitRows);
+    plan.bits = layout.take(blocks * plan.columns() * int64_t{sizeof(RowBits)});
+    plan.tile_rows = layout.take(blocks * plan.key_tiles * int64_t{sizeof(TileRows)});
+  } else {
+    plan.intervals = layout.take(pairs * plan.columns() * problem.mask_intervals * int64_t{sizeof(RowInterval)});
+  }
   plan.rows_visited = layout.take(row_lists);
   plan.rows_whole = layout.take(row_lists);
   if (plan.lists_keys) {

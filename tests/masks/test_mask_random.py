@@ -29,7 +29,7 @@ DRAWS = {"cpu": 150, "cuda": 600}
 SECONDS = {"cpu": 6, "cuda": 40}  # of what is not asked for
 LONGEST = {"cpu": 90, "cuda": 1500}
 HEAD_DIMS = {"cpu": ((16, 16), (40, 40), (24, 16)), "cuda": ((64, 64), (128, 128), (96, 96), (192, 128), (256, 256))}
-NO_KERNEL = "reads a mask by intervals"
+NO_KERNEL = "reads a mask"
 
 
 def repeated(device: str, seed: int, one: Callable[[random.Random], str | None]) -> None:

@@ -1,4 +1,4 @@
-"""The kernels of csrc/masks, compiled for the host: intervals, bits and the order of row tiles, of random masks."""
+"""The kernels of csrc/masks, compiled for the host: of random masks intervals or bits, lists, the order of tiles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flash_cute.inspect.build import default_csrc
 from flash_cute.inspect.tools import find_tools
 
 SOURCE = Path(__file__).with_name("tile_mask.cpp")
-MASKS = 40
+MASKS = 60
 
 
 def test_intervals_bits_and_order(tmp_path: Path, seed: int) -> None:

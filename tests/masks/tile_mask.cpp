@@ -1,146 +1,17 @@
 // csrc/masks on the host: its kernels, whose threads run one after the other, against the definition of a mask.
 // tile_mask SEED COUNT: so many random masks. Prints what is wrong, and a last line.
-#include <ucontext.h>
-
-#include <algorithm>
-#include <bit>
 #include <climits>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <random>
-#include <vector>
 
-#include <cute/config.hpp>
-
-#undef __global__
-#undef __shared__
-#undef __launch_bounds__
-#undef __grid_constant__
-#define __global__
-#define __shared__ static
-#define __launch_bounds__(...)
-#define __grid_constant__
-
-// A CTA's threads: a fiber each, which goes on with the next one where it waits for others.
-namespace host {
-
-struct Index {
-  unsigned x = 0;
-};
-
-struct Thread {
-  ucontext_t context;
-  std::vector<char> stack = std::vector<char>(32 << 10);
-  bool done = false;
-};
-
-// What the lanes of a warp have brought to the collective that they are in.
-struct Warp {
-  unsigned values[32];
-  int arrived = 0;
-  int left = 32;
-};
-
-std::vector<Thread> threads;
-std::vector<Warp> warps;
-ucontext_t scheduler;
-int current, at_barrier, barriers;
-std::function<void()> kernel;
-
-void wait_for(std::function<bool()> const& ready) {
-  while (!ready()) {
-    int const self = current;
-    swapcontext(&threads[self].context, &scheduler);
-  }
-}
-
-void run_thread() {
-  kernel();
-  threads[current].done = true;
-  swapcontext(&threads[current].context, &scheduler);
-}
-
-}  // namespace host
-
-inline host::Index threadIdx, blockIdx;
-
-namespace host {
-
-void run_cta(int index, int number, std::function<void()> const& body) {
-  kernel = body;
-  blockIdx.x = index;
-  threads.resize(number);
-  warps.assign(number / 32, {});
-  at_barrier = barriers = 0;
-  for (Thread& thread : threads) {
-    thread.done = false;
-    getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = thread.stack.data();
-    thread.context.uc_stack.ss_size = thread.stack.size();
-    thread.context.uc_link = nullptr;
-    makecontext(&thread.context, run_thread, 0);
-  }
-  for (bool left = true; left;) {
-    left = false;
-    for (int i = 0; i < number; ++i) {
-      if (threads[i].done) continue;
-      left = true;
-      threadIdx.x = current = i;
-      swapcontext(&scheduler, &threads[i].context);
-    }
-  }
-}
-
-// The values of all lanes, reduced.
-template <class Op>
-unsigned collect(unsigned value, Op const& op) {
-  Warp& warp = warps[threadIdx.x / 32];
-  wait_for([&] { return warp.left == 32; });  // all have left the collective before
-  warp.values[threadIdx.x % 32] = value;
-  if (++warp.arrived == 32) warp.left = 0;
-  wait_for([&] { return warp.arrived == 32; });
-  unsigned const result = op(warp.values);
-  if (++warp.left == 32) warp.arrived = 0;
-  return result;
-}
-
-template <class T, class Op>
-T reduce(T value, Op const& op) {
-  return static_cast<T>(collect(static_cast<unsigned>(value), [&](unsigned const* values) {
-    T result = static_cast<T>(values[0]);
-    for (int i = 1; i < 32; ++i) result = op(result, static_cast<T>(values[i]));
-    return static_cast<unsigned>(result);
-  }));
-}
-
-}  // namespace host
-
-inline int __reduce_min_sync(unsigned, int x) { return host::reduce(x, [](int a, int b) { return std::min(a, b); }); }
-inline int __reduce_max_sync(unsigned, int x) { return host::reduce(x, [](int a, int b) { return std::max(a, b); }); }
-inline int __reduce_add_sync(unsigned, int x) { return host::reduce(x, [](int a, int b) { return a + b; }); }
-inline unsigned __reduce_or_sync(unsigned, unsigned x) { return host::reduce(x, std::bit_or<unsigned>()); }
-inline unsigned __reduce_and_sync(unsigned, unsigned x) { return host::reduce(x, std::bit_and<unsigned>()); }
-inline unsigned __ballot_sync(unsigned, int x) {
-  return host::collect(x != 0, [](unsigned const* values) {
-    unsigned bits = 0;
-    for (int i = 0; i < 32; ++i) bits |= values[i] << i;
-    return bits;
-  });
-}
-inline int __popc(unsigned x) { return std::popcount(x); }
-inline void __syncthreads() {
-  int const own = host::barriers;
-  if (++host::at_barrier == int(host::threads.size())) {
-    host::at_barrier = 0;
-    ++host::barriers;
-  }
-  host::wait_for([&] { return host::barriers != own; });
-}
+#include "host_cta.h"
 
 #include "masks/kernel.cuh"
+#include "masks/matrix_bits.cuh"
+#include "masks/matrix_lists.cuh"
 #include "masks/sort.cuh"
+#include "planning/tile_mask.h"
 
 using namespace flash_cute;
 
@@ -160,13 +31,59 @@ void expect(bool right, char const* what) {
   if (!right && ++wrong <= 20) std::printf("wrong: %s\n", what);
 }
 
+// A random tensor of booleans, as a caller may give it.
+struct Bools {
+  MatrixTensor tensor{};
+  host::GuardedBytes bytes;
+
+  // `may_broadcast`: rows and columns too.
+  void draw_values(int batches, int heads, int rows, int columns, bool may_broadcast) {
+    int64_t const sizes[] = {one_in(2) ? 1 : batches, one_in(2) ? 1 : heads, may_broadcast && one_in(6) ? 1 : rows,
+                             may_broadcast && one_in(6) ? 1 : columns};
+    int const kind = pick({0, 1, 1, 1, 2, 3});  // contiguous, of whole vectors, transposed, every other column
+    int64_t const step = kind == 3 ? 2 : 1;
+    int64_t strides[4];
+    strides[3] = kind == 2 ? sizes[2] : step;
+    strides[2] = kind == 2 ? 1 : kind == 1 ? (sizes[3] + 15) / 16 * 16 : sizes[3] * step;
+    strides[1] = kind == 2 ? sizes[2] * sizes[3] : sizes[2] * strides[2];
+    strides[0] = sizes[1] * strides[1];
+    int64_t last = 0;
+    for (int dim = 0; dim < 4; ++dim) last += (sizes[dim] - 1) * strides[dim];
+    uint8_t* const data = bytes.allocate(last + 1, kind == 1 && one_in(4) ? 0 : int(15 - last % 16));
+    int const density = pick({0, 500, 990, 1000}), edge = pick({1, 32, 64, 100});
+    int64_t const wide = sizes[3] / edge + 1, high = sizes[2] / edge + 1;
+    std::vector<uint8_t> of_squares(sizes[0] * sizes[1] * high * wide);
+    for (uint8_t& value : of_squares) value = draw(1, 1000) <= density ? pick({1, 1, 128, 255}) : 0;
+    for (int64_t pair = 0; pair < sizes[0] * sizes[1]; ++pair) {
+      uint8_t* const matrix = data + pair / sizes[1] * strides[0] + pair % sizes[1] * strides[1];
+      for (int64_t row = 0; row < sizes[2]; ++row) {
+        for (int64_t column = 0; column < sizes[3]; ++column) {
+          matrix[row * strides[2] + column * strides[3]] =
+              of_squares[(pair * high + row / edge) * wide + column / edge];
+        }
+      }
+    }
+    auto const stride = [&](int dim) { return sizes[dim] == 1 ? 0 : strides[dim]; };
+    tensor = {reinterpret_cast<bool const*>(data), stride(0), stride(1), stride(2), stride(3)};
+  }
+
+  bool at(int batch, int head, int64_t row, int64_t column) const {
+    return reinterpret_cast<uint8_t const*>(tensor.data)[batch * tensor.batch_stride + head * tensor.head_stride +
+                                                         row * tensor.row_stride + column * tensor.column_stride] != 0;
+  }
+};
+
 // A random call, with the memory that the kernels write.
 struct Call {
   masks::Params params{};
   int heads, batches, intervals;
   std::vector<int> columns[4];  // of first_row and row_limit, twice
   std::vector<int> cu_q, cu_k;
+  Bools matrix, blocks;
+  bool has_bits;
   std::vector<RowInterval> rows;
+  std::vector<RowBits> bits;
+  std::vector<TileRows> tile_rows;
   std::vector<uint32_t> rows_visited, rows_whole, keys_visited, keys_whole;
   std::vector<int> order, counters;
 
@@ -178,8 +95,8 @@ struct Call {
     batches = draw(1, 2);
     heads = draw(1, 2);
     TileMaskPlan& plan = params.plan;
-    plan.unit_rows = pick({16, 64, 64, 80, 128, 192});
-    plan.block_n = pick({16, 32, 48, 64, 80, 112, 128});
+    plan.unit_rows = pick({16, 32, 64, 64, 80, 96, 128, 192});
+    plan.block_n = pick({16, 32, 48, 64, 80, 96, 112, 128});
     plan.batches = batches;
     plan.heads = heads;
     plan.row_units = (params.len_q + plan.unit_rows - 1) / plan.unit_rows;
@@ -187,7 +104,19 @@ struct Call {
     plan.tile_units = draw(1, 4);
     draw_columns(draw(0, 5));
     draw_band(batches == 1 && one_in(2));
+    draw_bools(draw(0, 5));
     allocate();
+  }
+
+  // 0 and 1: none.
+  void draw_bools(int kind) {
+    has_bits = kind > 1;
+    int const rows = params.len_q, keys = std::max(1, params.len_k);
+    if (!has_bits) return;
+    if (kind != 4) matrix.draw_values(batches, heads, rows, keys, true);
+    if (kind >= 4) blocks.draw_values(batches, heads, (rows + 63) / 64, (keys + 63) / 64, false);
+    params.given.matrix = matrix.tensor;
+    params.given.blocks = blocks.tensor;
   }
 
   void draw_columns(int kind) {
@@ -242,14 +171,22 @@ struct Call {
     constexpr uint32_t kUnwritten = 0xdeadbeef;
     TileMaskPlan const& plan = params.plan;
     int64_t const pairs = int64_t{batches} * heads;
-    rows.assign(pairs * plan.columns() * intervals, {-7, -7});
+    int64_t const row_blocks = pairs * ((params.len_q + 63) / 64);
+    rows.assign(has_bits ? 0 : pairs * plan.columns() * intervals, {-7, -7});
+    bits.assign(has_bits ? row_blocks * plan.columns() + 2 : 0, ~RowBits{0} / 3);
+    tile_rows.assign(has_bits ? row_blocks * plan.key_tiles : 0, {.some = 1, .all = 5});
     rows_visited.assign(pairs * plan.row_units * plan.key_words(), kUnwritten);
     rows_whole = rows_visited;
     keys_visited.assign(pairs * plan.key_tiles * plan.row_words(), kUnwritten);
     keys_whole = keys_visited;
     order.assign(pairs * plan.row_tiles(), -1);
     counters.assign(3000, -1);
-    params.intervals = rows.data();
+    if (has_bits) {
+      params.bits = bits.data();
+      params.tile_rows = tile_rows.data();
+    } else {
+      params.intervals = rows.data();
+    }
     params.rows_visited = rows_visited.data();
     params.rows_whole = rows_whole.data();
     if (one_in(2)) {
@@ -261,10 +198,52 @@ struct Call {
     params.zeroed_words = draw(0, 2999);
   }
 
+  // The workspace has a place for all that the kernels write.
+  void check_layout() const {
+    Problem problem{};
+    problem.len_q = params.len_q;
+    problem.len_k = params.len_k;
+    problem.mask_intervals = intervals;
+    problem.mask_matrix = has_bits;
+    problem.mask_batches = batches;
+    problem.mask_heads = heads;
+    TileMaskPlan plan{.unit_rows = params.plan.unit_rows, .block_n = params.plan.block_n, .lists_keys = true};
+    plan.tile_units = params.plan.tile_units;
+    int64_t const end = lay_out_mask(plan, problem, 100);
+    auto const bytes = [](auto const& values) { return int64_t(values.size() * sizeof(values[0])); };
+    std::vector<std::pair<int64_t, int64_t>> parts{{plan.rows_visited, bytes(rows_visited)},
+                                                   {plan.rows_whole, bytes(rows_whole)},
+                                                   {plan.keys_visited, bytes(keys_visited)},
+                                                   {plan.keys_whole, bytes(keys_whole)},
+                                                   {plan.row_order, bytes(order)},
+                                                   {end, 0}};
+    if (has_bits) {
+      parts.insert(parts.end(), {{plan.bits, bytes(bits) - 16}, {plan.tile_rows, bytes(tile_rows)}});
+    } else {
+      parts.push_back({plan.intervals, bytes(rows)});
+    }
+    expect((has_bits ? plan.intervals : plan.bits) == -1, "either intervals or bits have a place");
+    std::sort(parts.begin(), parts.end());
+    expect(parts[0].first >= 100, "the place of the family's own parts");
+    for (size_t i = 1; i < parts.size(); ++i) {
+      expect(parts[i - 1].first + parts[i - 1].second <= parts[i].first, "a part's place");
+      expect(parts[i - 1].first % 128 == 0, "a part's alignment");
+    }
+  }
+
   void run() {
-    int const words = one_in(2) ? draw(1, 4) : masks::words_per_cta(params.plan, draw(1, 3));
-    for (int64_t i = 0; i < masks::ctas(params.plan, words); ++i) {
-      host::run_cta(int(i), masks::kThreads, [&] { masks::tile_mask_kernel<80>(params, words); });
+    if (has_bits) {
+      for (int64_t i = 0; i < masks::matrix_ctas(params); ++i) {
+        host::run_cta(int(i), masks::kMatrixThreads, [&] { masks::matrix_bits_kernel<80>(params); });
+      }
+      for (int64_t i = 0; i < masks::list_ctas(params.plan); ++i) {
+        host::run_cta(int(i), masks::kListThreads, [&] { masks::matrix_lists_kernel<80>(params); });
+      }
+    } else {
+      int const words = one_in(2) ? draw(1, 4) : masks::words_per_cta(params.plan, draw(1, 3));
+      for (int64_t i = 0; i < masks::ctas(params.plan, words); ++i) {
+        host::run_cta(int(i), masks::kThreads, [&] { masks::tile_mask_kernel<80>(params, words); });
+      }
     }
     for (int i = 0; i < batches * heads; ++i) {
       host::run_cta(i, masks::kSortThreads, [&] { masks::sort_row_tiles_kernel<80>(params); });
@@ -288,6 +267,8 @@ struct Call {
 
   bool shows(int batch, int head, int row, int column) const {
     if (column >= params.len_k || !band_shows(row, column)) return false;
+    if (matrix.tensor.data != nullptr && !matrix.at(batch, head, row, column)) return false;
+    if (blocks.tensor.data != nullptr && !blocks.at(batch, head, row / 64, column / 64)) return false;
     auto const read = [&](ColumnTensor const& tensor) {
       return tensor.data[batch * tensor.batch_stride + head * tensor.head_stride + column * tensor.column_stride];
     };
@@ -298,6 +279,9 @@ struct Call {
   }
 
   void check() const {
+    for (size_t i = bits.size() - 2; has_bits && i < bits.size(); ++i) {
+      expect(bits[i] == ~RowBits{0} / 3, "nothing is written behind the bits");
+    }
     for (int i = 0; i < int(counters.size()); ++i) expect(counters[i] == (i < params.zeroed_words ? 0 : -1), "counter");
     for (int batch = 0; batch < batches; ++batch) {
       for (int head = 0; head < heads; ++head) check_head(batch, head);
@@ -309,16 +293,28 @@ struct Call {
     int64_t const pair = int64_t{batch} * heads + head;
     std::vector<int> seen(int64_t{plan.row_units} * 32 * plan.key_words());  // cells of a unit and key tile
     for (int column = 0; column < plan.key_tiles * plan.block_n; ++column) {
+      auto const count = [&](auto const& holds) {
+        for (int row = 0; row < params.len_q; ++row) {
+          bool const sees = shows(batch, head, row, column);
+          expect(sees == holds(row), "a cell");
+          seen[row / plan.unit_rows * 32 * plan.key_words() + column / plan.block_n] += sees;
+        }
+      };
+      if (has_bits) {
+        int64_t const row_blocks = (params.len_q + 63) / 64;
+        auto const bit = [&](int row) {
+          return bits[(pair * row_blocks + row / 64) * plan.columns() + column] >> row % 64 & 1;
+        };
+        count(bit);
+        for (int row = params.len_q; row < 64 * row_blocks; ++row) expect(!bit(row), "a row that does not exist");
+        continue;
+      }
       RowInterval const a = rows[pair * plan.columns() + column];
       RowInterval const b =
           intervals > 1 ? rows[(int64_t{batches} * heads + pair) * plan.columns() + column] : RowInterval{0, 0};
       expect(is_normal(a) && is_normal(b), "an interval is empty as {0, 0}, or in the rows that there are");
       expect(b.limit == 0 || (a.limit > 0 && a.limit < b.first), "two intervals are in order and apart");
-      for (int row = 0; row < params.len_q; ++row) {
-        bool const sees = shows(batch, head, row, column);
-        expect(sees == ((row >= a.first && row < a.limit) || (row >= b.first && row < b.limit)), "a cell");
-        seen[row / plan.unit_rows * 32 * plan.key_words() + column / plan.block_n] += sees;
-      }
+      count([&](int row) { return (row >= a.first && row < a.limit) || (row >= b.first && row < b.limit); });
     }
     for (int unit = 0; unit < plan.row_units; ++unit) {
       int const all = std::min(plan.unit_rows, params.len_q - unit * plan.unit_rows) * plan.block_n;
@@ -374,6 +370,7 @@ int main(int, char** argv) {
   int const number = std::atoi(argv[2]);
   for (int i = 0; i < number; ++i) {
     Call call;
+    call.check_layout();
     call.run();
     call.check();
   }
