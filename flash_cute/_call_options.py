@@ -46,12 +46,14 @@ class CallOptions(NamedTuple):
 
 
 class MaskTensors(NamedTuple):
-    """Of a call with a mask by intervals; in the order of the schemas (csrc/api/ops_masked.cpp)."""
+    """Of a call with a mask; in the order of the schemas (csrc/api/ops_masked.cpp)."""
 
     first_row: Tensor
     row_limit: Tensor
     first_row_2: Tensor | None
     row_limit_2: Tensor | None
+    matrix: Tensor | None
+    blocks: Tensor | None
 
 
 class Fp8Options(NamedTuple):

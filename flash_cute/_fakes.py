@@ -54,7 +54,8 @@ def varlen_bwd(
 def masked_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     mask, rest = split_mask(given)
     options, (backend, *_) = split_dense(rest)
-    _check(torch.ops.flash_cute.check_masked_fwd.default, q, k, v, *mask, *options, backend)
+    dims = (*(_DENSE,) * 3, *_MASK, *_SCORE, ())
+    _check(torch.ops.flash_cute.check_masked_fwd.default, q, k, v, *mask, *options, backend, dims=dims)
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return empty_out(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
 
@@ -62,7 +63,8 @@ def masked_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Te
 def masked_bwd(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None, *given: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _check(torch.ops.flash_cute.check_masked_bwd.default, dout, q, k, v, out, lse, dlse, *given)
+    dims = (*(_DENSE,) * 5, *((BATCH, HEADS, ROWS),) * 2, *_MASK, *_SCORE, (), ())
+    _check(torch.ops.flash_cute.check_masked_bwd.default, dout, q, k, v, out, lse, dlse, *given, dims=dims)
     return _gradients(q, k, v, split_dense(split_mask(given)[1])[0].sinks)
 
 
@@ -87,7 +89,7 @@ def _gradients(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[T
 
 
 def fp8_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    dims = (*((BATCH, HEADS, ROWS, COLUMNS),) * 3, *_DESCALES, *_SCORE, ())
+    dims = (*(_DENSE,) * 3, *_DESCALES, *_SCORE, ())
     _check(torch.ops.flash_cute.check_fp8_fwd.default, q, k, v, *given, dims=dims)
     dtype = DTYPES[split_fp8(given)[0].out_dtype]
     return empty_out(q, v.shape[3], dtype), q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -172,11 +174,12 @@ def _cache_dims(page_table: Tensor | None, kv_layout: str) -> tuple[int, ...]:
 
 # What the sizes of an argument are, by dim: those with one number are equal in a good call, OFFSETS is BATCH + 1.
 BATCH, HEADS, ROWS, COLUMNS, OFFSETS, PAGES, KEYS, WIDTH, BYTES = range(9)
+_DENSE = (BATCH, HEADS, ROWS, COLUMNS)
 # Of the arguments of a packed call.
 _PACKED, _PACKED_LSE = (ROWS, HEADS, COLUMNS), (HEADS, ROWS)
 _LENGTHS = ((OFFSETS,), (OFFSETS,), (BATCH,), (BATCH,), (), ())
 _DESCALES = ((BATCH, HEADS, ROWS), (BATCH, HEADS, ROWS), (BATCH, HEADS, COLUMNS), (BATCH, HEADS), ())
-_MASK = ((BATCH, HEADS, ROWS),) * 4
+_MASK = (*((BATCH, HEADS, ROWS),) * 4, *((BATCH, HEADS, ROWS, ROWS),) * 2)
 _SCORE = ((), (), (), (), (HEADS,), (BATCH, HEADS), ())
 
 

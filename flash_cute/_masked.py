@@ -1,4 +1,4 @@
-"""Calls with a mask by intervals: the public functions pass on what has a `mask`."""
+"""Calls with a mask: the public functions pass on what has a `mask`."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ from .mask import Mask
 def calls_and_tensors(mask: Any, lengths: tuple[Any, ...]) -> tuple[Calls, tuple[Any, ...]]:
     """The kind of a masked call with these lengths (none: dense), and what it takes after q, k and v."""
     if not isinstance(mask, Mask):
-        hint = " (Mask.from_dense makes one of a matrix of booleans)" if isinstance(mask, Tensor) else ""
+        hint = " (Mask.from_matrix makes one of a matrix of booleans)" if isinstance(mask, Tensor) else ""
         raise ValueError(f"flash_cute: mask: expected None or a flash_cute.Mask, got {shown(mask)}{hint}")
-    tensors = (mask.first_row, mask.row_limit, mask.first_row_2, mask.row_limit_2)
+    tensors = (mask.first_row, mask.row_limit, mask.first_row_2, mask.row_limit_2, mask.matrix, mask.blocks)
     return (MASKED_VARLEN, (*tensors, *lengths)) if lengths else (MASKED, tensors)
 
 

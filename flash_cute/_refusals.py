@@ -16,7 +16,7 @@ _REFUSAL = re.compile(r"flash_cute: [\w.]+: ")
 # Tensors that need not be given.
 _OPTIONAL = (
     *("dlse", "sinks", "alibi_slopes", "seqused_q", "seqused_k"),
-    *("mask.first_row_2", "mask.row_limit_2"),
+    *("mask.first_row_2", "mask.row_limit_2", "mask.matrix", "mask.blocks"),
     *("descale_q", "descale_k", "descale_v", "descale_out"),
 )
 

@@ -214,7 +214,7 @@ _DENSE_ARGUMENTS = _Arguments(())
 DENSE = _make_calls("", ())
 DENSE.differentiable = direct_apply(DenseAttention)
 VARLEN = _make_calls("varlen_", Lengths._fields)
-# Of calls with a mask by intervals, named as the caller knows its tensors.
+# Of calls with a mask, named as the caller knows its tensors.
 MASK_NAMES = tuple(f"mask.{name}" for name in MaskTensors._fields)
 MASKED = _make_calls("masked_", MASK_NAMES)
 MASKED_VARLEN = _make_calls("masked_varlen_", (*MASK_NAMES, *Lengths._fields))

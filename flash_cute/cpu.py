@@ -8,7 +8,7 @@ AVX-512 CPU that is twice as fast in float16 and as fast in bfloat16; a third as
 numbers itself, by AMX or AVX512-FP16), and the bottom-right mask, which is a rectangle that every row sees and a square
 under the diagonal, is the two computed apart and merged. A v with a head dim of its own is padded with zeros to that of
 q and k, or they to v's. Where a window limits the keys to the left too, scores are modified (softcap, ALiBi) or a mask
-by intervals is given, a tile of query rows at a time is computed by matrix products. Sinks are applied last, from each
+is given, a tile of query rows at a time is computed by matrix products. Sinks are applied last, from each
 row's LSE.
 """
 
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from . import _vml  # noqa: F401 (before anything is computed)
-from ._call_options import split_dense, split_mask
+from ._call_options import CallOptions, split_dense, split_mask
 from ._layout import empty_out
 from .band import Band, make_band, tile_rows
-from .column_mask import of_heads
+from .given_mask import GivenMask, make_given_mask, of_heads
 from .score import Score, compute_dtype, make_score, share_of_keys
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -35,9 +35,7 @@ def fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     """
     options, (backend, *_) = split_dense(given)
     factor: float = torch.ops.flash_cute.check_fwd(q, k, v, *options, backend)
-    with torch.no_grad():
-        band = make_band(*options[:3], q.shape[2], k.shape[2])
-        return _fwd(q, k, v, band, make_score(options, q, k, factor), options.sinks)
+    return checked_fwd(q, k, v, options, factor, None)
 
 
 def masked_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
@@ -45,6 +43,13 @@ def masked_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Te
     mask, rest = split_mask(given)
     options, (backend, *_) = split_dense(rest)
     factor: float = torch.ops.flash_cute.check_masked_fwd(q, k, v, *mask, *options, backend)
+    return checked_fwd(q, k, v, options, factor, make_given_mask(mask, q.shape[2]))
+
+
+def checked_fwd(
+    q: Tensor, k: Tensor, v: Tensor, options: CallOptions, factor: float, mask: GivenMask | None
+) -> tuple[Tensor, Tensor]:
+    """The forward of checked arguments. `factor`: the scale, where the options may leave it to the head dim."""
     with torch.no_grad():
         band = make_band(*options[:3], q.shape[2], k.shape[2])
         return _fwd(q, k, v, band, make_score(options, q, k, factor, mask), options.sinks)
@@ -95,7 +100,7 @@ def why_in_tiles(band: Band, score: Score, head_dim: int, head_dim_v: int) -> st
     if score.slopes is not None:
         return "it has no ALiBi"
     if score.mask is not None:
-        return "it has no mask by intervals of rows"
+        return "it has no such mask"
     if band.limits_left:
         return "it has no left limit of a window"
     if max(head_dim, head_dim_v) > MOST_PADDING * min(head_dim, head_dim_v):

@@ -8,8 +8,8 @@ With a sink the keys have a share of the weights, w = sigmoid(lse - sink): P bec
 LSE has no part in the sink), and dsink = -(1 - w) rowsum(dO * O), summed over batches and rows. A softcap multiplies dS
 by 1 - tanh^2.
 
-PyTorch's kernel knows no gradient of the LSE, no left limit of a window, no softcap, no ALiBi, no mask by intervals and
-no row without a key in view, and its exp errs by up to 20 units in the last place (`Vectorized<float>::exp_u20`):
+PyTorch's kernel knows no gradient of the LSE, no left limit of a window, no softcap, no ALiBi, no masks and no
+row without a key in view, and its exp errs by up to 20 units in the last place (`Vectorized<float>::exp_u20`):
 gradients of float32 were up to 7 times as far off as those of unfused attention. So float32 is computed in tiles, which
 takes 1.1 to 1.2 times as long. The bottom-right mask is, as in the forward, a rectangle that every row sees and a
 square under the diagonal.
@@ -27,8 +27,8 @@ from torch import Tensor
 
 from ._call_options import CallOptions, split_dense, split_mask
 from .band import Band, make_band, tile_rows
-from .column_mask import of_heads
 from .cpu import all_within, fold_heads, in_tiles, padded, readable, why_in_tiles
+from .given_mask import GivenMask, make_given_mask, of_heads
 from .score import LEAST_SHARE, Score, compute_dtype, gradient_of_sinks, make_score, share_of_keys
 
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -55,7 +55,7 @@ def bwd(
     """
     options, _ = split_dense(given)
     factor: float = torch.ops.flash_cute.check_bwd(dout, q, k, v, out, lse, dlse, *given)
-    return _checked_bwd(dout, q, k, v, out, lse, dlse, options, make_score(options, q, k, factor))
+    return checked_bwd(dout, q, k, v, out, lse, dlse, options, factor, None)
 
 
 def masked_bwd(
@@ -72,10 +72,10 @@ def masked_bwd(
     mask, rest = split_mask(given)
     options, _ = split_dense(rest)
     factor: float = torch.ops.flash_cute.check_masked_bwd(dout, q, k, v, out, lse, dlse, *given)
-    return _checked_bwd(dout, q, k, v, out, lse, dlse, options, make_score(options, q, k, factor, mask))
+    return checked_bwd(dout, q, k, v, out, lse, dlse, options, factor, make_given_mask(mask, q.shape[2]))
 
 
-def _checked_bwd(
+def checked_bwd(
     dout: Tensor,
     q: Tensor,
     k: Tensor,
@@ -84,10 +84,13 @@ def _checked_bwd(
     lse: Tensor,
     dlse: Tensor | None,
     options: CallOptions,
-    score: Score,
+    factor: float,
+    mask: GivenMask | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The backward of checked arguments. `factor`: the scale, where the options may leave it to the head dim."""
     sinks = options.sinks
     with torch.no_grad():
+        score = make_score(options, q, k, factor, mask)
         band = make_band(*options[:3], q.shape[2], k.shape[2])
         dq, dk, dv = _bwd(dout, q, k, v, out, lse, dlse, band, score, sinks)
         dsinks = torch.empty(0) if sinks is None else gradient_of_sinks(dout, out, lse, sinks)

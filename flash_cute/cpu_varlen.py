@@ -14,6 +14,8 @@ from torch import Tensor
 from . import cpu, cpu_bwd
 from ._call_options import CallOptions, Lengths, MaskTensors, split_mask, split_packed
 from ._layout import empty_out
+from .given_mask import GivenMask, Squares, intervals_of, without_idle_parts
+from .masks.checks import BLOCK
 
 # Elements of a gathered batch's q or k: 16 MiB in float32.
 GATHERED = 1 << 22
@@ -40,20 +42,20 @@ def fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     `given`: the values of Lengths and of a CallOptions, backend, and perhaps deterministic.
     """
     lengths, options, (backend, *_) = split_packed(given)
-    torch.ops.flash_cute.check_varlen_fwd(q, k, v, *lengths, *options, backend)
-    return _fwd(q, k, v, lengths, options, None)
+    factor = torch.ops.flash_cute.check_varlen_fwd(q, k, v, *lengths, *options, backend)
+    return _fwd(q, k, v, lengths, options, factor, None)
 
 
 def masked_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     """The kernel of `flash_cute::masked_varlen_fwd` and its twin. `given`: a MaskTensors' values, and as above."""
     mask, rest = split_mask(given)
     lengths, options, (backend, *_) = split_packed(rest)
-    torch.ops.flash_cute.check_masked_varlen_fwd(q, k, v, *mask, *lengths, *options, backend)
-    return _fwd(q, k, v, lengths, options, mask)
+    factor = torch.ops.flash_cute.check_masked_varlen_fwd(q, k, v, *mask, *lengths, *options, backend)
+    return _fwd(q, k, v, lengths, options, factor, mask)
 
 
 def _fwd(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, options: CallOptions, mask: MaskTensors | None
+    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, options: CallOptions, factor: float, mask: MaskTensors | None
 ) -> tuple[Tensor, Tensor]:
     compute = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.no_grad():
@@ -61,11 +63,8 @@ def _fwd(
         lse = torch.full((q.shape[1], q.shape[0]), -torch.inf, dtype=compute)  # (Hq, Tq)
         for batch in _batches(q, k, lengths):
             tensors = (_take(q, batch.rows, batch), _take(k, batch.keys, batch), _take(v, batch.keys, batch))
-            given = (*_options_of(options, batch), "cpu")
-            if mask is None:
-                part_out, part_lse = cpu.fwd(*tensors, *given)
-            else:
-                part_out, part_lse = cpu.masked_fwd(*tensors, *_mask_of(mask, batch), *given)
+            part_mask = _mask_of(mask, batch, tensors[0].shape[2])
+            part_out, part_lse = cpu.checked_fwd(*tensors, _options_of(options, batch), factor, part_mask)
             _put(out, batch.rows, part_out)
             lse[:, batch.rows] = part_lse.transpose(0, 1).flatten(1)
     return out, lse
@@ -86,8 +85,8 @@ def bwd(
     `given`: the values of Lengths and of a CallOptions, deterministic, which it is in any case, and backend.
     """
     lengths, options, _ = split_packed(given)
-    torch.ops.flash_cute.check_varlen_bwd(dout, q, k, v, out, lse, dlse, *given)
-    return _bwd((dout, q, k, v, out), lse, dlse, lengths, options, None)
+    factor = torch.ops.flash_cute.check_varlen_bwd(dout, q, k, v, out, lse, dlse, *given)
+    return _bwd((dout, q, k, v, out), lse, dlse, lengths, options, factor, None)
 
 
 def masked_bwd(
@@ -103,8 +102,8 @@ def masked_bwd(
     """The kernel of `flash_cute::masked_varlen_bwd` and its twin. `given`: a MaskTensors' values, and as above."""
     mask, rest = split_mask(given)
     lengths, options, _ = split_packed(rest)
-    torch.ops.flash_cute.check_masked_varlen_bwd(dout, q, k, v, out, lse, dlse, *given)
-    return _bwd((dout, q, k, v, out), lse, dlse, lengths, options, mask)
+    factor = torch.ops.flash_cute.check_masked_varlen_bwd(dout, q, k, v, out, lse, dlse, *given)
+    return _bwd((dout, q, k, v, out), lse, dlse, lengths, options, factor, mask)
 
 
 def _bwd(
@@ -113,6 +112,7 @@ def _bwd(
     dlse: Tensor | None,
     lengths: Lengths,
     options: CallOptions,
+    factor: float,
     mask: MaskTensors | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`tensors`: dout, q, k, v and out."""
@@ -134,11 +134,8 @@ def _bwd(
                     _take_lse(lse, part),
                     None if dlse is None else _take_lse(dlse, part),
                 )
-                given = (*_options_of(wide, part), True, "cpu")
-                if mask is None:
-                    part_dq, part_dk, part_dv, part_dsinks = cpu_bwd.bwd(*of_part, *given)
-                else:
-                    part_dq, part_dk, part_dv, part_dsinks = cpu_bwd.masked_bwd(*of_part, *_mask_of(mask, part), *given)
+                given = (_options_of(wide, part), factor, _mask_of(mask, part, of_part[0].shape[2]))
+                part_dq, part_dk, part_dv, part_dsinks = cpu_bwd.checked_bwd(*of_part, *given)
                 _put(dq, part.rows, part_dq)
                 _put(dk, part.keys, part_dk)
                 _put(dv, part.keys, part_dv)
@@ -205,21 +202,40 @@ def _put(x: Tensor, rows: slice | Tensor, part: Tensor) -> None:
         x.index_copy_(0, rows, part)
 
 
-def _mask_of(mask: MaskTensors, batch: Batch) -> MaskTensors:
-    """The packed keys' (1, Hkv or 1, Tk) as the sequences' own, (b, Hkv or 1, Nk), of rows counted from their first."""
+def _mask_of(mask: MaskTensors | None, batch: Batch, len_q: int) -> GivenMask | None:
+    """The packed tensors' mask as the sequences' own, (b, Hkv or 1, ...), of rows and keys counted from their first."""
+    if mask is None:
+        return None
     count = batch.numbers.numel()
-    rows = batch.rows
-    starts = torch.tensor([rows.start]) if isinstance(rows, slice) else rows.view(count, -1)[:, 0]
+    row, key = (
+        torch.tensor([part.start]) if isinstance(part, slice) else part.view(count, -1)[:, 0]
+        for part in (batch.rows, batch.keys)
+    )
 
-    def taken(x: Tensor | None) -> Any:
-        if x is None:
-            return None
+    def taken(x: Tensor) -> Tensor:
         keys = x[..., batch.keys] if isinstance(batch.keys, slice) else x.index_select(2, batch.keys)
         of_sequences = keys[0].unflatten(1, (count, -1)).transpose(0, 1)
         # In 64 bits: a limit of any value less a row may be below 32 bits' least.
-        return (of_sequences.long() - starts.view(-1, 1, 1)).clamp(0, torch.iinfo(torch.int32).max).int()
+        return (of_sequences.long() - row.view(-1, 1, 1)).clamp(0, torch.iinfo(torch.int32).max).int()
 
-    return MaskTensors(*(taken(x) for x in mask))
+    intervals = tuple((taken(first), taken(limit)) for first, limit in intervals_of(mask))
+    squares = []
+    if mask.matrix is not None:
+        alone = isinstance(batch.rows, slice) and isinstance(batch.keys, slice)
+        squares.append(
+            Squares(_part_of(_part_of(mask.matrix, 2, batch.rows), 3, batch.keys), 1)
+            if alone
+            else Squares(mask.matrix, 1, (row, key))
+        )
+    if mask.blocks is not None:
+        squares.append(Squares(mask.blocks, BLOCK, (row, key)))
+    return without_idle_parts(GivenMask(intervals, tuple(squares)), len_q)
+
+
+def _part_of(matrix: Tensor, dim: int, part: slice | Tensor) -> Tensor:
+    """A matrix's elements of a sequence's rows or keys, or its one for all."""
+    assert isinstance(part, slice)
+    return matrix if matrix.shape[dim] == 1 else matrix.narrow(dim, part.start, part.stop - part.start)
 
 
 def _options_of(options: CallOptions, batch: Batch) -> CallOptions:

@@ -29,6 +29,7 @@ from ._refusals import (
 )
 from .autograd import DENSE, VARLEN, Calls
 from .band import make_band
+from .given_mask import make_given_mask
 from .mask import Mask
 from .plan_data import PlanData
 from .score import make_score
@@ -182,6 +183,8 @@ def explain(
         named |= dict(zip(kind.length_names, own, strict=True))
         raise_refusal(error, named, scale, window, softcap, backend)
         raise
+    if mask is not None:
+        plan["mask_matrix"] = mask.matrix is not None or mask.blocks is not None
     if plan["backend"] == "cpu" and float8:
         plan["copies"] |= dict.fromkeys("qkv", "computed in float32")
         plan["reasons"].append(cpu_fp8.REASON)
@@ -194,7 +197,8 @@ def explain(
         module = cpu_bwd if backward else cpu
         plan["copies"] |= module.copies(q, k, v)
         band = make_band(*call[:3], q.shape[2], k.shape[2])
-        scores = make_score(call, q, k, plan["scale"], None if mask is None else mask.tensors)
+        given_mask = None if mask is None else make_given_mask(mask.tensors, q.shape[2])
+        scores = make_score(call, q, k, plan["scale"], given_mask)
         plan["reasons"] += module.reasons(q, k, v, band, scores, sinks)
     else:
         plan["compiled"] = _compiled(plan)
@@ -295,7 +299,8 @@ def _options(data: PlanData) -> list[str]:
         heads = "" if data["mask_heads"] == 1 else " and KV head"
         items = "" if data["mask_batches"] == 1 else ", by batch item"
         each = f"{items}{heads}" if items or not heads else ", by KV head"
-        options.append(f"mask of {_count(data['mask_intervals'], 'interval')} of rows per key{each}")
+        squares = " and a matrix of booleans" if data["mask_matrix"] else ""
+        options.append(f"mask of {_count(data['mask_intervals'], 'interval')} of rows per key{squares}{each}")
     if data["softcap"] is not None:
         options.append(f"softcap {data['softcap']:g}")
     if data["alibi"]:

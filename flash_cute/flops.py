@@ -71,7 +71,7 @@ def varlen_fwd(q: Tensor, k: Tensor, v: Tensor, *lengths: Any, **kwargs: Any) ->
 
 
 def masked_varlen_fwd(q: Tensor, k: Tensor, v: Tensor, *given: Any, **kwargs: Any) -> int:
-    """The same with a mask by intervals."""
+    """The same with a mask."""
     return varlen_fwd(q, k, v, *split_mask(given)[1])
 
 
@@ -90,7 +90,7 @@ def varlen_bwd(
 def masked_varlen_bwd(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Any, *given: Any, **kwargs: Any
 ) -> int:
-    """The same with a mask by intervals."""
+    """The same with a mask."""
     return varlen_bwd(dout, q, k, v, out, lse, dlse, *split_mask(given)[1])
 
 

@@ -1,4 +1,4 @@
-"""`Mask`: which rows see a key, as one interval of rows per key, or two."""
+"""`Mask`: which rows see a key, as one interval of rows per key, or two, and as matrices of booleans."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from ._call_options import MaskTensors
-from ._refusals import Window, mask_name, shown, window_sides
-from .masks import foreign, models, sequences, trees
+from ._refusals import Window, mask_name, window_sides
+from .masks import foreign, matrices, models, sequences, trees
+from .masks.checks import check_tensors
 from .masks.picture import draw
 
 __all__ = ["Mask"]
@@ -23,11 +24,13 @@ class Mask:
     """Which rows of q see which keys, where a band (`causal`, `window`) cannot say it.
 
     Row i sees key j if the band of the call lets it, and `first_row[..., j] <= i < row_limit[..., j]` or
-    `first_row_2[..., j] <= i < row_limit_2[..., j]`. The row is its index in the call, counted from 0 whatever `causal`
-    is; of packed sequences it is the row of the packed tensor, and a row sees no key of another sequence in any case.
+    `first_row_2[..., j] <= i < row_limit_2[..., j]`, and `matrix[..., i, j]` and `blocks[..., i // 64, j // 64]` where
+    there are any. The row is its index in the call, counted from 0 whatever `causal` is; of packed sequences it is the
+    row of the packed tensor, and a row sees no key of another sequence in any case.
 
-    A call takes it as `attention(q, k, v, causal, mask=mask)`: the GPU kernels leave out what no row sees, and no
-    (Nq, Nk) matrix is ever in memory. `Mask.documents`, `Mask.prefix_lm` and their kin make the masks of models.
+    A call takes it as `attention(q, k, v, causal, mask=mask)`: the GPU kernels leave out what no row sees, and of
+    intervals no (Nq, Nk) matrix is ever in memory. `Mask.documents`, `Mask.prefix_lm` and their kin make the masks of
+    models, `Mask.from_matrix` and `Mask.from_blocks` those that intervals cannot say.
 
     Args:
         first_row, row_limit: int32 `(B or 1, Hkv or 1, Nk)`, on q's device, of any strides (`expand` will do); of
@@ -35,6 +38,13 @@ class Mask:
             whose limit is not above its first row is empty. A key with empty intervals is hidden from every row: its
             dk and dv are 0. A row that sees no key has out 0, LSE -inf and gradients 0.
         first_row_2, row_limit_2: the same of a second interval; `None`: there is none. Two intervals may overlap.
+        matrix: bool `(B or 1, Hkv or 1, Nq or 1, Nk or 1)`, on the same device, of any strides; `None`: all is True.
+            Of packed sequences `(1, Hkv or 1, Tq or 1, Tk or 1)`.
+        blocks: bool `(B or 1, Hkv or 1, ceil(Nq / 64), ceil(Nk / 64))`, of 64 rows by 64 keys each; `None`: all is
+            True. Of packed sequences the blocks are those of the packed tensors.
+
+    With a matrix or blocks a call's workspace holds a bit for each row, key, and batch item and head of the mask: Nq *
+    Nk / 8 bytes for each of these.
 
     The values are read on the device when the call runs: nothing waits for them, and a CUDA graph may be replayed after
     they have changed. A mask has no gradient.
@@ -48,7 +58,8 @@ class Mask:
         >>> mask.dense(4)[0, 0].int().tolist()
         [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
         >>> q, k, v = (torch.randn(1, 2, 4, 8) for _ in range(3))
-        >>> torch.allclose(flash_cute.attention(q, k, v, mask=mask), flash_cute.attention(q, k, v, causal=True))
+        >>> expected = flash_cute.attention(q, k, v, causal=True)
+        >>> torch.allclose(flash_cute.attention(q, k, v, mask=mask), expected, atol=1e-6)
         True
     """
 
@@ -56,6 +67,8 @@ class Mask:
     row_limit: Tensor
     first_row_2: Tensor | None = None
     row_limit_2: Tensor | None = None
+    matrix: Tensor | None = None
+    blocks: Tensor | None = None
 
     documents = staticmethod(sequences.documents)
     padding = staticmethod(sequences.padding)
@@ -68,20 +81,19 @@ class Mask:
     from_flashmask = staticmethod(foreign.from_flashmask)
     from_slices = staticmethod(foreign.from_slices)
     from_dense = staticmethod(foreign.from_dense)
+    from_matrix = staticmethod(matrices.from_matrix)
+    from_blocks = staticmethod(matrices.from_blocks)
+    with_matrix = matrices.with_matrix
+    with_blocks = matrices.with_blocks
 
     def __post_init__(self) -> None:
-        if (self.first_row_2 is None) != (self.row_limit_2 is None):
-            missing = "first_row_2" if self.first_row_2 is None else "row_limit_2"
-            raise ValueError(f"flash_cute: mask.{missing}: expected a tensor beside the interval's other one, got None")
-        sizes: dict[str, Any] = {}
-        for name, x in zip(MaskTensors._fields, self.tensors, strict=True):
-            if x is not None or not name.endswith("_2"):
-                _check_tensor(name, x, sizes)
+        check_tensors(self.tensors)
 
     @property
     def tensors(self) -> MaskTensors:
-        """`(first_row, row_limit, first_row_2, row_limit_2)`, as the operators take them."""
-        return MaskTensors(self.first_row, self.row_limit, self.first_row_2, self.row_limit_2)
+        """`(first_row, row_limit, first_row_2, row_limit_2, matrix, blocks)`, as the operators take them."""
+        intervals = (self.first_row, self.row_limit, self.first_row_2, self.row_limit_2)
+        return MaskTensors(*intervals, self.matrix, self.blocks)
 
     @property
     def intervals(self) -> int:
@@ -97,13 +109,16 @@ class Mask:
 
         Args:
             first: a number of rows, as in `Nk - Nq` where q has only the last Nq rows of the Nk that the mask is for.
+                With blocks a multiple of 64.
 
         Example:
             >>> mask = Mask.prefix_lm(torch.tensor([3]), 6)
             >>> torch.equal(mask.rows_from(4).dense(2), mask.dense(6)[:, :, 4:])
             True
         """
-        return Mask(*(None if x is None else _minus(x, first) for x in self.tensors))  # type: ignore[arg-type]
+        intervals = (None if x is None else _minus(x, first) for x in self.tensors[:4])
+        tensors: Any = (*intervals, *matrices.rows_from(self.matrix, self.blocks, first))
+        return Mask(*tensors)
 
     def dense(self, len_q: int, causal: bool | str = False, window: Window | None = None) -> Tensor:
         """What the mask says, as a matrix: for a look at it, and for tests.
@@ -123,6 +138,10 @@ class Mask:
         seen = (rows >= self.first_row[..., None, :]) & (rows < self.row_limit[..., None, :])
         if self.first_row_2 is not None and self.row_limit_2 is not None:
             seen = seen | (rows >= self.first_row_2[..., None, :]) & (rows < self.row_limit_2[..., None, :])
+        if self.matrix is not None:
+            seen = seen & matrices.of_rows(self.matrix, len_q)
+        if self.blocks is not None:
+            seen = seen & matrices.of_blocks(self.blocks, len_q, self.first_row.shape[2])
         name, (left, right) = mask_name(causal), (None, None) if window is None else window_sides(window)
         len_k = self.first_row.shape[2]
         position = rows if name == "top_left" else rows + (len_k - len_q)
@@ -171,26 +190,6 @@ def _minus(x: Tensor, number: int) -> Tensor:
     """In 64 bits, and clamped to 32."""
     limits = torch.iinfo(torch.int32)
     return (x.long() - number).clamp(limits.min, limits.max).int()
-
-
-def _check_tensor(name: str, x: Any, sizes: dict[str, Any]) -> None:
-    """`sizes`: what the tensors before had, which this one must fit."""
-    where = f"flash_cute: mask.{name}"
-    if not isinstance(x, Tensor):
-        raise ValueError(f"{where}: expected a torch.Tensor, got {shown(x)}")
-    if x.dtype != torch.int32:
-        raise ValueError(f"{where}: expected int32, got {str(x.dtype).removeprefix('torch.')}")
-    if x.dim() != 3:
-        raise ValueError(f"{where}: expected 3 dims (B or 1, Hkv or 1, Nk), got {tuple(x.shape)}")
-    if x.device != sizes.setdefault("device", x.device):
-        raise ValueError(f"{where}: expected mask.first_row's device {sizes['device']}, got {x.device}")
-    if x.shape[2] != sizes.setdefault("keys", x.shape[2]):
-        raise ValueError(f"{where}: expected as many keys as mask.first_row, {sizes['keys']}, got {tuple(x.shape)}")
-    for dim, what in enumerate(("batch items", "heads")):
-        if x.shape[dim] == 1:
-            continue
-        if x.shape[dim] != sizes.setdefault(what, x.shape[dim]):
-            raise ValueError(f"{where}: expected 1 or {sizes[what]} {what}, got {tuple(x.shape)}")
 
 
 def _flatten(mask: Mask) -> tuple[list[Any], None]:

@@ -34,7 +34,10 @@ class PlanData(TypedDict, total=False):
     mask: str
     """The kind of band that has an effect in this call: "full", "causal" or "window"."""
     mask_intervals: int
-    """Of a call with a `Mask`, and absent otherwise: the intervals of rows that each key has. So are the next two."""
+    """Of a call with a `Mask`, and absent otherwise: the intervals of rows that each key has. So are the next
+    three."""
+    mask_matrix: bool
+    """Whether it has a matrix of booleans, or blocks, beside them."""
     mask_batches: int
     """The batch items that have a mask of their own; 1: all have one."""
     mask_heads: int

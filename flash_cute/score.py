@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._call_options import CallOptions, MaskTensors
+from ._call_options import CallOptions
 from .band import Band
-from .column_mask import ColumnMask, make_column_mask
+from .given_mask import GivenMask
 
 
 class Score(NamedTuple):
@@ -23,7 +23,7 @@ class Score(NamedTuple):
     softcap: float | None
     slopes: Tensor | None  # (B or 1, Hkv, group, 1, 1), in the dtype of the computation
     offset: int  # row i stands at position i + offset
-    mask: ColumnMask | None = None
+    mask: GivenMask | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -52,15 +52,14 @@ class Score(NamedTuple):
         return (torch.arange(keys.start, keys.stop) - positions.unsqueeze(-1)).abs()
 
 
-def make_score(options: CallOptions, q: Tensor, k: Tensor, scale: float, mask: MaskTensors | None = None) -> Score:
+def make_score(options: CallOptions, q: Tensor, k: Tensor, scale: float, mask: GivenMask | None = None) -> Score:
     """The scores of checked arguments. `scale`: the number, where the options may leave it to the head dim."""
     slopes = None
     if options.alibi_slopes is not None and q.shape[1] > 0:
         per_head = options.alibi_slopes.to(compute_dtype(q)).view(-1, q.shape[1])
         slopes = per_head.unflatten(1, (k.shape[1], -1))[..., None, None]
     offset = 0 if options.causal == "top_left" else k.shape[2] - q.shape[2]
-    column_mask = None if mask is None else make_column_mask(mask, q.shape[2])
-    return Score(scale, options.softcap, slopes, offset, column_mask)
+    return Score(scale, options.softcap, slopes, offset, mask)
 
 
 def compute_dtype(q: Tensor) -> torch.dtype:

@@ -36,8 +36,7 @@ def refuse_float8(*given: Any) -> NoReturn:
 
 def refuse_masks(*given: Any) -> NoReturn:
     raise NotImplementedError(
-        "flash_cute's attention with a mask by intervals takes no DTensor: call it with each rank's own part "
-        "(to_local())."
+        "flash_cute's attention with a mask takes no DTensor: call it with each rank's own part (to_local())."
     )
 
 

@@ -178,10 +178,9 @@ __global__ void __launch_bounds__(kMatrixThreads) matrix_bits_kernel(__grid_cons
 
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = lane % 2;
   int const block = share.first_block + warp, blocks = row_blocks(params.len_q);
-  if (block >= blocks) return;
   int const first_row = kBitRows * block;
   int const pair_column = lane / 2 * kPairColumns, column = first_column + pair_column;
-  bool const exists = pair_column < columns;
+  bool const exists = block < blocks && pair_column < columns;
   bool kept = exists && column < params.len_k;  // else nothing is seen
   if (kept && params.given.blocks.data != nullptr) {
     kept = *element_of(params.given.blocks, share, block, column / kBlockEdge) != 0;
@@ -225,7 +224,7 @@ __global__ void __launch_bounds__(kMatrixThreads) matrix_bits_kernel(__grid_cons
   __shared__ TileRows seen[kMatrixWarps][32];
   seen[warp][lane] = bits.seen();
   __syncwarp();  // the lanes' columns of a tile
-  if (lane >= share.tiles) return;
+  if (block >= blocks || lane >= share.tiles) return;
   int const lanes = plan.block_n / (kPairColumns / 2);  // of a key tile
   TileRows of_tile = seen[warp][lane * lanes];
   CUTE_NO_UNROLL

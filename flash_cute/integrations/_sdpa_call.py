@@ -181,7 +181,11 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, attn
         heads = max(heads, heads_k, heads_v)
         heads_k = heads_v = max(heads_k, heads_v)
     batch = torch.broadcast_shapes(*(x.shape[:-3] for x in tensors))
-    mask = None if attn_mask is None else read_mask(attn_mask, query, batch, heads_k, key.shape[-2])
+    mask: Mask | str | None = None
+    if attn_mask is not None:
+        leading = (*key.shape[:-3], heads) if enable_gqa else key.shape[:-2]
+        scores = torch.broadcast_shapes(query.shape[:-2], leading)
+        mask = read_mask(attn_mask, query, scores, batch, (heads, heads_k), key.shape[-2])
     if isinstance(mask, str):
         return mask
     q, k, v = (

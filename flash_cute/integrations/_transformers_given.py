@@ -117,15 +117,11 @@ def of_matrix(module: torch.nn.Module, attention_mask: Tensor, sizes: Sizes, hea
             f"flash_cute: attention_mask: expected ({batch_size} or 1, heads or 1, {q_length}, {kv_length}), got "
             f"{shape}"
         )
-    if is_in_a_graph(attention_mask.device):
-        raise ValueError(
-            "flash_cute: attention_mask: expected None or a padding mask (batch, positions) in a graph, where values "
-            f"are not waited for, got {shape}"
-        )
+    waits = not is_in_a_graph(attention_mask.device)
     known = _read_before(attention_mask, module)
-    call = (*sizes, heads_kv)
+    call = (*sizes, heads_kv, waits)
     if call not in known:
-        mask = from_matrix(attention_mask[..., :kv_length], "attention_mask", heads_kv)
+        mask = from_matrix(attention_mask.detach()[..., :kv_length], "attention_mask", heads_kv, waits)
         known[call] = Known(None, None, options_of(code_of(*WHOLE)), None, mask)
     found: Known = known[call]
     return found

@@ -270,10 +270,10 @@ def of_intervals(data: Tensor, batch_size: int) -> Mask:
 
 def narrowed(attention_mask: Tensor, left: int | None) -> Tensor:
     """What the mask function returned, with causality, and a window if any, that a layer has beside its mask."""
+    if attention_mask.dtype == torch.bool or attention_mask.shape[-1] == _INTERVALS:
+        raise ValueError("flash_cute: attention_mask: expected a band beside a layer's own causality, got another mask")
     if attention_mask.shape[-1] == _ORDER and left is not None:
         raise ValueError(_HOLES)
-    if attention_mask.shape[-1] == _INTERVALS:
-        raise ValueError("flash_cute: attention_mask: expected a band beside a layer's own causality, got intervals")
     return attention_mask[:, :, :1].expand(-1, -1, code_of(left, 0), -1)
 
 

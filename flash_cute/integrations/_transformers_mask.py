@@ -76,11 +76,11 @@ def mask(
         sequences. Four, of a padded batch: offsets of queries, of keys, used queries and used keys (the last of each
         counts nothing). Three, `(B, size, code, 3)`, where tokens have padding between them: the order of the rows.
         Two, `(B or 2 B, Nk, code, 2)`, of what is no band: intervals of rows for each key, as `flash_cute.Mask` has
-        them.
+        them. Or bool `(B, 1, Nq, Nk)`, of what has more than two intervals for a key.
 
     Raises:
-        ValueError: a mask function with more than two intervals of rows for a key, in a graph one that is no band or a
-            window over padding between tokens; an argument of another name.
+        ValueError: in a graph a mask function that is no band or a window over padding between tokens; an argument of
+            another name.
 
     Example:
         >>> padding = torch.tensor([[False, False, True, True], [True, True, True, True]])
@@ -185,7 +185,7 @@ def _intervals(
     attention_mask: Tensor | None,
     device: torch.device | str,
 ) -> Tensor:
-    """What is no band: intervals of rows, of all values of the function and of the padding."""
+    """What is no band: intervals of rows or a matrix, of all values of the function and of the padding."""
     function, use_vmap, local_size, *_ = stated
     masking = sys.modules["transformers.masking_utils"]
     if function is None:

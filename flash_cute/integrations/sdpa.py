@@ -9,7 +9,7 @@ or, for code that calls PyTorch's own, and is not to be changed,
     ...
     print(sdpa.report())   # how many calls flash_cute served, how many it passed on, and why
 
-A call that flash_cute cannot serve (an `attn_mask` that is more than padding, dropout, float32 on a GPU, ...) goes on
+A call that flash_cute cannot serve (an `attn_mask` that is a bias, dropout, float32 on a GPU, ...) goes on
 to what PyTorch does, and is counted with its reason; with `enable(strict=True)` it raises instead. What no
 implementation can serve (key and value of different lengths, ...) raises always. The method is that of
 `flash_cute.attention`: FlashAttention-2 (arXiv 2307.08691).
@@ -59,9 +59,13 @@ def sdpa(
         query: `(..., Hq, L, E)`, as PyTorch takes it: any number of leading dims, which are broadcast.
         key: `(..., H, S, E)`, same dtype and device.
         value: `(..., H, S, Ev)`, same dtype and device.
-        attn_mask: None, or padding: a boolean mask with one row for all of query's, as `(B, 1, 1, S)`, or so expanded;
-            on the CPU also a float one of 0 and -inf. It is served where a kernel of `flash_cute.Mask` is, not in
-            compiled graphs. Else (a matrix, a bias) PyTorch serves the call. Nothing is waited for.
+        attn_mask: None, or a boolean mask of any shape that broadcasts to `(..., Hq, L, S)`; where H is less than Hq,
+            one mask for the query heads of each key head. It is served where a kernel of `flash_cute.Mask` is, not in
+            compiled graphs; for a mask with one row for all of query's, as `(B, 1, 1, S)` or so expanded, no matrix is
+            made. Of these nothing is waited for. A float mask of 0 and -inf, and a mask by query head that is the same
+            for those of a key head, are served too, after a look at their values, which waits for the device; in a
+            CUDA graph's capture there is none. Else (a bias, one that requires grad) PyTorch serves the call. A row
+            that sees no key has out 0.
         dropout_p: 0, else PyTorch serves the call.
         is_causal: whether row i sees the keys j <= i only (aligned to the top left).
         scale: what multiplies q.k; None: `1 / sqrt(E)`.

@@ -18,8 +18,8 @@ function, in each layer. The mask function decides what the layers have to do an
 * Sequences, a small int32 tensor of offsets: a padded batch, a batch that a StaticCache has room for, or sequences
   packed into one row. The layers call `flash_cute.varlen_attention`, on views of what they have, without unpadding; of
   tokens that have padding between them on copies.
-* Intervals of rows for each key, of a mask that is none of these. The layers call `flash_cute.attention` with a
-  `flash_cute.Mask`.
+* Intervals of rows for each key, or a matrix of booleans, of a mask that is none of these. The layers call
+  `flash_cute.attention` with a `flash_cute.Mask`.
 
 Such a tensor says what is causal and which window there is, whatever the layer says: that is what "eager" computes.
 The rest (softcap, sinks, scale) is passed to the attention function by the model. What cannot be served raises a

@@ -136,6 +136,7 @@ def from_dense(dense: Tensor, heads_kv: int | None = None) -> _mask.Mask:
     """A matrix of booleans, exactly; or a refusal that says which key has a third interval of rows.
 
     Pass `causal=False` with it: the matrix has what there is of causality. The device is waited for.
+    `Mask.from_matrix` takes any matrix, and nothing waits.
 
     Args:
         dense: bool `(Nq, Nk)`, `(B or 1, Nq, Nk)` or `(B or 1, heads or 1, Nq, Nk)`: True where the row sees the key.
@@ -165,7 +166,7 @@ def from_dense(dense: Tensor, heads_kv: int | None = None) -> _mask.Mask:
     if dense.dim() < 4:
         dense = dense[None, None] if dense.dim() == 2 else dense.unsqueeze(1)
     if heads_kv is not None:
-        dense = _of_key_heads(dense, check_count("heads_kv", heads_kv, 1))
+        dense = of_key_heads("dense", dense, check_count("heads_kv", heads_kv, 1))
     columns = max(1, _AT_ONCE // max(1, dense.shape[:3].numel()))
     return _checked("dense", [_of_columns(part) for part in dense.split(columns, 3)], None)
 
@@ -186,16 +187,17 @@ def _of_columns(dense: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     return numbers, [(found[0][0], found[1][0]), (found[0][1], found[1][1])]
 
 
-def _of_key_heads(dense: Tensor, heads_kv: int) -> Tensor:
+def of_key_heads(name: str, dense: Tensor, heads_kv: int) -> Tensor:
+    """A matrix (B or 1, heads or 1, Nq, Nk) as one of key heads; it waits where the heads are query's."""
     heads = dense.shape[1]
     if heads in (1, heads_kv):
         return dense
     if heads % heads_kv:
-        raise ValueError(f"flash_cute: dense: expected a number of heads that {heads_kv} divides, got {heads}")
+        raise ValueError(f"flash_cute: {name}: expected a number of heads that {heads_kv} divides, got {heads}")
     groups = dense.unflatten(1, (heads_kv, -1))
     if not torch.equal(groups, groups[:, :, :1].expand_as(groups)):
         raise ValueError(
-            f"flash_cute: dense: expected one mask for the {heads // heads_kv} query heads of a key head, got masks "
+            f"flash_cute: {name}: expected one mask for the {heads // heads_kv} query heads of a key head, got masks "
             "that differ"
         )
     return groups[:, :, 0]
@@ -233,7 +235,7 @@ def _checked(name: str, parts: list[tuple[Tensor, list[tuple[Tensor, Tensor]]]],
         where = f" of batch item {outer[0]}, head {outer[1]}" if len(outer) == 2 else ""
         raise ValueError(
             f"flash_cute: {name}: expected at most two intervals of rows for each key, got {most}: key {column}{where} "
-            f"has {int(numbers[tuple([*outer, column])])}"
+            f"has {int(numbers[tuple([*outer, column])])}; Mask.from_matrix takes any matrix of booleans"
         )
     tensors = [torch.cat([found[which][side] for _, found in parts], -1) for which in (0, 1) for side in (0, 1)]
     mask = make(*(tensors if most == 2 else tensors[:2]))

@@ -234,13 +234,17 @@ def _unheads(parts: list[Tensor], q: Tensor, *last: int) -> Tensor:
 
 def _shown(mask: Mask, b: int, head: int, len_q: int) -> Tensor:
     """(Nq, Nk) bool: whether the mask shows row i of a batch item and KV head the column j, by its definition."""
-    tensors = [None if x is None else x[b % x.shape[0], head % x.shape[1]].long() for x in mask.tensors]
+    tensors = [None if x is None else x[b % x.shape[0], head % x.shape[1]] for x in mask.tensors]
+    *intervals, matrix, blocks = tensors
     rows = torch.arange(len_q, device=mask.first_row.device).unsqueeze(-1)
-    seen = torch.zeros(len_q, mask.first_row.shape[2], dtype=torch.bool, device=rows.device)
-    for first, limit in (tensors[:2], tensors[2:]):
+    keys = torch.arange(mask.first_row.shape[2], device=rows.device)
+    seen = torch.zeros(len_q, keys.shape[0], dtype=torch.bool, device=rows.device)
+    for first, limit in (intervals[:2], intervals[2:]):
         if first is not None and limit is not None:
             seen |= (first <= rows) & (rows < limit)
-    return seen
+    if matrix is not None:
+        seen &= matrix
+    return seen if blocks is None else seen & blocks[rows // 64, keys // 64]
 
 
 def _distance(len_q: int, len_k: int, causal: bool | str, device: torch.device) -> Tensor:

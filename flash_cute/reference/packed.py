@@ -133,8 +133,15 @@ def _mask_of(mask: Mask | None, rows: slice, keys: slice) -> Mask | None:
     """A sequence's part of the mask of a packed call."""
     if mask is None:
         return None
-    tensors = [None if x is None else x[:, :, keys] for x in mask.tensors]
-    return Mask(*tensors).rows_from(rows.start)  # type: ignore[arg-type]
+    *intervals, matrix, blocks = mask.tensors
+    part = Mask(*(None if x is None else x[:, :, keys] for x in intervals)).rows_from(rows.start)  # type: ignore[arg-type]
+    if matrix is not None:
+        of_rows = matrix if matrix.shape[2] == 1 else matrix[:, :, rows]
+        part = part.with_matrix(of_rows if matrix.shape[3] == 1 else of_rows[..., keys])
+    if blocks is not None:
+        row, key = (torch.arange(x.start, x.stop, device=blocks.device) // 64 for x in (rows, keys))
+        part = part.with_matrix(blocks[:, :, row][..., key])
+    return part
 
 
 def _slopes_of(alibi_slopes: Tensor | None, b: int) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Random masks by intervals, and calls with them."""
+"""Random masks, by intervals and by matrices and blocks, and calls with them."""
 
 from __future__ import annotations
 
@@ -68,11 +68,49 @@ def _subtrees(pick: random.Random, count: int) -> torch.Tensor:
     return torch.tensor(limits)
 
 
+def with_squares(mask: Mask, pick: random.Random, rng: torch.Generator, items: tuple[int, int], len_q: int) -> Mask:
+    """The mask, ANDed with a random matrix, blocks or both, of at most so many batch items and KV heads."""
+    len_k = mask.first_row.shape[2]
+    which = pick.choice(("matrix", "blocks", "both"))
+    if which != "blocks":
+        mask = mask.with_matrix(draw_matrix(pick, rng, items, (len_q, len_k)).to(mask.first_row.device))
+    if which != "matrix":
+        shape = (*(pick.choice((1, x)) for x in items), -(-len_q // 64), -(-len_k // 64))
+        blocks = torch.rand(shape, generator=rng) < pick.choice((0.1, 0.5, 0.9, 1.0))
+        mask = mask.with_blocks(blocks.to(mask.first_row.device))
+    return mask
+
+
+def draw_matrix(
+    pick: random.Random, rng: torch.Generator, items: tuple[int, int], lengths: tuple[int, int]
+) -> torch.Tensor:
+    """Bools (B or 1, Hkv or 1, Nq or 1, Nk or 1), sparse or dense, with rows and keys that see or show nothing."""
+    broadcast = pick.choice((None, None, None, 0, 1))
+    rows, keys = (1 if broadcast == dim else length for dim, length in enumerate(lengths))
+    shape = (*(pick.choice((1, x)) for x in items), rows, keys)
+    match pick.choice(("random", "random", "stripes", "tiles", "all", "none")):
+        case "random":
+            seen = torch.rand(shape, generator=rng) < pick.choice((0.02, 0.3, 0.7, 0.98))
+        case "stripes":
+            seen = (torch.arange(rows).unsqueeze(-1) + torch.arange(keys)).expand(shape) % pick.randint(2, 5) > 0
+        case "tiles":  # whole tiles that all or nobody sees, and some that some see
+            wide = torch.rand((*shape[:2], rows // 32 + 1, keys // 32 + 1), generator=rng) < 0.5
+            seen = wide.repeat_interleave(32, 2)[:, :, :rows].repeat_interleave(32, 3)[..., :keys]
+            seen = seen ^ (torch.rand(shape, generator=rng) < 0.001)
+        case "all":
+            seen = torch.ones(shape, dtype=torch.bool)
+        case _:
+            seen = torch.zeros(shape, dtype=torch.bool)
+    if pick.random() < 0.3:
+        seen = seen & (torch.rand(rows, 1, generator=rng) < 0.8) & (torch.rand(keys, generator=rng) < 0.8)
+    return seen
+
+
 def with_gaps(mask: Mask, pick: random.Random) -> Mask:
     """The same mask with its tensors strided otherwise: expanded, or every other of a larger tensor."""
 
     def strided(x: torch.Tensor) -> torch.Tensor:
-        wide = torch.zeros((*x.shape[:2], 2 * x.shape[2] + 1), dtype=x.dtype, device=x.device)
+        wide = torch.zeros((*x.shape[:-1], 2 * x.shape[-1] + 1), dtype=x.dtype, device=x.device)
         wide[..., 1::2] = x
         return wide[..., 1::2]
 

@@ -151,8 +151,15 @@ def _options_of(options: dict[str, Any], b: int, row: slice, key: slice) -> dict
         options = {**options, "alibi_slopes": slopes[b : b + 1]}
     if mask is None:
         return options
-    part = flash_cute.Mask(*(None if x is None else x[..., key] for x in mask.tensors))
-    return {**options, "mask": part.rows_from(row.start)}
+    *intervals, matrix, blocks = mask.tensors
+    part = flash_cute.Mask(*(None if x is None else x[..., key] for x in intervals)).rows_from(row.start)
+    if blocks is not None:
+        blocks = blocks.repeat_interleave(64, 2).repeat_interleave(64, 3)
+    for x in (matrix, blocks):
+        if x is not None:
+            of_row = x if x.shape[2] == 1 else x[:, :, row]
+            part = part.with_matrix(of_row if x.shape[3] == 1 else of_row[..., key])
+    return {**options, "mask": part}
 
 
 def assert_packed_matches(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -170,9 +171,34 @@ def test_a_band_of_any_function(limits: tuple[int, int], shift: int, rng: torch.
     out, _ = integration.attention(torch.nn.Module(), q, k, v, mask, is_causal=True)
     expected = flash_cute.attention(q, k, v, window=limits).transpose(1, 2)
     torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("pad", ["none", "left", "inner"])
+def test_a_mask_of_three_intervals(pad: str, rng: torch.Generator) -> None:
+    """The layers are given the matrix itself, which says the same where what was kept with it has got lost."""
     function = lambda b, h, i, j: (j <= i) | ((i == 3) & (j == 7)) | ((i == 5) & (j == 7))  # noqa: E731
-    with pytest.raises(ValueError, match="mask_function: expected at most two intervals of rows for each key, got 3"):
-        integration.mask(2, 10, 10, mask_function=function, **stated)
+    padded = mask_of(pad)
+    tokens = None if padded is None else padded.bool()
+    mask = integration.mask(
+        2, LENGTH, LENGTH, mask_function=function, attention_mask=tokens, allow_is_causal_skip=False, use_vmap=True
+    )
+    assert mask is not None and (mask.shape, mask.dtype) == ((2, 1, LENGTH, LENGTH), torch.bool)
+    seen = torch.ones(LENGTH, LENGTH).tril().bool()
+    seen[3, 7] = seen[5, 7] = True
+    seen = seen & (torch.ones(2, LENGTH).bool() if tokens is None else tokens)[:, None, None]
+    q = torch.randn(2, 4, LENGTH, 8, generator=rng, requires_grad=True)
+    k, v = (torch.randn(2, 2, LENGTH, 8, generator=rng, requires_grad=True) for _ in range(2))
+    expected = eager_attention(q, k, v, seen)
+    flow = torch.randn(expected.shape, generator=rng)
+    for given in (mask, mask.clone()):
+        out, _ = integration.attention(torch.nn.Module(), q, k, v, given, is_causal=True)
+        torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+        gradients = torch.autograd.grad(out, (q, k, v), flow)
+        torch.testing.assert_close(gradients, torch.autograd.grad(expected, (q, k, v), flow, retain_graph=True))
+    # Nothing that is kept with a mask keeps the mask.
+    gone = weakref.ref(mask)
+    del mask, given
+    assert gone() is None
 
 
 def test_what_a_mask_function_is_told_and_does_not_know() -> None:
@@ -329,9 +355,46 @@ def test_a_boolean_matrix_of_a_user(rng: torch.Generator) -> None:
         torch.testing.assert_close(out, eager_attention(q, k, v, seen), atol=1e-5, rtol=1e-5)
         seen[0, 0, 7:, 0] = False
     stripes = (torch.arange(LENGTH) % 2 == 0).view(1, 1, LENGTH, 1).expand(1, 1, LENGTH, LENGTH)
-    with pytest.raises(ValueError, match="attention_mask: expected at most two intervals of rows for each key, got 7"):
-        integration.attention(layer, q, k, v, stripes)
+    for _ in range(2):  # seven intervals: the matrix
+        out, _ = integration.attention(layer, q, k, v, stripes, is_causal=True)
+        torch.testing.assert_close(out, eager_attention(q, k, v, stripes), atol=1e-5, rtol=1e-5)
+        stripes = stripes.clone()
+        stripes[0, 0, 4] = False
+    by_query_head = torch.rand(2, 4, LENGTH, LENGTH, generator=rng) < 0.5
+    grouped = torch.randn(2, 4, LENGTH, 8, generator=rng)
+    with pytest.raises(ValueError, match="attention_mask: expected one mask for the 2 query heads of a key head, got"):
+        integration.attention(layer, grouped, k, v, by_query_head)
+    by_query_head = by_query_head[:, ::2].repeat_interleave(2, 1)
+    out, _ = integration.attention(layer, grouped, k, v, by_query_head)
+    torch.testing.assert_close(out, eager_attention(grouped, k, v, by_query_head), atol=1e-5, rtol=1e-5)
     with pytest.raises(
         ValueError, match=r"attention_mask: expected \(2 or 1, heads or 1, 14, 14\), got \(1, 1, 3, 14\)"
     ):
         integration.attention(layer, q, k, v, stripes[:, :, :3])
+
+
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_a_boolean_matrix_in_one_graph(rng: torch.Generator) -> None:
+    """Nothing is read: the matrix is the mask, with other contents in each call."""
+    layer = torch.nn.Module()
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        return integration.attention(layer, q, k, v, seen)[0]
+
+    torch.compiler.reset()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    q, k, v = (torch.randn(2, heads, LENGTH, 8, generator=rng) for heads in (4, 2, 2))
+    for _ in range(2):
+        seen = torch.rand(2, 1, LENGTH, LENGTH, generator=rng) < 0.5
+        torch.testing.assert_close(compiled(q, k, v, seen), eager_attention(q, k, v, seen), atol=1e-5, rtol=1e-5)
+    torch.compiler.reset()
+
+    class Layer(torch.nn.Module):
+        forward = staticmethod(attend)
+
+    by_query_head = seen.expand(2, 4, LENGTH, LENGTH).clone()
+    with pytest.raises(
+        ValueError, match="attention_mask: expected 1 or 2 heads in a graph, where values are not waited"
+    ):
+        torch.export.export(Layer(), (q, k, v, by_query_head), strict=False)

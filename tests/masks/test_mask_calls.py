@@ -71,6 +71,25 @@ BAD: dict[str, tuple[tuple[Any, ...], str]] = {
         (rows(1, 1, 7), rows(1, 1, 7), None, rows(1, 1, 7)),
         "mask.first_row_2: expected a tensor beside row_limit_2, got None",
     ),
+    "matrix of numbers": (
+        (rows(1, 1, 7), rows(1, 1, 7), None, None, rows(1, 1, 5, 7)),
+        "mask.matrix: expected bool, got int32",
+    ),
+    "rows of the matrix": (
+        (rows(1, 1, 7), rows(1, 1, 7), None, None, rows(2, 1, 7, 7, dtype=torch.bool)),
+        "mask.matrix: expected the shape (2 or 1, 2 or 1, 5 or 1, 7 or 1), a boolean per row of q and key of k, got "
+        "(2, 1, 7, 7)",
+    ),
+    "heads of the matrix": (
+        (rows(1, 1, 7), rows(1, 1, 7), None, None, rows(1, 4, 5, 7, dtype=torch.bool)),
+        "mask.matrix: expected the shape (2 or 1, 2 or 1, 5 or 1, 7 or 1), a boolean per row of q and key of k, got "
+        "(1, 4, 5, 7)",
+    ),
+    "blocks": (
+        (rows(1, 1, 7), rows(1, 1, 7), None, None, None, rows(1, 1, 1, 2, dtype=torch.bool)),
+        "mask.blocks: expected the shape (2 or 1, 2 or 1, 1, 1), a boolean per block of 64 rows and 64 keys, got "
+        "(1, 1, 1, 2)",
+    ),
 }
 
 
@@ -80,7 +99,7 @@ BAD: dict[str, tuple[tuple[Any, ...], str]] = {
 def test_operators_refuse(name: str, operator: str, fake: bool) -> None:
     """In one voice, on real tensors and on fake ones."""
     tensors, sentence = BAD[name]
-    mask = (*tensors, *(None,) * (4 - len(tensors)))
+    mask = (*tensors, *(None,) * (6 - len(tensors)))
     q, k = torch.zeros(2, 4, 5, 16), torch.zeros(2, 2, 7, 16)
     if fake and operator not in ("masked_fwd", "_masked_fwd", "masked_bwd"):
         pytest.skip("it has no fake")
@@ -112,7 +131,7 @@ E4M3 = torch.zeros(1, 1, 7, 16).to(torch.float8_e4m3fn)
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a matrix": (
         public(mask=torch.ones(5, 7).bool()),
-        "mask: expected None or a flash_cute.Mask, got torch.Tensor (Mask.from_dense makes one of a matrix of booleans",
+        "mask: expected None or a flash_cute.Mask, got torch.Tensor (Mask.from_matrix makes one of a matrix of",
     ),
     "a number": (public(mask=3), "mask: expected None or a flash_cute.Mask, got 3"),
     "other keys": (
@@ -260,7 +279,7 @@ def test_explain(rng: torch.Generator) -> None:
         numbers = [plan.data[name] for name in ("mask_intervals", "mask_batches", "mask_heads")]
         assert numbers == [2, 2, 1]
         assert "mask of 2 intervals of rows per key, by batch item" in str(plan)
-        assert any("it has no mask by intervals of rows" in reason for reason in plan.data["reasons"])
+        assert any("it has no such mask" in reason for reason in plan.data["reasons"])
     x = torch.zeros(40, 2, 16)
     cu = offsets((13, 27))
     plan = flash_cute.explain(x, x, x, mask=Mask.chunks(4, 40), cu_seqlens_q=cu, cu_seqlens_k=cu)

@@ -23,10 +23,12 @@ CONSTRUCTORS = [x for name, x in inspect.getmembers(Mask, inspect.isfunction) if
 def test_pictures() -> None:
     text = PAGE.read_text()
     pictures = PICTURE.findall(text)
-    assert len(pictures) == text.count("<!-- picture:") == 11
+    assert len(pictures) == text.count("<!-- picture:") == 13
     for source, causal, drawn in pictures:
         mask = eval(source, {"Mask": Mask, "torch": torch})
-        assert mask.draw(9 if mask.first_row.shape[2] == 9 else 7, bool(causal)) == drawn, source
+        length = mask.first_row.shape[2]
+        width = length // 64 if mask.blocks is not None else length  # a character is a block, or a key
+        assert mask.draw(length, bool(causal), width=width) == drawn, source
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="an installed package has no docs/")

@@ -1,4 +1,4 @@
-"""Random masks by intervals against float64: everything at once, dense and packed, forward and backward.
+"""Random masks against float64: everything at once, dense and packed, forward and backward.
 
 FLASH_CUTE_TEST_MASKS is how many of each are drawn; 10,000 take an hour of a GPU.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from cases import CPU_DTYPES, CUDA_DTYPES, Backward, Forward
-from masks import KINDS, draw_mask, draw_options, with_gaps
+from masks import KINDS, draw_mask, draw_options, with_gaps, with_squares
 from numerics import gradient_mismatches, mismatches, visible
 from packed import Packed, assert_packed_gradients, assert_packed_matches, make_backward, make_forward, offsets
 
@@ -23,9 +23,10 @@ from flash_cute import Mask
 
 pytestmark = pytest.mark.kernel
 
+SQUARES = pytest.mark.parametrize("squares", [False, True], ids=["intervals", "matrices"])
 ASKED = os.environ.get("FLASH_CUTE_TEST_MASKS")
 DRAWS = {"cpu": 150, "cuda": 600}
-SECONDS = {"cpu": 10, "cuda": 60}  # of what is not asked for
+SECONDS = {"cpu": 6, "cuda": 40}  # of what is not asked for
 LONGEST = {"cpu": 90, "cuda": 1500}
 HEAD_DIMS = {"cpu": ((16, 16), (40, 40), (24, 16)), "cuda": ((64, 64), (128, 128), (96, 96), (192, 128), (256, 256))}
 NO_KERNEL = "reads a mask"
@@ -52,6 +53,10 @@ def repeated(device: str, seed: int, one: Callable[[random.Random], str | None])
     assert done > unserved
 
 
+def shapes_of(mask: Mask) -> list[tuple[int, ...] | None]:
+    return [None if x is None else tuple(x.shape) for x in mask.tensors]
+
+
 def draw_lengths(pick: random.Random, longest: int) -> tuple[int, int]:
     """Rows and keys: around tile edges or anywhere, equal or not."""
     edges = (1, 63, 64, 65, 127, 128, 129, 191, 193)
@@ -59,8 +64,9 @@ def draw_lengths(pick: random.Random, longest: int) -> tuple[int, int]:
     return rows, rows if pick.random() < 0.5 else keys
 
 
+@SQUARES
 def test_random_masks(
-    device: str, fwd: Forward, bwd: Backward, backend: str | None, rng: torch.Generator, seed: int
+    device: str, squares: bool, fwd: Forward, bwd: Backward, backend: str | None, rng: torch.Generator, seed: int
 ) -> None:
     def one(pick: random.Random) -> str | None:
         batch, heads_kv, group = pick.choice((1, 2)), pick.choice((1, 2)), pick.choice((1, 2, 3))
@@ -80,8 +86,11 @@ def test_random_masks(
         options = draw_options(pick, rng, heads_q, dtype)
         kind = pick.choice(KINDS)
         shape = (pick.choice((1, batch)), pick.choice((1, heads_kv)), len_k)
-        mask = with_gaps(draw_mask(pick, rng, shape, len_q, kind).to(device), pick)
-        said = f"{kind} {shape} {q.shape} {k.shape} {dtype} {options}"
+        mask = draw_mask(pick, rng, shape, len_q, kind).to(device)
+        if squares:
+            mask = with_squares(mask, pick, rng, (batch, heads_kv), len_q)
+        mask = with_gaps(mask, pick)
+        said = f"{kind} {shapes_of(mask)} {q.shape} {k.shape} {dtype} {options}"
         options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
         if pick.random() < 0.2:
             options["alibi_slopes"] = torch.rand(heads_q, generator=rng).to(device)
@@ -120,7 +129,8 @@ def hidden_problems(
     return found
 
 
-def test_random_packed_masks(device: str, backend: str | None, rng: torch.Generator, seed: int) -> None:
+@SQUARES
+def test_random_packed_masks(device: str, squares: bool, backend: str | None, rng: torch.Generator, seed: int) -> None:
     def one(pick: random.Random) -> str | None:
         lengths = [draw_lengths(pick, LONGEST[device] // 2) for _ in range(pick.randint(1, 4))]
         lengths += [(pick.choice((0, 3)), 0)] * (pick.random() < 0.3)
@@ -142,7 +152,9 @@ def test_random_packed_masks(device: str, backend: str | None, rng: torch.Genera
         options = draw_options(pick, rng, heads_kv * group, dtype)
         kind = pick.choice(KINDS)
         mask = draw_mask(pick, rng, (1, pick.choice((1, heads_kv)), keys), rows, kind).to(device)
-        said = f"{kind} {lengths} gap {gap} heads {heads_kv} {group} {head_dim} {dtype} {options}"
+        if squares:
+            mask = with_squares(mask, pick, rng, (1, heads_kv), rows)
+        said = f"{kind} {shapes_of(mask)} {lengths} gap {gap} heads {heads_kv} {group} {head_dim} {dtype} {options}"
         options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
         causal = options.pop("causal")
         results = make_forward(backend)(packed, causal, mask=mask, **options)

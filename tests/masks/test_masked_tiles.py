@@ -109,7 +109,7 @@ def test_the_plan(chip: str, head_dim: int, softcap: float | None) -> None:
     _skip_unbuilt()
     q = torch.empty(1, 1, 200, head_dim, dtype=torch.float16)
     rows = torch.zeros(1, 1, 200, dtype=torch.int32)
-    call = (q, q, q, rows, rows, None, None, *score(True, softcap=softcap), f"sm80:{chip}")
+    call = (q, q, q, rows, rows, *(None,) * 4, *score(True, softcap=softcap), f"sm80:{chip}")
     forward = json.loads(torch.ops.flash_cute.masked_fwd_plan(*call, 80))
     backward = json.loads(torch.ops.flash_cute.masked_bwd_plan(*call, False, 80))
     for made in (forward, backward):

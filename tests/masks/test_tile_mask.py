@@ -1,4 +1,4 @@
-"""The kernels of csrc/masks, compiled for the host: of random masks intervals or bits, lists, and the order of tiles."""
+"""The kernels of csrc/masks, compiled for the host: of random masks intervals or bits, lists, the order of tiles."""
 
 from __future__ import annotations
 
