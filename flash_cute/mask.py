@@ -12,7 +12,7 @@ from torch.utils import _pytree
 
 from ._call_options import MaskTensors
 from ._refusals import Window, mask_name, window_sides
-from .masks import foreign, matrices, models, sequences, trees
+from .masks import foreign, matrices, models, parallel, sequences, trees
 from .masks.checks import check_tensors
 from .masks.picture import draw
 
@@ -78,6 +78,7 @@ class Mask:
     global_tokens = staticmethod(models.global_tokens)
     shared_prefix = staticmethod(trees.shared_prefix)
     tree = staticmethod(trees.tree)
+    context_parallel = staticmethod(parallel.context_parallel)
     from_flashmask = staticmethod(foreign.from_flashmask)
     from_slices = staticmethod(foreign.from_slices)
     from_dense = staticmethod(foreign.from_dense)

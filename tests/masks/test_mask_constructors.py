@@ -92,6 +92,45 @@ def test_chunks(left: int | None, pick: random.Random, device: str) -> None:
         assert_is(Mask.chunks(ids.expand(2, -1).int()), length, expected.to(device))
 
 
+@pytest.mark.parametrize("left", [None, 0, 5])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 8])
+def test_context_parallel(count: int, left: int | None, pick: random.Random, device: str) -> None:
+    rows, keys = pick.randint(20, 40), pick.randint(1, 60)
+    ends = sorted(pick.choices(range(rows + 1), k=2 * count))
+    pieces = [(a, b, pick.randint(0, keys)) for a, b in zip(ends[::2], ends[1::2], strict=True)]
+
+    def sees(i: int, j: int) -> bool:
+        positions = [position + i - begin for begin, end, position in pieces if begin <= i < end]
+        return any(j <= at and (left is None or at - j <= left) for at in positions)
+
+    mask = Mask.context_parallel(pieces, keys, left=left, device=device)
+    assert count > 2 or mask.matrix is None
+    if mask.matrix is not None:
+        rows = mask.matrix.shape[2]
+    assert torch.equal(mask.dense(rows)[0, 0], matrix(rows, keys, sees).to(device))
+
+
+def test_pieces_that_continue_each_other(device: str) -> None:
+    mask = Mask.context_parallel([(0, 3, 4), (3, 5, 7), (5, 5, 0), (6, 9, 20)], 30, device=device)
+    assert mask.matrix is None
+    assert torch.equal(mask.dense(9), Mask.context_parallel([(0, 5, 4), (6, 9, 20)], 30, device=device).dense(9))
+
+
+@pytest.mark.parametrize(
+    "rows, said",
+    [
+        ([(0, 4, 0), (3, 5, 0)], "ascend and do not overlap"),
+        ([(4, 2, 0)], "ascend and do not overlap"),
+        ([(0, 1)], "pieces (begin, end, position)"),
+        ([(n, n + 1, 0) for n in range(9)], "at most 8 pieces, got 9"),
+        ([(0, 1, -1)], "at least 0, got -1"),
+    ],
+)
+def test_pieces_that_are_refused(rows: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Mask.context_parallel(rows, 10)
+
+
 def test_prefix_lm(device: str) -> None:
     def expected(prefix: int) -> torch.Tensor:
         return matrix(20, 20, lambda i, j: j < prefix or j <= i).to(device)

@@ -23,7 +23,7 @@ CONSTRUCTORS = [x for name, x in inspect.getmembers(Mask, inspect.isfunction) if
 def test_pictures() -> None:
     text = PAGE.read_text()
     pictures = PICTURE.findall(text)
-    assert len(pictures) == text.count("<!-- picture:") == 13
+    assert len(pictures) == text.count("<!-- picture:") == 14
     for source, causal, drawn in pictures:
         mask = eval(source, {"Mask": Mask, "torch": torch})
         length = mask.first_row.shape[2]
