@@ -146,6 +146,7 @@ def generate(pad: str, **options: Any) -> Callable[..., Answers]:
             max_new_tokens=NEW_TOKENS,
             min_new_tokens=NEW_TOKENS,
             do_sample=False,
+            disable_compile=True,  # on a GPU a static cache makes generate() compile the forward, for a minute and more
             return_dict_in_generate=True,
             output_logits=True,
             output_scores="num_beams" in options,
