@@ -30,6 +30,7 @@ from sweep.outcome import (  # noqa: E402
     RIGHT,
     UNCLEAR,
     WRONG,
+    Outcome,
 )
 from sweep.rounding import Half  # noqa: E402
 
@@ -164,6 +165,27 @@ def test_float16_is_judged_by_eager(
     found = judge("plain", shifted(error), expected, lambda: map(shifted, errors_of_eager))
     assert found.result == result, found
     assert result == RIGHT or found.text.startswith(f"out: eager in float16 errs by {max(errors_of_eager):.2g}")
+
+
+@pytest.mark.parametrize(
+    ("results", "result"),
+    [
+        ((RIGHT,), RIGHT),
+        ((WRONG, RIGHT, RIGHT), RIGHT),
+        ((WRONG, RIGHT, WRONG), WRONG),
+        ((WRONG, UNCLEAR, RIGHT), UNCLEAR),
+        ((UNCLEAR, RIGHT, UNCLEAR), RIGHT),
+        ((UNCLEAR, UNCLEAR, UNCLEAR), UNCLEAR),
+    ],
+    ids=str,
+)
+def test_most_inputs_decide(monkeypatch: pytest.MonkeyPatch, results: tuple[str, ...], result: str) -> None:
+    monkeypatch.setattr(Half, "on", True)
+    given = iter(results)
+    monkeypatch.setattr(runner, "_outcome", lambda *_: Outcome(next(given), 0.1, "why"))
+    found = runner._best_outcome("plain", None, None, None)
+    assert found.result == result and next(given, None) is None
+    assert "why" in found.text
 
 
 def test_a_mode_without_an_answer_costs_itself_alone(

@@ -163,6 +163,9 @@ def main() -> int:
     part = {n: x for n, x in results.items() if n in named or not work}
     bad = table.faults(part)
     print(f"\n{time.monotonic() - record.begin:.0f} s", *(f"{n} {x}" for x, n in table.counts(part).items()), sep="\n")
+    most = sum(x["text"].startswith("with ") for of_model in part.values() for x in of_model.values())
+    if most:
+        print(f"{most} of them not with each input that was tried")
     if cut:
         print(f"{cut} models not run, or not in all modes: the limit of {options.limit:.0f} s")
     print(*(bad or ["all right or refused"]), sep="\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -176,6 +177,10 @@ def _best_outcome(mode: str, eager: Any, ours: Any, feed: Feed) -> Outcome:
     other = next((x for x in found if x.result not in (WRONG, UNCLEAR)), None)
     if other is None or (WRONG in results and results.count(other.result) < 2):
         return next((x for x in found if x.result == UNCLEAR), found[0])
+    if len(found) > 1:
+        same = results.count(other.result)
+        said = next(x.text for x in found if x.result in (WRONG, UNCLEAR))
+        return dataclasses.replace(other, text=f"with {same} of {len(found)} inputs, else: {said}")
     return other
 
 
