@@ -16,7 +16,7 @@ from . import runner
 from .models import Model
 from .outcome import NO_ANSWER, NOT_BUILT, UNCLEAR, Outcome
 
-Results = dict[str, dict[str, Any]]
+STARTING = 60  # seconds that a process may take to import everything, beside those of its first mode
 
 
 @dataclasses.dataclass
@@ -81,6 +81,7 @@ def run_all(
         theirs.close()
         worker = Worker(process, ours, queue[-1], 0.0)
         give(worker)
+        worker.since += STARTING
         workers.append(worker)
 
     def give(worker: Worker) -> None:
