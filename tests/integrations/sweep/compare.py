@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .inputs import BATCH, Inputs
+from .rounding import Half
 
 # Relative, in float32.
 TOLERANCE = 1e-4
@@ -79,6 +80,9 @@ def errors(ours: Values, expected: Values) -> dict[str, float]:
 
 def _errors(ours: Values, expected: Values) -> dict[str, float]:
     found: dict[str, float] = {}
+    # What is nothing but rounding, as gradients of a key's bias are, is measured by the largest of all tensors. In
+    # float16 there is more of it: the backward reads out as it was rounded, which eager's never sees (numerics.py).
+    share = 1e-1 if Half.on else 1e-2
     largest = max((x.abs().max().item() for x in expected.values() if x.numel()), default=0.0)
     for name, x in expected.items():
         if name not in ours or ours[name].shape != x.shape:
@@ -89,8 +93,7 @@ def _errors(ours: Values, expected: Values) -> dict[str, float]:
         a, b = ours[name].double(), x.double()
         same = (a == b) | (a.isnan() & b.isnan())
         error = torch.where(same, 0.0, (a - b).abs()).max().item()
-        # What is nothing but rounding, as gradients of a key's bias are, is measured by the largest of all tensors.
-        relative = error / max(x.abs().max().item(), 1e-2 * largest, 1e-30)
+        relative = error / max(x.abs().max().item(), share * largest, 1e-30)
         found[name] = math.inf if math.isnan(relative) else relative
     return found
 
