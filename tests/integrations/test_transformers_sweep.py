@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import torch
 
 transformers = pytest.importorskip("transformers", minversion="5.24")
 
-from sweep import runner, table  # noqa: E402 (needs transformers)
+from sweep import modes, pool, runner, table  # noqa: E402 (needs transformers)
 from sweep.fixed import FIXED  # noqa: E402
+from sweep.judge import NOISY, judge  # noqa: E402
 from sweep.models import Model, models  # noqa: E402
 from sweep.outcome import (  # noqa: E402
     BAD,
+    NO_ANSWER,
     NOT_BUILT,
     NOT_REACHED,
     REFUSED_AT_CALL,
@@ -27,7 +30,9 @@ from sweep.outcome import (  # noqa: E402
     RIGHT,
     UNCLEAR,
     WRONG,
+    Outcome,
 )
+from sweep.rounding import Half  # noqa: E402
 
 import flash_cute.integrations.transformers as integration  # noqa: E402
 
@@ -93,6 +98,7 @@ def attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     names.update(before)
 
 
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize(
     ("fault", "mode", "result"),
     [
@@ -105,9 +111,10 @@ def attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         ("another attention", "plain", NOT_REACHED),
         ("another gradient", "gradients", WRONG),
         ("no fault", "plain", RIGHT),
+        ("no fault", "gradients left", RIGHT),
     ],
 )
-def test_faults_are_seen(attention: dict[str, Any], fault: str, mode: str, result: str) -> None:
+def test_faults_are_seen(attention: dict[str, Any], fault: str, mode: str, result: str, half: bool) -> None:
     right = attention["flash_cute"]
 
     def faulty(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
@@ -129,8 +136,68 @@ def test_faults_are_seen(attention: dict[str, Any], fault: str, mode: str, resul
         return out, weights
 
     attention["flash_cute"] = faulty
-    found = dict(runner.run(MISTRAL, [mode]))
+    found = dict(runner.run(MISTRAL, [mode], half=half))
     assert found[mode].result == result, found
+
+
+@pytest.mark.parametrize(
+    ("error", "errors_of_eager", "result"),
+    [
+        (0.001, (), RIGHT),
+        (0.05, (0.03,), RIGHT),
+        (0.05, (0.01, 0.03), RIGHT),
+        (0.05, (0.01, 0.02, 0.01), WRONG),
+        (0.5, (0.1, 0.2), WRONG),
+        (0.05, (2 * NOISY,), UNCLEAR),
+        (0.9, (2 * NOISY,), UNCLEAR),
+        (float("nan"), (0.1,), WRONG),
+    ],
+)
+def test_float16_is_judged_by_eager(
+    monkeypatch: pytest.MonkeyPatch, error: float, errors_of_eager: tuple[float, ...], result: str
+) -> None:
+    monkeypatch.setattr(Half, "on", True)
+    expected = {"out": torch.tensor([1.0, -0.5]), "other": torch.ones(3)}
+
+    def shifted(by: float) -> dict[str, torch.Tensor]:
+        return {**expected, "out": expected["out"] + by}
+
+    found = judge("plain", shifted(error), expected, lambda: map(shifted, errors_of_eager))
+    assert found.result == result, found
+    assert result == RIGHT or found.text.startswith(f"out: eager in float16 errs by {max(errors_of_eager):.2g}")
+
+
+@pytest.mark.parametrize(
+    ("results", "result"),
+    [
+        ((RIGHT,), RIGHT),
+        ((WRONG, RIGHT, RIGHT), RIGHT),
+        ((WRONG, RIGHT, WRONG), WRONG),
+        ((WRONG, UNCLEAR, RIGHT), UNCLEAR),
+        ((UNCLEAR, RIGHT, UNCLEAR), RIGHT),
+        ((UNCLEAR, UNCLEAR, UNCLEAR), UNCLEAR),
+    ],
+    ids=str,
+)
+def test_most_inputs_decide(monkeypatch: pytest.MonkeyPatch, results: tuple[str, ...], result: str) -> None:
+    monkeypatch.setattr(Half, "on", True)
+    given = iter(results)
+    monkeypatch.setattr(runner, "_outcome", lambda *_: Outcome(next(given), 0.1, "why"))
+    found = runner._best_outcome("plain", None, None, None)
+    assert found.result == result and next(given, None) is None
+    assert "why" in found.text
+
+
+def test_a_mode_without_an_answer_costs_itself_alone(
+    attention: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(modes.MODES, "left", lambda *_: time.sleep(1000))
+    found: dict[str, Any] = {}
+    work = [(MISTRAL, ["plain", "left", "right"])]
+    left = pool.run_all(work, lambda _, x: found.update(x), device="cpu", jobs=1, seconds=12)
+    assert {mode: x["result"] for mode, x in found.items()} == {"plain": RIGHT, "left": NO_ANSWER, "right": RIGHT}
+    assert not left and found["left"]["text"] == "no answer after 12 seconds"
+    assert pool.run_all(work, lambda *_: None, device="cpu", jobs=1, seconds=12, until=time.monotonic()) == work
 
 
 @pytest.mark.cuda

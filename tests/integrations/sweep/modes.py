@@ -13,6 +13,7 @@ from .compare import Values, values_of
 from .images import Images
 from .inputs import Feed, Inputs, on_device_of, ones, rng, tokens
 from .outcome import NotApplicable
+from .rounding import smooth
 
 Answers = list[Values]
 PACKED = (8, 1, 6)
@@ -43,14 +44,16 @@ def gradients(pad: str) -> Callable[..., Answers]:
         inputs = feed.make(pad)
         torch.manual_seed(2)
         model.zero_grad()
-        values = values_of(model(**on_device_of(model, inputs.arguments)), inputs)
-        # Random weights: a sum of squares of what a norm has made is a constant.
+        with smooth():
+            values = values_of(model(**on_device_of(model, inputs.arguments)), inputs)
+        # Random weights: a sum of squares of what a norm has made is a constant. The gradient of each tensor has a norm
+        # of about 1: that of a mean over many pixels would be too small for float16.
         weights = rng(11)
         loss = torch.zeros(())
         for x in values.values():
             weight = torch.randn(x.shape, generator=weights)
             if x.requires_grad:
-                loss = loss + (x.float() * weight.to(x.device)).mean().cpu()
+                loss = loss + (x.float() * weight.to(x.device)).sum().cpu() / x.numel() ** 0.5
         loss.backward()
         found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         model.zero_grad()
@@ -143,6 +146,7 @@ def generate(pad: str, **options: Any) -> Callable[..., Answers]:
             max_new_tokens=NEW_TOKENS,
             min_new_tokens=NEW_TOKENS,
             do_sample=False,
+            disable_compile=True,  # on a GPU a static cache makes generate() compile the forward, for a minute and more
             return_dict_in_generate=True,
             output_logits=True,
             output_scores="num_beams" in options,

@@ -13,9 +13,21 @@ WRONG = "wrong"
 UNCLEAR = "unclear"
 NOT_REACHED = "not reached"  # the attention function was never called
 NOT_BUILT = "not built"
-RESULTS = (RIGHT, REFUSED_AT_LOAD, REFUSED_AT_CALL, EAGER_FAILS, NOT_APPLICABLE, WRONG, UNCLEAR, NOT_REACHED, NOT_BUILT)
+NO_ANSWER = "no answer"  # in the time that a mode has
+RESULTS = (
+    RIGHT,
+    REFUSED_AT_LOAD,
+    REFUSED_AT_CALL,
+    EAGER_FAILS,
+    NOT_APPLICABLE,
+    WRONG,
+    UNCLEAR,
+    NOT_REACHED,
+    NOT_BUILT,
+    NO_ANSWER,
+)
 
-BAD = (WRONG, UNCLEAR, NOT_REACHED, NOT_BUILT)
+BAD = (WRONG, UNCLEAR, NOT_REACHED, NOT_BUILT, NO_ANSWER)
 
 
 @dataclasses.dataclass

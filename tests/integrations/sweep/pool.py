@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -13,22 +14,31 @@ from typing import Any
 
 from . import runner
 from .models import Model
-from .outcome import NOT_BUILT, UNCLEAR, Outcome
+from .outcome import NO_ANSWER, NOT_BUILT, UNCLEAR, Outcome
 
-Results = dict[str, dict[str, Any]]
+STARTING = 60  # seconds that a process may take to import everything, beside those of its first mode
 
 
 @dataclasses.dataclass
 class Worker:
     process: Any
     pipe: Any
-    model: Model | None = None
-    since: float = 0.0
+    task: Task
+    since: float
+    is_loaded: bool = False
+
+
+@dataclasses.dataclass
+class Task:
+    """A model, the modes that are left to run, and what was found."""
+
+    model: Model
+    left: list[str]
     found: dict[str, Any] = dataclasses.field(default_factory=dict)
-    mode: str = "load"
+    is_again: bool = False
 
 
-def _work(pipe: Any, device: str, inherited: list[Any]) -> None:
+def _work(pipe: Any, device: str, half: bool, inherited: list[Any]) -> None:
     for other in inherited:
         other.close()
     silence = os.open(os.devnull, os.O_WRONLY)
@@ -40,74 +50,96 @@ def _work(pipe: Any, device: str, inherited: list[Any]) -> None:
             model, wanted = pipe.recv()
         except EOFError:
             return
-        for mode, outcome in runner.run(model, wanted, device):
+        for mode, outcome in runner.run(model, wanted, device, half):
             pipe.send((mode, dataclasses.asdict(outcome)))
         pipe.send(None)
 
 
 def run_all(
-    work: Iterable[tuple[Model, list[str] | None]],
+    work: Iterable[tuple[Model, list[str]]],
     done: Callable[[Model, dict[str, Any]], None],
     *,
     device: str,
     jobs: int,
     seconds: float,
-) -> None:
-    """Calls `done` with the outcomes of each model. A mode that has no outcome after `seconds` is unclear."""
-    queue = list(work)[::-1]
+    half: bool = False,
+    until: float = math.inf,
+) -> list[tuple[Model, list[str]]]:
+    """Calls `done` with the outcomes of each model, and returns what was not run before `until`, of time.monotonic().
+
+    A mode that has no outcome after `seconds` is given up; the model's other modes are run without it.
+    """
+    queue = [Task(model, list(wanted)) for model, wanted in work][::-1]
     context = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
     workers: list[Worker] = []
 
-    def start() -> Worker:
+    def start() -> None:
         ours, theirs = context.Pipe()
         inherited = [w.pipe for w in workers] + [ours] if device == "cpu" else []
-        process = context.Process(target=_work, args=(theirs, device, inherited), daemon=False)
+        process = context.Process(target=_work, args=(theirs, device, half, inherited), daemon=False)
         process.start()
         theirs.close()
-        return Worker(process, ours)
+        worker = Worker(process, ours, queue[-1], 0.0)
+        give(worker)
+        worker.since += STARTING
+        workers.append(worker)
 
-    def give(worker: Worker) -> bool:
-        if not queue:
-            return False
-        worker.model, wanted = queue.pop()
-        worker.since, worker.found, worker.mode = time.monotonic(), {}, "load"
-        worker.pipe.send((worker.model, wanted))
-        return True
+    def give(worker: Worker) -> None:
+        worker.task, worker.since, worker.is_loaded = queue.pop(), time.monotonic(), False
+        worker.pipe.send((worker.task.model, worker.task.left))
 
-    def end(worker: Worker, why: str) -> None:
+    def end(worker: Worker) -> Task:
         worker.process.kill()
         worker.process.join()
         worker.pipe.close()
         workers.remove(worker)
-        assert worker.model is not None
-        if worker.mode == "load":  # no mode has been run: the recipe is too large, or finds no inputs in time
-            worker.found["load"] = dataclasses.asdict(Outcome(NOT_BUILT, text=why))
-        else:
-            worker.found[f"after {worker.mode}"] = dataclasses.asdict(Outcome(UNCLEAR, text=why))
-        done(worker.model, worker.found)
+        return worker.task
 
-    while queue or workers:
-        while queue and len(workers) < jobs:
-            workers.append(start())
-            give(workers[-1])
-        ready = multiprocessing.connection.wait([w.pipe for w in workers], timeout=1)
-        for worker in list(workers):
-            if worker.pipe in ready:
-                try:
-                    message = worker.pipe.recv()
-                except EOFError:
-                    end(worker, f"the process died, exit status {worker.process.exitcode}")
-                    continue
-                worker.since = time.monotonic()
-                if message is not None:
-                    worker.mode, outcome = message
-                    worker.found[worker.mode] = outcome
-                    continue
-                assert worker.model is not None
-                done(worker.model, worker.found)
-                if not give(worker):
-                    worker.pipe.close()
-                    worker.process.join()
-                    workers.remove(worker)
-            elif time.monotonic() - worker.since > seconds:
-                end(worker, f"no answer after {seconds:.0f} seconds")
+    def give_up(worker: Worker, result: str, why: str) -> None:
+        task = end(worker)
+        if not worker.is_loaded and not task.is_again:
+            # No mode has been run: the recipe is too large, or finds no inputs in time.
+            task.found["load"] = dataclasses.asdict(Outcome(NOT_BUILT, text=why))
+            task.left = []
+        else:
+            task.found[task.left.pop(0)] = dataclasses.asdict(Outcome(result, text=why))
+        if task.left:
+            queue.append(dataclasses.replace(task, is_again=True))
+        else:
+            done(task.model, task.found)
+
+    def receive(worker: Worker) -> None:
+        try:
+            message = worker.pipe.recv()
+        except EOFError:
+            worker.process.join()
+            give_up(worker, UNCLEAR, f"the process died, exit status {worker.process.exitcode}")
+            return
+        worker.since, worker.is_loaded = time.monotonic(), True
+        if message is not None:
+            mode, outcome = message
+            worker.task.found[mode] = outcome
+            worker.task.left = [m for m in worker.task.left if m != mode]
+            return
+        done(worker.task.model, worker.task.found)
+        if queue:
+            give(worker)
+        else:
+            end(worker)
+
+    try:
+        while (queue or workers) and time.monotonic() < until:
+            while queue and len(workers) < jobs:
+                start()
+            ready = multiprocessing.connection.wait([w.pipe for w in workers], timeout=min(1, seconds / 4))
+            for worker in list(workers):
+                if worker.pipe in ready:
+                    receive(worker)
+                elif time.monotonic() - worker.since > seconds:
+                    give_up(worker, NO_ANSWER, f"no answer after {seconds:.0f} seconds")
+    finally:
+        cut = [end(w) for w in list(workers)] + queue
+        for task in cut:
+            if task.found:
+                done(task.model, task.found)
+    return [(task.model, task.left) for task in cut]

@@ -183,6 +183,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 48},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 126},
+    "rag": {
+        "question_encoder": {
+            "vocab_size": sizes.VOCABULARY,
+            "hidden_size": sizes.HIDDEN,
+            "num_hidden_layers": 2,
+            "num_attention_heads": sizes.HEADS,
+            "intermediate_size": sizes.INNER,
+        },
+        "generator": {
+            "vocab_size": sizes.VOCABULARY,
+            "d_model": sizes.HIDDEN,
+            **{
+                f"{part}_{name}": size
+                for part in ("encoder", "decoder")
+                for name, size in (("layers", 2), ("attention_heads", sizes.HEADS), ("ffn_dim", sizes.INNER))
+            },
+        },
+    },
     "recurrent_gemma": {"num_hidden_layers": 3},
     "rf_detr": {"backbone_config": {"model_type": "rf_detr_dinov2"}, "num_queries": 4},
     "sam2": _SAM2,

@@ -6,7 +6,9 @@ import collections
 from typing import Any
 
 from .outcome import (
+    BAD,
     EAGER_FAILS,
+    NO_ANSWER,
     NOT_APPLICABLE,
     NOT_BUILT,
     NOT_REACHED,
@@ -29,6 +31,7 @@ SIGNS = {
     UNCLEAR: "**unclear**",
     NOT_REACHED: "**not reached**",
     NOT_BUILT: "**not built**",
+    NO_ANSWER: "**no answer**",
 }
 # Columns, and the modes that are in each: the worst counts.
 COLUMNS = {
@@ -42,13 +45,23 @@ COLUMNS = {
     "batching": ("batching",),
     "one graph": ("compile", "compile left"),
 }
-ORDER = (WRONG, UNCLEAR, NOT_REACHED, NOT_BUILT, REFUSED_AT_CALL, RIGHT)
+ORDER = (*BAD, REFUSED_AT_CALL, RIGHT)
 
 
 def counts(results: dict[str, OfModel]) -> dict[str, int]:
     """How many modes of all models had each result."""
     found = collections.Counter(x["result"] for of_model in results.values() for x in of_model.values())
     return {result: found[result] for result in RESULTS if found[result]}
+
+
+def faults(results: dict[str, OfModel]) -> list[str]:
+    """A line for each mode that is neither right nor refused nor without a comparison."""
+    return [
+        f"{name} {mode}: {x['result']} {x['error'] or ''} {x['text'][:160]!r}"
+        for name, of_model in sorted(results.items())
+        for mode, x in of_model.items()
+        if x["result"] in BAD
+    ]
 
 
 def markdown(results: dict[str, OfModel], versions: str) -> str:

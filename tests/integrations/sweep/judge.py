@@ -1,0 +1,45 @@
+"""Whether an answer is right: within a tolerance in float32, by what eager errs in float16 in float16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from .compare import TOLERANCE, TOLERANCE_OF_GRADIENTS, TOLERANCE_OF_HALF, Values, errors, largest
+from .outcome import RIGHT, UNCLEAR, WRONG, Outcome
+from .rounding import Half
+
+NOISY = 0.3  # what eager may err in float16 for a judgement by it
+
+
+def judge(mode: str, answer: Values, expected: Values, rounded: Callable[[], Iterable[Values]]) -> Outcome:
+    """rounded: eager's answers in float16, one for each way of rounding; asked for only where they decide."""
+    found = errors(answer, expected)
+    error, name = largest(found)
+    if not Half.on:
+        tolerance = TOLERANCE_OF_GRADIENTS if mode.startswith("gradients") else TOLERANCE
+        return Outcome(RIGHT, error) if error <= tolerance else Outcome(WRONG, error, name)
+    own = dict.fromkeys(found, 0.0)
+    for given in () if error <= TOLERANCE_OF_HALF else rounded():
+        of_eager = errors(given, expected)
+        # Tokens that eager did not come to, because it chose another before them, have no measure.
+        own = {name: max(own[name], of_eager.get(name, NOISY if _has_shape(name) else 0.0)) for name in own}
+        if not _above(found, own):
+            break
+    above = _above(found, own)
+    if not above:
+        return Outcome(RIGHT, error)
+    certain = {name: x for name, x in above.items() if own[name] < NOISY}
+    error, name = largest(certain or above)
+    said = f"{name}: eager in float16 errs by {own[name]:.2g}"
+    return Outcome(WRONG if certain else UNCLEAR, error, said if certain else f"{said}, too much for a judgement")
+
+
+def _above(found: dict[str, float], own: dict[str, float]) -> dict[str, float]:
+    """What errs by more than it may; and what eager errs in too much to say so."""
+    bound = {name: 2 * own[name] + TOLERANCE_OF_HALF for name in found}
+    return {n: x for n, x in found.items() if x > TOLERANCE_OF_HALF and (x > bound[n] or own[n] >= NOISY)}
+
+
+def _has_shape(name: str) -> bool:
+    """Whether the answer has the tensor at all, see `errors`."""
+    return ": " not in name
