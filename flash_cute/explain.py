@@ -183,8 +183,6 @@ def explain(
         named |= dict(zip(kind.length_names, own, strict=True))
         raise_refusal(error, named, scale, window, softcap, backend)
         raise
-    if mask is not None:
-        plan["mask_matrix"] = mask.matrix is not None or mask.blocks is not None
     if plan["backend"] == "cpu" and float8:
         plan["copies"] |= dict.fromkeys("qkv", "computed in float32")
         plan["reasons"].append(cpu_fp8.REASON)

@@ -97,7 +97,7 @@ def varlen_attention(
             `accumulate`, `quantize`, `descale_q`, `out_dtype` and `descale_out` are refused.
         softcap, sinks, scale, deterministic, backend, accumulate: as in `attention`.
         alibi_slopes: as in `attention`: `(Hq,)`, or `(B, Hq)` for slopes per sequence.
-        mask: as in `attention`, of `(1, Hkv or 1, Tk)`: its rows are those of the packed tensor, and its keys are
+        mask: as in `attention`, of a batch of 1: its rows and keys are those of the packed tensors, and keys are
             hidden from other sequences in any case. `seqused_q`, `seqused_k`, `alibi_slopes` and `page_table` are
             refused beside it.
         return_lse: return the logsumexp of each row too. Gradients flow through it.

@@ -221,7 +221,7 @@ def attempt(
     refusal: Exception | None,
     quantize: str | None = None,
 ) -> Tensor | str:
-    """The result, or the reason that flash_cute cannot serve the call; nothing has been launched then.
+    """The result, or the reason that flash_cute cannot serve the call; no attention has been launched then.
 
     A gradient that is asked for of quantised tensors raises: PyTorch would compute it of others.
 
