@@ -143,20 +143,22 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Lengths const& sequence, RowT
     }
   };
   auto mask_scores = [&](auto& scores, auto const& tScS, auto const& tScS_0, int stage) {
-    RowBits const* const columns = smem.columns[stage];
-    if (params.mask.bits == nullptr) {
-      apply_interval_mask<kBlockN>(scores, tScS, tScS_0, tile.m_block * kBlockM,
-                                   reinterpret_cast<RowInterval const*>(columns), params.mask.intervals_per_column);
-      return;
-    }
-    // A thread has two rows of each 16 * kWarps; the bits of blocks of rows past len_q are any.
-    int const thread = thread_again();
-    CUTE_UNROLL
-    for (int i = 0; i < size<0>(scores); i += 2) {
-      int const row = thread / 32 * 16 + i / 2 * (16 * Traits::kWarps);
-      WarpBits<kBlockN> bits;
-      bits.read(columns + row / kBitRows * kBlockN, row % kBitRows, thread % 32);
-      bits.hide(scores, tScS_0, i, thread % 32);
+    if constexpr (Traits::kVariant.reads_mask) {
+      RowBits const* const columns = smem.columns[stage];
+      if (params.mask.bits == nullptr) {
+        apply_interval_mask<kBlockN>(scores, tScS, tScS_0, tile.m_block * kBlockM,
+                                     reinterpret_cast<RowInterval const*>(columns), params.mask.intervals_per_column);
+        return;
+      }
+      // A thread has two rows of each 16 * kWarps; the bits of blocks of rows past len_q are any.
+      int const thread = thread_again();
+      CUTE_UNROLL
+      for (int i = 0; i < size<0>(scores); i += 2) {
+        int const row = thread / 32 * 16 + i / 2 * (16 * Traits::kWarps);
+        WarpBits<kBlockN> bits;
+        bits.read(columns + row / kBitRows * kBlockN, row % kBitRows, thread % 32);
+        bits.hide(scores, tScS_0, i, thread % 32);
+      }
     }
   };
   auto step = [&](int n, int stage, auto kind) __attribute__((always_inline)) {
