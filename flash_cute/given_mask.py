@@ -41,19 +41,20 @@ class Squares(NamedTuple):
 class GivenMask(NamedTuple):
     """Row i sees key j if `first[..., j] <= i < limit[..., j]` of one of the intervals, and all squares show it."""
 
-    intervals: tuple[tuple[Tensor, Tensor], ...]  # (first, limit) each, (B or 1, Hkv or 1, Nk)
+    intervals: tuple[tuple[Tensor, Tensor], ...]  # (first, limit) each, (B or 1, Hkv or 1, Nk); none: they hide nothing
     squares: tuple[Squares, ...] = ()
 
     def sees(self, rows: slice, keys: slice) -> Tensor:
-        """(B or 1, Hkv or 1, rows, keys) bool."""
+        """(B or 1, Hkv or 1, rows or 1, keys or 1) bool."""
         row = torch.arange(rows.start, rows.stop).unsqueeze(-1)
         seen = None
         for first, limit in self.intervals:
             one = (row >= first[..., None, keys]) & (row < limit[..., None, keys])
             seen = one if seen is None else seen | one
+        for square in self.squares:
+            tile = square.tile(rows, keys)
+            seen = tile if seen is None else seen & tile
         assert seen is not None
-        for one in self.squares:
-            seen = seen & one.tile(rows, keys)
         return seen
 
     def hide(self, scores: Tensor, rows: slice, keys: slice) -> Tensor:
@@ -63,7 +64,7 @@ class GivenMask(NamedTuple):
     def blind(self, rows: slice, band: Band) -> Tensor:
         """(B or 1, Hkv or 1, rows) bool: which rows see no key in the band."""
         parts = []
-        step = max(1, SCORES // max(1, self._row_elements()))
+        step = max(1, SCORES // max(1, self._items() * band.len_k))
         for start in range(rows.start, rows.stop, step):
             tile = slice(start, min(start + step, rows.stop))
             keys = band.keys(tile)
@@ -71,14 +72,14 @@ class GivenMask(NamedTuple):
             parts.append(~(seen & band.sees(tile, keys)).any(-1))
         return torch.cat(parts, -1)
 
-    def _row_elements(self) -> int:
-        """How many bools `sees` makes for a row."""
+    def _items(self) -> int:
+        """How many batch items and heads `sees` tells apart."""
         items = [first.shape[:2] for first, _ in self.intervals]
         for one in self.squares:
             items.append(one.seen.shape[:2])
             if one.starts is not None:
                 items.append(torch.Size((one.starts[0].shape[0], 1)))
-        return torch.broadcast_shapes(*items).numel() * self.intervals[0][0].shape[2]
+        return torch.broadcast_shapes(*items).numel()
 
 
 def make_given_mask(tensors: MaskTensors, len_q: int) -> GivenMask | None:
@@ -96,11 +97,10 @@ def intervals_of(tensors: MaskTensors) -> tuple[tuple[Tensor, Tensor], ...]:
 
 
 def without_idle_parts(mask: GivenMask, len_q: int) -> GivenMask | None:
-    """The mask without squares that hide nothing; None where none of it does."""
+    """The mask without what hides nothing; None where none of it does."""
     squares = tuple(one for one in mask.squares if not bool(one.seen.all()))
-    if not squares and any(bool(((first <= 0) & (limit >= len_q)).all()) for first, limit in mask.intervals):
-        return None
-    return GivenMask(mask.intervals, squares)
+    idle = any(bool(((first <= 0) & (limit >= len_q)).all()) for first, limit in mask.intervals)
+    return None if idle and not squares else GivenMask(() if idle else mask.intervals, squares)
 
 
 def of_heads(x: Tensor, heads_q: int) -> Tensor:

@@ -117,6 +117,8 @@ def test_a_float_mask_of_zero_and_minus_infinity(
     _, lse = _forward_of_reference(given, mask)
     assert_matches(out, lse, *given, mask=mask)
     assert_gradients_match(gradients, dout, *given, mask=mask)
+    if device == "cuda" and dtype != leaves[0].dtype:  # a bias that PyTorch need not take
+        return
     biased = sdpa.sdpa(*leaves, attn_mask=bias.masked_fill(seen, 0.25))
     expected = F.scaled_dot_product_attention(*leaves, attn_mask=bias.masked_fill(seen, 0.25))
     torch.testing.assert_close(biased, expected)
