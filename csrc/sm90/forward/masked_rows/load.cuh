@@ -124,8 +124,7 @@ class Producer {
     if (is_first_lane()) {
       int const intervals = KeyFlags::some_masked(tile.flags) ? mask.intervals_per_column : 0;
       KeySlot volatile& published = smem_.slots[state.stage];
-      published.number = tile.number;
-      published.next_flags = next_flags;
+      published.word = KeySlot::word_of(tile.number, next_flags);
       if (mask.bits != nullptr) published.bits = bits_of(tile.number);
       uint64_t* const full = smem_.k_pipeline.expect(state, kBytes + intervals * kIntervalBytes);
       load_tile<typename Traits::ColumnsQK>(args_.k, full, TMA::CacheHintSm90::EVICT_LAST, smem_.k[state.stage],

@@ -144,7 +144,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
   };
   // Turns S(n) into P(n), and rescales the accumulator if the maximum changes.
   [[maybe_unused]] rows::CappedScores<decltype(scores)> capped{softmax, scores, params.score};
-  auto finish_scores = [&](auto&& hide, int offset, auto wait_product,
+  auto finish_scores = [&](auto&& hide, auto const& offset, auto wait_product,
                            auto release) __attribute__((always_inline)) {
     if constexpr (Traits::kFoldsSoftcap) {
       static_assert(!Traits::kTile.late_wait);
@@ -155,21 +155,21 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
       }
     }
     typename Modifier::Shift shift;
-    modify(params, scores, tScS_0, offset, shift);
+    modify(params, scores, tScS_0, offset(), shift);
     hide();
     softmax.update_max<Traits::kTile.late_wait>(scores, acc, wait_product, release, shift);
     softmax.numerators(scores, shift);
     convert(tSrS, rP);  // no branch in between, so that conversions overlap with the exponentials
   };
 
-  uint32_t next_flags;  // of the key tile after this one
-  [[maybe_unused]] int offset = 0;  // the tile's first row minus its first column
+  uint32_t slot_word;  // see KeySlot
   // After the GEMMs have been issued, before K is released.
   auto read_slot = [&] {
     KeySlot const volatile& slot = smem.slots[k_state.stage];
-    next_flags = uniform(slot.next_flags);
-    if constexpr (Traits::kVariant.modifies_scores) offset = first_row - uniform(slot.number) * kBlockN;
+    slot_word = uniform(slot.word);
   };
+  // The tile's first row minus its first column.
+  auto offset = [&] { return first_row - KeySlot::number(slot_word) * kBlockN; };
   auto step = [&](auto&& hide) __attribute__((always_inline)) {
     constexpr bool kWhole = std::is_same_v<std::decay_t<decltype(hide)>, rows::NoMask>;
     if constexpr (!kWhole && Traits::kReadsBitsEarly) read_bits();
@@ -221,7 +221,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
   clear(tOrO);
   smem.q_pipeline[warpgroup].wait_full(q_state());  // TMA: the warpgroup's rows of Q have landed
   bool due = false;  // O += P V of the key tile before
-  for (uint32_t flags = tile.first_flags; flags != 0; flags = next_flags) {
+  for (uint32_t flags = tile.first_flags; flags != 0; flags = KeySlot::next_flags(slot_word)) {
     smem.k_pipeline.wait_full(k_state);  // TMA: K(n) has landed, and with it its slot
     uint32_t const own = KeyFlags::of(flags, warpgroup);
     if (own == 0) {

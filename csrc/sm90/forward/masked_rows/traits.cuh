@@ -16,11 +16,15 @@ struct VisitedTile {
 };
 
 // What the producer tells of a key tile with its K. What it is to the warpgroups they know a step before: read when K has
-// landed, the flags would delay the step.
+// landed, the flags would delay the step. Its number and the next one's flags are one word: as two the kernel of head dim
+// 96 with modified scores spilled.
 struct KeySlot {
-  int number;
-  uint32_t next_flags;   // of the row tile's next key tile; 0: this is the last
+  uint32_t word;
   RowBits const* bits;  // of its columns and the row tile's first 64 rows, in global memory; not where there are none
+
+  CUTE_DEVICE static uint32_t word_of(int number, uint32_t next_flags) { return uint32_t(number) << 8 | next_flags; }
+  CUTE_DEVICE static int number(uint32_t word) { return int(word >> 8); }
+  CUTE_DEVICE static uint32_t next_flags(uint32_t word) { return word & 0xff; }  // 0: this is the row tile's last
 };
 
 // What a key tile is to the warpgroups of its row tile, two bits for each.
