@@ -10,11 +10,13 @@ namespace flash_cute::masks {
 
 CUTE_HOST_DEVICE int row_blocks(int len_q) { return (len_q + kBitRows - 1) / kBitRows; }
 
-// Of the 64 rows from `first` on those that an interval has.
+// Of the 64 rows from `first` on those that an interval has. Compares before it clamps: of a number clamped to [0, 64],
+// ptxas 13.0 takes that it is not above 64 (a predicate of VIMNMX.RELU) for that it equals 64.
 CUTE_HOST_DEVICE RowBits row_bits(RowInterval const& rows, int first) {
   auto const below = [&](int row) {
-    int const count = cute::max(0, cute::min(row - first, int{kBitRows}));
-    return count == kBitRows ? ~RowBits{0} : (RowBits{1} << count) - 1;
+    int const count = row - first;
+    if (count <= 0) return RowBits{0};
+    return count >= kBitRows ? ~RowBits{0} : (RowBits{1} << count) - 1;
   };
   return below(rows.limit) & ~below(rows.first);
 }
