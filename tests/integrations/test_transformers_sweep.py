@@ -146,8 +146,8 @@ def test_faults_are_seen(attention: dict[str, Any], fault: str, mode: str, resul
         (0.001, (), RIGHT),
         (0.05, (0.03,), RIGHT),
         (0.05, (0.01, 0.03), RIGHT),
-        (0.05, (0.01, 0.02, 0.01), WRONG),
-        (0.5, (0.1, 0.2), WRONG),
+        (0.05, (0.01, 0.015, 0.01), WRONG),
+        (0.5, (0.1, 0.15), WRONG),
         (0.05, (2 * NOISY,), UNCLEAR),
         (0.9, (2 * NOISY,), UNCLEAR),
         (float("nan"), (0.1,), WRONG),
@@ -198,6 +198,26 @@ def test_a_mode_without_an_answer_costs_itself_alone(
     assert {mode: x["result"] for mode, x in found.items()} == {"plain": RIGHT, "left": NO_ANSWER, "right": RIGHT}
     assert not left and found["left"]["text"] == "no answer after 12 seconds"
     assert pool.run_all(work, lambda *_: None, device="cpu", jobs=1, seconds=12, until=time.monotonic()) == work
+
+
+def test_a_process_whose_device_fails_is_replaced(
+    attention: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As after a device-side assert of one model, of which all calls of that process would fail."""
+    failed = tmp_path / "failed"
+
+    def is_usable(_: str) -> bool:
+        if failed.exists():
+            return True
+        failed.touch()
+        return False
+
+    monkeypatch.setattr(pool, "_is_usable", is_usable)
+    found: dict[str, Any] = {}
+    work = [(MISTRAL, ["plain", "left"]), (MISTRAL, ["right"])]
+    assert not pool.run_all(work, lambda _, x: found.update(x), device="cpu", jobs=1, seconds=60)
+    assert failed.exists()
+    assert {mode: x["result"] for mode, x in found.items()} == {"plain": RIGHT, "left": RIGHT, "right": RIGHT}
 
 
 @pytest.mark.cuda

@@ -14,7 +14,7 @@ from .rounding import Half
 # Relative, in float32.
 TOLERANCE = 1e-4
 TOLERANCE_OF_GRADIENTS = 5e-3
-# Relative, where flash_cute's attention computes in float16: two spacings, beside twice what eager errs then itself.
+# Relative, where flash_cute's attention computes in float16: two spacings, beside three times what eager errs then.
 TOLERANCE_OF_HALF = 2e-3
 LEFT_OUT = ("past_key_values", "attentions", "router_logits")  # caches: what they hold is seen in later tokens
 Values = dict[str, Tensor]

@@ -16,6 +16,7 @@ from . import runner
 from .models import Model
 from .outcome import NO_ANSWER, NOT_BUILT, UNCLEAR, Outcome
 
+BROKEN = "broken"  # what a process says that ends, since its device fails every call
 STARTING = 60  # seconds that a process may take to import everything, beside those of its first mode
 
 
@@ -52,7 +53,23 @@ def _work(pipe: Any, device: str, half: bool, inherited: list[Any]) -> None:
             return
         for mode, outcome in runner.run(model, wanted, device, half):
             pipe.send((mode, dataclasses.asdict(outcome)))
+            if not _is_usable(device):
+                pipe.send(BROKEN)
+                return
         pipe.send(None)
+
+
+def _is_usable(device: str) -> bool:
+    """Whether the process can compute there: after a device-side assert, of eager's model too, every call fails."""
+    if device == "cpu":
+        return True
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 def run_all(
@@ -116,6 +133,13 @@ def run_all(
             give_up(worker, UNCLEAR, f"the process died, exit status {worker.process.exitcode}")
             return
         worker.since, worker.is_loaded = time.monotonic(), True
+        if message == BROKEN:
+            task = end(worker)
+            if task.left and "load" not in task.found:
+                queue.append(dataclasses.replace(task, is_again=True))
+            else:
+                done(task.model, task.found)
+            return
         if message is not None:
             mode, outcome = message
             worker.task.found[mode] = outcome

@@ -1,8 +1,8 @@
 """Eager attention as float16 would compute it, within a model in float32: what half precision itself costs a model.
 
-It is the rule of tests/helpers/numerics.py for whole models: a result may err at most twice as much as the unfused
-computation in the same dtype, plus a small tolerance. Truth is eager in float32. All but the attention is float32 in
-each of the three, so nothing but the attention is judged.
+It is the rule of tests/helpers/numerics.py for whole models: a result may err at most so many times as much as the
+unfused computation in the same dtype, plus a small tolerance. Truth is eager in float32. All but the attention is
+float32 in each of the three, so nothing but the attention is judged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 SCALES = (1.0, 1.25, 1.5)
 ROUNDED = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum", "softmax")
 LARGEST = torch.finfo(torch.float16).max  # masks hold the least float32
-EAGER = "eager_attention_forward"
+EAGER = ("eager_attention_forward", "simple_eager_attention_forward")
 # Attention that is a method, by its module and class.
 METHODS = (
     ("transformers.models.falcon.modeling_falcon", "FalconAttention", "forward"),
@@ -89,8 +89,9 @@ def rounded(scale: float) -> Iterator[None]:
     """Within it the eager attention of all models that are loaded rounds to float16."""
     before: list[tuple[Any, str, Any]] = []
     for name, module in list(sys.modules.items()):
-        if name.startswith("transformers.models.") and callable(found := vars(module).get(EAGER)):
-            before.append((module, EAGER, found))
+        if not name.startswith("transformers.models."):
+            continue
+        before += [(module, eager, found) for eager in EAGER if callable(found := vars(module).get(eager))]
     for name, class_name, method in METHODS:
         if name in sys.modules:
             owner = getattr(importlib.import_module(name), class_name)
