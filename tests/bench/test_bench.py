@@ -59,6 +59,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "choices",
         "figures",
         "fp8_errors",
+        "masks",
         "models",
         "providers.ours",
         "providers.pytorch",

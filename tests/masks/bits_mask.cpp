@@ -42,7 +42,7 @@ using std::min;
 #include "core/bits_mask.cuh"
 #include "core/interval_mask.cuh"
 #include "core/layout.cuh"
-#include "sm80/common/mma_atom.cuh"
+#include "core/mma_atom.cuh"
 #include "sm90/backward/common/tile_columns.cuh"
 #include "sm90/common/wgmma_atoms.cuh"
 
@@ -165,11 +165,11 @@ void check_columns(char const* name) {
 }
 
 template <int kWarps>
-using RowsMma = cute::TiledMMA<cute::MMA_Atom<sm80::MmaAtom<Element>>,
+using RowsMma = cute::TiledMMA<cute::MMA_Atom<MmaAtom<Element>>,
                                cute::Layout<cute::Shape<cute::Int<kWarps>, cute::_1, cute::_1>>,
                                cute::Tile<cute::Int<16 * kWarps>, cute::_16, cute::_16>>;
 template <int kFirst, int kSecond>
-using KeysMma = cute::TiledMMA<cute::MMA_Atom<sm80::MmaAtom<Element>>,
+using KeysMma = cute::TiledMMA<cute::MMA_Atom<MmaAtom<Element>>,
                                cute::Layout<cute::Shape<cute::Int<kFirst>, cute::Int<kSecond>, cute::_1>>,
                                cute::Tile<cute::Int<16 * kFirst>, cute::Int<16 * kSecond>, cute::_16>>;
 template <int N, int kWarpgroups = 1>
