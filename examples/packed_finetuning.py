@@ -88,7 +88,7 @@ def make_trainer(args: argparse.Namespace, model: Any, folder: str) -> Any:
     from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
     gpu = args.device == "cuda"
-    return Trainer(
+    trainer = Trainer(
         model=model,
         args=TrainingArguments(
             output_dir=folder,
@@ -110,6 +110,8 @@ def make_trainer(args: argparse.Namespace, model: Any, folder: str) -> Any:
         eval_dataset=documents(4 * args.batch_size, seed=3),
         data_collator=DataCollatorWithFlattening(),
     )
+    trainer.args._n_gpu = min(trainer.args.n_gpu, 1)  # torch.nn.DataParallel, for several, would cut packed sequences
+    return trainer
 
 
 def main(argv: list[str] | None = None) -> int:

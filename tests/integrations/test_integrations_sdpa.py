@@ -481,7 +481,7 @@ class TestOnCuda:
 
     def test_passed_on(self, leaves: list[torch.Tensor]) -> None:
         """Dropout: PyTorch's flash kernel, forward and backward, by the same draws; a bias: another kernel of its."""
-        bias = torch.linspace(0, 1, 40_000, device="cuda", dtype=torch.float16).view(200, 200)
+        bias = torch.linspace(0, 1, 40_000, device="cuda", dtype=leaves[0].dtype).view(200, 200)
         for options in ({"dropout_p": 0.5}, {"attn_mask": bias}):
             backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
             full = [leaves[0], *(x.repeat_interleave(2, 1) for x in leaves[1:])]

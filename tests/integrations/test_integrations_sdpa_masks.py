@@ -51,7 +51,10 @@ def draw(name: str, lengths: tuple[int, int], rng: torch.Generator, device: str)
 
 def as_mask(seen: torch.Tensor, lengths: tuple[int, int]) -> Mask:
     """Of the whole matrix, which the oracle reads."""
-    return Mask.from_matrix(seen.expand(*seen.shape[:-2], *lengths).contiguous())
+    whole = seen.expand(*seen.shape[:-2], *lengths).contiguous()
+    return Mask.from_matrix(
+        whole.unsqueeze(0) if whole.dim() == 3 else whole
+    )  # of SDPA's three dims the first is heads
 
 
 def served_on(device: str) -> bool:

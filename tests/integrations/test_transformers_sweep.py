@@ -132,7 +132,7 @@ def test_faults_are_seen(attention: dict[str, Any], fault: str, mode: str, resul
             options["cu_seq_lens_q"] = options["cu_seq_lens_k"] = options["position_ids"] = mask = None
         out, weights = right(module, query, key, value, mask, **options)
         if fault == "another gradient":
-            out = out + 0.5 * (value.mean() - value.mean().detach())
+            out = out + 2 * (value.mean() - value.mean().detach())
         return out, weights
 
     attention["flash_cute"] = faulty

@@ -16,6 +16,9 @@ TOLERANCE = 1e-4
 TOLERANCE_OF_GRADIENTS = 5e-3
 # Relative, where flash_cute's attention computes in float16: two spacings, beside three times what eager errs then.
 TOLERANCE_OF_HALF = 2e-3
+# Of gradients. Where a row's weights are nearly equal, dP minus its mean is a small difference, and flash attention has
+# the mean from the output as float16 keeps it: up to 0.01 in cross-attention, on the CPU and on a GPU.
+TOLERANCE_OF_HALF_GRADIENTS = 1.5e-2
 LEFT_OUT = ("past_key_values", "attentions", "router_logits")  # caches: what they hold is seen in later tokens
 Values = dict[str, Tensor]
 
