@@ -38,7 +38,8 @@ def read_mask(
         return f"attn_mask: expected query's device {query.device}, got {attn_mask.device}"
     if attn_mask.dim() < 2:
         return f"attn_mask: expected at least 2 dims, got the shape {tuple(attn_mask.shape)}"
-    if attn_mask.dim() - 2 > len(scores) or torch.broadcast_shapes(attn_mask.shape[:-2], scores) != torch.Size(scores):
+    leading = attn_mask.shape[:-2][::-1]
+    if len(leading) > len(scores) or any(n not in (1, m) for n, m in zip(leading, scores[::-1], strict=False)):
         return f"attn_mask: expected leading dims of query and key, {tuple(scores)}, got {tuple(attn_mask.shape)}"
     mask = attn_mask if attn_mask.dim() > 2 else attn_mask.unsqueeze(0)  # (..., heads, rows, keys)
     for dim in range(mask.dim()):

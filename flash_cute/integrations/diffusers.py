@@ -25,6 +25,7 @@ from torch import Tensor
 import flash_cute
 
 from ._flash_options import UNLIMITED, dense
+from ._sdpa_mask import read_mask
 
 __all__ = ["attention", "register"]
 
@@ -49,7 +50,10 @@ def attention(
     Args:
         query: `(B, N, Hq, D)`; key: `(B, Nk, Hkv, D)`; value: `(B, Nk, Hkv, Dv)`; read in place, dtypes as
             `flash_cute.attention`.
-        attn_mask: None; masks come in a later version.
+        attn_mask: True, or 0 where a row sees a key, else False, or -inf: `(B, Nk)`, or as
+            `scaled_dot_product_attention` has it, `(..., N or 1, Nk or 1)`. One for all heads, or for each of key's.
+            A row that sees no key has out 0. Whether a float mask is one of 0 and -inf is looked at, which waits for
+            the device.
         dropout_p: 0.
         is_causal: whether row i sees the keys j <= i only (aligned to the top left, as in diffusers' native
             backend).
@@ -63,15 +67,14 @@ def attention(
         out `(B, N, Hq, Dv)`, or `(out, lse)`: lse `(B, Hq, N)` float32, natural log. Differentiable.
 
     Raises:
-        ValueError: a mask, dropout, context parallelism, arguments that are not known; and as `flash_cute.attention`.
+        ValueError: a bias, a mask beside `is_causal`, dropout, context parallelism, arguments that are not known; and
+            as `flash_cute.attention`.
 
     Example:
         >>> query = torch.randn(2, 16, 4, 32)
         >>> attention(query, query, query).shape
         torch.Size([2, 16, 4, 32])
     """
-    if attn_mask is not None:
-        raise ValueError("flash_cute: attn_mask: expected None, since masks come in a later version, got a mask")
     if dropout_p != 0:
         raise ValueError(f"flash_cute: dropout_p: expected 0, since flash_cute does not have it, got {dropout_p}")
     if _parallel_config is not None:
@@ -89,6 +92,8 @@ def attention(
             f"flash_cute: enable_gqa: expected True beside {query.shape[2]} heads of query and {key.shape[2]} of key, "
             "got False"
         )
+    if attn_mask is not None:
+        return _masked(query, key, value, attn_mask, is_causal, scale, return_lse)
     out: Tensor
     lse: Tensor | None
     if not is_causal or query.shape[1] == key.shape[1]:  # a mask's alignment does not matter: the layers' operator
@@ -99,6 +104,23 @@ def attention(
         out, lse = flash_cute.fwd(q, k, v, "top_left", scale=scale)
         out = out.transpose(1, 2)
     return (out, lse) if return_lse and lse is not None else out
+
+
+def _masked(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, is_causal: bool, scale: float | None, return_lse: bool
+) -> Any:
+    if is_causal:
+        raise ValueError("flash_cute: is_causal: expected False beside attn_mask, got True")
+    batch, keys = query.shape[0], key.shape[1]
+    if isinstance(attn_mask, Tensor) and attn_mask.shape == (batch, keys):  # as diffusers' native backend reads it
+        attn_mask = attn_mask[:, None, None]
+    heads = (query.shape[2], key.shape[2])
+    mask = read_mask(attn_mask, query, (batch, heads[0]), (batch,), heads, keys)
+    if isinstance(mask, str):
+        raise ValueError(f"flash_cute: {mask}")
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    out, lse = flash_cute.attention(q, k, v, scale=scale, mask=mask, return_lse=True)
+    return (out.transpose(1, 2), lse) if return_lse else out.transpose(1, 2)
 
 
 class _AnyName(set[str]):

@@ -136,9 +136,33 @@ def test_arguments(is_causal: bool, rows: int, dispatch: Any, device: str, rng: 
     assert_gradients_match(gradients, dout.transpose(1, 2), *heads_first, causal, 0.3)
 
 
+SHAPES = ((2, 33), (2, 1, 1, 33), (20, 33), (2, 1, 20, 33), (2, 2, 20, 33), (1, 1, 20, 33))
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_masks(shape: tuple[int, ...], kind: str, dispatch: Any, device: str, rng: torch.Generator) -> None:
+    """As the native backend reads them: of two dims, batch and keys or else rows and keys."""
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    q, k, v = (torch.randn((2, n, 2, 16), generator=rng).to(device, dtype).requires_grad_() for n in (20, 33, 33))
+    seen = torch.rand(shape, generator=rng).to(device) < 0.6
+    seen[..., 0] = True
+    mask = seen if kind == "bool" else torch.zeros(shape, device=device, dtype=dtype).masked_fill(~seen, -torch.inf)
+    results = []
+    for backend in ("flash_cute", "native"):
+        with dispatch.attention_backend(backend):
+            out = dispatch.dispatch_attention_fn(q, k, v, attn_mask=mask)
+        results.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+    tolerance = {"atol": 2e-2, "rtol": 1e-2} if device == "cuda" else {"atol": 1e-5, "rtol": 1e-5}
+    for given, expected in zip(*results, strict=True):
+        torch.testing.assert_close(given, expected, **tolerance)
+
+
 X = torch.zeros(1, 4, 2, 8)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "mask": ({"attn_mask": torch.ones(1, 4, dtype=torch.bool)}, "attn_mask: expected None, .*, got a mask"),
+    "bias": ({"attn_mask": torch.full((4, 4), 0.5)}, "attn_mask: expected bool, or 0 and -inf, got a bias"),
+    "mask": ({"attn_mask": torch.ones(4, 4).bool(), "is_causal": True}, "is_causal: expected False beside attn_mask"),
+    "shape": ({"attn_mask": torch.ones(3, 4, 4).bool()}, "attn_mask: expected leading dims of query and key"),
     "dropout": ({"dropout_p": 0.1}, "dropout_p: expected 0, .*, got 0.1"),
     "parallel": ({"parallel_config": object()}, "_parallel_config: expected None, .*, got one"),
     "unknown": ({"attention_kwargs": {"window_size": (1, 1)}}, "window_size: expected no such argument"),
