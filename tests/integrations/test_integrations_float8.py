@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,16 +12,10 @@ from numerics import same_bits
 import flash_cute
 from flash_cute.integrations import _aten, sdpa
 
+pytestmark = pytest.mark.usefixtures("sdpa_counters")
+
 PYTORCHS = F.scaled_dot_product_attention
 ERROR = 0.1  # of out's root mean square: rounding q, k, v and P to e4m3 costs about 0.05 on normal inputs
-
-
-@pytest.fixture(autouse=True)
-def counters() -> Iterator[None]:
-    sdpa.report(reset=True)
-    yield
-    sdpa.disable()
-    sdpa.report(reset=True)
 
 
 def tensors(rng: torch.Generator, *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import doctest
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
@@ -25,18 +25,11 @@ import flash_cute
 from flash_cute import _ops
 from flash_cute.integrations import _aten, _tally, _varlen_attn, sdpa
 
+pytestmark = pytest.mark.usefixtures("sdpa_counters")
+
 PYTORCHS = F.scaled_dot_product_attention  # as a module has it that was imported before enable()
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 HAS_REGISTRY = hasattr(torch.nn.attention, "register_flash_attention_impl")
-
-
-@pytest.fixture(autouse=True)
-def counters() -> Iterator[None]:
-    """From 0, and PyTorch as it was."""
-    sdpa.report(reset=True)
-    yield
-    sdpa.disable()
-    sdpa.report(reset=True)
 
 
 # Which keys there are of two sequences, of the second some between others; and of four heads.

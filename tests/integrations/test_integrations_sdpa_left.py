@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,16 +18,9 @@ import flash_cute
 from flash_cute import _left, report
 from flash_cute.integrations import _sdpa_kernel, sdpa
 
+pytestmark = pytest.mark.usefixtures("sdpa_counters")
+
 HAS_ORDER = hasattr(torch._C, "_set_sdp_priority_order")
-
-
-@pytest.fixture(autouse=True)
-def counters() -> Iterator[None]:
-    """From 0, and PyTorch as it was."""
-    sdpa.report(reset=True)
-    yield
-    sdpa.disable()
-    sdpa.report(reset=True)
 
 
 Q = (2, 4, 9, 8)

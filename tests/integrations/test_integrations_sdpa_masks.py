@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,20 +14,13 @@ import flash_cute
 from flash_cute import Mask
 from flash_cute.integrations import sdpa
 
+pytestmark = pytest.mark.usefixtures("sdpa_counters")
+
 PYTORCHS = F.scaled_dot_product_attention  # as a module has it that was imported before enable()
 DTYPES = {"cpu": torch.float64, "cuda": torch.float16}
 
 # What broadcasts to (B, H, L, S), B 2 and H 4: of each dim whether it is the whole one. "+": expanded.
 SHAPES = ("LS", "1LS", "HLS", "11LS", "B1LS", "1HLS", "BHLS", "L1", "B1L1", "1HL1", "1S", "B11S", "BH1S", "11", "B1LS+")
-
-
-@pytest.fixture(autouse=True)
-def counters() -> Iterator[None]:
-    """From 0, and PyTorch as it was."""
-    sdpa.report(reset=True)
-    yield
-    sdpa.disable()
-    sdpa.report(reset=True)
 
 
 def tensors_of(
