@@ -185,7 +185,7 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, attn
     if attn_mask is not None:
         leading = (*key.shape[:-3], heads) if enable_gqa else key.shape[:-2]
         scores = torch.broadcast_shapes(query.shape[:-2], leading)
-        mask = read_mask(attn_mask, query, scores, batch, (heads, heads_k), key.shape[-2])
+        mask = read_mask(attn_mask, query, scores, batch, (heads, heads_k), (query.shape[-2], key.shape[-2]))
     if isinstance(mask, str):
         return mask
     q, k, v = (

@@ -25,12 +25,12 @@ def read_mask(
     scores: tuple[int, ...],
     batch: tuple[int, ...],
     heads: tuple[int, int],
-    keys: int,
+    lengths: tuple[int, int],
 ) -> Mask | str:
     """The mask of `(B or 1, Hkv or 1, ...)`; or the reason that PyTorch must serve the call.
 
     `scores`: the leading dims of query's and key's product, to which PyTorch adds a mask in place. `batch`: those of
-    the call but for its heads, which are one dim in flash_cute's. `heads`: of query and of key.
+    the call but for its heads, which are one dim in flash_cute's. `heads`, `lengths`: of query and of key.
     """
     if not isinstance(attn_mask, Tensor) or attn_mask.is_nested or attn_mask.layout != torch.strided:
         return "attn_mask: expected a strided tensor, got another"
@@ -41,6 +41,9 @@ def read_mask(
     leading = attn_mask.shape[:-2][::-1]
     if len(leading) > len(scores) or any(n not in (1, m) for n, m in zip(leading, scores[::-1], strict=False)):
         return f"attn_mask: expected leading dims of query and key, {tuple(scores)}, got {tuple(attn_mask.shape)}"
+    rows, keys = lengths
+    if attn_mask.shape[-2] not in (1, rows) or attn_mask.shape[-1] not in (1, keys):
+        return f"attn_mask: expected 1 or {rows} rows and 1 or {keys} keys, got {tuple(attn_mask.shape)}"
     mask = attn_mask if attn_mask.dim() > 2 else attn_mask.unsqueeze(0)  # (..., heads, rows, keys)
     for dim in range(mask.dim()):
         if mask.shape[dim] > 1 and mask.stride(dim) == 0:  # one for all, expanded

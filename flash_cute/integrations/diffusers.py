@@ -111,11 +111,11 @@ def _masked(
 ) -> Any:
     if is_causal:
         raise ValueError("flash_cute: is_causal: expected False beside attn_mask, got True")
-    batch, keys = query.shape[0], key.shape[1]
+    batch, rows, keys = query.shape[0], query.shape[1], key.shape[1]
     if isinstance(attn_mask, Tensor) and attn_mask.shape == (batch, keys):  # as diffusers' native backend reads it
         attn_mask = attn_mask[:, None, None]
     heads = (query.shape[2], key.shape[2])
-    mask = read_mask(attn_mask, query, (batch, heads[0]), (batch,), heads, keys)
+    mask = read_mask(attn_mask, query, (batch, heads[0]), (batch,), heads, (rows, keys))
     if isinstance(mask, str):
         raise ValueError(f"flash_cute: {mask}")
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)

@@ -103,12 +103,15 @@ def test_models(name: str, dispatch: Any, calls: list[torch.Size], rng: torch.Ge
     assert len(calls) == 2 * count
 
 
-def test_compiled(dispatch: Any, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("masked", [False, True])
+def test_compiled(masked: bool, dispatch: Any, rng: torch.Generator) -> None:
     """In one graph, as models compile it."""
+    mask = torch.rand(6, 9, generator=rng) < 0.7 if masked else None
     q, k, v = (torch.randn(1, n, 2, 8, generator=rng).requires_grad_() for n in (6, 9, 9))
 
     def attend(*tensors: torch.Tensor) -> Any:
-        return dispatch.dispatch_attention_fn(*tensors, scale=0.5, backend=dispatch.AttentionBackendName("flash_cute"))
+        backend = dispatch.AttentionBackendName("flash_cute")
+        return dispatch.dispatch_attention_fn(*tensors, attn_mask=mask, scale=0.5, backend=backend)
 
     out, expected = (f(q, k, v) for f in (torch.compile(attend, fullgraph=True, backend="aot_eager"), attend))
     torch.testing.assert_close(out, expected)
@@ -163,6 +166,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bias": ({"attn_mask": torch.full((4, 4), 0.5)}, "attn_mask: expected bool, or 0 and -inf, got a bias"),
     "mask": ({"attn_mask": torch.ones(4, 4).bool(), "is_causal": True}, "is_causal: expected False beside attn_mask"),
     "shape": ({"attn_mask": torch.ones(3, 4, 4).bool()}, "attn_mask: expected leading dims of query and key"),
+    "rows": ({"attn_mask": torch.ones(1, 4).bool().expand(3, 4)}, "attn_mask: expected 1 or 4 rows and 1 or 4 keys"),
+    "keys": ({"attn_mask": torch.ones(4, 1).bool().expand(4, 3)}, "attn_mask: expected 1 or 4 rows and 1 or 4 keys"),
     "dropout": ({"dropout_p": 0.1}, "dropout_p: expected 0, .*, got 0.1"),
     "parallel": ({"parallel_config": object()}, "_parallel_config: expected None, .*, got one"),
     "unknown": ({"attention_kwargs": {"window_size": (1, 1)}}, "window_size: expected no such argument"),
