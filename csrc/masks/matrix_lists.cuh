@@ -30,6 +30,7 @@ __global__ void __launch_bounds__(kListThreads) matrix_lists_kernel(__grid_const
   RowBits seen = 0, unseen = 0;  // rows of the unit that see a column of the tile, and that do not see one
   if (unit < plan.row_units && 32 * key_word + lane < plan.key_tiles) {
     int const first = unit * plan.unit_rows, limit = cute::min(first + plan.unit_rows, params.len_q);
+    CUTE_NO_UNROLL  // of a unit one to four; unrolled, sm80 spills
     for (int block = first / kBitRows; block * kBitRows < limit; ++block) {
       RowBits const rows = row_bits({first, limit}, block * kBitRows);
       TileRows const& of_tile = params.tile_rows[(pair * row_blocks(params.len_q) + block) * plan.key_tiles +
