@@ -3,9 +3,10 @@
 //
 //     whole         a step
 //     sees some     a step with the mask: intervals are in shared memory, bits are read when the step begins
-//     sees nothing  the warpgroup hands on its turn and releases K and V, after the product that is due
+//     sees nothing  the warpgroup hands on its turn and releases K and V
 //
-// The first step after such a tile, or of a row tile, has no product of a tile before.
+// The first step after such a tile, or of a row tile, has no product of a tile before. The last step before such a tile
+// is followed by its own product.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -170,9 +171,17 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
   };
   // The tile's first row minus its first column.
   auto offset = [&] { return first_row - KeySlot::number(slot_word) * kBlockN; };
-  auto step = [&](auto&& hide) __attribute__((always_inline)) {
-    constexpr bool kWhole = std::is_same_v<std::decay_t<decltype(hide)>, rows::NoMask>;
-    if constexpr (!kWhole && Traits::kReadsBitsEarly) read_bits();
+  // After S has been computed. Releases K.
+  auto hide = [&](bool whole) {
+    if (whole) {
+      release_k();
+    } else {
+      mask();
+    }
+  };
+  // One place issues S and the product, for whole key tiles and others: ptxas keeps S's descriptors then.
+  auto step = [&](bool whole) __attribute__((always_inline)) {
+    if (Traits::kReadsBitsEarly && !whole) read_bits();
     Turn::take(warpgroup);  // the warpgroup before has issued its GEMMs
     issue_qk();
     issue_pv();  // of the key tile before
@@ -180,9 +189,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     read_slot();
     warpgroup_wait<1>();  // S(n)
     warpgroup_fence_operand(tSrS);
-    if constexpr (kWhole) release_k();
     finish_scores(
-        hide, offset,
+        [&] { hide(whole); }, offset,
         [&] {
           warpgroup_wait<0>();
           warpgroup_fence_operand(tOrO);
@@ -198,15 +206,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     read_slot();
     warpgroup_wait<0>();
     warpgroup_fence_operand(tSrS);
-    finish_scores(
-        [&] {
-          if (whole) {
-            release_k();
-          } else {
-            mask();
-          }
-        },
-        offset, [] {}, [] {});
+    finish_scores([&] { hide(whole); }, offset, [] {}, [] {});
   };
   auto pass_on = [&] {
     read_slot();  // by all lanes
@@ -220,24 +220,32 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
 
   clear(tOrO);
   smem.q_pipeline[warpgroup].wait_full(q_state());  // TMA: the warpgroup's rows of Q have landed
-  bool due = false;  // O += P V of the key tile before
-  for (uint32_t flags = tile.first_flags; flags != 0; flags = KeySlot::next_flags(slot_word)) {
+  auto is_whole = [](uint32_t own) { return (own & KeyFlags::kWhole) != 0; };
+  bool due = false;  // O += P V of the last key tile
+  uint32_t flags = tile.first_flags;
+  while (flags != 0) {
     smem.k_pipeline.wait_full(k_state);  // TMA: K(n) has landed, and with it its slot
-    uint32_t const own = KeyFlags::of(flags, warpgroup);
+    uint32_t own = KeyFlags::of(flags, warpgroup);
     if (own == 0) {
-      if (due) {
-        issue_pv();
-        finish_pv();
-        due = false;
-      }
       pass_on();
-    } else if (!due) {
-      first_step((own & KeyFlags::kWhole) != 0);
-      due = true;
-    } else if (own & KeyFlags::kWhole) {
-      step(rows::NoMask{});
-    } else {
-      step(mask);
+      flags = KeySlot::next_flags(slot_word);
+      continue;
+    }
+    // Key tiles one behind the other that the warpgroup sees.
+    first_step(is_whole(own));
+    flags = KeySlot::next_flags(slot_word);
+    own = KeyFlags::of(flags, warpgroup);
+    CUTE_NO_UNROLL
+    while (own != 0) {
+      smem.k_pipeline.wait_full(k_state);
+      step(is_whole(own));
+      flags = KeySlot::next_flags(slot_word);
+      own = KeyFlags::of(flags, warpgroup);
+    }
+    due = flags == 0;
+    if (!due) {
+      issue_pv();
+      finish_pv();
     }
   }
   __syncwarp();                                     // all lanes have waited for Q
