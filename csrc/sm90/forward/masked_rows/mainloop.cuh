@@ -143,21 +143,30 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     __syncwarp();  // all lanes have read them
     release_k();
   };
-  // Turns S(n) into P(n), and rescales the accumulator if the maximum changes.
+  // Turns S(n) into P(n), releases K, and rescales the accumulator if the maximum changes.
   [[maybe_unused]] rows::CappedScores<decltype(scores)> capped{softmax, scores, params.score};
-  auto finish_scores = [&](auto&& hide, auto const& offset, auto wait_product,
+  auto finish_scores = [&](bool whole, auto const& offset, auto wait_product,
                            auto release) __attribute__((always_inline)) {
     if constexpr (Traits::kFoldsSoftcap) {
       static_assert(!Traits::kTile.late_wait);
       if (params.score.softcap_scale != 0.f && params.score.slopes == nullptr) {
-        capped.finish(hide, acc, wait_product, release);
+        if (whole) {
+          release_k();
+          capped.finish(rows::NoMask{}, acc, wait_product, release);
+        } else {
+          capped.finish(mask, acc, wait_product, release);
+        }
         convert(tSrS, rP);
         return;
       }
     }
     typename Modifier::Shift shift;
     modify(params, scores, tScS_0, offset(), shift);
-    hide();
+    if (whole) {
+      release_k();
+    } else {
+      mask();
+    }
     softmax.update_max<Traits::kTile.late_wait>(scores, acc, wait_product, release, shift);
     softmax.numerators(scores, shift);
     convert(tSrS, rP);  // no branch in between, so that conversions overlap with the exponentials
@@ -171,14 +180,6 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
   };
   // The tile's first row minus its first column.
   auto offset = [&] { return first_row - KeySlot::number(slot_word) * kBlockN; };
-  // After S has been computed. Releases K.
-  auto hide = [&](bool whole) {
-    if (whole) {
-      release_k();
-    } else {
-      mask();
-    }
-  };
   // One place issues S and the product, for whole key tiles and others: ptxas keeps S's descriptors then.
   auto step = [&](bool whole) __attribute__((always_inline)) {
     if (Traits::kReadsBitsEarly && !whole) read_bits();
@@ -190,7 +191,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     warpgroup_wait<1>();  // S(n)
     warpgroup_fence_operand(tSrS);
     finish_scores(
-        [&] { hide(whole); }, offset,
+        whole, offset,
         [&] {
           warpgroup_wait<0>();
           warpgroup_fence_operand(tOrO);
@@ -206,7 +207,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     read_slot();
     warpgroup_wait<0>();
     warpgroup_fence_operand(tSrS);
-    finish_scores([&] { hide(whole); }, offset, [] {}, [] {});
+    finish_scores(whole, offset, [] {}, [] {});
   };
   auto pass_on = [&] {
     read_slot();  // by all lanes
