@@ -60,6 +60,7 @@ inline void check_mask(FwdArgs const& args, Problem& problem) {
   FLASH_CUTE_CHECK(mask.first_row_2 || !mask.row_limit_2, "mask.first_row_2: expected a tensor beside row_limit_2, got None");
   problem.mask_intervals = mask.first_row_2 ? 2 : 1;
   problem.mask_matrix = mask.has_matrix();
+  problem.mask_blocks = mask.blocks.has_value();
   problem.mask_batches = problem.mask_heads = 1;
   auto const check = [&](TensorInfo const& tensor, auto const& check_tensor) {
     check_tensor(args, tensor);

@@ -35,7 +35,7 @@ template <class InstanceType>
   auto const serves_unmasked = [&](InstanceType const& instance) {
     Problem unmasked = problem;
     unmasked.mask_intervals = 0;
-    unmasked.mask_matrix = false;
+    unmasked.mask_matrix = unmasked.mask_blocks = false;
     return runs_on(instance.family->backend, gpu) &&
            (asked == Backend::kAuto || instance.family->backend == asked) &&
            can_serve(instance, instance.family->backend, unmasked);

@@ -57,6 +57,7 @@ struct Problem {
   // A mask, see contract/tile_mask.h.
   int mask_intervals = 0;    // of a column; 0: there is no mask
   bool mask_matrix = false;  // it has a matrix or blocks too: kernels read bits of it, and no intervals
+  bool mask_blocks = false;  // it has blocks
   int mask_batches = 1;      // the call's or 1
   int mask_heads = 1;        // heads_kv or 1
   Choice asked = {};

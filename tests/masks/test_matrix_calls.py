@@ -15,6 +15,7 @@ from packed import offsets
 
 import flash_cute
 from flash_cute import Mask
+from flash_cute.report import built_architectures
 
 
 def call_inputs(device: str, rng: torch.Generator, lengths: tuple[int, int], head_dim: int = 64) -> list[torch.Tensor]:
@@ -248,3 +249,17 @@ def test_same_bits_every_time(device: str, squares: str, backend: str | None, rn
         results = (out, lse, *gradients)
         first = results if first is None else first
         assert same_bits(results, first)
+
+
+@pytest.mark.skipif("sm90" not in built_architectures(), reason="this build has no sm90 kernels")
+@pytest.mark.parametrize(("head_dim", "stages"), [(64, 8), (128, 4), (96, 2), (256, 2)])
+def test_the_tile_for_blocks(head_dim: int, stages: int) -> None:
+    """Of key tiles that are blocks, and more buffers, at the head dims of models for video."""
+    x = torch.empty(1, 2, 1024, head_dim, dtype=torch.float16, device="meta")
+    seen = torch.ones(16, 16, dtype=torch.bool, device="meta")
+    plan = flash_cute.explain(x, x, x, mask=Mask.from_blocks(seen, 1024), capability=90)
+    assert plan.data["stages"] == stages
+    assert (plan.data["block_n"] == 64) == (stages > 2)
+    assert ("The mask has blocks" in str(plan)) == (stages > 2)
+    whole = torch.ones(1024, 1024, dtype=torch.bool, device="meta")
+    assert flash_cute.explain(x, x, x, mask=Mask.from_matrix(whole), capability=90).data["stages"] == 2

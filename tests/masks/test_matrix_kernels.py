@@ -90,6 +90,28 @@ def test_whole_and_empty_tiles(
 
 
 @DEVICES
+@DTYPES
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("score", ["plain", "softcap", "alibi"])
+def test_blocks_of_few(
+    device: str, head_dim: int, score: str, dtype: torch.dtype, backend: str | None, rng: torch.Generator
+) -> None:
+    """Warpgroups that see different key tiles, more of these than there are buffers, and row tiles that visit none."""
+    rows, keys = 1000, 5000
+    q, k, v = inputs(device, rng, (2, 4, 2), (rows, keys), (head_dim, head_dim), dtype)
+    options: dict[str, Any] = {"softcap": 3.0} if score == "softcap" else {}
+    if score == "alibi":
+        options["alibi_slopes"] = torch.rand(4, generator=rng).to(device)
+    for density in (0.02, 0.25, 0.9, 1.0):
+        blocks = torch.rand(2, 2, -(-rows // 64), -(-keys // 64), generator=rng) < density
+        blocks[0, :, 4:8] = False
+        mask = Mask.from_blocks(blocks.to(device), keys)
+        for causal in (False, True):
+            out, lse = flash_cute.fwd(q, k, v, causal, mask=mask, backend=backend, **options)
+            assert_matches(out, lse, q, k, v, causal, mask=mask, **options)
+
+
+@DEVICES
 @pytest.mark.parametrize("squares", ["matrix", "blocks"])
 def test_a_graph_whose_mask_changes(device: str, squares: str, backend: str | None, rng: torch.Generator) -> None:
     """A replay reads the tensors again, of which the caller's own is one: nothing is copied when a mask is made."""

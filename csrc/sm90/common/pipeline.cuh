@@ -37,6 +37,12 @@ struct PipelineState {
 
 // The state of a ring of two stages at its use number i.
 CUTE_DEVICE PipelineState<2> at_step(int i) { return {i & 1, (i >> 1) & 1}; }
+// Of any ring.
+template <int kStages>
+CUTE_DEVICE PipelineState<kStages> at_use(int i) {
+  unsigned const use = i;
+  return {int(use % kStages), int(use / kStages & 1)};
+}
 
 template <int kStages>
 struct Pipeline {

@@ -13,10 +13,15 @@ struct Family : OneTile {
 
   static bool serves(HeadDims, Problem const& problem) { return problem.has_mask(); }
 
+  static Candidate choose(HeadDims kernel, Problem const& problem, Choice const& asked, bool, Gpu) {
+    int const entry = entry_of(kernel.head_dim, kernel.head_dim_v, problem.mask_blocks);
+    return {.choice = {.entry = entry, .split = asked.split}};
+  }
+
   static void plan(FwdPlan& plan, Problem const& problem, Choice const&, Gpu gpu) {
     plan.kernel = "fwd_kernel";
     plan.variant = fwd_variant({plan.head_dim, plan.head_dim_v}, problem);
-    plan.shape = kernel_shape(plan.head_dim, plan.head_dim_v);
+    plan.shape = kernel_shape(plan.head_dim, plan.head_dim_v, plan.entry);
     int64_t const tiles = fwd_tiles(plan, problem);
     if (tiles == 0) return;  // perhaps there is no head, and no order of tiles then
     plan.tile_heads = 1;
@@ -31,6 +36,12 @@ struct Family : OneTile {
     WorkspaceLayout layout;
     plan.workspace.ticket = layout.take(4);
     plan.workspace.zeroed = plan.workspace.bytes = layout.bytes();
+  }
+
+  static std::vector<std::string> notes(FwdPlan const& plan, Problem const&) {
+    if (plan.entry != kOfBlocks) return {};
+    return {"The mask has blocks: key tiles are as wide as these, " + std::to_string(plan.shape.stages) +
+            " of them are in shared memory, and a warpgroup goes on to the next one that it sees."};
   }
 
   static std::string why_tile(FwdPlan const& plan, Problem const& problem, Gpu gpu) {

@@ -26,14 +26,22 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
   return sm90::launch(fwd_kernel<Traits>, shape, args, stream);
 }
 
-template <int kHeadDim, int kHeadDimV>
-cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+template <int kHeadDim, int kHeadDimV, int kEntry>
+cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   return with_variant<Variant::kMasked, Variant::kMaskedModified>(plan.variant, [&]<Variant kVariant>() {
     return with_element(plan.dtype, [&]<class Element>(Element) {
-      constexpr TileConfig kTile = tile_config(kHeadDim, kHeadDimV);
+      constexpr TileConfig kTile = tile_config(kHeadDim, kHeadDimV, kEntry);
       return launch_kernel<Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV>>(plan, params, stream);
     });
   });
+}
+
+template <int kHeadDim, int kHeadDimV>
+cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+  if constexpr (has_entry(kHeadDim, kHeadDimV, kOfBlocks)) {
+    if (plan.entry == kOfBlocks) return launch_entry<kHeadDim, kHeadDimV, kOfBlocks>(plan, params, stream);
+  }
+  return launch_entry<kHeadDim, kHeadDimV, kAnyMask>(plan, params, stream);
 }
 
 }  // namespace flash_cute::sm90::forward::masked_rows

@@ -118,8 +118,8 @@ class Producer {
     TileMask const& mask = args_.params.mask;
     constexpr int kBytes = Traits::kKElements * int{sizeof(Element)};
     constexpr int kIntervalBytes = Traits::kBlockN * int{sizeof(RowInterval)};
-    PipelineState<2> const state = at_step(count_++);
-    // All consumer warps have finished S with this stage, of two steps ago, and have read its slot and intervals.
+    auto const state = at_use<Traits::kStages>(count_++);
+    // All consumer warps have finished S with what was in this stage, and have read its slot and intervals.
     smem_.k_pipeline.wait_empty(state);
     if (is_first_lane()) {
       int const intervals = KeyFlags::some_masked(tile.flags) ? mask.intervals_per_column : 0;
@@ -149,7 +149,7 @@ class Producer {
 
   // `count`: of the key tiles that the CTA has loaded before.
   CUTE_DEVICE void load_v(int number, int count, RowTile const& tile) {
-    PipelineState<2> const state = at_step(count);
+    auto const state = at_use<Traits::kStages>(count);
     smem_.v_pipeline.wait_empty(state);  // all consumer warps have finished the product with this stage
     if (is_first_lane()) {
       load_tile<typename Traits::ColumnsV>(

@@ -83,8 +83,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
   auto cS = make_identity_tensor(Shape<Int<kRows>, Int<kBlockN>>{});
   auto tScS_0 = rowcol_view(mma_qk.get_slice(_0{}).partition_C(cS));  // (rows, columns) -> (row, column) of thread 0
 
-  static_assert(Traits::kStages == 2);
-  PipelineState<2> k_state = at_step(tile.count), v_state = k_state;
+  PipelineState<Traits::kStages> k_state = at_use<Traits::kStages>(tile.count), v_state = k_state;
   auto issue_qk = [&] {
     if constexpr (Traits::kComputesDescriptors) {
       static_assert(Traits::kSmem.q_stages == 1);

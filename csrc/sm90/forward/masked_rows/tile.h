@@ -1,6 +1,7 @@
 // The tiles of the sm90 forward with a mask. Plain constants, as rows/tile.h.
 #pragma once
 
+#include "contract/tile_mask.h"
 #include "sm90/forward/rows/tile.h"
 
 namespace flash_cute::sm90::forward::masked_rows {
@@ -9,10 +10,28 @@ using rows::TileConfig;
 
 constexpr int kUnitRows = 64;  // of a mask's lists: a warpgroup's
 
-// One tile per head dim: the fastest of those without a mask, whose edges are also those of most masks up to head dim 64.
-constexpr TileConfig tile_config(int head_dim, int head_dim_v) {
-  int const entry = head_dim <= 64 ? rows::kRows256 : head_dim <= 128 ? rows::kRows192 : rows::kRows128;
-  return rows::tile_config(head_dim, entry, head_dim_v);
+enum Entry : int {
+  kAnyMask = 0,  // the fastest tile of those without a mask, whose edges are also those of most masks up to head dim 64
+  kOfBlocks = 1,
+};
+
+// Where a mask has blocks, a warpgroup may see few of the key tiles that its CTA visits. So that it goes on to the next
+// one that it sees, key tiles are blocks, there are many buffers, and the warpgroups take no turns.
+constexpr bool has_entry(int head_dim, int head_dim_v, int entry) {
+  return entry == kAnyMask || (head_dim_v == head_dim && (head_dim == 64 || head_dim == 128));
+}
+constexpr int entry_of(int head_dim, int head_dim_v, bool mask_has_blocks) {
+  return mask_has_blocks && has_entry(head_dim, head_dim_v, kOfBlocks) ? kOfBlocks : kAnyMask;
+}
+
+constexpr TileConfig tile_config(int head_dim, int head_dim_v, int entry) {
+  int const unmasked = head_dim <= 64 ? rows::kRows256 : head_dim <= 128 ? rows::kRows192 : rows::kRows128;
+  TileConfig tile = rows::tile_config(head_dim, unmasked, head_dim_v);
+  if (entry == kAnyMask) return tile;
+  tile.block_n = kBlockEdge;
+  tile.stages = head_dim <= 64 ? 8 : 4;
+  tile.ping_pong = false;
+  return tile;
 }
 
 // Beside K of a key tile, its number and the intervals of its columns.
@@ -40,8 +59,8 @@ struct SmemBytes {
   }
 };
 
-constexpr KernelShape kernel_shape(int head_dim, int head_dim_v) {
-  TileConfig const tile = tile_config(head_dim, head_dim_v);
+constexpr KernelShape kernel_shape(int head_dim, int head_dim_v, int entry) {
+  TileConfig const tile = tile_config(head_dim, head_dim_v, entry);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,
           .threads = 2 * tile.block_m + 128,
