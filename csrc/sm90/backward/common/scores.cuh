@@ -47,12 +47,14 @@ struct RowStats {
   }
 };
 
-// S^T to P^T. `scores` is (keys, rows).
-template <class Scores, int kRows>
-CUTE_DEVICE void exponentiate(Scores& scores, RowStats<kRows> const& lse_log2, float scale_log2) {
+// S^T to P^T. `scores` is (keys, rows). `before_four(j)` is called before the scores of the j-th four rows.
+template <class Scores, int kRows, class BeforeFour>
+CUTE_DEVICE void exponentiate(Scores& scores, RowStats<kRows> const& lse_log2, float scale_log2,
+                              BeforeFour const& before_four) {
   static_assert(decltype(size<1>(scores))::value * 4 == kRows);
   CUTE_UNROLL
   for (int j = 0; j < kRows / 4; j += 4) {
+    before_four(j / 4);
     float4 const lse = lse_log2.fours[j / 4];
     CUTE_UNROLL
     for (int i = 0; i < size<0>(scores); ++i) {
@@ -62,6 +64,11 @@ CUTE_DEVICE void exponentiate(Scores& scores, RowStats<kRows> const& lse_log2, f
       scores(i, j + 3) = exp2_approx(scores(i, j + 3) * scale_log2 - lse.w);
     }
   }
+}
+
+template <class Scores, int kRows>
+CUTE_DEVICE void exponentiate(Scores& scores, RowStats<kRows> const& lse_log2, float scale_log2) {
+  exponentiate(scores, lse_log2, scale_log2, [](int) {});
 }
 
 // Sets dP^T to -delta: a product that is added to it makes dP^T - delta of it. `dscores` is (keys, rows).

@@ -102,7 +102,7 @@ CUTE_DEVICE void issue_dp(typename Traits::SharedStorage& smem, SmemOperands<Tra
 
 // Waits for S^T, and turns it into P^T. `mask`: see step_mask.cuh. Of modified scores, `shift()` and `slope()` are the
 // row's position and the head's slope in base 2; P^T is in rP, tSrS is P^T times the derivative, and with kDeltaWithQ
-// tSrdP is -delta.
+// tSrdP is -delta, as it is with a mask.
 template <class Traits, class Mask, class Shift, class Slope, class Scores, class Rounded>
 CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const& params, Mask const& mask,
                            Shift const& shift, Slope const& slope, PipelineState<2> rows,
@@ -124,22 +124,25 @@ CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const
   warpgroup_wait<Traits::kTile.late_dp ? 0 : 1>();  // S^T
   warpgroup_fence_operand(tSrS);
   bool const masked = mask.is_needed();
-  auto const exponentiate_with = [&](auto terms) __attribute__((always_inline)) {
-    typename Traits::MmaScores mma;
-    auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});        // (BLK_N, BLK_M) -> (key, row)
-    auto tScS = rowcol_view(mma.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
-    auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));             // the same of thread 0, static
-    // delta is read four rows at a time between the exponentials, which hide its latency; it reuses the LSE's registers.
-    [[maybe_unused]] RowStats<kBlockM> delta;
-    auto const read_delta = [&](int four) __attribute__((always_inline)) {
-      if constexpr (Traits::kDeltaWithQ) delta.read(smem.delta[rows.stage], four);
-    };
-    exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.score, params.scale_log2, bias, read_delta, rP);
+  // delta is read four rows at a time between the exponentials, which hide its latency; it reuses the LSE's registers.
+  [[maybe_unused]] RowStats<kBlockM> delta;
+  auto const read_delta = [&](int four) __attribute__((always_inline)) {
+    if constexpr (Traits::kDeltaWithQ) delta.read(smem.delta[rows.stage], four);
+  };
+  auto const set_to_delta = [&]() __attribute__((always_inline)) {
     if constexpr (Traits::kDeltaWithQ && kBlockM == 64) {
       set_to_negative_here(rowcol_view(tSrdP), delta);
     } else if constexpr (Traits::kDeltaWithQ) {  // there it spilled
       set_to_negative(rowcol_view(tSrdP), delta);
     }
+  };
+  auto const exponentiate_with = [&](auto terms) __attribute__((always_inline)) {
+    typename Traits::MmaScores mma;
+    auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});        // (BLK_N, BLK_M) -> (key, row)
+    auto tScS = rowcol_view(mma.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
+    auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));             // the same of thread 0, static
+    exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.score, params.scale_log2, bias, read_delta, rP);
+    set_to_delta();
   };
   if constexpr (kModified) {
     if (reach == Reach::kAny && params.score.softcap_scale != 0.f) cap_scores(tSrS, params.score);
@@ -152,7 +155,12 @@ CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const
     mask.apply(scores, tScS, tScS_0);
   }
   if constexpr (kModified) return with_terms(params.score, reach, exponentiate_with);
-  exponentiate(scores, lse_log2, params.scale_log2);
+  if constexpr (Traits::kVariant.reads_mask) {
+    exponentiate(scores, lse_log2, params.scale_log2, read_delta);
+    set_to_delta();
+  } else {
+    exponentiate(scores, lse_log2, params.scale_log2);
+  }
 }
 
 // dV += P^T dO.
@@ -317,12 +325,12 @@ CUTE_DEVICE void mainloop(KernelArgs const& args, KeyTile const& tile, int task_
     if (!kLateDp) issue_dp<Traits>(smem, operands, warpgroup, rows, tSrV, tSrV_regs, tSrdO, tSrdP);
     if (!kFirst) publish(number - 1);  // here, where the fence has no store in flight to wait for
     constexpr bool kModified = Traits::kVariant.modifies_scores;
-    [[maybe_unused]] RowStats<kBlockM> delta;  // where it comes with Q
-    constexpr bool kMasked = Traits::kVariant.reads_mask;  // then it spilled before the mask
-    if constexpr (Traits::kDeltaWithQ && !kModified && !kMasked) delta = RowStats<kBlockM>(smem.delta[rows.stage]);
+    // Where it comes with Q. Beside a mask or modified scores compute_p reads it.
+    constexpr bool kDeltaHere = Traits::kDeltaWithQ && !kModified && !Traits::kVariant.reads_mask;
+    [[maybe_unused]] RowStats<kBlockM> delta;
+    if constexpr (kDeltaHere) delta = RowStats<kBlockM>(smem.delta[rows.stage]);
     compute_p<Traits>(smem, params, mask_of_step(m_block), shift, slope, rows, tSrS, tSrdP, rP);
-    if constexpr (Traits::kDeltaWithQ && !kModified && kMasked) delta = RowStats<kBlockM>(smem.delta[rows.stage]);
-    if constexpr (Traits::kDeltaWithQ && !kModified) set_to_negative(rowcol_view(tSrdP), delta);
+    if constexpr (kDeltaHere) set_to_negative(rowcol_view(tSrdP), delta);
     if (kLateDp) issue_dp<Traits>(smem, operands, warpgroup, rows, tSrV, tSrV_regs, tSrdO, tSrdP);
     if constexpr (!kModified) convert(tSrS, rP);
     issue_dv<Traits>(smem, operands, rows, rP, tdVrdO, tdVrdV);
