@@ -83,7 +83,7 @@ CUTE_DEVICE void add_masked_dq(KernelArgs const& args, typename Traits::SharedSt
       }
       if (params.deterministic || visit().stores) count_up(params.semaphores + index());
     }
-    if (task().n_block >= 0) end_key_tile<Traits>(args, task);
+    if (task().n_block >= 0) end_key_tile<Traits>(args, task, smem.task[0]);
     smem.task_pipeline.arrive_empty(at_step(task_number));
   }
 }

@@ -22,6 +22,10 @@ CUTE_DEVICE Sequence uniform_lengths_of(FwdParams const&, SequenceTile const& ti
                   .band = {.lower = uniform(sequence.band.lower), .upper = uniform(sequence.band.upper)}};
 }
 
+// The parts of a tile, see TileCoord. Sequences that are read at run time are not split.
+CUTE_DEVICE int parts_of(TileCoord const volatile& tile) { return uniform(tile.parts); }
+CUTE_DEVICE constexpr int parts_of(SequenceTile const&) { return 0; }
+
 // A copy of the lengths, for what is done after the main loop.
 CUTE_DEVICE FwdParams const& copy_of_lengths(FwdParams const& params, TileCoord const&) { return params; }
 CUTE_DEVICE Sequence copy_of_lengths(FwdParams const&, SequenceTile const& tile) { return tile.sequence; }

@@ -171,18 +171,14 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Fp8Terms const& terms, int ti
   if (terms.k.block_stride == 0) factors_qk *= block_factor(terms.k, tile().batch, tile().head_kv, 0);
   modify.begin(params, tile(), sequence(),
                [&] { return rowcol_view(mma_qk.get_slice(threadIdx.x % 128).partition_C(cS)); });
-  // Masks a tile if it crosses an edge. Where the band is in shared memory, a tile's number tells, from registers.
+  // Masks a tile if it crosses an edge.
   auto mask_at_edge = [&](auto& scores, int n) __attribute__((always_inline)) {
     auto columns = [&] { return sequence().len_k - n * kBlockN; };  // of the tile
-    bool crosses;
-    if constexpr (Traits::kVariant.reads_sequences) {
-      crosses = unsigned(n - tiles.whole_begin) >= unsigned(tiles.whole_end - tiles.whole_begin);
-    } else {
-      crosses = columns() < kBlockN || crosses_band<kRows, kBlockN>(params, offset(n));
-    }
-    if (!crosses) return;
-    auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
-    apply_mask(scores, tScS, tScS_0, sequence(), offset(n), columns());
+    auto mask = [&](int) __attribute__((always_inline)) {  // the columns are read again, as all of a sequence is
+      auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
+      apply_mask(scores, tScS, tScS_0, sequence(), offset(n), columns());
+    };
+    forward::mask_at_edge(params, smem.tile[0], tiles, n, offset(n), columns(), mask);
   };
   // Without a lower edge one loop for the last tile and those at the upper edge, one for the whole tiles; else one loop.
   int n = tiles.end - 1;

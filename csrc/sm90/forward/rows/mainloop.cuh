@@ -172,13 +172,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
     apply_mask(scores, tScS, tScS_0, sequence(), offset, columns);
   };
-  // Masks a tile if it crosses an edge. Where the band is in shared memory, a tile's number tells, from registers.
+  // Masks a tile if it crosses an edge.
   auto mask_at_edge = [&](int n, int columns) __attribute__((always_inline)) {
-    if constexpr (Traits::kVariant.reads_sequences) {
-      if (unsigned(n - tiles.whole_begin) >= unsigned(tiles.whole_end - tiles.whole_begin)) mask(columns);
-    } else {
-      if (columns < kBlockN || crosses_band<kRows, kBlockN>(params, offset)) mask(columns);
-    }
+    forward::mask_at_edge(params, smem.tile[0], tiles, n, offset, columns, mask);
   };
   smem.k_pipeline.wait_full(k_state);
   issue_qk();
