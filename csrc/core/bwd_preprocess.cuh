@@ -219,7 +219,8 @@ CUTE_DEVICE void clear_counters(BwdParams const& params, RowTileRows const& rows
   if (blockIdx.x == 0) params.counters[0] = 0;
   if (rows.first == 0) params.counters[1 + blockIdx.x / params.m_blocks] = 0;
 }
-// The counters are those of DqQueue, which are 0 already. Without sums in memory prepare_sums has cleared the semaphore.
+// The counters are those of DqQueue, which are 0 already. Without sums in memory prepare_sums has cleared the
+// semaphore.
 template <bool kClearSums>
 CUTE_DEVICE void clear_counters(BwdParams const& params, SequenceRows const&) {
   if (kClearSums && params.semaphores != nullptr && threadIdx.x == 0) params.semaphores[blockIdx.x] = 0;
@@ -338,8 +339,8 @@ inline BwdParams with_scaled_dout(BwdParams params) {
   return params;
 }
 
-// After the preprocess. `sequences`: the main kernel reads sequences at run time. Of a call in parts, each adds up those
-// up to its own: the last one leaves the gradient.
+// After the preprocess. `sequences`: the main kernel reads sequences at run time. Of a call in parts, each adds up
+// those up to its own: the last one leaves the gradient.
 template <class Element>
 cudaError_t launch_bwd_sinks(BwdParams params, bool sequences, cudaStream_t stream) {
   if (params.sinks.data == nullptr) return cudaSuccess;

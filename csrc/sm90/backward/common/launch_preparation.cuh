@@ -1,5 +1,5 @@
-// Launches what comes before a backward's kernels: where sequences are read at run time the lists of their tiles, then the
-// preprocess.
+// Launches what comes before a backward's kernels: where sequences are read at run time the lists of their tiles, then
+// the preprocess.
 #pragma once
 
 #include "core/bwd_preprocess.cuh"

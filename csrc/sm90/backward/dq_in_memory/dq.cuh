@@ -32,8 +32,8 @@ CUTE_DEVICE void wait_results_read() {
   named_sync(kResults + thread / 128, 128);
 }
 
-// Spins until a counter in global memory has reached `count`; count_up increments it. The semaphore of a row tile counts
-// the key tiles that have added, or, without the deterministic mode, only the first one, which has stored.
+// Spins until a counter in global memory has reached `count`; count_up increments it. The semaphore of a row tile
+// counts the key tiles that have added, or, without the deterministic mode, only the first one, which has stored.
 CUTE_DEVICE void wait_for_count(int const* counter, int count) {
   while (load_acquire(counter) < count) continue;
   asm volatile("fence.proxy.async;" ::: "memory");  // orders the bulk copies that follow after the acquire

@@ -129,7 +129,8 @@ CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const
     auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});        // (BLK_N, BLK_M) -> (key, row)
     auto tScS = rowcol_view(mma.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
     auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));             // the same of thread 0, static
-    // delta is read four rows at a time between the exponentials, which hide its latency; it reuses the LSE's registers.
+    // delta is read four rows at a time between the exponentials, which hide its latency; it reuses the LSE's
+    // registers.
     [[maybe_unused]] RowStats<kBlockM> delta;
     auto const read_delta = [&](int four) __attribute__((always_inline)) {
       if constexpr (Traits::kDeltaWithQ) delta.read(smem.delta[rows.stage], four);

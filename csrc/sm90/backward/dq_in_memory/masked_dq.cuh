@@ -1,6 +1,6 @@
 // The sums of dQ where the batch has a mask: as in dq.cuh, but the key tiles that visit a row tile are bits
-// of a list. Whichever comes first stores, and the others wait until it has. In the deterministic mode a key tile's turn
-// is its rank among those of the list, which is the order in which tasks are drawn.
+// of a list. Whichever comes first stores, and the others wait until it has. In the deterministic mode a key tile's
+// turn is its rank among those of the list, which is the order in which tasks are drawn.
 #pragma once
 
 #include "core/memory_order.cuh"

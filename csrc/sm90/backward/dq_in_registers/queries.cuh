@@ -201,8 +201,8 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
   });
 }
 
-// Of the statistics, which are in tiles of 64 rows: how many tiles are before those of this head and batch, or sequence;
-// and whether there is one of number `row_tile`.
+// Of the statistics, which are in tiles of 64 rows: how many tiles are before those of this head and batch, or
+// sequence; and whether there is one of number `row_tile`.
 template <class Tile>
 CUTE_DEVICE int64_t row_tiles_before(BwdParams const& params, Tile const& tile) {
   return int64_t{tile.batch * params.heads_q + tile.head} * params.m_blocks;

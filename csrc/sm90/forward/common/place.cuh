@@ -1,6 +1,6 @@
-// Where the rows and keys of a row tile are. A TileCoord is of a dense batch, whose lengths and mask are the parameters'.
-// A SequenceTile is of a sequence that is read at run time, and has it in shared memory. The kernels ask these functions,
-// which are overloaded by the tile's type.
+// Where the rows and keys of a row tile are. A TileCoord is of a dense batch, whose lengths and mask are the
+// parameters'. A SequenceTile is of a sequence that is read at run time, and has it in shared memory. The kernels ask
+// these functions, which are overloaded by the tile's type.
 #pragma once
 
 #include "core/place.cuh"

@@ -1,5 +1,5 @@
-// The Hopper forward in float8: the persistent CTAs of rows/kernel.cuh, with two more warps of the producer warpgroup at
-// work, which transpose V.
+// The Hopper forward in float8: the persistent CTAs of rows/kernel.cuh, with two more warps of the producer warpgroup
+// at work, which transpose V.
 #pragma once
 
 #include "args.cuh"

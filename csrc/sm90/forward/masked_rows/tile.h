@@ -9,7 +9,8 @@ using rows::TileConfig;
 
 constexpr int kUnitRows = 64;  // of a mask's lists: a warpgroup's
 
-// One tile per head dim: the fastest of those without a mask, whose edges are also those of most masks up to head dim 64.
+// One tile per head dim: the fastest of those without a mask, whose edges are also those of most masks up to head dim
+// 64.
 constexpr TileConfig tile_config(int head_dim, int head_dim_v) {
   int const entry = head_dim <= 64 ? rows::kRows256 : head_dim <= 128 ? rows::kRows192 : rows::kRows128;
   return rows::tile_config(head_dim, entry, head_dim_v);

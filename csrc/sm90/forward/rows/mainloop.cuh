@@ -27,8 +27,8 @@
 
 namespace flash_cute::sm90::forward::rows {
 
-// Computes one warpgroup's rows of the CTA's tile, whose keys `tiles` has. Leaves the unnormalized O in tOrO and the row
-// statistics in softmax, with kReadsAhead the next tile in `tiles`; releases Q.
+// Computes one warpgroup's rows of the CTA's tile, whose keys `tiles` has. Leaves the unnormalized O in tOrO and the
+// row statistics in softmax, with kReadsAhead the next tile in `tiles`; releases Q.
 //
 // A long function: its parts, the lambdas, work on the same dozen of tensors and pipeline states, which functions would
 // all take as arguments. `step` is a key tile; the loops over them are at the end.
