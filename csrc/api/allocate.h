@@ -1,9 +1,10 @@
 // Memory for a tensor, so that PyTorch's own exception reaches the caller where there is none: torch.OutOfMemoryError.
 //
-// The shim's aoti_torch_empty_strided makes an error code of every exception, and up to torch 2.11 prints it. Nothing in
-// the stable ABI lets one pass. So at::empty_strided, which the shim calls for CUDA, is called by its symbol. That is a
-// weak one: under a torch without it the shim allocates, and a lack of memory is a RuntimeError with PyTorch's message.
-// The symbol names the types of its arguments, of which the layouts below are assumed; the first call checks them.
+// The shim's aoti_torch_empty_strided makes an error code of every exception, and up to torch 2.11 prints it. Nothing
+// in the stable ABI lets one pass. So at::empty_strided, which the shim calls for CUDA, is called by its symbol. That
+// is a weak one: under a torch without it the shim allocates, and a lack of memory is a RuntimeError with PyTorch's
+// message. The symbol names the types of its arguments, of which the layouts below are assumed; the first call checks
+// them.
 #pragma once
 
 #include <cstring>

@@ -20,7 +20,8 @@ std::vector<NamedCopy> tensors(BwdDecision const& decision) {
 std::string why_tile(Problem const& problem, BwdDecision const& decision) {
   KernelShape const& shape = decision.plan.shape;
   return "Tile of " + std::to_string(shape.block_n) + " keys by " + std::to_string(shape.block_m) + " query rows: " +
-         table_entry(decision) + decision.instance->family->why_tile(decision.plan, seen_by_kernels(problem), decision.gpu) + ".";
+         table_entry(decision) +
+         decision.instance->family->why_tile(decision.plan, seen_by_kernels(problem), decision.gpu) + ".";
 }
 
 std::vector<std::string> reasons(Problem const& problem, BwdDecision const& decision) {

@@ -134,8 +134,8 @@ inline Band make_band(FwdArgs const& args, Causal causal, int64_t len_k) {
 }
 
 // The rules of the CUDA kernels beyond the common ones of check_fwd: 32-bit arithmetic on rows and keys must not
-// overflow, nor what the kernels make of scale, cap and slopes in float32: their ratios, and squares of ratios' parts. A
-// cap above 10^7 would leave no digits of the exponents.
+// overflow, nor what the kernels make of scale, cap and slopes in float32: their ratios, and squares of ratios' parts.
+// A cap above 10^7 would leave no digits of the exponents.
 inline void check_cuda_rules(FwdArgs const& args, Problem const& problem) {
   constexpr double kLeast = 1e-18, kMost = 1e18, kLargestCap = 1e7;
   FLASH_CUTE_CHECK(problem.len_q <= kMaxLength, "q: expected at most 10^9 rows on CUDA, got ", problem.len_q);

@@ -8,7 +8,8 @@
 namespace flash_cute {
 
 inline bool is_heads_first(std::string_view kv_layout) {
-  FLASH_CUTE_CHECK(kv_layout == "NHD" || kv_layout == "HND", "kv_layout: expected 'NHD' or 'HND', got '", kv_layout, "'");
+  FLASH_CUTE_CHECK(kv_layout == "NHD" || kv_layout == "HND", "kv_layout: expected 'NHD' or 'HND', got '", kv_layout,
+                   "'");
   return kv_layout == "HND";
 }
 
@@ -64,7 +65,8 @@ inline void check_caches(TensorInfo const& q, TensorInfo const& k, TensorInfo co
                    ", got ", v.sizes[0]);
   FLASH_CUTE_CHECK(v.sizes[1] == k.sizes[1], "v_cache: expected as many heads as k_cache, ", k.sizes[1], ", got ",
                    v.sizes[1]);
-  FLASH_CUTE_CHECK(v.sizes[2] == k.sizes[2], "v_cache: expected ", args.page_table ? "pages of k_cache's " : "k_cache's ",
+  FLASH_CUTE_CHECK(v.sizes[2] == k.sizes[2], "v_cache: expected ",
+                   args.page_table ? "pages of k_cache's " : "k_cache's ",
                    k.sizes[2], " keys, got ", v.sizes[2]);
   if (is_any_float8(k)) {
     check_float8(v);

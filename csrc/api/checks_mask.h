@@ -56,8 +56,10 @@ inline void check_mask_blocks(FwdArgs const& args, TensorInfo const& blocks) {
 // Checks the tensors, and fills in what a plan knows of them.
 inline void check_mask(FwdArgs const& args, Problem& problem) {
   MaskArgs const& mask = *args.mask;
-  FLASH_CUTE_CHECK(mask.row_limit_2 || !mask.first_row_2, "mask.row_limit_2: expected a tensor beside first_row_2, got None");
-  FLASH_CUTE_CHECK(mask.first_row_2 || !mask.row_limit_2, "mask.first_row_2: expected a tensor beside row_limit_2, got None");
+  FLASH_CUTE_CHECK(mask.row_limit_2 || !mask.first_row_2,
+                   "mask.row_limit_2: expected a tensor beside first_row_2, got None");
+  FLASH_CUTE_CHECK(mask.first_row_2 || !mask.row_limit_2,
+                   "mask.first_row_2: expected a tensor beside row_limit_2, got None");
   problem.mask_intervals = mask.first_row_2 ? 2 : 1;
   problem.mask_matrix = mask.has_matrix();
   problem.mask_blocks = mask.blocks.has_value();

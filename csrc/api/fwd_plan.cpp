@@ -18,7 +18,8 @@ std::string why_tile(Problem const& problem, FwdDecision const& decision) {
   KernelShape const& shape = decision.plan.shape;
   std::string const empty = problem.len_k == 0 ? " (there are no keys: out is 0, lse -inf)" : "";
   return "Tile of " + std::to_string(shape.block_m) + " query rows by " + std::to_string(shape.block_n) + " keys: " +
-         table_entry(decision) + decision.instance->family->why_tile(decision.plan, seen_by_kernels(problem), decision.gpu) +
+         table_entry(decision) +
+         decision.instance->family->why_tile(decision.plan, seen_by_kernels(problem), decision.gpu) +
          empty + ".";
 }
 

@@ -49,7 +49,12 @@ template <class Own>
 class FwdStackOf {
  public:
   explicit FwdStackOf(StackReader& stack)
-      : q_(stack.tensor()), k_(stack.tensor()), v_(stack.tensor()), own_(stack), score_(stack), backend_(stack.string()) {}
+      : q_(stack.tensor()),
+        k_(stack.tensor()),
+        v_(stack.tensor()),
+        own_(stack),
+        score_(stack),
+        backend_(stack.string()) {}
 
   FwdArgs args() const {
     FwdArgs args = score_.args(q_, k_, v_, backend_);

@@ -160,7 +160,8 @@ KvAppendProblem check_kvcache_append(KvAppendArgs const& args, bool on_cuda) {
   check_same_dtype(args.k, args.v);
   check_new_rows(args.k, args.k, args.k_cache);
   check_new_rows(args.k, args.v, args.v_cache);
-  FLASH_CUTE_CHECK(args.cache.cache_seqlens, "cache_seqlens: expected the lengths to which keys are appended, got None");
+  FLASH_CUTE_CHECK(args.cache.cache_seqlens,
+                   "cache_seqlens: expected the lengths to which keys are appended, got None");
   int64_t const sequences = sequences_of(args.k, args.cu_seqlens);
   CacheProblem const cache = check_cache(args.k_cache, args.k_cache, args.v_cache, args.cache, sequences,
                                          args.cu_seqlens ? "cu_seqlens has" : "k has");

@@ -2,11 +2,11 @@
 //
 // Sequence b has Nk_b keys. capacity is the cache's rows, or max_pages * page:
 //
-//   Nk_b = clamp(cache_seqlens[b] + new keys, 0, capacity), 0 where cache_seqlens[b] < 0; capacity without cache_seqlens
+//   Nk_b = clamp(cache_seqlens[b] + new keys, 0, capacity), 0 where cache_seqlens[b] < 0; capacity if there are none
 //
-// Whatever the device holds there, nothing outside of the tensors is read or written, and the host never reads it. Key n
-// is row n of the cache's entry b, or row n % page of the page page_table[b][n / page]. A number of no page stands for
-// keys and values of zeros, and what would be appended there is dropped, as is what is past the capacity.
+// Whatever the device holds there, nothing outside of the tensors is read or written, and the host never reads it. Key
+// n is row n of the cache's entry b, or row n % page of the page page_table[b][n / page]. A number of no page stands
+// for keys and values of zeros, and what would be appended there is dropped, as is what is past the capacity.
 #pragma once
 
 #include "fwd.h"
@@ -25,8 +25,8 @@ struct CacheArgs {
 };
 
 struct KvCacheArgs {
-  // q is (batch, heads_q, rows, head_dim), or packed. k and v are the caches, (batch or pages, heads_kv, keys, head_dim):
-  // what the user has in another order is seen so.
+  // q is (batch, heads_q, rows, head_dim), or packed. k and v are the caches, (batch or pages, heads_kv, keys,
+  // head_dim): what the user has in another order is seen so.
   FwdArgs call;
   CacheArgs cache;
   std::optional<TensorInfo> cu_seqlens_q;  // (sequences + 1,) int32: q is packed
@@ -49,8 +49,8 @@ struct KvCacheResult {
   TensorInfo lse;  // (batch, heads_q, rows), or packed
 };
 
-// They check the lengths' tensors, never what these hold. `on_cuda`: whether the CUDA rules apply: for CUDA tensors, and
-// for a plan for a given GPU.
+// They check the lengths' tensors, never what these hold. `on_cuda`: whether the CUDA rules apply: for CUDA tensors,
+// and for a plan for a given GPU.
 KvCacheProblem check_kvcache(KvCacheArgs const& args, bool on_cuda);
 void check_kvcache_result(KvCacheArgs const& args, KvCacheResult const& result, bool on_cuda);
 KvAppendProblem check_kvcache_append(KvAppendArgs const& args, bool on_cuda);

@@ -4,8 +4,8 @@
 //   kvcache_fwd_out       the same into results that the caller has
 //   kvcache_append        writes new keys and values behind those that the caches have
 //   _kvcache_fwd, _kvcache_fwd_out, _kvcache_append   the same operators, below autograd
-//   kvcache_plan, check_kvcache_fwd, check_kvcache_append   as fwd_plan and check_fwd, see ops.cpp; with `out` and `lse`
-//                         check_kvcache_fwd raises what kvcache_fwd_out would raise
+//   kvcache_plan, check_kvcache_fwd, check_kvcache_append   as fwd_plan and check_fwd, see ops.cpp; with `out` and
+//                         `lse` check_kvcache_fwd raises what kvcache_fwd_out would raise
 //
 // `kv_layout` "NHD": the caches are (B, N, Hkv, D), or with `page_table` (pages, page, Hkv, D); "HND": (B, Hkv, N, D),
 // (pages, Hkv, page, D). `new_keys`: how many keys each sequence has got from kvcache_append just before, -1: as many
@@ -21,7 +21,9 @@ namespace {
 // A tensor of 4 dims seen as (batch, heads, rows, head_dim), or a packed one.
 class SequencesView {
  public:
-  TensorInfo info(TensorInfo const& tensor, bool packed) { return packed ? packed_.info(tensor, 3) : rows_.info(tensor); }
+  TensorInfo info(TensorInfo const& tensor, bool packed) {
+    return packed ? packed_.info(tensor, 3) : rows_.info(tensor);
+  }
 
  private:
   PackedView packed_;

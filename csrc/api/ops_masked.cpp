@@ -1,14 +1,14 @@
-// The operators of calls with a mask (contract/tile_mask.h), dense and packed, and their schemas. Operators of their own,
-// since six more arguments would cost every call without a mask.
+// The operators of calls with a mask (contract/tile_mask.h), dense and packed, and their schemas. Operators of their
+// own, since six more arguments would cost every call without a mask.
 //
 //   masked_fwd, _masked_fwd, masked_fwd_plan, check_masked_fwd   as fwd, _fwd, fwd_plan and check_fwd, see ops.cpp
 //   masked_bwd, _masked_bwd, masked_bwd_plan, check_masked_bwd   as bwd, _bwd, bwd_plan and check_bwd
 //   masked_varlen_*, ...                                         the same of packed sequences, see ops_varlen.cpp
 //
-// Row i sees key j if causal and window let it and mask_first_row[j] <= i < mask_row_limit[j], or the same of the second
-// pair, and where they are given mask_matrix[i, j] and mask_blocks[i / 64, j / 64]: mask_args.h has the shapes. The row
-// of a packed call is that of the packed tensor, and a row sees no key of another sequence. A mask has no derivative. CPU
-// kernels are registered from Python.
+// Row i sees key j if causal and window let it and mask_first_row[j] <= i < mask_row_limit[j], or the same of the
+// second pair, and where they are given mask_matrix[i, j] and mask_blocks[i / 64, j / 64]: mask_args.h has the shapes.
+// The row of a packed call is that of the packed tensor, and a row sees no key of another sequence. A mask has no
+// derivative. CPU kernels are registered from Python.
 #include "bwd_stack.h"
 
 namespace flash_cute {

@@ -244,8 +244,8 @@ void add_kernel(JsonObject& json, DecisionType const& decision, int64_t tiles) {
 inline void add_mask_reason(std::vector<std::string>& sentences, Problem const& problem) {
   if (!problem.has_mask()) return;
   if (problem.mask_matrix) {
-    sentences.push_back("The mask has a matrix of booleans or of blocks, which is read on the device: tiles that no row "
-                        "sees are left out.");
+    sentences.push_back("The mask has a matrix of booleans or of blocks, which is read on the device: tiles that no "
+                        "row sees are left out.");
     return;
   }
   std::string const intervals = problem.mask_intervals == 1 ? "an interval" : "two intervals";

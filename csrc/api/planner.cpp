@@ -85,8 +85,8 @@ void compete(Selection<InstanceType>& best, InstanceType const& instance, Proble
   best = {&instance, candidate, predicted};
 }
 
-// Of each architecture that the GPU can run, the smallest kernels that serve the call compete: one of each family that has
-// them. Several architectures do if the caller leaves all open.
+// Of each architecture that the GPU can run, the smallest kernels that serve the call compete: one of each family that
+// has them. Several architectures do if the caller leaves all open.
 template <class InstanceType>
 Selection<InstanceType> select(std::span<InstanceType const> instances, Problem const& problem, Choice const& asked,
                                Gpu gpu) {
@@ -107,7 +107,8 @@ Selection<InstanceType> select(std::span<InstanceType const> instances, Problem 
   return best;
 }
 
-// Decides what is the same for both directions: kernel, tile, and the copies of q, k and v. Returns the family's choice.
+// Decides what is the same for both directions: kernel, tile, and the copies of q, k and v. Returns the family's
+// choice.
 template <class DecisionType, class InstanceType>
 Choice decide(DecisionType& decision, std::span<InstanceType const> instances, FwdArgs const& args,
               Problem const& problem, Tuning const& tuning, Gpu gpu) {

@@ -1,8 +1,8 @@
 // The plan: all decisions of the host about a call, made once. The launch, `explain` and the tests read them.
 //
 // Choice (architecture, row of the tile table, split) -> Candidate (with its predicted time) -> Selection (with its
-// instance) -> Decision (with the copies of tensors, and the plan). What the caller asks for is a Choice, too, and so is
-// what a tuning table says (Tuning).
+// instance) -> Decision (with the copies of tensors, and the plan). What the caller asks for is a Choice, too, and so
+// is what a tuning table says (Tuning).
 #pragma once
 
 #include "checks.h"
@@ -43,8 +43,8 @@ struct Decision {
 
 using FwdDecision = Decision<FwdInstance, FwdPlan>;
 
-// The rows of a dense batch that see a key: `number` from `first` on. What the others hold must not reach the gradients,
-// so that a backward leaves them out.
+// The rows of a dense batch that see a key: `number` from `first` on. What the others hold must not reach the
+// gradients, so that a backward leaves them out.
 struct SeeingRows {
   int first = 0;
   int number = 0;
@@ -85,8 +85,8 @@ inline Copy write_copy(TensorInfo const& like) {
   return empty_like_strides(like)[3] == 1 ? Copy::kNone : Copy::kLastDimStrided;
 }
 
-// The same for a forward's out, see out_strides. The kernels write as many columns as they read of v, so that `vector` is
-// that of q, k and v. Elements of out are as large as theirs, or larger.
+// The same for a forward's out, see out_strides. The kernels write as many columns as they read of v, so that `vector`
+// is that of q, k and v. Elements of out are as large as theirs, or larger.
 inline Copy out_copy(TensorInfo const& q, int64_t head_dim_v, int vector) {
   if (head_dim_v % vector != 0) return Copy::kHeadDimPadded;
   return out_strides(q, head_dim_v)[3] == 1 ? Copy::kNone : Copy::kLastDimStrided;

@@ -187,8 +187,8 @@ inline std::array<int64_t, 4> empty_like_strides(TensorInfo const& tensor) {
 }
 
 // The strides of a forward's out: those of empty_like(q), or, where v has a head dim of its own, packed with the dims
-// in that order in memory (the outer one first; of equal strides the first dim is the outer one). The stride of a dim of
-// size 1 has no meaning: such a head dim is the innermost one, any other such dim an outer one. The fake and the CPU
+// in that order in memory (the outer one first; of equal strides the first dim is the outer one). The stride of a dim
+// of size 1 has no meaning: such a head dim is the innermost one, any other such dim an outer one. The fake and the CPU
 // path have the same rule in Python.
 inline std::array<int64_t, 4> out_strides(TensorInfo const& q, int64_t head_dim_v) {
   std::array<int64_t, 4> const like = empty_like_strides(q);

@@ -6,8 +6,8 @@
 
 namespace flash_cute {
 
-// Launches the kernels that fill the mask's parts of the workspace, and returns where they are. These also zero `zeroed`
-// bytes from `counters` on. `problem` and `lengths` are the caller's.
+// Launches the kernels that fill the mask's parts of the workspace, and returns where they are. These also zero
+// `zeroed` bytes from `counters` on. `problem` and `lengths` are the caller's.
 TileMask launch_tile_mask(TileMaskPlan const& plan, FwdArgs const& args, Problem const& problem,
                           VarlenArgs const* lengths, Workspace const& workspace, Gpu gpu, cudaStream_t stream,
                           void* counters = nullptr, int64_t zeroed = 0);

@@ -82,7 +82,8 @@ TuningKey tuning_key(bool backward, FwdArgs const& args, Problem const& problem,
   };
   return {{backward, args.q.dtype != aoti_torch_dtype_float16(), packed, problem.equal_lengths,
            backward && problem.deterministic, problem.softcap > 0, problem.has_alibi, length(problem.batch),
-           problem.heads_q, problem.heads_kv, length(problem.len_q), length(problem.len_k), problem.head_dim, problem.head_dim_v,
+           problem.heads_q, problem.heads_kv, length(problem.len_q), length(problem.len_k), problem.head_dim,
+           problem.head_dim_v,
            problem.band.lower, problem.band.upper, gpu.num_sms}};
 }
 

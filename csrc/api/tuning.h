@@ -1,8 +1,8 @@
 // Tuning tables: measured choices that replace the plan's own, for the very calls that were measured.
 //
 // A table belongs to one kind of GPU and is loaded by the user (flash_cute.use_tuning), never by itself. Where none is
-// loaded, a plan pays one atomic load; where one is, a hash of seventeen integers. Loading is safe beside plans of other
-// threads: a plan sees the old table or the new one.
+// loaded, a plan pays one atomic load; where one is, a hash of seventeen integers. Loading is safe beside plans of
+// other threads: a plan sees the old table or the new one.
 #pragma once
 
 #include "device.h"

@@ -35,8 +35,8 @@ void check_lengths(FwdArgs const& call, VarlenArgs const& lengths) {
   if (call.mask) check_lengths_with_mask(call, lengths);
 }
 
-// The longest of a number of sequences, of `total` rows or keys. Without a hint it is taken to be twice as long as their
-// mean, as of lengths that are equally likely up to the longest.
+// The longest of a number of sequences, of `total` rows or keys. Without a hint it is taken to be twice as long as
+// their mean, as of lengths that are equally likely up to the longest.
 int longest_length(std::optional<int64_t> hint, int total, int sequences) {
   int64_t const mean = (int64_t{total} + sequences - 1) / sequences;
   return static_cast<int>(std::clamp<int64_t>(hint.value_or(2 * mean), mean, total));

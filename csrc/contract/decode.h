@@ -38,8 +38,8 @@ constexpr int piece_tiles(int tiles, int tile_keys, int most) {
   return even > least ? even : least;
 }
 
-// The tiles of a range where ranges are rounded: at most a thirtieth more than needed, and a multiple of as large a power
-// of two as there is. So ranges tend to end where sequences and pieces do.
+// The tiles of a range where ranges are rounded: at most a thirtieth more than needed, and a multiple of as large a
+// power of two as there is. So ranges tend to end where sequences and pieces do.
 constexpr int rounded_range(int total, int bundles) {
   int const needed = (total + bundles - 1) / bundles, most = needed + needed / 30;
   int step = 1;

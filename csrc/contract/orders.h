@@ -12,9 +12,9 @@ struct LaunchOrder {
   bool last_first;        // deterministic: key tiles from last to first, row tiles from first to last
 };
 
-// The tasks of the sm90 backward up to head dim 128, and of 192/128. A task is a key tile and a share of dQ's conversion
-// to 16-bit rows. Task i has key tile i in the order of groups of interleaved heads, and share i - `dq_lag` in the same
-// order.
+// The tasks of the sm90 backward up to head dim 128, and of 192/128. A task is a key tile and a share of dQ's
+// conversion to 16-bit rows. Task i has key tile i in the order of groups of interleaved heads, and share i - `dq_lag`
+// in the same order.
 struct TaskOrder {
   int tiles;              // tasks_per_head * KV heads of all batches
   int tasks_per_head;     // per KV head: at least its key tiles, more where its row tiles need more shares

@@ -33,7 +33,7 @@ struct Band {
 };
 constexpr int kNoLimit = Band::kNoLimit;
 constexpr int kLargestHeadDim = 1024;
-constexpr int kMaxUnsplitHeadDim = 256;  // above it, the head dim is split: the kernels of sm80/forward/streamed and so on;
+constexpr int kMaxUnsplitHeadDim = 256;  // above it, the head dim is split: kernels of sm80/forward/streamed and so on;
                                          // the sm90 forward has its own limit, sm90::forward::rows::kMaxHeadDim
 constexpr int kMaxLength = 1'000'000'000;  // of rows and keys: row + kNoLimit + the rows of a tile still fits in an int
 
@@ -167,7 +167,7 @@ struct BwdParams {
                     // parts of split tiles in memory; see <arch>/backward/dq_in_memory/dq.cuh; null without dq_acc
   int* counters;    // [0]: the ticket from which CTAs draw tasks; [1 + h]: progress of KV head h (over all batches),
                     // see head_counter in sm90/backward/dq_in_memory/dq.cuh, or the DqQueue; null without dq_acc
-  int* dq_queue;    // sm90, sequences read at run time, (2, heads_q, row tiles): see sm90/backward/dq_in_memory/dq_queue.cuh
+  int* dq_queue;    // sm90, sequences read at run time, (2, heads_q, row tiles): see dq_in_memory/dq_queue.cuh
   int* drawn;       // sm80, deterministic, dense: (key tiles) the ticket that each CTA drew; else null
 
   Strides q_strides;

@@ -29,8 +29,8 @@ struct MatrixTensor {
 constexpr int kBlockEdge = 64;  // rows and columns of a block of GivenMask::blocks
 
 // The caller's. Row i sees column j if the band lets it, and first_row[n][j] <= i < row_limit[n][j] for an n, and the
-// matrix is true at (i, j), and the blocks at (i / 64, j / 64). The row of a packed call is that of the packed tensor. Any
-// values are allowed; an interval may be empty, and two may overlap.
+// matrix is true at (i, j), and the blocks at (i / 64, j / 64). The row of a packed call is that of the packed tensor.
+// Any values are allowed; an interval may be empty, and two may overlap.
 struct GivenMask {
   ColumnTensor first_row[kMaxIntervals];  // [1].data null: one interval
   ColumnTensor row_limit[kMaxIntervals];
@@ -46,8 +46,8 @@ struct RowInterval {
   int limit;
 };
 
-// What intervals cannot say: which of 64 rows, from a multiple of 64 on, see a column. Bit r is row r of them; those from
-// len_q on are 0. As many bytes as a RowInterval.
+// What intervals cannot say: which of 64 rows, from a multiple of 64 on, see a column. Bit r is row r of them; those
+// from len_q on are 0. As many bytes as a RowInterval.
 using RowBits = uint64_t;
 constexpr int kBitRows = 64;
 
@@ -67,11 +67,10 @@ struct TileBits {
   int lists;
 };
 
-// What kernels read, made on the device by masks/ before them: of each column either intervals or bits. The band, and the
-// sequences of a packed call, are in them: kernels that read a mask read no band, and take a packed call for one sequence
-// of all rows and keys. All
-// lists and intervals have the batches and heads that the caller's tensors have together; an index is taken by strides,
-// which are 0 where there is one.
+// What kernels read, made on the device by masks/ before them: of each column either intervals or bits. The band, and
+// the sequences of a packed call, are in them: kernels that read a mask read no band, and take a packed call for one
+// sequence of all rows and keys. All lists and intervals have the batches and heads that the caller's tensors have
+// together; an index is taken by strides, which are 0 where there is one.
 struct TileMask {
   // (intervals per column, batches, heads, columns): columns are a whole number of key tiles, those from len_k on have
   // empty intervals. The two of a column are in order and do not touch; where there is only one, it is the first. Each
@@ -92,7 +91,7 @@ struct TileMask {
   int64_t row_list_head_stride;   // by KV head
   int64_t key_list_batch_stride;  // of of_keys
   int64_t key_list_head_stride;
-  int const* row_order;           // (batches, heads, row tiles): those that visit the most key tiles first; null: unknown
+  int const* row_order;           // (batches, heads, row tiles): those with the most key tiles first; null: unknown
   int64_t row_order_batch_stride;
   int64_t row_order_head_stride;
 };

@@ -56,39 +56,17 @@ CUTE_DEVICE float dot(uint4 const& a, uint4 const& b) {
   return sum;
 }
 
-// The rows of this CTA's tile.
+// The rows of this CTA's tile, of a dense batch.
 struct RowTileRows {
   int head;
   int first;           // in its sequence
-  int used;            // rows of the sequence; negative: the CTA has no tile
+  int used;            // rows of the sequence
   int64_t statistic;   // index of the sequence's row 0 among those of the LSE
   int64_t out_offset;  // of the sequence's row 0
   int64_t dout_offset;
-  // Only where sequences are read at run time:
-  int all;  // rows of the sequence in dq
-  int blind;  // rows before it that see no key
-  int64_t dq_offset;
-  bool has_key_tiles;
-};
 
-template <int kBlockM, bool kSequences>
-CUTE_DEVICE RowTileRows find_rows(BwdParams const& params) {
-  if constexpr (kSequences) {
-    ListedRowTile const tile = listed_row_tile(params, blockIdx.x);
-    if (!tile.exists) return {.used = -1};
-    SequenceRecord const record = params.tiles.records[tile.index];
-    int const first_row = record.sequence.first_row;
-    return {.head = tile.head,
-            .first = tile.m_block * kBlockM,
-            .used = record.sequence.len_q,
-            .statistic = statistic_index(params, tile.index, tile.head, record.sequence, 0),
-            .out_offset = sequence_offset(params, params.out_strides, tile.index, first_row, tile.head),
-            .dout_offset = sequence_offset(params, params.dout_strides, tile.index, first_row, tile.head),
-            .all = record.sequence.rows,
-            .blind = record.blind_rows,
-            .dq_offset = sequence_offset(params, params.dq_strides, tile.index, first_row, tile.head),
-            .has_key_tiles = has_key_tiles(record)};
-  } else {
+  template <int kBlockM>
+  CUTE_DEVICE static RowTileRows find(BwdParams const& params) {
     int64_t const batch_head = blockIdx.x / params.m_blocks;
     int64_t const batch = batch_head / params.heads_q, head = batch_head % params.heads_q;
     return {.head = static_cast<int>(head),
@@ -98,7 +76,36 @@ CUTE_DEVICE RowTileRows find_rows(BwdParams const& params) {
             .out_offset = batch * params.out_strides.batch + head * params.out_strides.head,
             .dout_offset = batch * params.dout_strides.batch + head * params.dout_strides.head};
   }
-}
+};
+
+// Of a sequence that is read at run time. `used` is negative where the CTA has no tile.
+struct SequenceRows : RowTileRows {
+  int all;    // rows of the sequence in dq
+  int blind;  // rows before it that see no key
+  int64_t dq_offset;
+  bool has_key_tiles;
+
+  template <int kBlockM>
+  CUTE_DEVICE static SequenceRows find(BwdParams const& params) {
+    SequenceRows rows{};
+    rows.used = -1;
+    ListedRowTile const tile = listed_row_tile(params, blockIdx.x);
+    if (!tile.exists) return rows;
+    SequenceRecord const record = params.tiles.records[tile.index];
+    int const first_row = record.sequence.first_row;
+    rows.head = tile.head;
+    rows.first = tile.m_block * kBlockM;
+    rows.used = record.sequence.len_q;
+    rows.statistic = statistic_index(params, tile.index, tile.head, record.sequence, 0);
+    rows.out_offset = sequence_offset(params, params.out_strides, tile.index, first_row, tile.head);
+    rows.dout_offset = sequence_offset(params, params.dout_strides, tile.index, first_row, tile.head);
+    rows.all = record.sequence.rows;
+    rows.blind = record.blind_rows;
+    rows.dq_offset = sequence_offset(params, params.dq_strides, tile.index, first_row, tile.head);
+    rows.has_key_tiles = flash_cute::has_key_tiles(record);
+    return rows;
+  }
+};
 
 // exp(sink - LSE). Where the keys' share of the row is below exp(-69), their weights are 0 to float32 in any case.
 CUTE_DEVICE float relative_sink(float sink_log2, float lse_log2) {
@@ -162,7 +169,7 @@ CUTE_DEVICE void store_scaled_dout(BwdParams const& params, int64_t row, int col
 
 // Zeroes the rows [begin, end) of dQ, counted from the sequence's first row.
 template <class Element>
-CUTE_DEVICE void zero_rows(BwdParams const& params, RowTileRows const& rows, int begin, int end) {
+CUTE_DEVICE void zero_rows(BwdParams const& params, SequenceRows const& rows, int begin, int end) {
   int const vectors = params.head_dim / kVector;
   auto* const dq = static_cast<Element*>(params.dq) + rows.dq_offset;
   for (int64_t i = threadIdx.x; i < int64_t{end - begin} * vectors; i += kThreads) {
@@ -173,18 +180,50 @@ CUTE_DEVICE void zero_rows(BwdParams const& params, RowTileRows const& rows, int
 
 // The part of this CTA, one of those of the sequence and head, of the rows before the sequence that see no key.
 template <class Element, int kBlockM>
-CUTE_DEVICE void zero_blind_rows(BwdParams const& params, RowTileRows const& rows) {
+CUTE_DEVICE void zero_blind_rows(BwdParams const& params, SequenceRows const& rows) {
   int64_t const tiles = ceil_div(rows.all, kBlockM), tile = rows.first / kBlockM;
   zero_rows<Element>(params, rows, static_cast<int>(rows.blind * tile / tiles) - rows.blind,
                      static_cast<int>(rows.blind * (tile + 1) / tiles) - rows.blind);
 }
 
-// Prepares the sums of this CTA's row tile, where sequences are read at run time. If its sequence has no key tile, its
-// rows of dQ are 0.
+// Prepares the sums of this CTA's row tile. If its sequence has no key tile, its rows of dQ are 0.
 template <class Element, int kBlockM>
-CUTE_DEVICE void prepare_sums(BwdParams const& params, RowTileRows const& rows) {
+CUTE_DEVICE void prepare_sums(BwdParams const& params, SequenceRows const& rows) {
   if (threadIdx.x == 0) params.semaphores[blockIdx.x] = 0;
   if (!rows.has_key_tiles) zero_rows<Element>(params, rows, rows.first, min(rows.first + kBlockM, rows.all));
+}
+
+// What comes before the statistics. Returns whether the CTA has a tile.
+template <class Element, int kBlockM>
+CUTE_DEVICE bool begin_tile(BwdParams const&, RowTileRows const&) {
+  return true;
+}
+template <class Element, int kBlockM>
+CUTE_DEVICE bool begin_tile(BwdParams const& params, SequenceRows const& rows) {
+  // The queue's slots, and its counts of key tiles, are as many as there might be tiles.
+  if (threadIdx.x < 2 && params.dq_queue != nullptr) params.dq_queue[threadIdx.x * gridDim.x + blockIdx.x] = 0;
+  if (rows.used < 0) {  // there are fewer tiles than the host has to expect
+    if (params.sink_parts != nullptr && threadIdx.x == 0) params.sink_parts[blockIdx.x] = 0.f;
+    return false;
+  }
+  if (rows.blind > 0) zero_blind_rows<Element, kBlockM>(params, rows);
+  if (params.dq_queue != nullptr) prepare_sums<Element, kBlockM>(params, rows);
+  return true;
+}
+
+// Clears what the main kernel counts in.
+template <bool kClearSums>
+CUTE_DEVICE void clear_counters(BwdParams const& params, RowTileRows const& rows) {
+  if (params.semaphores == nullptr || threadIdx.x > 0) return;
+  params.semaphores[blockIdx.x] = 0;
+  if (blockIdx.x == 0) params.counters[0] = 0;
+  if (rows.first == 0) params.counters[1 + blockIdx.x / params.m_blocks] = 0;
+}
+// The counters are those of DqQueue, which are 0 already. Without sums in memory prepare_sums has cleared the
+// semaphore.
+template <bool kClearSums>
+CUTE_DEVICE void clear_counters(BwdParams const& params, SequenceRows const&) {
+  if (kClearSums && params.semaphores != nullptr && threadIdx.x == 0) params.semaphores[blockIdx.x] = 0;
 }
 
 // Sums the threads' values into the CTA's part of a sink's gradient, in a fixed order.
@@ -210,19 +249,9 @@ __global__ void __launch_bounds__(preprocess::kThreads)
   constexpr int kThreadsPerRow = threads_per_row(kHeadDim);
   constexpr int kRowsAtOnce = kThreads / kThreadsPerRow;
   static_assert(kBlockM % kRowsAtOnce == 0 && kThreadsPerRow <= 32);
-  RowTileRows const rows = find_rows<kBlockM, kSequences>(params);
-  // The queue's slots, and its counts of key tiles, are as many as there might be tiles.
-  if (kSequences && threadIdx.x < 2 && params.dq_queue != nullptr) {
-    params.dq_queue[threadIdx.x * gridDim.x + blockIdx.x] = 0;
-  }
-  if (kSequences && rows.used < 0) {  // there are fewer tiles than the host has to expect
-    if (params.sink_parts != nullptr && threadIdx.x == 0) params.sink_parts[blockIdx.x] = 0.f;
-    return;
-  }
-  if constexpr (kSequences) {
-    if (rows.blind > 0) zero_blind_rows<Element, kBlockM>(params, rows);
-    if (params.dq_queue != nullptr) prepare_sums<Element, kBlockM>(params, rows);
-  }
+  using Rows = std::conditional_t<kSequences, SequenceRows, RowTileRows>;
+  Rows const rows = Rows::template find<kBlockM>(params);
+  if (!begin_tile<Element, kBlockM>(params, rows)) return;
   int const column = threadIdx.x % kThreadsPerRow * kVector;
   auto const* const out = static_cast<Element const*>(params.out) + rows.out_offset + column;
   auto const* const dout = static_cast<Element const*>(params.dout) + rows.dout_offset + column;
@@ -262,8 +291,6 @@ __global__ void __launch_bounds__(preprocess::kThreads)
       store_scaled_dout<Element>(params, rows.statistic + row, column, d[i], dout_scale(params, rows, row, sink_log2));
     }
   }
-  if constexpr (kSequences && !kClearSums) return;
-
   if constexpr (kClearSums) {
     static_assert(kBlockM * kHeadDim % (4 * kThreads) == 0);
     auto* const sums = reinterpret_cast<float4*>(params.dq_acc + int64_t{blockIdx.x} * kBlockM * kHeadDim);
@@ -272,13 +299,7 @@ __global__ void __launch_bounds__(preprocess::kThreads)
       sums[i * kThreads + threadIdx.x] = make_float4(0.f, 0.f, 0.f, 0.f);
     }
   }
-  if (params.semaphores != nullptr && threadIdx.x == 0) {
-    params.semaphores[blockIdx.x] = 0;
-    if constexpr (!kSequences) {  // else the counters are those of DqQueue, which are 0 already
-      if (blockIdx.x == 0) params.counters[0] = 0;
-      if (rows.first == 0) params.counters[1 + blockIdx.x / params.m_blocks] = 0;
-    }
-  }
+  clear_counters<kClearSums>(params, rows);
 }
 
 // The gradient of a head's sink, from the parts of its row tiles in a fixed order. One CTA per query head.
@@ -318,8 +339,8 @@ inline BwdParams with_scaled_dout(BwdParams params) {
   return params;
 }
 
-// After the preprocess. `sequences`: the main kernel reads sequences at run time. Of a call in parts, each adds up those
-// up to its own: the last one leaves the gradient.
+// After the preprocess. `sequences`: the main kernel reads sequences at run time. Of a call in parts, each adds up
+// those up to its own: the last one leaves the gradient.
 template <class Element>
 cudaError_t launch_bwd_sinks(BwdParams params, bool sequences, cudaStream_t stream) {
   if (params.sinks.data == nullptr) return cudaSuccess;

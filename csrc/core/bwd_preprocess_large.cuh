@@ -13,9 +13,8 @@ __global__ void __launch_bounds__(preprocess::kThreads)
   using namespace preprocess;
   constexpr int kWarps = kThreads / 32, kStep = 32 * kVector;
   constexpr int kSteps = kLargestHeadDim / kStep;
-  constexpr bool kSequences = true;
   static_assert(kBlockM % kWarps == 0 && kLargestHeadDim % kStep == 0);
-  RowTileRows const rows = find_rows<kBlockM, kSequences>(params);
+  SequenceRows const rows = SequenceRows::find<kBlockM>(params);
   if (rows.used < 0) {  // there are fewer tiles than the host has to expect
     if (params.sink_parts != nullptr && threadIdx.x == 0) params.sink_parts[blockIdx.x] = 0.f;
     return;

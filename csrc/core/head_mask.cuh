@@ -60,8 +60,8 @@ CUTE_DEVICE TileRange listed_range(uint32_t const* list, int words, int numbers)
   return {begin, begin, begin, last / numbers + 1};
 }
 
-// Which of a thread's scores the mask lets through, as bits. Found before the scores, it needs one register beside them.
-// `column_mode`: of the coordinates, 1, or of a transposed tile 0.
+// Which of a thread's scores the mask lets through, as bits. Found before the scores, it needs one register beside
+// them. `column_mode`: of the coordinates, 1, or of a transposed tile 0.
 template <int column_mode, class Coords>
 CUTE_DEVICE uint32_t seen_bits(Coords const& tScS,  // (rows, columns) -> (row, column), or transposed
                                HeadMask const& mask, int tile_row, int tile_column) {

@@ -74,8 +74,8 @@ CUTE_DEVICE RowInterval read_interval(RowInterval const* interval) {
   return {ends.x, ends.y};
 }
 
-// The same for a transposed tile, whose scores are (columns, rows), by bits as in apply_mask_transposed. `intervals`: in
-// global memory.
+// The same for a transposed tile, whose scores are (columns, rows), by bits as in apply_mask_transposed. `intervals`:
+// in global memory.
 template <class Scores, class Coords, class Coords0>
 CUTE_DEVICE void apply_interval_mask_transposed(Scores& scores,     // (columns, rows)
                                                 Coords const& tScS,  // (columns, rows) -> (column, row)

@@ -1,5 +1,5 @@
-// Where the results of a forward's tile are. Lengths and mask of a dense batch are the parameters themselves; those of a
-// sequence that is read at run time are a Sequence, which also says where its rows and keys begin.
+// Where the results of a forward's tile are. Lengths and mask of a dense batch are the parameters themselves; those of
+// a sequence that is read at run time are a Sequence, which also says where its rows and keys begin.
 #pragma once
 
 #include "sequence.cuh"

@@ -45,7 +45,8 @@ CUTE_DEVICE int exclusive_max(int x) {
   return result;
 }
 
-// The largest offsets of the sequences of the threads before this one, each of which has [begin, end). By the whole CTA.
+// The largest offsets of the sequences of the threads before this one, each of which has [begin, end). By the whole
+// CTA.
 template <class Params>
 CUTE_DEVICE Floors floors_before(Params const& params, int begin, int end) {
   Floors own{0, 0};

@@ -204,8 +204,8 @@ struct OnlineSoftmax {
     return sum[i] == 0.f ? -INFINITY : (max_log2(i) + log2_approx(sum[i])) * kLn2;
   }
 
-  // What the scores of a row with this offset, or with this maximum times scale_log2, are multiplied by. The power of two
-  // is not below scale_log2, so that offsets grow with the maximum also where that passes kFused.
+  // What the scores of a row with this offset, or with this maximum times scale_log2, are multiplied by. The power of
+  // two is not below scale_log2, so that offsets grow with the maximum also where that passes kFused.
   CUTE_DEVICE float row_scale(float row_offset) const {
     return fabsf(row_offset) > kFused ? power() : scale_log2;
   }

@@ -1,5 +1,5 @@
-// The rows that see a column: the caller's intervals, clamped, ANDed with the band, sorted and merged; and the row units
-// that these touch or cover.
+// The rows that see a column: the caller's intervals, clamped, ANDed with the band, sorted and merged; and the row
+// units that these touch or cover.
 #pragma once
 
 #include <cute/config.hpp>
@@ -18,7 +18,9 @@ CUTE_HOST_DEVICE RowInterval both(RowInterval const& a, RowInterval const& b) {
 
 // [first, limit) of a length, of 64-bit ends.
 CUTE_HOST_DEVICE RowInterval clamped(int64_t first, int64_t limit, int length) {
-  auto const clamp = [&](int64_t row) { return static_cast<int>(cute::max(int64_t{0}, cute::min(row, int64_t{length}))); };
+  auto const clamp = [&](int64_t row) {
+    return static_cast<int>(cute::max(int64_t{0}, cute::min(row, int64_t{length})));
+  };
   return {clamp(first), clamp(limit)};
 }
 

@@ -1,9 +1,10 @@
 // Makes a TileMask of a caller's mask, in one launch, by writes alone: same inputs, same bits, and nothing to be zeroed
 // before.
 //
-// A CTA has 32 key tiles, a word of each row unit's list, and a range of row units. A warp has a key tile, and a lane up
-// to four of its columns, of which it holds the units that the intervals touch and cover. Word by word of the key tile's
-// list a warp ORs what its columns touch, and ANDs what they cover. The 32 warps' words are then transposed, by ballots.
+// A CTA has 32 key tiles, a word of each row unit's list, and a range of row units. A warp has a key tile, and a lane
+// up to four of its columns, of which it holds the units that the intervals touch and cover. Word by word of the key
+// tile's list a warp ORs what its columns touch, and ANDs what they cover. The 32 warps' words are then transposed, by
+// ballots.
 #pragma once
 
 #include <algorithm>

@@ -27,14 +27,14 @@ struct Gpu {
 // Which kernel runs: what a caller or a tuning asks for, where -1 leaves it to the plan; and what the plan has chosen.
 struct Choice {
   Backend backend = Backend::kAuto;
-  int entry = -1;  // row of the backend's tile tables: of sm80 the chip, see sm80/common/chip.h, sm90/forward/rows/tile.h
+  int entry = -1;  // row of the family's tile table, see sm90/forward/rows/tile.h; of sm80 the chip, sm80/common/chip.h
   int split = -1;  // 0: split no tile, 1: split those of the last wave wherever that is possible
 
   constexpr bool is_open() const { return backend == Backend::kAuto && entry < 0 && split < 0; }
 };
 
-// The input of the plan. Of a packed call batch is the number of sequences, len_q and len_k are the rows and keys of all
-// of them.
+// The input of the plan. Of a packed call batch is the number of sequences, len_q and len_k are the rows and keys of
+// all of them.
 struct Problem {
   int batch;
   int heads_q;

@@ -1,6 +1,6 @@
-// What a kernel takes on a Hopper GPU, predicted from its tiles: where kernels compete for a call, the plan takes the one
-// with the least time. docs/tuning.md has how near the predictions are to measured times, and the choices to the best
-// ones.
+// What a kernel takes on a Hopper GPU, predicted from its tiles: where kernels compete for a call, the plan takes the
+// one with the least time. docs/tuning.md has how near the predictions are to measured times, and the choices to the
+// best ones.
 //
 // The model: a kernel takes its launch, and then the larger of
 //
@@ -13,9 +13,9 @@
 //   tile = fixed + per_row * rows * head_dim / 128^2 + steps * GEMM flops of a step / rate of a multiprocessor
 //
 // The constants, here and in the families' time.h, come from least-squares fits to the logarithm of the times of every
-// tile on random shapes (runs of bench/choices.py on an H200): those of dense calls from 364 forwards and 360 backwards,
-// those that packed calls add from 200 forwards and 120 backwards of up to 128 short sequences. docs/trials/tuning.md
-// has how they were found. Times are in microseconds.
+// tile on random shapes (runs of bench/choices.py on an H200): those of dense calls from 364 forwards and 360
+// backwards, those that packed calls add from 200 forwards and 120 backwards of up to 128 short sequences.
+// docs/trials/tuning.md has how they were found. Times are in microseconds.
 #pragma once
 
 #include <algorithm>

@@ -7,8 +7,8 @@
 namespace flash_cute::time_model {
 
 // The sequences as the predictions see them. Of packed ones the host knows the totals, and from the hints the longest
-// lengths: one sequence is taken to have these, and the others to share the rest equally; where that is more than a tile
-// of rows, and the longest one is far longer still, half of them.
+// lengths: one sequence is taken to have these, and the others to share the rest equally; where that is more than a
+// tile of rows, and the longest one is far longer still, half of them.
 inline std::array<EqualSequences, 2> sequences_of(Problem const& problem) {
   if (!problem.packed) return {{{problem.batch, problem.len_q, problem.len_k}}};
   if (problem.batch == 0) return {};

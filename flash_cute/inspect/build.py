@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 
 from .. import report
-from .tools import InspectError, Tools, find_tools
+from .tools import InspectError, Tools, default_csrc, find_tools
 
 try:
     import fcntl
@@ -100,14 +100,6 @@ class Group:
 
 
 BAND = "band"
-
-
-def default_csrc() -> Path:
-    """The headers: in a wheel beside this package, in a checkout at its root."""
-    for folder in (MODULE.parents[1] / "csrc", MODULE.parents[2] / "csrc"):
-        if (folder / "contract/params.h").exists():
-            return folder
-    raise InspectError("csrc/'s headers were not found beside the package; reinstall flash_cute.")
 
 
 def default_head_dims() -> tuple[int, ...]:

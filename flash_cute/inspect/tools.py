@@ -6,18 +6,16 @@ import functools
 import importlib.util
 import os
 import shutil
-import subprocess
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["InspectError", "Tools", "find_cutlass", "find_cxx", "find_tools"]
+from .._toolchain import ToolchainError, find_csrc, find_cutlass, find_cxx, package_folders
 
-PACKAGE = Path(__file__).resolve().parents[1]
-MIN_GXX = 11
+__all__ = ["InspectError", "Tools", "default_csrc", "find_tools"]
 
 
-class InspectError(RuntimeError):
+class InspectError(ToolchainError):
     """A sentence that says what `flash_cute.inspect` lacks, and how to get it."""
 
 
@@ -30,9 +28,20 @@ class Tools:
     versions: tuple[str, ...]  # what the modules depend on beside their sources
 
 
+def default_csrc() -> Path:
+    """The sources of this package."""
+    try:
+        return find_csrc()
+    except ToolchainError as error:
+        raise InspectError(str(error)) from None
+
+
 @functools.cache
 def find_tools() -> Tools:
-    cxx, cxx_version = find_cxx()
+    try:
+        cxx, cxx_version = find_cxx()
+    except ToolchainError as error:
+        raise InspectError(f"flash_cute.inspect compiles the kernels' traits: {error}") from None
     missing = []
     cutlass = find_cutlass()
     if cutlass is None:
@@ -57,24 +66,8 @@ def find_tools() -> Tools:
     return Tools(cxx, _find_ninja(), "clang" not in cxx_version, includes, versions)
 
 
-def find_cxx() -> tuple[str, str]:
-    named = os.environ.get("CXX", "g++")
-    path = shutil.which(named)
-    if path is None:
-        raise InspectError(
-            f"flash_cute.inspect compiles the kernels' traits, and there is no C++ compiler: {named!r} is not on"
-            " PATH; install g++ (Debian: apt install g++) or set CXX."
-        )
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    number = subprocess.run([path, "-dumpversion"], capture_output=True, text=True, check=False).stdout
-    major = int(number.split(".")[0]) if number[:1].isdigit() else 0
-    if "clang" not in version and major < MIN_GXX:
-        raise InspectError(f"{path} is version {number.strip()}, and C++20 needs g++ {MIN_GXX} or later; set CXX.")
-    return path, version
-
-
 def _find_ninja() -> str:
-    for folder in _package_folders("ninja"):
+    for folder in package_folders("ninja"):
         for candidate in (folder / "data/bin/ninja", folder.parents[3] / "bin/ninja"):
             if candidate.exists():
                 return str(candidate)
@@ -84,19 +77,11 @@ def _find_ninja() -> str:
     return path
 
 
-def find_cutlass() -> Path | None:
-    named = os.environ.get("CUTLASS_DIR")
-    folders = [Path(named) / "include"] if named else []
-    folders += [PACKAGE.parent / "third_party/cutlass/include"]
-    folders += [folder / "source/include" for folder in _package_folders("cutlass_library")]
-    return next((folder for folder in folders if (folder / "cute/tensor.hpp").exists()), None)
-
-
 def _find_cuda() -> tuple[Path, ...] | None:
     """Include folders with the runtime's, the compiler's (crt) and libcu++'s headers."""
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
     folders = [Path(home) / "include" for home in homes if home]
-    folders += [home / "include" for folder in _package_folders("nvidia") for home in sorted(folder.glob("cu*"))]
+    folders += [home / "include" for folder in package_folders("nvidia") for home in sorted(folder.glob("cu*"))]
     folders += [Path("/usr/local/cuda/include")]
     for folder in folders:
         if not ((folder / "cuda_runtime_api.h").exists() and (folder / "crt/host_defines.h").exists()):
@@ -105,9 +90,3 @@ def _find_cuda() -> tuple[Path, ...] | None:
             if (cccl / "cuda/std/utility").exists():
                 return (folder, cccl)
     return None
-
-
-def _package_folders(name: str) -> list[Path]:
-    """A package's folders, without importing it."""
-    spec = importlib.util.find_spec(name)
-    return [Path(folder) for folder in spec.submodule_search_locations or []] if spec else []

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from ..inspect.build import InspectError
-from ..inspect.tables import CHIPS
-from . import _library, facts, measure
+from .._chips import CHIPS
+from .._toolchain import ToolchainError
+from . import _library, measure
 from ._compile import HEAD_DIMS
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.list or not torch.cuda.is_available():
             return _list(options)
         return _measure(options)
-    except (_library.SchedulesError, InspectError, ValueError, OSError) as error:
+    except (ToolchainError, ValueError, OSError) as error:
         print(f"flash_cute.schedules: {error}", file=sys.stderr)
         return 2
 
@@ -104,7 +104,9 @@ def _peers(text: str) -> tuple[str, ...]:
 
 
 def _list(options: argparse.Namespace) -> int:
-    """Of the kernels that the head dims run in."""
+    """Of the kernels that the head dims run in. Only this needs flash_cute.inspect, which is loaded here."""
+    from . import facts
+
     held = sorted({min(d for d in HEAD_DIMS if d >= wanted) for wanted in options.D})
     chip = next(chip for chip in CHIPS if chip.name == options.chip)
     table = [row for row in facts.facts(held, chip) if row["schedule"] in options.schedules]
@@ -120,6 +122,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _draw(options: argparse.Namespace, head_dims: Sequence[int]) -> None:
+    from . import facts
     from .picture import family_picture
 
     for head_dim in head_dims:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import _built
-from ..inspect import build as inspect_build
-from ..inspect.tools import InspectError, find_cutlass, find_cxx
+from .._toolchain import ToolchainError, find_csrc, find_cutlass, find_cxx
 from . import _compile
 
 try:
@@ -29,7 +28,7 @@ except ImportError:  # no POSIX: two processes that build at once compile twice
 GIB_PER_JOB = 4
 
 
-class SchedulesError(RuntimeError):
+class SchedulesError(ToolchainError):
     """A sentence that says what the schedules' library lacks, and how to get it."""
 
 
@@ -105,10 +104,10 @@ def _cached(csrc: Path, tools: _compile.Toolchain, gencode: str) -> Path:
 def _toolchain() -> tuple[Path, _compile.Toolchain, str]:
     """The sources, what compiles them, and for which GPU: this machine's, else sm_80."""
     try:
-        csrc = inspect_build.default_csrc()
+        csrc = find_csrc()
         cxx, _ = find_cxx()
-    except InspectError as error:
-        raise SchedulesError(str(error).replace("flash_cute.inspect", "flash_cute.schedules")) from None
+    except ToolchainError as error:
+        raise SchedulesError(f"flash_cute.schedules compiles its kernels on first use: {error}") from None
     nvcc, cutlass = _compile.find_nvcc(), find_cutlass()
     cudart = nvcc and _compile.find_cudart(nvcc.parent.parent)
     if nvcc is None or cutlass is None or cudart is None:

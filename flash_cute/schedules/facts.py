@@ -11,10 +11,10 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .._chips import CHIPS, Chip
 from ..inspect import build
 from ..inspect.banks import accesses, conflicts
 from ..inspect.kernels import Kernel, of_units
-from ..inspect.tables import CHIPS, Chip
 from . import _library
 from ._compile import HEAD_DIMS
 

@@ -97,7 +97,7 @@ def test_packed_calls_of_equal_lengths(head_dim: int) -> None:
 
 @needs_both
 def test_tiles_of_sm90() -> None:
-    """Rows that fill no wide tile, few rows beside many keys, and the wait that each head dim is faster with."""
+    """Rows that fill no tile of 192, few rows beside many keys, and the wait that each head dim is faster with."""
 
     def tile(*arguments: Any, **options: Any) -> tuple[int, bool]:
         given = explained(*arguments, **options, backend="sm90")

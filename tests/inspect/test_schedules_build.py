@@ -6,6 +6,7 @@ import csv
 import importlib
 import re
 import stat
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,6 +68,21 @@ def test_wrong_flags(arguments: Sequence[str], message: str, capsys: pytest.Capt
     with pytest.raises(SystemExit) as left:
         command.main(arguments)
     assert left.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_running_them_needs_no_inspector() -> None:
+    """Its packages are those of another extra."""
+    modules = "flash_cute.schedules, flash_cute.schedules.__main__, flash_cute.schedules.measure"
+    code = f"import sys, {modules}; print([name for name in sys.modules if name.startswith('flash_cute.inspect')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_no_cxx_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_library, "installed", lambda: None)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(schedules.SchedulesError, match=r"schedules compiles .*no C\+\+ compiler: 'no-such-compiler'"):
+        schedules.library()
 
 
 def test_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

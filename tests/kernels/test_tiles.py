@@ -16,8 +16,9 @@ from flash_cute.report import built_architectures
 
 pytestmark = pytest.mark.kernel
 
-# Of csrc/sm80/chip.h, with the shared memory that a CTA of such a chip may have, and csrc/sm90/forward/rows/tile.h.
+# Of csrc/sm80/common/chip.h, with the shared memory that a CTA of such a chip may have.
 CHIPS = {"a100": 163 << 10, "99kb": 99 << 10, "h100": 227 << 10}
+# Of csrc/sm90/forward/rows/tile.h, with their rows.
 TILES = {"rows256": 256, "rows192": 192, "rows192_late": 192, "rows128": 128, "rows128_late": 128, "rows64": 64}
 
 BANDS: tuple[tuple[Causal, Window], ...] = ((False, (None, None)), (True, (None, None)), ("top_left", (70, 20)))

@@ -330,7 +330,8 @@ struct Call {
         int64_t const of_unit = (pair * plan.row_units + unit) * plan.key_words() + tile / 32;
         int64_t const of_tile = (pair * plan.key_tiles + tile) * plan.row_words() + unit / 32;
         bool const exists = unit < plan.row_units;
-        expect(is_set(keys_visited, of_tile, unit) == (exists && is_set(rows_visited, of_unit, tile)), "visited, of keys");
+        expect(is_set(keys_visited, of_tile, unit) == (exists && is_set(rows_visited, of_unit, tile)),
+               "visited, of keys");
         expect(is_set(keys_whole, of_tile, unit) == (exists && is_set(rows_whole, of_unit, tile)), "whole, of keys");
       }
     }
@@ -374,6 +375,7 @@ int main(int, char** argv) {
     call.run();
     call.check();
   }
-  std::printf("%d masks, %lld checks, %lld wrong\n", number, static_cast<long long>(checks), static_cast<long long>(wrong));
+  std::printf("%d masks, %lld checks, %lld wrong\n", number, static_cast<long long>(checks),
+              static_cast<long long>(wrong));
   return wrong != 0;
 }

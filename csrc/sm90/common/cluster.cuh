@@ -37,9 +37,9 @@ CUTE_DEVICE void arrive_in_cta(uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// For a barrier whose waiters overwrite what has been read. Waits for nothing: WGMMAs that read it must have been waited
-// for, and what was loaded must have been used, since a load may take longer than the other CTA's answer. (Among TMA
-// loads the MEMBAR.GPU of arrive_in_cta takes thousands of clocks.)
+// For a barrier whose waiters overwrite what has been read. Waits for nothing: WGMMAs that read it must have been
+// waited for, and what was loaded must have been used, since a load may take longer than the other CTA's answer. (Among
+// TMA loads the MEMBAR.GPU of arrive_in_cta takes thousands of clocks.)
 CUTE_DEVICE void release_in_cta(uint32_t barrier) {
   jitter();
   asm volatile("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");

@@ -39,9 +39,9 @@ cudaError_t launch(void (*kernel)(Args), Launch const& shape, Args const& args, 
   return cudaLaunchKernelEx(&config, kernel, args);
 }
 
-// Zeroes `bytes` at `memory`, a multiple of 4, and launches the kernel, which calls wait_for_kernel_before first of all.
-// In a CUDA graph a kernel zeroes, beside whose end the other one starts: with a memset the GPU takes about 1 us more.
-// Outside of one the GPU takes as long with either, and the host 1 to 3 us less with a memset.
+// Zeroes `bytes` at `memory`, a multiple of 4, and launches the kernel, which calls wait_for_kernel_before first of
+// all. In a CUDA graph a kernel zeroes, beside whose end the other one starts: with a memset the GPU takes about 1 us
+// more. Outside of one the GPU takes as long with either, and the host 1 to 3 us less with a memset.
 template <class Args>
 cudaError_t zero_and_launch(void* memory, int64_t bytes, void (*kernel)(Args), Launch shape, Args const& args,
                             cudaStream_t stream) {

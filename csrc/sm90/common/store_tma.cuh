@@ -30,8 +30,8 @@ CUTE_DEVICE void stage_rows(Element* buffer, int thread,
   copy(Store{}, tXrX, tXsX);
 }
 
-// Stores such a tile: rows [row, row + rows) of one head of a map (column, row, head, batch). What is outside the tensor
-// is not written.
+// Stores such a tile: rows [row, row + rows) of one head of a map (column, row, head, batch). What is outside the
+// tensor is not written.
 template <class Columns>
 CUTE_DEVICE void store_tile(CUtensorMap const& map, typename Columns::Element const* smem, int rows, int row, int head,
                             int batch) {

@@ -39,8 +39,8 @@ struct Box {
   int columns;
 };
 
-// Encodes a map whose sizes and byte pitches are given, first those of a column. `promotion`: the bytes that L2 reads of
-// memory at once.
+// Encodes a map whose sizes and byte pitches are given, first those of a column. `promotion`: the bytes that L2 reads
+// of memory at once.
 template <class Element, int kRank>
 cudaError_t encode_map(CUtensorMap* map, void const* data, std::array<uint64_t, kRank> const& sizes,
                        std::array<uint64_t, kRank - 1> const& pitches, Box box,

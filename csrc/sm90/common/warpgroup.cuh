@@ -38,8 +38,8 @@ CUTE_DEVICE void lower_max_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Whether `value` is true in any thread of the warpgroup. All its warps wait for each other, at named barrier `barrier`,
-// which only they use.
+// Whether `value` is true in any thread of the warpgroup. All its warps wait for each other, at named barrier
+// `barrier`, which only they use.
 CUTE_DEVICE bool any_in_warpgroup(bool value, int barrier) {
   int any;
   asm volatile(

@@ -76,13 +76,14 @@ bool is_ordered(TileRange const& range) {
   return ordered && (range.whole_begin < range.whole_end || range.whole_begin == range.begin);
 }
 
-// One tile of rows and one of keys: visited where it is seen, and unmasked only where it is seen wholly; and no more work
-// than that, but in the tiles of which `may_waste` is said.
+// One tile of rows and one of keys: visited where it is seen, and unmasked only where it is seen wholly; and no more
+// work than that, but in the tiles of which `may_waste` is said.
 void expect_pair(Findings& found, Definition const& mask, TileRange const& range, int tile, bool any, bool whole,
                  bool may_waste, std::string const& where) {
   bool const visited = range.begin <= tile && tile < range.end;
   found.expect(visited || !any, "a tile that is seen is not visited", mask, where);
-  found.expect(!visited || range.needs_mask(tile) || whole, "a tile that is not seen wholly goes unmasked", mask, where);
+  found.expect(!visited || range.needs_mask(tile) || whole, "a tile that is not seen wholly goes unmasked", mask,
+               where);
   found.expect(any || !visited || may_waste, "a tile that no row sees is visited", mask, where);
   found.expect(!visited || !whole || !range.needs_mask(tile), "a tile that is seen wholly is masked", mask, where);
 }
@@ -98,7 +99,9 @@ void check_tiles(Findings& found, Definition const& mask, std::vector<int> const
   auto const row = [](int m) { return int64_t{m} * kBlockM; };
   auto const column = [](int n) { return int64_t{n} * kBlockN; };
   std::string const sizes = std::to_string(kBlockM) + " x " + std::to_string(kBlockN);
-  auto const tiles = [&](int m, int n) { return "tile (" + std::to_string(m) + ", " + std::to_string(n) + ") of " + sizes; };
+  auto const tiles = [&](int m, int n) {
+    return "tile (" + std::to_string(m) + ", " + std::to_string(n) + ") of " + sizes;
+  };
   int64_t const key_tiles = (mask.len_k + kBlockN - 1) / kBlockN, row_tiles = (mask.len_q + kBlockM - 1) / kBlockM;
 
   for (int const m : m_blocks) {
@@ -115,7 +118,8 @@ void check_tiles(Findings& found, Definition const& mask, std::vector<int> const
       // Of all rows and columns of the tile, whatever the lengths.
       int64_t const offset = row(m) - column(n);
       bool const inside = offset + mask.band.upper >= kBlockN - 1 && offset + kBlockM - 1 + mask.band.lower <= 0;
-      found.expect(crosses_band<kBlockM, kBlockN>(fwd, int(offset)) != inside, "crosses_band is wrong", mask, tiles(m, n));
+      found.expect(crosses_band<kBlockM, kBlockN>(fwd, int(offset)) != inside, "crosses_band is wrong", mask,
+                   tiles(m, n));
     }
   }
   if (mask.len_k == 0) return;  // no backward is launched
@@ -157,7 +161,8 @@ void check_every_tile(Findings& found, Definition const& mask) {
 // Lengths near the limits: of the tiles those about each other's edges.
 template <int kBlockM, int kBlockN>
 void check_some_tiles(Findings& found, Definition const& mask, std::mt19937& random) {
-  int const row_tiles = int((mask.len_q + kBlockM - 1) / kBlockM), key_tiles = int((mask.len_k + kBlockN - 1) / kBlockN);
+  int const row_tiles = int((mask.len_q + kBlockM - 1) / kBlockM);
+  int const key_tiles = int((mask.len_k + kBlockN - 1) / kBlockN);
   std::vector<int> m_blocks = {0, row_tiles - 1}, n_blocks = {0, key_tiles - 1};
   for (int i = 0; i < 4; ++i) {
     int const m = int(random() % unsigned(row_tiles)), n = int(random() % unsigned(key_tiles));
@@ -176,7 +181,9 @@ void check_some_tiles(Findings& found, Definition const& mask, std::mt19937& ran
 }
 
 Band random_band(std::mt19937& random, int64_t len_q, int64_t len_k) {
-  auto const between = [&](int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); };
+  auto const between = [&](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random);
+  };
   auto const edge = [&]() -> int {
     switch (random() % 4) {
       case 0: return int(between(-3, 3));
@@ -202,7 +209,9 @@ void check_bits(Findings& found) {
   std::string const name = std::to_string(kSize) + " elements of period " + std::to_string(kPeriod);
   std::vector<int> edges;
   for (int edge = -kPeriod - 3; edge <= kExtent + kPeriod + 3; ++edge) edges.push_back(edge);
-  for (int const far : {-2 * kNoLimit + 1, -kNoLimit, -kMaxLength, kMaxLength, kNoLimit, 2 * (kNoLimit - 1)}) edges.push_back(far);
+  for (int const far : {-2 * kNoLimit + 1, -kNoLimit, -kMaxLength, kMaxLength, kNoLimit, 2 * (kNoLimit - 1)}) {
+    edges.push_back(far);
+  }
   std::vector<int> below;
   for (int const edge : edges) {
     int count = 0;

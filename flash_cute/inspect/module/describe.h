@@ -128,7 +128,8 @@ struct ReadPartition<Layout<tuple<Thr, Val, Rest>, tuple<ThrStride, ValStride, R
 template <class Thr, class Thrs, class Val, class Rest, class ThrStride, class ThrsStride, class ValStride,
           class RestStride>
 struct ReadPartition<
-    Layout<tuple<tuple<Thr, Thrs>, tuple<Val, Rest>>, tuple<tuple<ThrStride, ThrsStride>, tuple<ValStride, RestStride>>>> {
+    Layout<tuple<tuple<Thr, Thrs>, tuple<Val, Rest>>,
+           tuple<tuple<ThrStride, ThrsStride>, tuple<ValStride, RestStride>>>> {
   static Partition read() {
     Partition part{{read_mode<Thr, ThrStride>()}, {read_mode<Val, ValStride>()}};
     std::vector<Mode> const threads = ReadModes<Thrs, ThrsStride>::read();

@@ -31,9 +31,9 @@ inline void append(Array& array, flash_cute::RowTileCoord const& tile, flash_cut
                                        range.whole_end, range.end});
 }
 
-// The mask of one tile, applied by every thread of `Mma` to its own scores, as the kernels do: in kCalls pieces of kRows
-// rows (of the warpgroups, or of a step's parts, or of a cluster's CTAs) times kColumnCalls pieces of kColumns keys; with
-// kTransposed the product's first mode is the keys.
+// The mask of one tile, applied by every thread of `Mma` to its own scores, as the kernels do: in kCalls pieces of
+// kRows rows (of the warpgroups, or of a step's parts, or of a cluster's CTAs) times kColumnCalls pieces of kColumns
+// keys; with kTransposed the product's first mode is the keys.
 template <class Params, bool kTransposed, class Mma, int kThreads, int kCalls, int kRows, int kColumns,
           int kColumnCalls = 1>
 Array masked(Problem const& problem, int m_block, int n_block) {

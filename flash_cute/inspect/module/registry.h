@@ -46,9 +46,9 @@ struct Kernel {
   std::map<std::string, int> shape;  // KernelShape's: what the plan tells `explain`
   std::map<std::string, int> facts;  // of the traits
   Details (*describe)();
-  // (7, tiles): m_block, head, batch, and of its range of key tiles begin, whole_begin, whole_end and end, in the launch's
-  // order; a persistent grid has five rows more: the CTA, its round, and of this visit the key tiles [begin, end) and
-  // the parts. Null of a backward.
+  // (7, tiles): m_block, head, batch, and of its range of key tiles begin, whole_begin, whole_end and end, in the
+  // launch's order; a persistent grid has five rows more: the CTA, its round, and of this visit the key tiles [begin,
+  // end) and the parts. Null of a backward.
   Array (*schedule)(Problem const&, int num_sms);
   // (BLK_M, BLK_N): how many threads set this score to -inf when the tile is masked, plus 1000 times how many
   // hold it.

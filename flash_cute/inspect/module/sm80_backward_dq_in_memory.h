@@ -1,6 +1,6 @@
-// The sm80 backward's traits as data. The partitions are those of sm80/backward/dq_in_memory/products.cuh, load.cuh and epilogue.cuh, from
-// the same types. V is laid out and read as K is, dO as Q, P^T (where it is in shared memory) as dS^T, and dV leaves as
-// dK.
+// The sm80 backward's traits as data. The partitions are those of sm80/backward/dq_in_memory/products.cuh, load.cuh and
+// epilogue.cuh, from the same types. V is laid out and read as K is, dO as Q, P^T (where it is in shared memory) as
+// dS^T, and dV leaves as dK.
 #pragma once
 
 #include <algorithm>
@@ -83,16 +83,18 @@ auto entries() {
       copy_entry<"K.gmem.coord">(gmem_load.tidfrg_D(cK)), copy_entry<"Q.gmem.coord">(gmem_load.tidfrg_D(cQ)),
       copy_entry<"dK.gmem.coord">(gmem_store.tidfrg_S(cK)),
       // S^T = K Q^T
-      operand_entries<"K.ldsm.coord", "K.ldsm.register", "K.mma.register">(make_tiled_copy_A(along, mma_scores), tSrK, cK),
-      operand_entries<"Q.ldsm.coord", "Q.ldsm.register", "Q.mma.register">(make_tiled_copy_B(along, mma_scores), tSrQ, cQ),
+      operand_entries<"K.ldsm.coord", "K.ldsm.register", "K.mma.register">(make_tiled_copy_A(along, mma_scores), tSrK,
+                                                                           cK),
+      operand_entries<"Q.ldsm.coord", "Q.ldsm.register", "Q.mma.register">(make_tiled_copy_B(along, mma_scores), tSrQ,
+                                                                           cQ),
       mma_a_entry<"K.mma.coord">(mma_scores, cK), mma_b_entry<"Q.mma.coord">(mma_scores, cQ),
       mma_c_entry<"S.mma.coord">(mma_scores, cSt), index_entry<"S.mma.register">(tSrS.layout()),
       copy_entry<"dSt.sts.coord">(store_scores.tidfrg_D(cSt)),
       index_entry<"dSt.sts.register">(store_scores.get_slice(0).retile_S(rdS).layout()),
       // dK += dS^T Q
       dst_entries<Traits>(mma_keys, tSrS, make_tiled_copy_A(along, mma_keys), cSt),
-      operand_entries<"Qt.ldsm.coord", "Qt.ldsm.register", "Qt.mma.register">(make_tiled_copy_B(across, mma_keys), tdKrQ,
-                                                                             cQt),
+      operand_entries<"Qt.ldsm.coord", "Qt.ldsm.register", "Qt.mma.register">(make_tiled_copy_B(across, mma_keys),
+                                                                              tdKrQ, cQt),
       mma_b_entry<"Qt.mma.coord">(mma_keys, cQt), mma_c_entry<"dK.mma.coord">(mma_keys, cK),
       index_entry<"dK.mma.register">(tdKrdK.layout()), copy_entry<"dK.sts.coord">(store_out.tidfrg_D(cK)),
       index_entry<"dK.sts.register">(store_out.get_slice(0).retile_S(rdK).layout()),
@@ -124,7 +126,9 @@ Details describe() {
   out.facts["dSt.sts.bytes"] = out.facts["dK.sts.bytes"] = sizeof(uint32_t);
   out.facts["gmem.bytes"] = Traits::kChunk * int(sizeof(typename Traits::Element));
   for (char const* name : {"K.ldsm", "Q.ldsm"}) add_matrices<typename Traits::SmemCopyAtom>(out, name);
-  for (char const* name : {"Kt.ldsm", "Qt.ldsm", "dS.ldsm"}) add_matrices<typename Traits::SmemCopyAtomTransposed>(out, name);
+  for (char const* name : {"Kt.ldsm", "Qt.ldsm", "dS.ldsm"}) {
+    add_matrices<typename Traits::SmemCopyAtomTransposed>(out, name);
+  }
   if constexpr (!Traits::kPInRegs) add_matrices<typename Traits::SmemCopyAtom>(out, "dSt.ldsm");
   using AtomShape = typename Traits::MmaScores::AtomShape_MNK;
   out.facts["mma.m"] = size<0>(AtomShape{});

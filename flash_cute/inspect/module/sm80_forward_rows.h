@@ -1,5 +1,5 @@
-// The sm80 forward's traits as data. The partitions are those of sm80/forward/rows/mainloop.cuh, sm80/common/load_cp_async.cuh and
-// sm80/forward/rows/epilogue.cuh, from the same types.
+// The sm80 forward's traits as data. The partitions are those of sm80/forward/rows/mainloop.cuh,
+// sm80/common/load_cp_async.cuh and sm80/forward/rows/epilogue.cuh, from the same types.
 #pragma once
 
 #include "describe.h"
@@ -150,7 +150,8 @@ Kernel kernel() {
                     {"register_limit", std::min(255, 65536 / (Traits::kThreads * kTile.ctas_per_sm) / 8 * 8)}},
           .describe = [] { return describe<Traits>(); },
           .schedule = &schedule<Traits>,
-          .masked = &masked<FwdParams, false, typename Traits::Mma, Traits::kThreads, 1, Traits::kBlockM, Traits::kBlockN>};
+          .masked =
+              &masked<FwdParams, false, typename Traits::Mma, Traits::kThreads, 1, Traits::kBlockM, Traits::kBlockN>};
 }
 
 template <int kHeadDim>

@@ -24,13 +24,14 @@ Details describe() {
   return out;
 }
 
-// A CTA of each tile or, where two of them share the columns, the pairs' walks; see csrc/sm80/forward/streamed/family.h.
+// A CTA of each tile or, where two of them share the columns, the pairs' walks; see
+// csrc/sm80/forward/streamed/family.h.
 template <int kHeadDim, int kChip>
 Array schedule(Problem const& problem, int num_sms) {
   auto const params = params_of<FwdParams>(problem);
   constexpr KernelShape kShape = kernel::kernel_shape(kHeadDim, kChip);
-  TileOrder const order = sm80::forward::tile_order(kShape, /*masked=*/true, params.batch, params.heads_q, params.heads_kv,
-                                                params.len_q, params.len_k, kHeadDim);
+  TileOrder const order = sm80::forward::tile_order(kShape, /*masked=*/true, params.batch, params.heads_q,
+                                                    params.heads_kv, params.len_q, params.len_k, kHeadDim);
   bool const pairs_ctas = column_parts(kHeadDim) == 2 && num_sms > 1;
   int const pairs = num_sms / 2;
   Array array{{pairs_ctas ? 12 : 7, int(order.num_tiles())}, {}};

@@ -1,5 +1,5 @@
-// The sm90 float8 forward's traits as data. The partitions are those of sm90/forward/fp8_rows/mainloop.cuh and epilogue.cuh,
-// from the same types; the transposition of V is transpose.cuh's own, run here by each lane.
+// The sm90 float8 forward's traits as data. The partitions are those of sm90/forward/fp8_rows/mainloop.cuh and
+// epilogue.cuh, from the same types; the transposition of V is transpose.cuh's own, run here by each lane.
 #pragma once
 
 #include "describe.h"
@@ -106,8 +106,8 @@ auto entries() {
       mma_c_entry<"O.mma.coord">(mma_o, cQ), index_entry<"O.mma.register">(typename Traits::LayoutO{}));
 }
 
-// (product, BLK_N, pieces, ...) -> (products, BLK_N, ...): a product is in the modes `inner` and `inner + 2`. Behind the
-// columns of V there may be some of ones.
+// (product, BLK_N, pieces, ...) -> (products, BLK_N, ...): a product is in the modes `inner` and `inner + 2`. Behind
+// the columns of V there may be some of ones.
 inline void merge_pieces(Array& array, int inner) {
   int before = 1;
   for (int i = 0; i < inner; ++i) before *= array.shape[i];
@@ -127,8 +127,9 @@ inline void merge_pieces(Array& array, int inner) {
   array.data = std::move(merged);
 }
 
-// "LoadedV.ldsm.address", "V.sts.address" (instruction, lane): bytes within a stage's buffer; "V.sts.byte" (16, instruction,
-// lane): which of the bytes that a lane has loaded each one is that it stores. In the order of transpose_tile.
+// "LoadedV.ldsm.address", "V.sts.address" (instruction, lane): bytes within a stage's buffer; "V.sts.byte" (16,
+// instruction, lane): which of the bytes that a lane has loaded each one is that it stores. In the order of
+// transpose_tile.
 template <class Traits>
 void add_transposition(Details& out) {
   constexpr int kKeyGroups = Traits::kBlockN / 32, kBlocks = kKeyGroups * (Traits::kHeadDimV / 16), kLanes = 32;

@@ -35,8 +35,8 @@ inline FwdParams packed_params(PackedProblem const& problem, int* ticket) {
   return params;
 }
 
-// What the scheduler of a CTA waits for and writes to, with the tiles that it has published. A tile begins when the last
-// one has ended, and takes as long as it has key tiles, and one unit more for what a tile costs besides.
+// What the scheduler of a CTA waits for and writes to, with the tiles that it has published. A tile begins when the
+// last one has ended, and takes as long as it has key tiles, and one unit more for what a tile costs besides.
 template <int kRows, int kKeys>
 struct Cta {
   struct TilePipeline {
@@ -75,7 +75,9 @@ struct Cta {
   };
 
   Cta(FwdParams const& params, int number, int ctas)
-      : params(params), smem{.tile = {}, .tile_pipeline = {*this}, .next_tile = {*this}, .floors = {}, .own_tiles = {}}, ctas(ctas),
+      : params(params),
+        smem{.tile = {}, .tile_pipeline = {*this}, .next_tile = {*this}, .floors = {}, .own_tiles = {}},
+        ctas(ctas),
         warp(1, number, ctas, [this] { schedule_sequences<Traits>(this->params, smem); }) {}
 
   void wait_until(int then) {
@@ -122,9 +124,10 @@ Array drawn_tiles(FwdParams const& params, int number_of_ctas) {
     for (auto const& tile : ctas[number]->tiles) {
       TileRange const& range = tile.range;
       int const end = tile.place.keys.end;
-      array.data.insert(array.data.end(), {tile.place.m_block, tile.place.head, tile.place.batch, tile.place.keys.begin,
-                                           std::min(range.whole_begin, end), std::min(range.whole_end, end), end, number,
-                                           tile.ticket, tile.begin, tile.end});
+      array.data.insert(array.data.end(),
+                        {tile.place.m_block, tile.place.head, tile.place.batch, tile.place.keys.begin,
+                         std::min(range.whole_begin, end), std::min(range.whole_end, end), end, number, tile.ticket,
+                         tile.begin, tile.end});
       ++array.shape[1];
     }
   }

@@ -1,5 +1,5 @@
-// The sm90 forward for head dims above 512 as data. Q, K and V lie in shared memory in units, which are the stages of their
-// tensors here. The partitions are those of sm90/forward/pair_by_columns/mainloop.cuh, from the same types.
+// The sm90 forward for head dims above 512 as data. Q, K and V lie in shared memory in units, which are the stages of
+// their tensors here. The partitions are those of sm90/forward/pair_by_columns/mainloop.cuh, from the same types.
 #pragma once
 
 #include "describe.h"

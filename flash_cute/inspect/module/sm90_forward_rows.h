@@ -38,7 +38,9 @@ Details describe() {
   out.buffers = {{"K", int(kK), int(sizeof(SharedStorage::k))},
                  {"V", int(kV), int(sizeof(SharedStorage::v))},
                  {"Q", int(kQ), int(sizeof(SharedStorage::q))}};
-  if (Traits::kSmem.has_o) out.buffers.push_back({"O", int(offsetof(SharedStorage, out)), int(sizeof(SharedStorage::out))});
+  if (Traits::kSmem.has_o) {
+    out.buffers.push_back({"O", int(offsetof(SharedStorage, out)), int(sizeof(SharedStorage::out))});
+  }
   int const barriers = int(offsetof(SharedStorage, k_pipeline));
   out.buffers.push_back({"barriers", barriers, int(sizeof(SharedStorage)) - barriers});
 

@@ -35,8 +35,8 @@ inline TileOrder order_of(FwdParams const& params, KernelShape const& shape, int
                     params.len_k, head_dim_of_16_bits, num_sms);
 }
 
-// Where the CTAs draw tiles, the next goes to the one with the least work so far: its key tiles, and one for what a tile
-// costs besides. Else tiles are dealt, after those of `split`.
+// Where the CTAs draw tiles, the next goes to the one with the least work so far: its key tiles, and one for what a
+// tile costs besides. Else tiles are dealt, after those of `split`.
 template <int kBlockM, int kBlockN>
 Array walks(FwdParams const& params, TileOrder const& order, bool drawn, TileSplit const& split, int num_sms) {
   bool const only_split = split.tiles > 0 && split.tiles == order.num_tiles();

@@ -20,7 +20,11 @@ class Warp {
 
   // Warp `number` of CTA `block` of `blocks`, each lane of which runs `program`.
   Warp(int number, int block, int blocks, std::function<void()> program)
-      : number_(number), block_(block), blocks_(blocks), program_(std::move(program)), stacks_(new char[kLanes * kStack]) {
+      : number_(number),
+        block_(block),
+        blocks_(blocks),
+        program_(std::move(program)),
+        stacks_(new char[kLanes * kStack]) {
     for (int lane = 0; lane < kLanes; ++lane) {
       ucontext_t& context = lanes_[lane].context;
       getcontext(&context);
@@ -50,7 +54,8 @@ class Warp {
 
   // By every lane: waits for the others, and returns the values of all of them.
   std::array<int, kLanes> const& gather(int value) {
-    int const parity = current_->exchanges++ & 1;  // a lane may reach the next exchange before others have read this one
+    // A lane may reach the next exchange before others have read this one.
+    int const parity = current_->exchanges++ & 1;
     values_[parity][current_ - lanes_.data()] = value;
     leave(false);
     return values_[parity];

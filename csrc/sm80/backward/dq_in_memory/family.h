@@ -71,7 +71,8 @@ struct Family : OneTile {
     bool const modified = plan.variant.modifies_scores;
     if (plan.variant.reads_mask) {
       bool const plain = !modified && has_plain_masked_kernel(plan.head_dim, plan.entry);
-      return plain ? " with a mask, on chips with 163 KB of shared memory per CTA or more" : " with a mask, on any chip";
+      return plain ? " with a mask, on chips with 163 KB of shared memory per CTA or more"
+                   : " with a mask, on any chip";
     }
     bool const plain = !modified && has_plain_sequence_kernel(plan.head_dim, plan.entry);
     if (!plan.variant.reads_sequences || plain) return chip_text(plan.entry);

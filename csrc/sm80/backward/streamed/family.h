@@ -45,7 +45,8 @@ struct Family : OneTile {
     std::string const parts_of_dv = std::to_string(streaming::column_parts(problem.padded_head_dim_v()));
     return {"The columns of dk, dv and dq are split over " + parts + ", " + parts_of_dv + " and " + parts +
             " CTAs per tile" +
-            (pairs ? ": where there are two, each computes P or dS of every second tile, and sends it to the other one; "
+            (pairs ? ": where there are two, each computes P or dS of every second tile, and sends it to the other "
+                     "one; "
                    : ", each of which computes the scores of its keys or rows; ") +
             "the workspace, " + std::to_string((plan.workspace.bytes + 1023) / 1024) +
             " KB, holds two statistics per row" +

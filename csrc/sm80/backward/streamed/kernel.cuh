@@ -2,8 +2,8 @@
 // CTAs own 64 query rows. Both compute at most 512 columns of a gradient per CTA, with all sums in registers: they are
 // deterministic, and dK and dV of the query heads that share a KV head are summed there too.
 //
-// As in the forward (see forward/streamed/kernel.cuh), scores are summed over chunks of 64 columns of the head dim, which
-// pass through a ring of stages, W = P or dS goes through shared memory, and each warp computes an eighth of the
+// As in the forward (see forward/streamed/kernel.cuh), scores are summed over chunks of 64 columns of the head dim,
+// which pass through a ring of stages, W = P or dS goes through shared memory, and each warp computes an eighth of the
 // columns. dK needs W = dS^T, dQ W = dS: S and dP; dV needs W = P^T: S alone.
 //
 // Above 512 columns two CTAs share a tile of a gradient: half of the columns each, and half of W, see pair.cuh.

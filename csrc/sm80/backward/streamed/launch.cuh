@@ -37,7 +37,8 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   BwdParams const main_params = with_scaled_dout(params);
   Rings const chosen = rings(params.head_dim, params.head_dim_v, plan.entry);
   int const smem_bytes = plan.shape.smem_bytes;
-  unsigned const parts = streaming::column_parts(params.head_dim), parts_of_dv = streaming::column_parts(params.head_dim_v);
+  unsigned const parts = streaming::column_parts(params.head_dim);
+  unsigned const parts_of_dv = streaming::column_parts(params.head_dim_v);
   dim3 const keys_grid(static_cast<unsigned>(plan.ctas), plan.key_pairs > 0 ? 1 : parts + parts_of_dv);
   error = plan.key_pairs > 0 ? launch_kernel(bwd_keys_pair_kernel<Pairs>, keys_grid, smem_bytes, stream, main_params,
                                              chosen, pair_memory(params.pairs, pairs, 0))

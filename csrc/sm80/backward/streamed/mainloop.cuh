@@ -53,8 +53,8 @@ CUTE_DEVICE void add_product(typename Traits::Storage const& smem, streaming::Pi
   if (columns <= 320) {
     streaming::out_product<Element, 5>(pipeline, load, lanes().weights + weights, lanes().values, steps, out);
   } else {
-    streaming::out_product<Element, streaming::kOutBlocks>(pipeline, load, lanes().weights + weights, lanes().values, steps,
-                                                   out);
+    streaming::out_product<Element, streaming::kOutBlocks>(pipeline, load, lanes().weights + weights, lanes().values,
+                                                           steps, out);
   }
 }
 

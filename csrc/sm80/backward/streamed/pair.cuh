@@ -1,5 +1,5 @@
-// Two CTAs that share a tile of a gradient, see sm80/streaming/pair.cuh: each computes W of every second tile of the other
-// side, and sends it to the other one. Both multiply the same 16 bits: the gradients do not depend on timing.
+// Two CTAs that share a tile of a gradient, see sm80/streaming/pair.cuh: each computes W of every second tile of the
+// other side, and sends it to the other one. Both multiply the same 16 bits: the gradients do not depend on timing.
 //
 // A pair draws units of work from a counter until there are none, of each gradient of a kernel: its first CTA draws,
 // and sends the unit's number. While a CTA waits for a partner that has not started it holds one unit, and the other

@@ -18,7 +18,8 @@ CUTE_DEVICE void compute_tile(FwdParams const& params, Lengths const& sequence, 
   auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kBlockM>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
   clear(tOrO);
   constexpr int kRows = 2 * decltype(size<1>(tOrO))::value;  // per thread
-  auto softmax = Traits::Products::template make_softmax<kRows, Traits::kPowerScale>(params.scale_log2, params.power_scale);
+  auto softmax =
+      Traits::Products::template make_softmax<kRows, Traits::kPowerScale>(params.scale_log2, params.power_scale);
 
   mainloop<Traits>(params, sequence, tile, smem, softmax, tOrO);
   epilogue<Traits>(params, sequence, tile, smem, softmax, tOrO);

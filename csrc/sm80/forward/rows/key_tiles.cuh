@@ -1,5 +1,5 @@
-// The key tiles that a row tile visits, from the last to the first: those that a band crosses, or those that the lists of
-// a mask name.
+// The key tiles that a row tile visits, from the last to the first: those that a band crosses, or those that the lists
+// of a mask name.
 #pragma once
 
 #include "core/mask.cuh"
@@ -45,7 +45,8 @@ struct BandTiles {
   CUTE_DEVICE bool has_next(int n) const { return n > begin(); }
   CUTE_DEVICE int next(int n) const { return n - 1; }
 
-  // Calls step(n, stage, kind) for each tile. A mask in the loop of the whole ones, even behind a branch, costs 10 to 20 %.
+  // Calls step(n, stage, kind) for each tile. A mask in the loop of the whole ones, even behind a branch, costs 10 to
+  // 20 %.
   template <class Step>
   CUTE_DEVICE void for_each(Step const& step) {
     constexpr int kToggle = Traits::kStages - 1;

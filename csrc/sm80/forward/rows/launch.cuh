@@ -41,9 +41,12 @@ cudaError_t launch_kernel(FwdPlan const& plan, FwdParams const& params, cudaStre
 
 template <int kHeadDim, int kChip>
 cudaError_t launch_entry(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
-  return with_variant<Variant::kDense, Variant::kPacked, Variant::kModified, Variant::kMasked, Variant::kMaskedModified>(
+  return with_variant<Variant::kDense, Variant::kPacked, Variant::kModified, Variant::kMasked,
+                      Variant::kMaskedModified>(
       plan.variant, [&]<Variant kVariant>() {
-        if constexpr (has_kernel(kHeadDim, kVariant)) return launch_kernel<kHeadDim, kChip, kVariant>(plan, params, stream);
+        if constexpr (has_kernel(kHeadDim, kVariant)) {
+          return launch_kernel<kHeadDim, kChip, kVariant>(plan, params, stream);
+        }
         return cudaErrorInvalidValue;
       });
 }

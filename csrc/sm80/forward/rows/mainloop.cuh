@@ -24,7 +24,8 @@
 
 namespace flash_cute::sm80::forward::rows {
 
-// As cap_scores. ptxas would turn the branch into predicates, and issue the instructions of both ways; not those of a loop.
+// As cap_scores. ptxas would turn the branch into predicates, and issue the instructions of both ways; not those of a
+// loop.
 template <class Scores>
 CUTE_DEVICE void cap_scores_in_one_way(Scores& scores, ScoreTerms const& terms) {  // (rows, columns)
   if (exceed_polynomial(scores, terms.softcap)) {

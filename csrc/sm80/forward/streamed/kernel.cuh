@@ -51,7 +51,8 @@ CUTE_DEVICE void compute_tile(FwdParams const& params, typename Traits::Storage&
                   .first_column = first_column,
                   .columns = min(part_columns, params.head_dim_v - first_column)};
   typename Traits::OutMma out_mma;
-  auto tOrO = partition_fragment_C(out_mma, Shape<Int<Traits::kBlockM>, Int<streaming::kColumns>>{});  // (4, 4, kOutBlocks)
+  auto tOrO =
+      partition_fragment_C(out_mma, Shape<Int<Traits::kBlockM>, Int<streaming::kColumns>>{});  // (4, 4, kOutBlocks)
   clear(tOrO);
   Softmax<Traits> softmax(params);
   if (smem.tile.keys.begin < smem.tile.keys.end) {

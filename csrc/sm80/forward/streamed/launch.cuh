@@ -31,7 +31,8 @@ template <class Element, int kHeadDim>
 cudaError_t launch_for(FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
   if (plan.pairs_ctas) {
     using Pairs = PairTraits<Element, kHeadDim>;
-    return launch_kernel<Pairs>(fwd_streamed_pair_kernel<Pairs>, plan, params, stream, static_cast<int>(plan.row_tiles));
+    return launch_kernel<Pairs>(fwd_streamed_pair_kernel<Pairs>, plan, params, stream,
+                                static_cast<int>(plan.row_tiles));
   }
   using Lone = Traits<Element, kHeadDim>;
   return launch_kernel<Lone>(fwd_streamed_kernel<Lone>, plan, params, stream);

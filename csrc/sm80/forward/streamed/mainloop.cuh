@@ -42,7 +42,8 @@ CUTE_DEVICE void compute_weights(FwdParams const& params, typename Traits::Stora
   int const offset = tile.coord.m_block * kBlockM - n * kBlockN, keys = tile.sequence.len_k - n * kBlockN;
   modify_scores(scores, tScS, tScS_0, params.score, tile.slope, offset + tile.sequence.shift);
   if (has_mask(params.mask)) {
-    keep_seen(scores, seen_bits<1>(tScS, head_mask(params, tile), tile.coord.m_block * kBlockM, n * kBlockN), -INFINITY);
+    keep_seen(scores, seen_bits<1>(tScS, head_mask(params, tile), tile.coord.m_block * kBlockM, n * kBlockN),
+              -INFINITY);
   } else if (tile.keys.needs_mask(n)) {
     apply_mask(scores, tScS, tScS_0, tile.sequence, offset, keys);
   }
@@ -110,8 +111,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, typename Traits::Storage& sme
     if (few_columns) {
       streaming::out_product<Element, 5>(pipeline, load, lanes.weights + weights, lanes.values, steps, out);
     } else {
-      streaming::out_product<Element, streaming::kOutBlocks>(pipeline, load, lanes.weights + weights, lanes.values, steps,
-                                                     out);
+      streaming::out_product<Element, streaming::kOutBlocks>(pipeline, load, lanes.weights + weights, lanes.values,
+                                                             steps, out);
     }
   }
 }

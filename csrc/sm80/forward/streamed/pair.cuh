@@ -1,4 +1,5 @@
-// A CTA's partner, if it has one, see sm80/streaming/pair.cuh. The forward's messages are P, the maxima in use and the sums.
+// A CTA's partner, if it has one, see sm80/streaming/pair.cuh. The forward's messages are P, the maxima in use and the
+// sums.
 #pragma once
 
 #include "sm80/streaming/pair.cuh"

@@ -7,7 +7,7 @@ namespace flash_cute::sm80::forward::streamed {
 
 struct Message {
   streaming::MessageWeights weights;  // P: a word per row
-  float statistics[2][streaming::kBlockM];  // the offsets and limits; at the end: sums of the numerators and their errors
+  float statistics[2][streaming::kBlockM];  // the offsets and limits; at the end the numerators' sums and their errors
 };
 
 }  // namespace flash_cute::sm80::forward::streamed

@@ -210,7 +210,8 @@ class Softmax {
     float const offset = fabsf(in_use) > kFused ? in_use / params_.power_scale * params_.scale_log2 : in_use;
     float const sink_log2 = head_sink_log2<typename Traits::Element>(params_.sinks, tile.coord.head);
     int const row = tile.coord.m_block * Traits::kBlockM + tile_row;
-    bool const blind = has_mask(params_.mask) ? sum == 0.f && !sees_a_key(smem, row) : !row_sees_a_key(tile.sequence, row);
+    bool const blind =
+        has_mask(params_.mask) ? sum == 0.f && !sees_a_key(smem, row) : !row_sees_a_key(tile.sequence, row);
     // A row all of whose scores are -inf gives 0/0 = NaN, as by the definition.
     smem.factor[tile_row] = blind ? -1.f : reciprocal(sum + error + exp2_approx(sink_log2 - offset));
     if (lse == nullptr || row >= tile.sequence.rows) return;

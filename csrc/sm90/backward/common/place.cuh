@@ -1,5 +1,5 @@
-// Where the rows and keys of a key tile are. A KeyTile is of a dense batch, whose lengths and mask are the parameters'. A
-// SequenceKeyTile is of a sequence that is read at run time, and has it in shared memory. The kernels ask these
+// Where the rows and keys of a key tile are. A KeyTile is of a dense batch, whose lengths and mask are the parameters'.
+// A SequenceKeyTile is of a sequence that is read at run time, and has it in shared memory. The kernels ask these
 // functions, which are overloaded by the tile's type, at each use. `volatile` makes each call read shared memory again:
 // values that were kept spilled.
 #pragma once
@@ -40,8 +40,8 @@ CUTE_DEVICE int shift_of(BwdParams const& params, KeyTile const volatile&) {
 }
 CUTE_DEVICE int shift_of(BwdParams const&, SequenceKeyTile const volatile& tile) { return tile.sequence.shift; }
 
-// Where TMA finds row 0 and key 0: the batch, or the coordinates of the sequence. Loads end behind the rows and keys that
-// are used; the stores of dK and dV (origin_of_results) cover all keys.
+// Where TMA finds row 0 and key 0: the batch, or the coordinates of the sequence. Loads end behind the rows and keys
+// that are used; the stores of dK and dV (origin_of_results) cover all keys.
 CUTE_DEVICE int origin_of_rows(BwdParams const&, KeyTile const volatile& tile) { return tile.batch; }
 CUTE_DEVICE int origin_of_keys(BwdParams const&, KeyTile const volatile& tile) { return tile.batch; }
 CUTE_DEVICE int origin_of_results(BwdParams const&, KeyTile const volatile& tile) { return tile.batch; }

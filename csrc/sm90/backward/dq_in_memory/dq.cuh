@@ -32,8 +32,8 @@ CUTE_DEVICE void wait_results_read() {
   named_sync(kResults + thread / 128, 128);
 }
 
-// Spins until a counter in global memory has reached `count`; count_up increments it. The semaphore of a row tile counts
-// the key tiles that have added, or, without the deterministic mode, only the first one, which has stored.
+// Spins until a counter in global memory has reached `count`; count_up increments it. The semaphore of a row tile
+// counts the key tiles that have added, or, without the deterministic mode, only the first one, which has stored.
 CUTE_DEVICE void wait_for_count(int const* counter, int count) {
   while (load_acquire(counter) < count) continue;
   asm volatile("fence.proxy.async;" ::: "memory");  // orders the bulk copies that follow after the acquire
@@ -126,20 +126,19 @@ CUTE_DEVICE void publish_dq(typename Traits::SharedStorage& smem, int warpgroup,
   smem.dq_pipeline[warpgroup].arrive_full(dq_state<Traits>(step));
 }
 
-// All of a key tile's dQ is in the sums. `task()`: the task.
+// All of a key tile's dQ is in the sums. `task()`: the task, of the last argument's type.
 template <class Traits, class ReadTask>
-CUTE_DEVICE void end_key_tile(KernelArgs const& args, ReadTask const& task) {
-  BwdParams const& params = args.params;
-  if constexpr (Traits::kVariant.reads_sequences) {
-    bulk_wait_written();
-    asm volatile("fence.proxy.async;" ::: "memory");
-    count_key_tile<Traits>(params, task());
-  } else {
-    int* done = head_counter(args, task().batch * params.heads_kv + task().head_kv);
-    if (task().parts != 0) wait_parts<Traits>(args, task());
-    if (task().parts < 0) done = part_counter(args, task().split);
-    count_up(done);
-  }
+CUTE_DEVICE void end_key_tile(KernelArgs const& args, ReadTask const& task, Task const&) {
+  int* done = head_counter(args, task().batch * args.params.heads_kv + task().head_kv);
+  if (task().parts != 0) wait_parts<Traits>(args, task());
+  if (task().parts < 0) done = part_counter(args, task().split);
+  count_up(done);
+}
+template <class Traits, class ReadTask>
+CUTE_DEVICE void end_key_tile(KernelArgs const& args, ReadTask const& task, SequenceTask const&) {
+  bulk_wait_written();
+  asm volatile("fence.proxy.async;" ::: "memory");
+  count_key_tile<Traits>(args.params, task());
 }
 
 // Adds dQ from shared memory to the sums in global memory. One thread handles the even steps, another the odd ones, so
@@ -191,7 +190,7 @@ CUTE_DEVICE void add_dq(KernelArgs const& args, typename Traits::SharedStorage& 
       if (params.deterministic || is_first()) count_up(params.semaphores + index);
     }
     if (task().n_block >= 0) {
-      end_key_tile<Traits>(args, task);
+      end_key_tile<Traits>(args, task, smem.task[0]);
     }
     smem.task_pipeline.arrive_empty(at_step(task_number));
   }

@@ -175,6 +175,25 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
   if (threadIdx.x % 128 == 0) tma_store_wait<0>();  // shared memory must live until the last TMA stores have read it
 }
 
+// Warp 0 loads, by the type of the tasks. Those of a dense batch it schedules, too, and warp 3 watches the sums of dQ;
+// those of sequences are scheduled by warp 3.
+template <class Traits>
+CUTE_DEVICE void run_first_warp(KernelArgs const& args, typename Traits::SharedStorage& smem, Task const&) {
+  producer<Traits>(args, smem);
+}
+template <class Traits>
+CUTE_DEVICE void run_first_warp(KernelArgs const& args, typename Traits::SharedStorage& smem, SequenceTask const&) {
+  sequence_producer<Traits>(args, smem);
+}
+template <class Traits>
+CUTE_DEVICE void run_last_warp(KernelArgs const& args, typename Traits::SharedStorage& smem, Task const&) {
+  watch_sums<Traits>(args, smem);
+}
+template <class Traits>
+CUTE_DEVICE void run_last_warp(KernelArgs const& args, typename Traits::SharedStorage& smem, SequenceTask const&) {
+  schedule_tasks<Traits>(args, smem);
+}
+
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constant__ KernelArgs const args) {
   extern __shared__ char smem_raw[];
@@ -205,19 +224,13 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(__grid_constan
     int const warp = threadIdx.x / 32;
     if (threadIdx.x % 32 == 0) {
       if (warp == 0) {
-        if constexpr (Traits::kVariant.reads_sequences) {
-          sequence_producer<Traits>(args, smem);
-        } else {
-          producer<Traits>(args, smem);
-        }
+        run_first_warp<Traits>(args, smem, smem.task[0]);
       } else if (warp == 1) {
         run_add_dq<Traits, 0>(args, smem);
       } else if (warp == 2) {
         run_add_dq<Traits, 1>(args, smem);
-      } else if constexpr (Traits::kVariant.reads_sequences) {
-        schedule_tasks<Traits>(args, smem);
       } else {
-        watch_sums<Traits>(args, smem);
+        run_last_warp<Traits>(args, smem, smem.task[0]);
       }
     }
   } else {

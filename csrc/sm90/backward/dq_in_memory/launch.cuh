@@ -1,11 +1,10 @@
 // Launches a plan: the preprocess and the backward. Included only by the generated instance files.
 #pragma once
 
-#include "core/bwd_preprocess.cuh"
 #include "core/element.cuh"
 #include "core/with_variant.cuh"
-#include "core/list_sequence_tiles.cuh"
 #include "sm90/backward/common/encode_maps.cuh"
+#include "sm90/backward/common/launch_preparation.cuh"
 #include "kernel.cuh"
 #include "mla_traits.cuh"
 
@@ -19,19 +18,12 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
                        .key_rows = Traits::kBlockN,
                        .columns = Traits::kChunk,
                        .columns_of_k = Traits::ColumnsK::kChunk};
-  constexpr bool kSequences = Traits::kVariant.reads_sequences;
   cudaError_t error = encode_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = sizeof(typename Traits::SharedStorage);
   error = cudaFuncSetAttribute(bwd_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
-  if constexpr (kSequences) {
-    error = launch_sequence_tiles<Traits::kListedRows, Traits::kBlockN>(params, stream);
-    if (error != cudaSuccess) return error;
-  }
-  constexpr bool kClearSums = false;  // the first key tile that visits a row tile stores, see dq.cuh
-  error = launch_bwd_preprocess<typename Traits::Element, Traits::kBlockM, Traits::kHeadDim, StatOrder, kClearSums,
-                                kSequences>(plan, params, stream);
+  error = launch_preparation<Traits, Traits::kBlockM, Traits::kBlockN>(plan, params, stream);
   if (error != cudaSuccess) return error;
   bwd_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
   return cudaGetLastError();

@@ -1,6 +1,6 @@
 // The sums of dQ where the batch has a mask: as in dq.cuh, but the key tiles that visit a row tile are bits
-// of a list. Whichever comes first stores, and the others wait until it has. In the deterministic mode a key tile's turn
-// is its rank among those of the list, which is the order in which tasks are drawn.
+// of a list. Whichever comes first stores, and the others wait until it has. In the deterministic mode a key tile's
+// turn is its rank among those of the list, which is the order in which tasks are drawn.
 #pragma once
 
 #include "core/memory_order.cuh"
@@ -83,7 +83,7 @@ CUTE_DEVICE void add_masked_dq(KernelArgs const& args, typename Traits::SharedSt
       }
       if (params.deterministic || visit().stores) count_up(params.semaphores + index());
     }
-    if (task().n_block >= 0) end_key_tile<Traits>(args, task);
+    if (task().n_block >= 0) end_key_tile<Traits>(args, task, smem.task[0]);
     smem.task_pipeline.arrive_empty(at_step(task_number));
   }
 }

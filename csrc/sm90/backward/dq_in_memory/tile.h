@@ -12,9 +12,9 @@ constexpr int kMaxHeadDim = 128;
 // Whether q and v have the head dims of multi-head latent attention, whose kernel is that of mla_mainloop.cuh.
 constexpr bool is_mla(int head_dim, int head_dim_v) { return head_dim == 192 && head_dim_v == 128; }
 
-// The kernels of each head dim; of 192 and 128 those alone of plain scores and bfloat16: that for MLA keeps P in float16
-// until dP is there, which is nearly exact only for inputs that are less exact. The others are of dq_in_registers. With a
-// mask by intervals head dim 32 runs in the kernel of 64, which saves compile time.
+// The kernels of each head dim; of 192 and 128 those alone of plain scores and bfloat16: that for MLA keeps P in
+// float16 until dP is there, which is nearly exact only for inputs that are less exact. The others are of
+// dq_in_registers. With a mask by intervals head dim 32 runs in the kernel of 64, which saves compile time.
 constexpr bool has_kernel(int head_dim, int head_dim_v, Variant variant, bool bfloat16) {
   if (variant.reads_mask) return head_dim != 32 && !is_mla(head_dim, head_dim_v);
   return !is_mla(head_dim, head_dim_v) || (!variant.modifies_scores && bfloat16);

@@ -1,11 +1,10 @@
 // Launches a plan: the preprocess, dK and dV, dQ. Included only by the generated instance files.
 #pragma once
 
-#include "core/bwd_preprocess.cuh"
 #include "core/element.cuh"
 #include "core/with_variant.cuh"
-#include "core/list_sequence_tiles.cuh"
 #include "sm90/backward/common/encode_maps.cuh"
+#include "sm90/backward/common/launch_preparation.cuh"
 #include "keys.cuh"
 #include "queries.cuh"
 
@@ -16,7 +15,6 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
   KernelArgs args{};
   args.params = with_scaled_dout(params);
   backward::MapBoxes const boxes{.query_rows = kRows, .key_rows = kKeys, .columns = Traits::kChunk};
-  constexpr bool kSequences = Traits::kVariant.reads_sequences;
   cudaError_t error = backward::encode_maps<typename Traits::Element, Traits::kVariant>(args, boxes);
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = smem_bytes(Traits::kHeadDim, Traits::kHeadDimV);
@@ -24,14 +22,8 @@ cudaError_t launch_kernels(BwdPlan const& plan, BwdParams const& params, cudaStr
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
     if (error != cudaSuccess) return error;
   }
-  if constexpr (kSequences) {
-    error = launch_sequence_tiles<Traits::kListedRows, kKeys>(params, stream);
-    if (error != cudaSuccess) return error;
-  }
-  constexpr bool kClearSums = false;  // there are none in memory
-  constexpr int kTileRows = kSequences ? Traits::kListedRows : kRows;
-  error = launch_bwd_preprocess<typename Traits::Element, kTileRows, Traits::kHeadDim, StatOrder, kClearSums,
-                                kSequences>(plan, params, stream);
+  constexpr int kTileRows = Traits::kVariant.reads_sequences ? Traits::kListedRows : kRows;
+  error = backward::launch_preparation<Traits, kTileRows, kKeys>(plan, params, stream);
   if (error != cudaSuccess) return error;
   bwd_keys_kernel<Traits><<<unsigned(plan.ctas), Traits::kThreads, kSmemBytes, stream>>>(args);
   error = cudaGetLastError();

@@ -201,23 +201,31 @@ CUTE_DEVICE void dq_producer(KernelArgs const& args, typename Traits::QueriesSto
   });
 }
 
+// Of the statistics, which are in tiles of 64 rows: how many tiles are before those of this head and batch, or
+// sequence; and whether there is one of number `row_tile`.
+template <class Tile>
+CUTE_DEVICE int64_t row_tiles_before(BwdParams const& params, Tile const& tile) {
+  return int64_t{tile.batch * params.heads_q + tile.head} * params.m_blocks;
+}
+CUTE_DEVICE int64_t row_tiles_before(BwdParams const& params, SequenceQueryTile const& tile) {
+  return 2 * (int64_t{tile.head} * params.m_blocks + tile.first_row_tile);
+}
+template <class Tile>
+CUTE_DEVICE bool has_row_tile(BwdParams const& params, Tile const&, int row_tile) {
+  return row_tile < params.m_blocks;
+}
+CUTE_DEVICE bool has_row_tile(BwdParams const&, SequenceQueryTile const&, int) { return true; }
+
 // Loads the statistics of this thread's two rows among the warpgroup's 64.
 template <class Tile>
 CUTE_DEVICE void load_row_stats(BwdParams const& params, Tile const& tile, int warpgroup, float (&lse_log2)[2],
                                 float (&delta)[2]) {
-  constexpr bool kSequences = std::is_same_v<Tile, SequenceQueryTile>;
   int const row_tile = tile.m_block * 2 + warpgroup;
   CUTE_UNROLL
   for (int i = 0; i < 2; ++i) {
     int const row = first_row_of_thread(threadIdx.x) + 8 * i;
-    int64_t first;  // row tile of the head and batch, or sequence
-    if constexpr (kSequences) {
-      first = 2 * (int64_t{tile.head} * params.m_blocks + tile.first_row_tile);
-    } else {
-      first = int64_t{tile.batch * params.heads_q + tile.head} * params.m_blocks;
-    }
-    int64_t const index = (first + row_tile) * 64 + StatOrder::position(row);
-    bool const inside = kSequences || row_tile < params.m_blocks;
+    int64_t const index = (row_tiles_before(params, tile) + row_tile) * 64 + StatOrder::position(row);
+    bool const inside = has_row_tile(params, tile, row_tile);
     lse_log2[i] = inside ? params.lse_log2[index] : INFINITY;
     delta[i] = inside ? params.delta[index] : 0.f;
   }

@@ -1,5 +1,5 @@
-// The plan of the Hopper backward for large head dims: a kernel for dK and dV and one for dQ, which are deterministic in
-// either mode and read the sequences at run time. A tile may have a cluster of CTAs.
+// The plan of the Hopper backward for large head dims: a kernel for dK and dV and one for dQ, which are deterministic
+// in either mode and read the sequences at run time. A tile may have a cluster of CTAs.
 #pragma once
 
 #include "planning/backward.h"

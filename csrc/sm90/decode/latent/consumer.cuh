@@ -1,5 +1,5 @@
-// What the two warpgroups do with a unit of work. Each has 64 rows and half of V's columns, since the accumulators of all
-// do not fit in the registers of one. The scores of a piece's tiles they compute by turns (the seesaw of FlashMLA),
+// What the two warpgroups do with a unit of work. Each has 64 rows and half of V's columns, since the accumulators of
+// all do not fit in the registers of one. The scores of a piece's tiles they compute by turns (the seesaw of FlashMLA),
 // warpgroup 0 the even ones, and tell each other P. The softmax of one runs under the other's products:
 //
 //     warpgroup 0 | S(0) | softmax(0) | O += P(0) V(0) | S(2) | O += P(1) V(1), softmax(2) | O += P(2) V(2) | S(4) ...
@@ -178,7 +178,8 @@ class Consumer {
       arrive_once(smem_.empty[stage.stage][kWarpgroups]);
 
       int const first_key = (first_tile + i) * kTileKeys;
-      flash_cute::split_keys::modify_and_mask(params_, unit, first_row_of_thread(thread_), first_key, kTileKeys, scores);
+      flash_cute::split_keys::modify_and_mask(params_, unit, first_row_of_thread(thread_), first_key, kTileKeys,
+                                              scores);
       float factors[2];
       bool const grown = softmax.update_max(scores, factors);
       compute_weights(_0{});

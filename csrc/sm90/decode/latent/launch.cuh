@@ -22,7 +22,8 @@ cudaError_t launch_decode(DecodePlan const& plan, DecodeParams const& params, in
   if (error != cudaSuccess) return error;
   error = cudaFuncSetAttribute(decode_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
-  return launch(decode_kernel<Traits>, {.ctas = plan.ctas, .threads = kThreads, .smem_bytes = kSmemBytes}, args, stream);
+  return launch(decode_kernel<Traits>, {.ctas = plan.ctas, .threads = kThreads, .smem_bytes = kSmemBytes}, args,
+                stream);
 }
 
 template <class Traits>
@@ -37,8 +38,8 @@ cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& call, cud
   }
   int64_t const merges = kMergeShares * flash_cute::split_keys::merge_ctas(params);
   if (merges == 0) return cudaSuccess;
-  return launch(merge_kernel<Traits>, {.ctas = merges, .threads = kMergeThreads, .smem_bytes = 0, .early = true}, params,
-                stream);
+  return launch(merge_kernel<Traits>, {.ctas = merges, .threads = kMergeThreads, .smem_bytes = 0, .early = true},
+                params, stream);
 }
 
 template <int kHeadDim, int kHeadDimV>

@@ -128,11 +128,13 @@ class Producer {
     }
   }
 
-  // Into L2: a tile's place becomes free late, so that its load is waited for. The CTAs that read the same keys share it.
+  // Into L2: a tile's place becomes free late, so that its load is waited for. The CTAs that read the same keys share
+  // it.
   CUTE_DEVICE void prefetch(Box const& box) const {
     int const heads = args_.params.heads_kv, share = int(blockIdx.x) % heads % args_.shares;
     if (boxes_ > 1 || !box.seen || lane_ >= kChunks || lane_ % args_.shares != share) return;
-    SM90_TMA_LOAD_4D::PREFETCH::copy(&args_.k, lane_ * kChunk, box.row, int(blockIdx.x) % heads / args_.shares, box.page);
+    SM90_TMA_LOAD_4D::PREFETCH::copy(&args_.k, lane_ * kChunk, box.row, int(blockIdx.x) % heads / args_.shares,
+                                     box.page);
   }
 
   KernelArgs const& args_;

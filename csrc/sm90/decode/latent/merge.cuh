@@ -68,7 +68,9 @@ class Merge : flash_cute::split_keys::Merge<Traits> {
     for (int first = begin; first < count; first += kAtOnce) {
       Row pieces[kAtOnce];
       CUTE_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) pieces[i] = load(this->part_of(first + i), number);  // behind the last: the last
+      for (int i = 0; i < kAtOnce; ++i) {
+        pieces[i] = load(this->part_of(first + i), number);  // behind the last: the last
+      }
       CUTE_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
         if (first + i < count) add(row, pieces[i]);
@@ -93,7 +95,8 @@ class Merge : flash_cute::split_keys::Merge<Traits> {
     using namespace flash_cute::split_keys;
     auto const row = flash_cute::split_keys::Row::of(this->params_, this->unit_, number);
     auto const& sequence = this->unit_.sequence;
-    auto const place = ResultRow<Element>::of(this->params_, this->unit_.batch, row.head, sequence.first_row + row.index);
+    auto const place =
+        ResultRow<Element>::of(this->params_, this->unit_.batch, row.head, sequence.first_row + row.index);
     bool const blind =
         first_seen(this->params_, sequence, row.index) >= seen_limit(this->params_, sequence, row.index);
     float const sink_log2 = head_sink_log2<Element>(this->params_.sinks, row.head);

@@ -135,7 +135,8 @@ class Results {
       CUTE_UNROLL
       for (int j = 0; j < kPairs; ++j) {
         if (column + 8 * j >= params_.head_dim_v) continue;
-        flash_cute::split_keys::store_pair(place.out + column + 8 * j, acc(i, 2 * j), acc(i, 2 * j + 1), inverse, blind);
+        flash_cute::split_keys::store_pair(place.out + column + 8 * j, acc(i, 2 * j), acc(i, 2 * j + 1), inverse,
+                                           blind);
       }
       if (column == 0) *place.lse = blind ? -INFINITY : state[i].lse(params_.scale_log2);
     }

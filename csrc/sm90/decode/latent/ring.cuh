@@ -20,8 +20,8 @@ CUTE_DEVICE void arrive_once(uint64_t& barrier) {
   if (threadIdx.x % 32 == 0) arrive_barrier(barrier);
 }
 
-// The chunk that a warpgroup multiplies at `step`, as the scores of its tiles are summed: first those of its own columns
-// of V, which it has released before the other warpgroup releases its own.
+// The chunk that a warpgroup multiplies at `step`, as the scores of its tiles are summed: first those of its own
+// columns of V, which it has released before the other warpgroup releases its own.
 CUTE_DEVICE int chunk_at(int step, int warpgroup) {
   constexpr int kLast = kWarpgroups * kColumnChunks;
   if (step == kColumnChunks) return kLast;

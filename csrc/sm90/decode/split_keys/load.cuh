@@ -1,7 +1,7 @@
-// The producers: a warp loads the tiles of K of a bundle by TMA, another those of V, as many ahead as the ring has stages,
-// across the borders of pieces and sequences. One alone is too slow where pages have 16 keys. A tile is loaded in boxes,
-// each of rows of one page, and of a chunk of the columns. A lane has a box of rows, and some of its chunks; where pages
-// are so small that there are more than 32 boxes, all chunks of several.
+// The producers: a warp loads the tiles of K of a bundle by TMA, another those of V, as many ahead as the ring has
+// stages, across the borders of pieces and sequences. One alone is too slow where pages have 16 keys. A tile is loaded
+// in boxes, each of rows of one page, and of a chunk of the columns. A lane has a box of rows, and some of its chunks;
+// where pages are so small that there are more than 32 boxes, all chunks of several.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -122,7 +122,9 @@ class Producer {
     }
     count = __reduce_add_sync(0xffffffff, count);
     smem_.pipeline.wait_empty(state_);
-    if (threadIdx.x % 32 == 0) smem_.pipeline.expect(state_, uint32_t(count * args_.box_rows * chunk_columns_ * sizeof(Cache)));
+    if (threadIdx.x % 32 == 0) {
+      smem_.pipeline.expect(state_, uint32_t(count * args_.box_rows * chunk_columns_ * sizeof(Cache)));
+    }
     __syncwarp();
     copy_box(first, box_);
     for (int number = box_ + 32; number < boxes_; number += 32) {

@@ -21,12 +21,14 @@ constexpr int ctas_per_sm(int head_dim, int head_dim_v, int bytes) {
   return bytes == 2 && std::max(head_dim, head_dim_v) <= 64 ? 2 : 1;
 }
 
-// What a multiprocessor has, less what the driver keeps of each CTA, and of one of the merge kernel, which waits beside.
+// What a multiprocessor has, less what the driver keeps of each CTA, and of one of the merge kernel, which waits
+// beside.
 constexpr int smem_of_cta(int ctas) { return (233'472 - 1024) / ctas - 1024; }
 
 // As many as there is room for.
 constexpr int stages(int head_dim, int head_dim_v, int bytes) {
-  int const left = smem_of_cta(ctas_per_sm(head_dim, head_dim_v, bytes)) - smem_bytes_of(0, head_dim, head_dim_v, bytes);
+  int const left =
+      smem_of_cta(ctas_per_sm(head_dim, head_dim_v, bytes)) - smem_bytes_of(0, head_dim, head_dim_v, bytes);
   return std::min(24, left / stage_bytes(head_dim, head_dim_v, bytes));
 }
 

@@ -1,6 +1,6 @@
-// The producer of the kernels whose CTA owns query rows: one thread loads Q, K and V of every tile into shared memory by
-// TMA, as far ahead of the consumers as there are stages, also across tiles. `Args`: the kernel's, with the maps q, k and
-// v and the parameters.
+// The producer of the kernels whose CTA owns query rows: one thread loads Q, K and V of every tile into shared memory
+// by TMA, as far ahead of the consumers as there are stages, also across tiles. `Args`: the kernel's, with the maps q,
+// k and v and the parameters.
 #pragma once
 
 #include "core/mask.cuh"
@@ -11,8 +11,8 @@
 namespace flash_cute::sm90::forward {
 
 // Loads the tiles [begin, end) of K and V, from the last to the first, and Q, in the order in which the consumers use
-// them. `count`: as in KeySpan. `load(columns, map, full, hint, smem, rows, row, head)` loads one tile. `prepare_next()`
-// is called when `ahead` key tiles are left to load, if that is ever so.
+// them. `count`: as in KeySpan. `load(columns, map, full, hint, smem, rows, row, head)` loads one tile.
+// `prepare_next()` is called when `ahead` key tiles are left to load, if that is ever so.
 template <class Traits, class Args, class Load, class PrepareNext>
 CUTE_DEVICE void load_row_tile(Args const& args, typename Traits::SharedStorage& smem, int tile_number, int count,
                                TileCoord const volatile& tile, int begin, int end, Load const& load, int ahead,
@@ -107,8 +107,9 @@ CUTE_DEVICE void sequence_producer(Args const& args, typename Traits::SharedStor
                           int rows, int row, int head) {
       bool const queries = &map == &args.q;
       Sequence const& sequence = tile.sequence;
-      SequenceOrigin const origin = sequence_origin(args.params, tile, queries ? sequence.first_row : sequence.first_key,
-                                                    queries ? sequence.len_q : sequence.len_k);
+      SequenceOrigin const origin =
+          sequence_origin(args.params, tile, queries ? sequence.first_row : sequence.first_key,
+                          queries ? sequence.len_q : sequence.len_k);
       load_tile<decltype(columns)>(map, full, hint, buffer, rows, row, head, origin);
     };
     auto const prepare_next = [&] { smem.next_tile.publish({0, tile_number & 1}); };

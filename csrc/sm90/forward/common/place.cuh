@@ -1,6 +1,6 @@
-// Where the rows and keys of a row tile are. A TileCoord is of a dense batch, whose lengths and mask are the parameters'.
-// A SequenceTile is of a sequence that is read at run time, and has it in shared memory. The kernels ask these functions,
-// which are overloaded by the tile's type.
+// Where the rows and keys of a row tile are. A TileCoord is of a dense batch, whose lengths and mask are the
+// parameters'. A SequenceTile is of a sequence that is read at run time, and has it in shared memory. The kernels ask
+// these functions, which are overloaded by the tile's type.
 #pragma once
 
 #include "core/place.cuh"
@@ -21,6 +21,10 @@ CUTE_DEVICE Sequence uniform_lengths_of(FwdParams const&, SequenceTile const& ti
                   .len_k = uniform(sequence.len_k),
                   .band = {.lower = uniform(sequence.band.lower), .upper = uniform(sequence.band.upper)}};
 }
+
+// The parts of a tile, see TileCoord. Sequences that are read at run time are not split.
+CUTE_DEVICE int parts_of(TileCoord const volatile& tile) { return uniform(tile.parts); }
+CUTE_DEVICE constexpr int parts_of(SequenceTile const&) { return 0; }
 
 // A copy of the lengths, for what is done after the main loop.
 CUTE_DEVICE FwdParams const& copy_of_lengths(FwdParams const& params, TileCoord const&) { return params; }

@@ -1,8 +1,8 @@
 // The tile scheduler of the persistent forward; TileOrder has the order of row tiles.
 //
-// Where a mask makes row tiles differ in length and there are many, the schedule is dynamic: a CTA begins with the tile of
-// its own number, and draws the others from a ticket counter, longest first. Else it is static: a CTA has its range of
-// the split tiles, and then whole tiles, dealt back and forth (most_dealt_waves).
+// Where a mask makes row tiles differ in length and there are many, the schedule is dynamic: a CTA begins with the tile
+// of its own number, and draws the others from a ticket counter, longest first. Else it is static: a CTA has its range
+// of the split tiles, and then whole tiles, dealt back and forth (most_dealt_waves).
 #pragma once
 
 #include <climits>

@@ -29,8 +29,8 @@ template <int kRows, int kKeys>
 struct ModifiedScores {
   using Shift = OnlineSoftmax<2>::Shift;
 
-  // ALiBi, of a row tile's head and sequence. Key tiles at offsets from `left_from` on have no columns on the right of the
-  // positions of rows that see them; those at `right_to` and below have none on the left.
+  // ALiBi, of a row tile's head and sequence. Key tiles at offsets from `left_from` on have no columns on the right of
+  // the positions of rows that see them; those at `right_to` and below have none on the left.
   float slope = 0.f;
   int thread_offset = 0;  // the thread's part of the distance from row to column
   int left_from = 0;

@@ -1,11 +1,11 @@
 // The scheduler of batches whose sequences are read at run time: warp 1 of the producer warpgroup publishes the tiles.
 //
 // The row tiles of all sequences and query heads have numbers, those of one sequence side by side. A CTA's first tile
-// has the CTA's own number; the numbers of the others it draws from the ticket counter. Where there are few tiles, as far
-// as the host knows, they are dealt without a counter: its memory and the zeroing cost the host 3 us. The warp holds 32
-// neighbouring sequences, one per lane, with the prefix sum of their numbers of tiles, and moves on until they contain
-// the next number, which is always larger than the last one. Nothing is computed before the launch, and nothing on the
-// host depends on the lengths.
+// has the CTA's own number; the numbers of the others it draws from the ticket counter. Where there are few tiles, as
+// far as the host knows, they are dealt without a counter: its memory and the zeroing cost the host 3 us. The warp
+// holds 32 neighbouring sequences, one per lane, with the prefix sum of their numbers of tiles, and moves on until they
+// contain the next number, which is always larger than the last one. Nothing is computed before the launch, and nothing
+// on the host depends on the lengths.
 //
 // The sequences are passed over up to three times, first those longer than half of the longest one, last those not
 // longer than a quarter: the tiles that take longest must not be left to the end. In a sequence, the order of tiles is

@@ -52,4 +52,18 @@ struct WarpgroupKeys {
   }
 };
 
+// Calls mask(columns) if the key tile `n` of a row tile crosses an edge of the mask, or ends behind the last key.
+// `offset`: the warpgroup's first row minus the key tile's first column; `columns`: of the key tile up to the last key.
+template <class Traits, class Mask>
+CUTE_DEVICE void mask_at_edge(FwdParams const& params, TileCoord const&, WarpgroupKeys<Traits> const&, int, int offset,
+                              int columns, Mask const& mask) {
+  if (columns < Traits::kBlockN || crosses_band<Traits::kRows, Traits::kBlockN>(params, offset)) mask(columns);
+}
+// The band of a sequence is in shared memory, the numbers of its whole key tiles in registers.
+template <class Traits, class Mask>
+CUTE_DEVICE void mask_at_edge(FwdParams const&, SequenceTile const&, WarpgroupKeys<Traits> const& keys, int n, int,
+                              int columns, Mask const& mask) {
+  if (unsigned(n - keys.whole_begin) >= unsigned(keys.whole_end - keys.whole_begin)) mask(columns);
+}
+
 }  // namespace flash_cute::sm90::forward

@@ -1,5 +1,5 @@
-// The Hopper forward in float8: the persistent CTAs of rows/kernel.cuh, with two more warps of the producer warpgroup at
-// work, which transpose V.
+// The Hopper forward in float8: the persistent CTAs of rows/kernel.cuh, with two more warps of the producer warpgroup
+// at work, which transpose V.
 #pragma once
 
 #include "args.cuh"
@@ -8,9 +8,7 @@
 #include "mainloop.cuh"
 #include "sm90/common/dependent_launch.cuh"
 #include "sm90/common/warpgroup.cuh"
-#include "sm90/forward/common/load.cuh"
-#include "sm90/forward/common/scheduler.cuh"
-#include "sm90/forward/common/sequence_scheduler.cuh"
+#include "sm90/forward/common/producer.cuh"
 #include "traits.cuh"
 #include "transpose.cuh"
 
@@ -51,9 +49,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
     smem.v_pipeline.init(Traits::kTransposers);
     smem.vt_pipeline.init(4 * Traits::kWarpgroups, Traits::kTransposers);
     for (auto& pipeline : smem.q_pipeline) pipeline.init(4);
-    smem.tile_pipeline.init(4 * Traits::kWarpgroups + Traits::kTransposers +
-                            (Traits::kVariant.reads_sequences ? 1 : 0));
-    if constexpr (Traits::kVariant.reads_sequences) smem.next_tile.init(1);
+    init_tile_barriers(smem, 4 * Traits::kWarpgroups + Traits::kTransposers, smem.tile[0]);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
   if constexpr (Traits::kTile.sum_columns() > 0) {
@@ -69,12 +65,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
     lower_max_registers<Traits::kProducerRegs>();
     int const warp = uniform(threadIdx.x / 32);
     if (warp >= 2) transpose_values<Traits>(smem, warp - 2);
-    if constexpr (Traits::kVariant.reads_sequences) {
-      if (warp == 1) schedule_sequences<Traits>(args.params, smem);
-      if (threadIdx.x == 0) sequence_producer<Traits>(args, smem);
-    } else {
-      if (threadIdx.x == 0) producer<Traits>(args, smem);
-    }
+    run_producer_warp<Traits>(args, smem, warp, smem.tile[0]);
   } else {
     raise_max_registers<Traits::kConsumerRegs>();
     consumer<Traits>(args, smem, warpgroup - 1);

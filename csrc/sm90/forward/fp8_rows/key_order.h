@@ -1,5 +1,5 @@
-// Where a thread's numerators are in P's A operand. Its keys have the order in which transpose.cuh leaves those of V, so
-// that four neighbouring bytes of the operand are four scores that the thread has one after the other.
+// Where a thread's numerators are in P's A operand. Its keys have the order in which transpose.cuh leaves those of V,
+// so that four neighbouring bytes of the operand are four scores that the thread has one after the other.
 #pragma once
 
 #include <cute/config.hpp>

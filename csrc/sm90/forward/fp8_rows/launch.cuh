@@ -55,7 +55,8 @@ cudaError_t launch(FwdPlan const& plan, FwdParams const& params, cudaStream_t st
           if constexpr (std::is_same_v<Q, E4M3> && std::is_same_v<K, E4M3> && std::is_same_v<V, E4M3>) {
             return cudaErrorInvalidValue;
           } else {
-            return launch_kernel<Traits<kHeadDim, kHeadDimV, Variant::kModified, Formats<Q, K, V>, true>>(plan, params, stream);
+            return launch_kernel<Traits<kHeadDim, kHeadDimV, Variant::kModified, Formats<Q, K, V>, true>>(
+                plan, params, stream);
           }
         });
       });

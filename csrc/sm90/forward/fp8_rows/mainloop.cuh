@@ -1,9 +1,9 @@
-// The consumer's loop over key tiles, from the last to the first, one product after the other: S = Q K^T, mask, softmax,
-// T = P V, O += T.
+// The consumer's loop over key tiles, from the last to the first, one product after the other: S = Q K^T, mask,
+// softmax, T = P V, O += T.
 //
-// The tensor cores keep about 14 bits of a float8 product's sums, so that no sum lives there for longer than a tile: T is
-// computed into fresh registers and added to O in float32. They are those that S had, which leaves room for one or two
-// warpgroups more than S and T at a time. A warpgroup waits for each of its products, while the others work.
+// The tensor cores keep about 14 bits of a float8 product's sums, so that no sum lives there for longer than a tile: T
+// is computed into fresh registers and added to O in float32. They are those that S had, which leaves room for one or
+// two warpgroups more than S and T at a time. A warpgroup waits for each of its products, while the others work.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -22,8 +22,8 @@
 
 namespace flash_cute::sm90::forward::fp8_rows {
 
-// Computes one warpgroup's rows of the CTA's tile, whose keys `tiles` has. Leaves the unnormalized O in tOrO and the row
-// statistics in softmax; releases Q.
+// Computes one warpgroup's rows of the CTA's tile, whose keys `tiles` has. Leaves the unnormalized O in tOrO and the
+// row statistics in softmax; releases Q.
 template <class Traits, class Accumulator>
 CUTE_DEVICE void mainloop(FwdParams const& params, Fp8Terms const& terms, int tile_number, int warpgroup,
                           typename Traits::SharedStorage& smem, WarpgroupKeys<Traits> const& tiles,
@@ -37,7 +37,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Fp8Terms const& terms, int ti
   auto q_state = [&] { return Traits::q_state(opaque(tile_number)); };
   auto sQ = make_tensor(make_smem_ptr(smem.q[q_state().stage][warpgroup]), typename Traits::SmemLayoutQ{});  // (64, D)
   auto sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});      // (BLK_N, D, stage)
-  auto sVt = make_tensor(make_smem_ptr(smem.vt[0]), typename Traits::SmemLayoutVt{});   // (product, BLK_N, pieces, stage)
+  auto sVt = make_tensor(make_smem_ptr(smem.vt[0]), typename Traits::SmemLayoutVt{});  // (product, N, pieces, stage)
   auto sOnes = make_tensor(make_smem_ptr(smem.ones), typename Traits::SmemLayoutOnes{});  // (8, 32)
 
   typename Traits::MmaQK mma_qk;
@@ -50,7 +50,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Fp8Terms const& terms, int ti
   auto tTrV = thread_pv.partition_fragment_B(sVt);                         // (MMA, MMA_D, MMA_N, pieces, stage)
   auto tLrOne = mma_sum.get_slice(0).partition_fragment_B(sOnes);          // (MMA, 1, 1)
   auto tLrOnes = make_tensor(tLrOne.data(), make_layout(get<0>(tLrOne.layout()), get<1>(tLrOne.layout()),
-                                                        Layout<Int<kBlockN / 32>, _0>{}));  // (MMA, 1, MMA_N), all the same
+                                                        Layout<Int<kBlockN / 32>, _0>{}));  // (MMA, 1, MMA_N), alike
   auto const shape_t = partition_shape_C(mma_pv, Shape<Int<kRows>, Int<Traits::kProduct>>{});  // (MMA, MMA_M, MMA_D)
 
   auto cS = make_identity_tensor(Shape<Int<kRows>, Int<kBlockN>>{});
@@ -171,20 +171,17 @@ CUTE_DEVICE void mainloop(FwdParams const& params, Fp8Terms const& terms, int ti
   if (terms.k.block_stride == 0) factors_qk *= block_factor(terms.k, tile().batch, tile().head_kv, 0);
   modify.begin(params, tile(), sequence(),
                [&] { return rowcol_view(mma_qk.get_slice(threadIdx.x % 128).partition_C(cS)); });
-  // Masks a tile if it crosses an edge. Where the band is in shared memory, a tile's number tells, from registers.
+  // Masks a tile if it crosses an edge.
   auto mask_at_edge = [&](auto& scores, int n) __attribute__((always_inline)) {
     auto columns = [&] { return sequence().len_k - n * kBlockN; };  // of the tile
-    bool crosses;
-    if constexpr (Traits::kVariant.reads_sequences) {
-      crosses = unsigned(n - tiles.whole_begin) >= unsigned(tiles.whole_end - tiles.whole_begin);
-    } else {
-      crosses = columns() < kBlockN || crosses_band<kRows, kBlockN>(params, offset(n));
-    }
-    if (!crosses) return;
-    auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
-    apply_mask(scores, tScS, tScS_0, sequence(), offset(n), columns());
+    auto mask = [&](int) __attribute__((always_inline)) {  // the columns are read again, as all of a sequence is
+      auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
+      apply_mask(scores, tScS, tScS_0, sequence(), offset(n), columns());
+    };
+    forward::mask_at_edge(params, smem.tile[0], tiles, n, offset(n), columns(), mask);
   };
-  // Without a lower edge one loop for the last tile and those at the upper edge, one for the whole tiles; else one loop.
+  // Without a lower edge one loop for the last tile and those at the upper edge, one for the whole tiles; else one
+  // loop.
   int n = tiles.end - 1;
   int const last_at_edge =
       uniform_lengths().band.has_lower() ? tiles.begin : min(tiles.whole_end, tiles.end - 1);

@@ -3,9 +3,10 @@
 // 2^8.8. A row takes a new maximum when it exceeds that, whatever its neighbours do, and a warp multiplies its
 // accumulator only when one of its rows does. Each thread checks its own columns.
 //
-// O is divided by the sum of the rounded numerators, which the tensor cores compute as P times ones: what all values have
-// in common does not see the rounding then, nor the few bits that float8 products keep of their sums. The exact LSE is of
-// the unrounded ones, whose sum takes an instruction for each: a call that does not use the LSE leaves it out.
+// O is divided by the sum of the rounded numerators, which the tensor cores compute as P times ones: what all values
+// have in common does not see the rounding then, nor the few bits that float8 products keep of their sums. The exact
+// LSE is of the unrounded ones, whose sum takes an instruction for each: a call that does not use the LSE leaves it
+// out.
 #pragma once
 
 #include <cfloat>

@@ -1,4 +1,5 @@
-// The tile table of the sm90 forward in float8. Plain constants. docs/trials/sm90_fp8.md has the measurements behind it.
+// The tile table of the sm90 forward in float8. Plain constants. docs/trials/sm90_fp8.md has the measurements behind
+// it.
 #pragma once
 
 #include "contract/kernel_shape.h"
@@ -16,13 +17,13 @@ struct TileConfig {
 
   // Pieces whose products are in registers at a time: one is computed while another one is added to O.
   constexpr int buffers() const { return pieces > 1 ? 2 : 1; }
-  // Columns of ones behind those of V transposed, for P's sums: 8 are the fewest that a product has. With several pieces
-  // they are a product of their own.
+  // Columns of ones behind those of V transposed, for P's sums: 8 are the fewest that a product has. With several
+  // pieces they are a product of their own.
   constexpr int sum_columns() const { return pieces > 1 ? 0 : 8; }
 };
 
-// As many warpgroups as the registers allow: scores, P, its product and O of 64 rows leave room for four at head dim 64,
-// for three up to 128 and for two above. Modified scores need more.
+// As many warpgroups as the registers allow: scores, P, its product and O of 64 rows leave room for four at head dim
+// 64, for three up to 128 and for two above. Modified scores need more.
 constexpr TileConfig tile_config(int head_dim_v, bool modifies_scores) {
   int const warpgroups = modifies_scores || head_dim_v > 128 ? 2 : head_dim_v > 64 ? 3 : 4;
   return {.block_m = 64 * warpgroups, .block_n = 128, .pieces = head_dim_v > 128 ? head_dim_v / 64 : 1};
@@ -33,8 +34,8 @@ constexpr bool serves_all_formats(int head_dim, int head_dim_v) {
   return head_dim == head_dim_v && (head_dim == 128 || head_dim == 256);
 }
 
-// Shared memory: Q, two buffers each of K, of V as it is in memory and of V transposed, with its columns of ones, 2 KB for
-// other ones, barriers and tile coordinates; a second buffer of Q where there is room.
+// Shared memory: Q, two buffers each of K, of V as it is in memory and of V transposed, with its columns of ones, 2 KB
+// for other ones, barriers and tile coordinates; a second buffer of Q where there is room.
 struct SmemBytes {
   static constexpr int kLimit = 227 * 1024;
 

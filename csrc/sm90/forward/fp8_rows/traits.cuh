@@ -44,7 +44,7 @@ struct Traits {
   static constexpr int kWarpgroups = kBlockM / kRows;
   static constexpr int kConsumerThreads = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumerThreads;
-  static constexpr int kTransposers = 2;  // warps of the producer warpgroup, beside the one that loads and the scheduler's
+  static constexpr int kTransposers = 2;  // warps of the producer warpgroup, beside those that load and schedule
   static_assert(kBlockM % kRows == 0 && kWarpgroups <= 4 && kBlockN % 32 == 0 && Fp8Terms::kBlock % kBlockN == 0);
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % kPieces == 0);
 
@@ -78,7 +78,8 @@ struct Traits {
   template <int kChunk>
   using AtomOf = std::conditional_t<
       kChunk == 128, SM90::GMMA::Layout_K_SW128_Atom<Element>,
-      std::conditional_t<kChunk == 64, SM90::GMMA::Layout_K_SW64_Atom<Element>, SM90::GMMA::Layout_K_SW32_Atom<Element>>>;
+      std::conditional_t<kChunk == 64, SM90::GMMA::Layout_K_SW64_Atom<Element>,
+                         SM90::GMMA::Layout_K_SW32_Atom<Element>>>;
   using AtomQK = AtomOf<ColumnsQK::kChunk>;
   using SmemLayoutQ = decltype(tile_to_shape(AtomQK{}, Shape<Int<kRows>, Int<kHeadDim>>{}));
   using SmemLayoutK = decltype(tile_to_shape(AtomQK{}, Shape<Int<kBlockN>, Int<kHeadDim>, Int<kStages>>{}));

@@ -1,11 +1,11 @@
-// V on its way from rows of keys to rows of columns: float8 WGMMA reads both operands along the keys (K-major), while V is
-// stored along the columns. Two warps of the producer warpgroup transpose each tile in shared memory.
+// V on its way from rows of keys to rows of columns: float8 WGMMA reads both operands along the keys (K-major), while V
+// is stored along the columns. Two warps of the producer warpgroup transpose each tile in shared memory.
 //
 // ldmatrix.trans transposes 16-bit elements: pairs of neighbouring columns of one key. A byte permutation separates the
 // two columns, and leaves in one word four keys of a column: of each 16 keys a thread gets
 //     2 p, 2 p + 1, 8 + 2 p, 8 + 2 p + 1     (p: its place in the quad)
-// which are just those whose scores it has in the accumulator of Q K^T. So the keys stay in this order: P's registers are
-// then the A operand as they are, without a shuffle.
+// which are just those whose scores it has in the accumulator of Q K^T. So the keys stay in this order: P's registers
+// are then the A operand as they are, without a shuffle.
 #pragma once
 
 #include <cute/arch/copy_sm75.hpp>

@@ -1,5 +1,5 @@
-// WGMMA m64nNk32 of float8, e4m3 in registers times a K-major operand in shared memory, for the values of N that CuTe has
-// only with a macro that quadruples the compile time of its headers: a head dim and 8 more.
+// WGMMA m64nNk32 of float8, e4m3 in registers times a K-major operand in shared memory, for the values of N that CuTe
+// has only with a macro that quadruples the compile time of its headers: a head dim and 8 more.
 #pragma once
 
 #include <cute/arch/mma_sm90.hpp>
@@ -18,7 +18,8 @@ struct WgmmaRS {
   CUTE_DEVICE static void fma(uint32_t const (&a)[4], uint64_t b, float* d, int accumulate);
 };
 
-// Accumulator registers: FC_NUMBERS* as operand numbers in the PTX text, FC_4 and FC_16 as operands of the asm statement.
+// Accumulator registers: FC_NUMBERS* as operand numbers in the PTX text, FC_4 and FC_16 as operands of the asm
+// statement.
 #define FC_NUMBERS0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define FC_NUMBERS1 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define FC_NUMBERS2 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
@@ -32,7 +33,8 @@ struct WgmmaRS {
 #define FC_OPERANDS52 FC_16(0), FC_16(16), FC_16(32), FC_4(48)
 #define FC_OPERANDS68 FC_16(0), FC_16(16), FC_16(32), FC_16(48), FC_4(64)
 
-// REGS = N / 2 accumulator registers; A, B, P: the operand numbers of A's four registers, B's descriptor and `accumulate`.
+// REGS = N / 2 accumulator registers; A, B, P: the operand numbers of A's four registers, B's descriptor and
+// `accumulate`.
 #define FC_WGMMA_RS(N, REGS, A, B, P, ELEMENT, TYPE)                                                             \
   template <>                                                                                                    \
   CUTE_DEVICE void WgmmaRS<ELEMENT, N>::fma(uint32_t const(&a)[4], uint64_t b, float* d, int accumulate) {       \

@@ -1,5 +1,5 @@
-// The key tiles that a row tile visits, from the last to the first: the set bits of its warpgroups' lists. By a warp, of
-// which each lane looks at a word of the lists, or at a key tile of a word.
+// The key tiles that a row tile visits, from the last to the first: the set bits of its warpgroups' lists. By a warp,
+// of which each lane looks at a word of the lists, or at a key tile of a word.
 #pragma once
 
 #include <cute/tensor.hpp>

@@ -54,7 +54,8 @@ CUTE_DEVICE uint32_t seeing_rows_of_warp(FwdParams const& params, TileCoord cons
 template <class Traits>
 CUTE_DEVICE SeeingRows find_seeing_rows(FwdParams const& params, TileCoord const& tile, int warpgroup,
                                         OnlineSoftmax<2> const& softmax) {
-  int const row = tile.m_block * Traits::kBlockM + warpgroup * Traits::kRows + first_row_of_thread(fresh_thread_index());
+  int const row =
+      tile.m_block * Traits::kBlockM + warpgroup * Traits::kRows + first_row_of_thread(fresh_thread_index());
   uint32_t seeing = 0;
   CUTE_UNROLL
   for (int i = 0; i < 2; ++i) seeing |= uint32_t{softmax.sum[i] != 0.f || row + 8 * i >= params.len_q} << i;

@@ -15,9 +15,9 @@ struct VisitedTile {
   uint32_t flags;  // see KeyFlags; 0: there is none
 };
 
-// What the producer tells of a key tile with its K. What it is to the warpgroups they know a step before: read when K has
-// landed, the flags would delay the step. Its number and the next one's flags are one word: as two the kernel of head dim
-// 96 with modified scores spilled.
+// What the producer tells of a key tile with its K. What it is to the warpgroups they know a step before: read when K
+// has landed, the flags would delay the step. Its number and the next one's flags are one word: as two the kernel of
+// head dim 96 with modified scores spilled.
 struct KeySlot {
   uint32_t word;
   RowBits const* bits;  // of its columns and the row tile's first 64 rows, in global memory; not where there are none
@@ -65,7 +65,7 @@ struct Traits : rows::Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV> {
     Element v[kStages][Base::kVElements];
     Element q[kSmem.q_stages][kWarpgroups][Base::kQElements];
     std::conditional_t<kSmem.has_o, rows::OutBuffer<kWarpgroups, kHeadDimV>, rows::NoOutBuffer> out;
-    alignas(128) RowInterval intervals[kStages][kMaxIntervals][kBlockN];  // of K's stage, where a warpgroup needs the mask
+    alignas(128) RowInterval intervals[kStages][kMaxIntervals][kBlockN];  // of K's stage, where the mask is needed
     KeySlot slots[kStages];                            // the same
     Pipeline<kStages> k_pipeline;
     Pipeline<kStages> v_pipeline;

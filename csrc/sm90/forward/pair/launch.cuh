@@ -39,7 +39,8 @@ cudaError_t encode_maps(KernelArgs& args) {
 }
 
 template <class Traits>
-cudaError_t launch_kernel(void (*kernel)(KernelArgs), FwdPlan const& plan, FwdParams const& params, cudaStream_t stream) {
+cudaError_t launch_kernel(void (*kernel)(KernelArgs), FwdPlan const& plan, FwdParams const& params,
+                          cudaStream_t stream) {
   KernelArgs args;
   args.params = params;
   cudaError_t error = encode_maps<Traits>(args);

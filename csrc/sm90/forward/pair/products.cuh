@@ -1,5 +1,5 @@
-// The products O += P V of the forwards for large head dims: a WGMMA group reads one unit, some keys of V and some of its
-// columns.
+// The products O += P V of the forwards for large head dims: a WGMMA group reads one unit, some keys of V and some of
+// its columns.
 #pragma once
 
 #include <cute/atom/mma_atom.hpp>

@@ -1,5 +1,5 @@
-// What the two CTAs of a row tile exchange through DSMEM: their parts of S, each a product over half of the columns of Q
-// and K.
+// What the two CTAs of a row tile exchange through DSMEM: their parts of S, each a product over half of the columns of
+// Q and K.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -58,8 +58,8 @@ struct ScoreExchange {
     __syncwarp();  // all lanes have read: P may be written
   }
 
-  // WGMMA has read P of the other warpgroup: its buffer may receive. The part of S that was there before has been added,
-  // since P was computed from the sum.
+  // WGMMA has read P of the other warpgroup: its buffer may receive. The part of S that was there before has been
+  // added, since P was computed from the sum.
   CUTE_DEVICE void release_buffer_of_other() const {
     if (fresh_thread_index() % 32 == 0) {
       uint64_t const* const empty = smem.scores_pipeline[1 - warpgroup].empty;

@@ -1,8 +1,8 @@
-// The Hopper forward for head dims above 512: persistent clusters of two CTAs with 64 query rows, each of which has half
-// of the columns (see exchange.cuh), a producer warpgroup and two consumer warpgroups. The accumulator is too large for
-// the registers of one warpgroup, so that each has half of its columns; the scores of the key tiles they compute by
-// turns, see mainloop.cuh. Of the producer warpgroup three threads issue the TMA loads, one for each ring, and another
-// warp schedules the tiles, as in rows/ where sequences are read at run time.
+// The Hopper forward for head dims above 512: persistent clusters of two CTAs with 64 query rows, each of which has
+// half of the columns (see exchange.cuh), a producer warpgroup and two consumer warpgroups. The accumulator is too
+// large for the registers of one warpgroup, so that each has half of its columns; the scores of the key tiles they
+// compute by turns, see mainloop.cuh. Of the producer warpgroup three threads issue the TMA loads, one for each ring,
+// and another warp schedules the tiles, as in rows/ where sequences are read at run time.
 #pragma once
 
 #include "sm90/forward/pair/kernel.cuh"

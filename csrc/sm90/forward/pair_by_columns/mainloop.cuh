@@ -9,8 +9,8 @@
 //
 // Both add the tiles in the same order, and P(i) is measured from the maximum in use after tile i, which the warpgroups
 // hand to each other with P. A WGMMA group reads one unit of K or V; a unit is released when the next group has been
-// issued and this one is done, so that the loads follow closely; those of the other warpgroup's tile when its product is
-// complete.
+// issued and this one is done, so that the loads follow closely; those of the other warpgroup's tile when its product
+// is complete.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -55,7 +55,8 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
 
   auto sQ = make_tensor(make_smem_ptr(smem.q), typename Traits::SmemLayoutQ{});        // (64, D of unit, unit)
   auto sK = make_tensor(make_smem_ptr(smem.k[0]), typename Traits::SmemLayoutK{});     // (BLK_N, D of unit, unit)
-  auto sVt = make_tensor(make_smem_ptr(smem.v[warpgroup][0]), typename Traits::SmemLayoutVt{});  // (D / 2, N of unit, unit)
+  auto sVt =
+      make_tensor(make_smem_ptr(smem.v[warpgroup][0]), typename Traits::SmemLayoutVt{});  // (D / 2, N of unit, unit)
   auto sP = make_tensor(make_smem_ptr(reinterpret_cast<Element*>(smem.p[warpgroup])),
                         typename Traits::SmemLayoutP{});  // (64, BLK_N)
   auto sP_other = make_tensor(make_smem_ptr(reinterpret_cast<Element*>(smem.p[1 - warpgroup])),

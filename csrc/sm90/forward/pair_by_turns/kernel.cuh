@@ -1,6 +1,6 @@
-// The Hopper forward for head dims above those of rows/, up to 512: persistent clusters of two CTAs with 128 query rows, a
-// producer warpgroup and two consumer warpgroups of 64 rows. A row's accumulator is too large for the registers of one
-// warpgroup, so that each CTA has half of its columns; the scores of the key tiles they compute by turns, see
+// The Hopper forward for head dims above those of rows/, up to 512: persistent clusters of two CTAs with 128 query
+// rows, a producer warpgroup and two consumer warpgroups of 64 rows. A row's accumulator is too large for the registers
+// of one warpgroup, so that each CTA has half of its columns; the scores of the key tiles they compute by turns, see
 // mainloop.cuh. Of the producer warpgroup one thread issues the TMA loads, and another warp schedules the tiles, as in
 // rows/ where sequences are read at run time.
 #pragma once

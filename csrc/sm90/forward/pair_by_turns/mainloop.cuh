@@ -1,8 +1,8 @@
 // The consumers' loop over key tiles: S = Q K^T, mask, softmax, O += P V.
 //
-// The two CTAs compute S and P of the key tiles by turns, each its warpgroups' 64 rows of it, and send each other P. Each
-// adds P V of every tile to its own half of the columns of O. A CTA's softmax runs under the product of the tile before,
-// which is the other CTA's (the seesaw of FlashMLA, between CTAs instead of warpgroups):
+// The two CTAs compute S and P of the key tiles by turns, each its warpgroups' 64 rows of it, and send each other P.
+// Each adds P V of every tile to its own half of the columns of O. A CTA's softmax runs under the product of the tile
+// before, which is the other CTA's (the seesaw of FlashMLA, between CTAs instead of warpgroups):
 //
 //     CTA 0 | O[0] += P(0) V(0) | S(2) | O[0] += P(1) V(1), softmax of S(2) | O[0] += P(2) V(2) | S(4) | ...
 //     CTA 1 | S(1) | O[1] += P(0) V(0), softmax of S(1) | O[1] += P(1) V(1) | S(3) | O[1] += P(2) V(2), ...

@@ -1,6 +1,6 @@
 // What the two CTAs of a row tile send each other through DSMEM: after each step P, with its rows' maxima in use and
-// limits; at the end of a tile the sums. Thread t of either CTA has the same rows, and P is sent as the registers of the
-// product's operand, so that a lane reads what the same lane of the other CTA has written.
+// limits; at the end of a tile the sums. Thread t of either CTA has the same rows, and P is sent as the registers of
+// the product's operand, so that a lane reads what the same lane of the other CTA has written.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -12,8 +12,8 @@
 namespace flash_cute::sm90::forward::pair_by_turns {
 
 // A message needs no barrier for an empty buffer: that of step i + 2 is sent when that of step i + 1 has been received,
-// which the other CTA sends after it has read that of step i. Between tiles the sums do the same: they are sent when the
-// last message has been read, and the next tile's first one follows when they have been received.
+// which the other CTA sends after it has read that of step i. Between tiles the sums do the same: they are sent when
+// the last message has been read, and the next tile's first one follows when they have been received.
 template <class Traits>
 struct Messages {
   static constexpr int kVectorsOfP = Traits::kVectorsOfP;

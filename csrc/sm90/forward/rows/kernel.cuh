@@ -5,11 +5,10 @@
 
 #include "core/registers.cuh"
 #include "sm90/forward/common/args.cuh"
-#include "sm90/forward/common/load.cuh"
 #include "epilogue.cuh"
 #include "mainloop.cuh"
-#include "sm90/forward/common/scheduler.cuh"
-#include "sm90/forward/common/sequence_scheduler.cuh"
+#include "sm90/forward/common/place.cuh"
+#include "sm90/forward/common/producer.cuh"
 #include "split.cuh"
 #include "traits.cuh"
 #include "sm90/common/dependent_launch.cuh"
@@ -30,12 +29,9 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
     OnlineSoftmax<2> softmax(args.params.scale_log2, args.params.power_scale);
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDimV>>{});  // (MMA, MMA_M, MMA_D)
     mainloop<Traits>(args.params, tile_number, warpgroup, smem, tiles, softmax, tOrO);
-    int parts = 0;  // sequences that are read at run time are not split
-    if constexpr (!Traits::kVariant.reads_sequences) {
-      parts = uniform(smem.tile[opaque(tile_number) & 1].parts);
-      if (parts < 0) store_part<Traits>(args.params, smem.range, warpgroup, softmax, tOrO);
-      if (parts > 0) merge_parts<Traits>(args.params, smem.range, parts, warpgroup, softmax, tOrO);
-    }
+    int const parts = parts_of(smem.tile[opaque(tile_number) & 1]);
+    if (parts < 0) store_part<Traits>(args.params, smem.range, warpgroup, softmax, tOrO);
+    if (parts > 0) merge_parts<Traits>(args.params, smem.range, parts, warpgroup, softmax, tOrO);
     if (parts >= 0) {
       // Recomputed: kept across the merge, it spilled.
       TileCoord const volatile& tile = smem.tile[opaque(tile_number) & 1];
@@ -62,8 +58,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
     smem.k_pipeline.init(4 * Traits::kWarpgroups);
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.q_pipeline) pipeline.init(4);
-    smem.tile_pipeline.init(4 * Traits::kWarpgroups + (Traits::kVariant.reads_sequences ? 1 : 0));
-    if constexpr (Traits::kVariant.reads_sequences) smem.next_tile.init(1);
+    init_tile_barriers(smem, 4 * Traits::kWarpgroups, smem.tile[0]);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
   wait_for_kernel_before();  // which zeroes counters and flags, if there are any
@@ -71,12 +66,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
 
   if (warpgroup == 0) {
     lower_max_registers<Traits::kProducerRegs>();
-    if constexpr (Traits::kVariant.reads_sequences) {
-      if (uniform(threadIdx.x / 32) == 1) schedule_sequences<Traits>(args.params, smem);
-      if (threadIdx.x == 0) sequence_producer<Traits>(args, smem);
-    } else {
-      if (threadIdx.x == 0) producer<Traits>(args, smem);
-    }
+    run_producer_warp<Traits>(args, smem, uniform(threadIdx.x / 32), smem.tile[0]);
   } else {
     raise_max_registers<Traits::kConsumerRegs>();
     consumer<Traits>(args, smem, warpgroup - 1);

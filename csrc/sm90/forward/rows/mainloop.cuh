@@ -27,8 +27,8 @@
 
 namespace flash_cute::sm90::forward::rows {
 
-// Computes one warpgroup's rows of the CTA's tile, whose keys `tiles` has. Leaves the unnormalized O in tOrO and the row
-// statistics in softmax, with kReadsAhead the next tile in `tiles`; releases Q.
+// Computes one warpgroup's rows of the CTA's tile, whose keys `tiles` has. Leaves the unnormalized O in tOrO and the
+// row statistics in softmax, with kReadsAhead the next tile in `tiles`; releases Q.
 //
 // A long function: its parts, the lambdas, work on the same dozen of tensors and pipeline states, which functions would
 // all take as arguments. `step` is a key tile; the loops over them are at the end.
@@ -172,13 +172,9 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     auto tScS = rowcol_view(mma_qk.get_slice(fresh_thread_index() % 128).partition_C(cS));
     apply_mask(scores, tScS, tScS_0, sequence(), offset, columns);
   };
-  // Masks a tile if it crosses an edge. Where the band is in shared memory, a tile's number tells, from registers.
+  // Masks a tile if it crosses an edge.
   auto mask_at_edge = [&](int n, int columns) __attribute__((always_inline)) {
-    if constexpr (Traits::kVariant.reads_sequences) {
-      if (unsigned(n - tiles.whole_begin) >= unsigned(tiles.whole_end - tiles.whole_begin)) mask(columns);
-    } else {
-      if (columns < kBlockN || crosses_band<kRows, kBlockN>(params, offset)) mask(columns);
-    }
+    forward::mask_at_edge(params, smem.tile[0], tiles, n, offset, columns, mask);
   };
   smem.k_pipeline.wait_full(k_state);
   issue_qk();
