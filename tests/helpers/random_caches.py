@@ -12,7 +12,7 @@ from cases import CAUSAL, CPU_DTYPES, CUDA_DTYPES
 LONGEST = {"cpu": 300, "cuda": 5000}
 HEAD_DIMS = (
     *((64, 64), (128, 128), (96, 96), (256, 256), (192, 128), (192, 192), (576, 512), (32, 64), (512, 512), (80, 80)),
-    *((8, 16), (1024, 1024)),
+    *((16, 32), (1024, 1024)),
 )
 LATENT: dict[str, Any] = {"head_dim": 576, "head_dim_v": 512, "heads_kv": 1, "storage": "view"}
 # Arguments of `make` for which different kernels run.

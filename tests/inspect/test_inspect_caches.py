@@ -123,6 +123,17 @@ def test_what_is_stored_is_what_is_folded(name: str, kernels: tuple[CacheKernel,
         assert not kept or 4 * kept[-1][1] <= found.workspace_bytes
 
 
+def test_the_workspace_of_a_short_cache(kernels: tuple[CacheKernel, ...]) -> None:
+    """It has room for the pieces of the longest sequence that there may be, and no more than the rule has."""
+    for kernel in kernels:
+        short, longer, longest = (
+            kernel.schedule(CacheProblem(((70, keys), (1, keys)), 1, 1), 8).workspace_bytes
+            for keys in (200, 2000, 100_000)
+        )
+        assert short <= longer <= longest and short < longest
+        assert longest == kernel.schedule(CacheProblem(((70, 200_000),), 1, 1), 8).workspace_bytes
+
+
 def cut(found: Schedule, sequence: int) -> list[tuple[int, ...]]:
     """The pieces of a sequence, without who computes them."""
     return sorted(

@@ -131,6 +131,13 @@ def test_multiprocessors(device: str, rows: Any, kernel: str, backend: str | Non
         assert same_bits(case.run(with_multiprocessors(backend, count)), expected), f"{count} multiprocessors"
 
 
+def _has_another_kernel_alone(case: Cached) -> bool:
+    """Float8 pages of an odd number of keys of small head dims have the kernel of larger ones: see docs/kvcache.md."""
+    page = 0 if case.page_table is None else case.k_cache.shape[1 if case.kv_layout == "NHD" else 2]
+    small = max(case.k_cache.shape[-1], case.v_cache.shape[-1]) <= 64
+    return case.q.is_cuda and case.k_cache.dtype.itemsize == 1 and page % 2 == 1 and small
+
+
 def test_random_calls(device: str, backend: str | None, rng: torch.Generator, seed: int) -> None:
     """Everything at once: each sequence gives the bits that it gives alone, over a contiguous cache; and on a smaller
     chip all of them."""
@@ -139,7 +146,7 @@ def test_random_calls(device: str, backend: str | None, rng: torch.Generator, se
     done, bad = 0, []
     while done < draws and time.monotonic() - start < seconds:
         arguments, case = draw(pick, rng, device)
-        if device == "cuda" and case.refused_on_cuda():
+        if _has_another_kernel_alone(case) or (case.q.is_cuda and case.refused_on_cuda()):
             continue
         parts = [_by_itself(case, b, backend) for b in range(len(case.rows()))]
         results = case.run(backend)
