@@ -195,7 +195,6 @@ def cache_picture(kernel: CacheKernel, problem: CacheProblem, sms: int = 8) -> P
         "sms": sms,
         "bundles": found.bundles,
         "heads_kv": found.heads_kv,
-        "workspace_bytes": found.workspace_bytes,
         "balance": round(work / (ctas * length), 4) if length else 1.0,
         "length": length,
         "pieces": [
