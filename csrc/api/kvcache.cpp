@@ -39,7 +39,12 @@ Problem check_call(KvCacheArgs const& args, CacheProblem const& cache, bool on_c
                   .alibi_per_batch = call.alibi_slopes && call.alibi_slopes->rank == 2,
                   .causal = causal,
                   .band = make_band(call, causal, cache.capacity)};
-  parse_backend(call.backend, problem);
+  std::string_view backend = call.backend;
+  int const num_sms = take_multiprocessors(backend);
+  parse_backend(backend, problem);
+  problem.asked.num_sms = num_sms;
+  FLASH_CUTE_CHECK(num_sms == 0 || on_cuda, "backend: expected no number of multiprocessors on the CPU, got '",
+                   call.backend, "'");
   FLASH_CUTE_CHECK(problem.accumulate == AccumulateIn::kFloat32, "accumulate: expected 'float32' over a cache, got '",
                    kAccumulateNames[static_cast<int>(problem.accumulate)], "'");
   if (on_cuda) {

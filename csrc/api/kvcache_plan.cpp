@@ -69,6 +69,11 @@ int64_t row_tiles(Problem const& call, DecodePlan const& plan) {
 }
 
 DecodeDecision plan_decode(KvCacheArgs const& args, KvCacheProblem const& problem, Gpu gpu) {
+  if (int const asked = problem.call.asked.num_sms; asked > 0) {
+    FLASH_CUTE_CHECK(asked <= gpu.num_sms, "backend: expected at most ", gpu.num_sms, " multiprocessors, got '",
+                     args.call.backend, "'");
+    gpu.num_sms = asked;
+  }
   DecodeInstance const* const instance = find_instance(problem, gpu);
   if (instance == nullptr) refuse(args, problem, gpu);
   DecodeDecision decision{.instance = instance, .gpu = gpu};

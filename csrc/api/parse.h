@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <string_view>
 
@@ -56,6 +57,21 @@ inline thread_local bool tuner_is_running = false;
 inline bool choices_allowed() {
   static bool const allowed = std::getenv("FLASH_CUTE_TEST_TILES") != nullptr;
   return allowed || tuner_is_running;
+}
+
+// Over a cache the name may go on with the number of multiprocessors that the plan counts with, as a smaller chip has
+// them: "sm90:sms66". Takes it off the text; 0: there is none.
+inline int take_multiprocessors(std::string_view& text) {
+  constexpr std::string_view kWord = ":sms";
+  size_t const begin = text.rfind(kWord);
+  if (begin == std::string_view::npos || !choices_allowed()) return 0;
+  std::string_view const digits = text.substr(begin + kWord.size());
+  int number = 0;
+  auto const [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  FLASH_CUTE_CHECK(error == std::errc{} && end == digits.data() + digits.size() && number > 0,
+                   "backend: expected a number of multiprocessors behind '", kWord, "', got '", text, "'");
+  text = text.substr(0, begin);
+  return number;
 }
 
 inline AccumulateIn parse_accumulate(std::string_view text) {

@@ -29,6 +29,7 @@ struct Choice {
   Backend backend = Backend::kAuto;
   int entry = -1;  // row of the family's tile table, see sm90/forward/rows/tile.h; of sm80 the chip, sm80/common/chip.h
   int split = -1;  // 0: split no tile, 1: split those of the last wave wherever that is possible
+  int num_sms = 0;  // over a cache: how many multiprocessors the plan counts with; 0: all that there are
 
   constexpr bool is_open() const { return backend == Backend::kAuto && entry < 0 && split < 0; }
 };

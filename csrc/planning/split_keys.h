@@ -22,11 +22,15 @@ inline void plan_ranges(DecodePlan& plan, KvCacheProblem const& problem, KernelS
   plan.shape.block_m = rows <= kFewRows || call.packed ? kFewRows : cuts.many_rows;
   plan.most_pieces = cuts.most_pieces;
   plan.many_rows = cuts.many_rows;
+  // No family has shorter pieces, so that a short cache has fewer. (The rule itself never sees the capacity.)
+  int const of_capacity = problem.cache.capacity / kLeastPieceKeys + 1;
+  int const pieces_of_few = std::min(cuts.most_pieces, of_capacity);
+  int const pieces_of_many = std::min(cuts.most_pieces_of_many, of_capacity);
   // Even, so that each part begins at 16 bytes.
   auto const rows_of_part = [&](int most) { return static_cast<int>((std::min<int64_t>(rows, most) + 1) / 2 * 2); };
   plan.slot_rows = rows_of_part(cuts.many_rows);
-  int const of_few = rows <= kFewRows || call.packed ? plan.most_pieces * rows_of_part(kFewRows) : 0;
-  int const of_many = rows > kFewRows ? cuts.most_pieces_of_many * plan.slot_rows : 0;
+  int const of_few = rows <= kFewRows || call.packed ? pieces_of_few * rows_of_part(kFewRows) : 0;
+  int const of_many = rows > kFewRows ? pieces_of_many * plan.slot_rows : 0;
   plan.part_rows = plan.slot_rows + std::max(of_few, of_many);
   if (call.batch == 0 || call.heads_kv == 0 || rows == 0) return;
   plan.bundles = std::max(1, gpu.num_sms * shape.ctas_per_sm / call.heads_kv);

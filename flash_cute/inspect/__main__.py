@@ -3,6 +3,8 @@
 table                       budget, occupancy and roofline of every kernel
 check                       every check on every kernel; exit status 1 if one fails
 kernels                     their names, for the options below
+draw schedule --caches 1:6000,4:3000,64:700
+                            a batch of attention over caches, as rows:keys of each sequence
 draw banks --operand V      a picture of one kernel: banks, threads, warps, transposition, mask, schedule, packed,
                             budget, or all
 tour --out docs             the guided tours of docs/ and their pictures; --check: only say what is stale
@@ -18,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import build, float8, packed, pictures, tables, tour
+from . import build, caches, float8, packed, pictures, tables, tour
 from .build import InspectError
 from .checks import CHECKS, mask_definition
 from .kernels import CAUSAL, Kernel, PackedProblem, Problem, find, kernels
@@ -73,7 +75,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     draw.add_argument("--access", help="of banks: a word of the access's name: into, registers, shared, global, tensor")
     draw.add_argument(
-        "--causal", nargs="?", const="bottom_right", default="none", choices=CAUSAL, help="mask of mask and schedule"
+        "--causal",
+        nargs="?",
+        const="bottom_right",
+        choices=CAUSAL,
+        help="mask of mask and schedule; default: none, over caches bottom_right",
     )
     draw.add_argument(
         "--window",
@@ -91,7 +97,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LENGTH[,LENGTH...]",
         help="the sequences of packed",
     )
+    draw.add_argument(
+        "--caches",
+        type=_sequences,
+        metavar="ROWS:KEYS[,ROWS:KEYS...]",
+        help="of schedule: the sequences of a call over caches; keys below 0: a row that pads a graph",
+    )
     draw.add_argument("--heads", type=_positive, default=8)
+    draw.add_argument("--heads-kv", type=_positive, help="of keys and values; default: as many")
     draw.add_argument("--sms", type=_positive, default=8, help="multiprocessors of the schedule")
     draw.add_argument("--format", nargs="+", choices=("svg", "png"), default=["svg", "png"])
     draw.add_argument("--out", type=Path, default=Path())
@@ -126,6 +139,13 @@ def _lengths(text: str) -> tuple[int, ...]:
     if not all(part.isdecimal() for part in text.split(",")):
         raise argparse.ArgumentTypeError(f"expected numbers of at least 0, got {text}")
     return tuple(int(part) for part in text.split(","))
+
+
+def _sequences(text: str) -> tuple[tuple[int, int], ...]:
+    pairs = [part.split(":") for part in text.split(",")]
+    if not all(len(pair) == 2 and pair[0].isdecimal() and pair[1].removeprefix("-").isdecimal() for pair in pairs):
+        raise argparse.ArgumentTypeError(f"expected rows:keys of each sequence, such as 1:6000,4:3000, got {text}")
+    return tuple((int(rows), int(keys)) for rows, keys in pairs)
 
 
 def _asked(options: argparse.Namespace, archs: Sequence[str] = build.ARCHS) -> tuple[Kernel, ...]:
@@ -193,8 +213,8 @@ def _draw_transposition(_: argparse.Namespace, kernel: Kernel) -> pictures.Pictu
 
 def _problem(options: argparse.Namespace, masked: bool = True) -> Problem:
     len_q, len_k = options.lengths
-    problem = Problem(1, options.heads, options.heads, len_q, len_k, options.head_dim)
-    return replace(problem, causal=options.causal, window=tuple(options.window)) if masked else problem
+    problem = Problem(1, options.heads, options.heads_kv or options.heads, len_q, len_k, options.head_dim)
+    return replace(problem, causal=options.causal or "none", window=tuple(options.window)) if masked else problem
 
 
 def _draw_mask(options: argparse.Namespace, kernel: Kernel) -> pictures.Picture:
@@ -208,10 +228,9 @@ def _draw_schedule(options: argparse.Namespace, kernel: Kernel) -> pictures.Pict
 
 
 def _draw_packed(options: argparse.Namespace, kernel: Kernel) -> pictures.Picture:
-    mask = {"causal": options.causal, "window": tuple(options.window)}
-    return packed.packed_picture(
-        kernel, PackedProblem(options.packed, options.heads, options.heads, **mask), options.sms
-    )
+    heads_kv, window = options.heads_kv or options.heads, tuple(options.window)
+    problem = PackedProblem(options.packed, options.heads, heads_kv, options.causal or "none", window)
+    return packed.packed_picture(kernel, problem, options.sms)
 
 
 def _draw_budget(options: argparse.Namespace, kernel: Kernel) -> pictures.Picture:
@@ -236,7 +255,20 @@ DRAW = {
 }
 
 
+def _draw_caches(options: argparse.Namespace) -> int:
+    if options.what != "schedule":
+        raise ValueError(f"--caches: expected draw schedule, got draw {options.what}")
+    heads_kv, window = options.heads_kv or options.heads, tuple(options.window)
+    problem = caches.CacheProblem(options.caches, options.heads, heads_kv, options.causal or "bottom_right", window)
+    kernel = caches.cache_kernel(caches.cache_kernels(options.csrc), options.head_dim, options.arch, options.family)
+    for path in caches.cache_picture(kernel, problem, options.sms).save(options.out, options.format):
+        print(path)
+    return 0
+
+
 def _draw(options: argparse.Namespace) -> int:
+    if options.caches is not None:
+        return _draw_caches(options)
     known = build.default_head_dims()
     if options.head_dim not in known:
         raise ValueError(f"--head-dim: expected one of {', '.join(map(str, known))}, got {options.head_dim}")

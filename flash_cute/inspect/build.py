@@ -36,6 +36,8 @@ except ImportError:  # no POSIX: two processes that build at once compile twice
 
 __all__ = [
     "ARCHS",
+    "BAND",
+    "CACHES",
     "DIRECTIONS",
     "HEAD_DIMS",
     "InspectError",
@@ -57,9 +59,10 @@ HEAD_DIMS = (32, 64, 96, 128, 192, 256, 320, 512, 1024)
 # garbage again and again, an eighth of the time.
 GXX_MEMORY = ("--param=ggc-min-expand=400", "--param=ggc-min-heapsize=1000000")
 CXX_FLAGS = ("-O0", "-g0", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-w")
-BAND_FLAGS = ("-O1",)  # band.cpp walks over millions of tiles
+# Further flags of the modules that are asked for alone: band.cpp walks over millions of tiles, caches.cpp runs warps.
+FLAGS_OF = {"band": ("-O1",), "caches": ("-O1",)}
 # Seconds of one core that a unit takes, and the headers that all share. Every further unit of a module takes half.
-SECONDS = {"forward/rows": 9, "backward/dq_in_memory": 9, "schedules": 16, "band": 9, "headers": 12}
+SECONDS = {"forward/rows": 9, "backward/dq_in_memory": 9, "schedules": 16, "band": 9, "caches": 12, "headers": 12}
 SECONDS_OF_OTHERS = 6
 MOST_UNITS = 6  # of a module: its compiler takes 2 GB
 
@@ -99,7 +102,7 @@ class Group:
         return f'#include "host.h"\n#include "{header}.h"\nvoid add_all(Registry& registry) {{ {calls} }}\n'
 
 
-BAND = "band"
+BAND, CACHES = FLAGS_OF
 
 
 def default_head_dims() -> tuple[int, ...]:
@@ -136,12 +139,14 @@ def units(csrc: Path, archs: Sequence[str], directions: Sequence[str], head_dims
 
 
 def build_modules(csrc: Path, wanted: Sequence[Unit | str]) -> list[ModuleType]:
-    """Each unit's module, compiled unless it was before. The mask's is asked for alone: it has files of its own.
+    """Each unit's module, compiled unless it was before. Those of FLAGS_OF are asked for alone: they have other files.
 
     A module may have the kernels of other head dims too.
     """
     tools = find_tools()
-    files = [MODULE / "band.cpp"] if list(wanted) == [BAND] else [*MODULE.glob("*.h"), MODULE / "module.cpp"]
+    files = [MODULE / f"{unit}.cpp" for unit in wanted if isinstance(unit, str)]
+    if len(files) < len(wanted):
+        files += [*MODULE.glob("*.h"), MODULE / "module.cpp"]
     folder = cache_folder() / _digest(csrc, tools, files)
     missing = [unit for unit in wanted if not _library(folder, unit).exists()]
     if missing:
@@ -177,7 +182,7 @@ def _digest(csrc: Path, tools: Tools, files: Sequence[Path]) -> str:
     named = {path.relative_to(csrc if path.is_relative_to(csrc) else MODULE): path for path in _sources(csrc, files)}
     for name, path in sorted(named.items()):
         digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
-    flags = (*CXX_FLAGS, *BAND_FLAGS)  # the memory's change nothing in a module
+    flags = (*CXX_FLAGS, *sorted({*itertools.chain(*FLAGS_OF.values())}))  # the memory's change nothing in a module
     digest.update("\0".join((*tools.versions, *flags, sys.version, sysconfig.get_platform())).encode())
     return digest.hexdigest()[:24]
 
@@ -213,7 +218,8 @@ def _compile(folder: Path, csrc: Path, tools: Tools, missing: Sequence[Unit | st
     groups = _groups([unit for unit in missing if isinstance(unit, Unit)], _cores())
     for group in groups:
         (folder / f"{group.name}.cpp").write_text(group.source)
-    (folder / "build.ninja").write_text(_ninja_file(csrc, tools, groups, band=BAND in missing))
+    alone = [unit for unit in missing if isinstance(unit, str)]
+    (folder / "build.ninja").write_text(_ninja_file(csrc, tools, groups, alone))
     command = [tools.ninja, "-C", str(folder), f"-j{_cores()}"]  # each compiler takes 1 to 2 GB
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -225,7 +231,8 @@ def _compile(folder: Path, csrc: Path, tools: Tools, missing: Sequence[Unit | st
     for group in groups:
         for unit in group.units if len(group.units) > 1 else ():
             _link(_library(folder, unit), f"{group.name}.so")
-    for path in [*folder.glob("*_d*.o"), *folder.glob("*.gch"), folder / f"{BAND}.o"]:  # 200 MB
+    objects = [*folder.glob("*_d*.o"), *(folder / f"{name}.o" for name in alone)]
+    for path in [*objects, *folder.glob("*.gch")]:  # 200 MB
         path.unlink(missing_ok=True)
     print(f"flash_cute.inspect: compiled in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
 
@@ -272,30 +279,31 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _ninja_file(csrc: Path, tools: Tools, groups: Sequence[Group], band: bool) -> str:
+def _ninja_file(csrc: Path, tools: Tools, groups: Sequence[Group], alone: Sequence[str]) -> str:
     includes = [f'"-I{folder}"' for folder in (csrc.resolve(), MODULE)]
     includes += [f'-isystem "{folder}"' for folder in tools.includes]
     lines = [
         f"cxx = {tools.cxx}",
         f"flags = {' '.join([*CXX_FLAGS, *(GXX_MEMORY if tools.is_gxx else ()), *includes])}",
-        f"optimize = {' '.join(BAND_FLAGS)}",
         "rule header",  # CuTe's headers, parsed once for all sources
         "  command = $cxx $flags -x c++-header $in -o $out",
         "rule cxx",
         "  command = $cxx -I. $flags -c $in -o $out",
-        "rule optimized",
-        "  command = $cxx $flags $optimize -c $in -o $out",
+        "rule alone",
+        "  command = $cxx $flags $more -c $in -o $out",
         "rule link",
         "  command = $cxx -shared $in -o $out.part && mv $out.part $out",  # another process may look
         f"build host.h.gch: header {_escaped(MODULE / 'host.h')}",
         f"build module.o: cxx {_escaped(MODULE / 'module.cpp')}",
-        f"build {BAND}.o: optimized {_escaped(MODULE / 'band.cpp')}",
-        f"build {BAND}.so: link {BAND}.o",
     ]
+    for name in alone:
+        lines.append(f"build {name}.o: alone {_escaped(MODULE / f'{name}.cpp')}")
+        lines.append(f"  more = {' '.join(FLAGS_OF[name])}")
+        lines.append(f"build {name}.so: link {name}.o")
     for group in groups:  # order-only: the parsed headers are not kept
         lines.append(f"build {group.name}.o: cxx {group.name}.cpp || host.h.gch")
         lines.append(f"build {group.name}.so: link {group.name}.o module.o")
-    lines.append("default " + " ".join([*(f"{group.name}.so" for group in groups), *[f"{BAND}.so"] * band]))
+    lines.append("default " + " ".join([*(f"{group.name}.so" for group in groups), *(f"{name}.so" for name in alone)]))
     return "\n".join(lines) + "\n"
 
 

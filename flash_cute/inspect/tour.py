@@ -12,6 +12,7 @@ from typing import Any
 
 from . import build, tables
 from .banks import accesses, conflicts
+from .caches import CacheProblem, cache_kernel, cache_kernels, cache_picture
 from .drawing import Picture
 from .float8 import transposition_picture
 from .kernels import Kernel, PackedProblem, Problem, find, kernels
@@ -32,6 +33,8 @@ CAUSAL = replace(FULL, causal="bottom_right")
 # Causal, with the 128 keys of gpt-oss's windows; and documents packed one after the other.
 WINDOW = replace(CAUSAL, window=(127, None))
 PACKED = PackedProblem((3000, 1100, 700, 260, 100, 100, 30), 4, 1, "bottom_right")
+# Over caches: three sequences decode, of one a draft is verified, one has a chunk of its prompt.
+CACHES = CacheProblem(((1, 6000), (1, 900), (1, 300), (4, 3000), (64, 700)), 8, 2)
 
 
 @dataclass(frozen=True)
@@ -212,8 +215,13 @@ def _float8(among: Sequence[Kernel]) -> list[Picture]:
     return [transposition_picture(kernel), threads, budget_picture(alike, None)]
 
 
+def _caches(_: Sequence[Kernel]) -> list[Picture]:
+    return [cache_picture(cache_kernel(cache_kernels(), HEAD_DIM, "sm90"), CACHES, sms=12)]
+
+
 # Pages of docs/ and the pictures that they show.
 PAGES: dict[str, Callable[[Sequence[Kernel]], list[Picture]]] = {
+    "decode.md": _caches,
     "float8.md": _float8,
     "large_head_dims.md": _portable_large,
     "sm90_forward_large.md": _hopper_large,

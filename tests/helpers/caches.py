@@ -68,12 +68,13 @@ class Cached:
 
         Of a call that the backend has no kernel for, the one that the plan chooses is tested.
         """
-        backend = backend if self.served_by(backend) else None
+        name, *chip = (backend or "auto").split(":")  # see with_multiprocessors
+        backend = backend if self.served_by(name) else ":".join(("auto", *chip))
         with nan_in_new_memory(self.q if self.q.dim() == 4 else self.q.unsqueeze(0)):
             arguments = {**self.arguments(), "return_lse": True, "backend": backend, **more}
             return flash_cute.attention_with_kvcache(self.q, self.k_cache, self.v_cache, **arguments)
 
-    def served_by(self, backend: str | None) -> bool:
+    def served_by(self, backend: str) -> bool:
         """Whether a backend's kernels serve this call: see docs/decode.md."""
         if self.k_cache.dtype in FLOAT8:
             return backend != "sm80"
@@ -107,6 +108,11 @@ class Cached:
         rows = self.rows()[b]
         q, out = (x[rows].transpose(0, 1).unsqueeze(0) for x in (self.q, out))
         return q, out, lse[None, :, rows]
+
+
+def with_multiprocessors(backend: str | None, count: int) -> str:
+    """The backend, whose plan counts with so many multiprocessors: take_multiprocessors in csrc/api/parse.h."""
+    return f"{backend or 'auto'}:sms{count}"
 
 
 def cloned(k_cache: torch.Tensor, v_cache: torch.Tensor) -> Results:

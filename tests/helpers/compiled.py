@@ -31,6 +31,7 @@ csrc = build.default_csrc()
 every = build.units(csrc, build.ARCHS, build.DIRECTIONS, build.HEAD_DIMS)
 every += [build.Unit("sm80", "schedules", int(head_dim)) for head_dim in sys.argv[2:]]
 build.build_modules(csrc, [build.BAND])
+build.build_modules(csrc, [build.CACHES])
 build.build_modules(csrc, every)
 kernels(Path(sys.argv[1]), archs=("sm80",), directions=("fwd",), head_dims=(64,))
 build.build_modules(Path(sys.argv[1]), [build.BAND])
@@ -38,7 +39,7 @@ build.build_modules(Path(sys.argv[1]), [build.BAND])
 
 
 def modules() -> None:
-    """Every kernel's module, the mask's, the schedules', and those of a csrc with mistakes."""
+    """Every kernel's module, the mask's, that of caches, the schedules', and those of a csrc with mistakes."""
     site = Path(inspect.__file__).parents[2]
     with tempfile.TemporaryDirectory(prefix="flash_cute_") as name:
         csrc = copy_with_mistakes(Path(name) / "csrc")

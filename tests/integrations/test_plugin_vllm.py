@@ -242,6 +242,65 @@ def test_a_request_alone_has_the_same_bits(config: Any, rng: torch.Generator) ->
         assert same_bits((out,), (together[rows],))
 
 
+def test_a_captured_step_serves_later_ones(config: Any, rng: torch.Generator) -> None:
+    """A graph reads what its metadata names: tensors of vLLM's and of the builder's, which later steps overwrite."""
+    step = Step(config, rng)
+    names = ("query_start_loc", "seq_lens", "block_table_tensor", "slot_mapping")
+    kept = {name: torch.zeros_like(getattr(step.common, name)) for name in names}
+    common = step.common.replace(**kept)
+    common.slot_mapping.fill_(-1)
+    builder = step.layer.attn_backend.get_builder_cls()(step.spec, ["model.0"], config, torch.device("cpu"))
+    captured = builder.build_for_cudagraph_capture(common)
+    for name, x in kept.items():
+        x.copy_(getattr(step.common, name))
+    for build in (lambda: builder.build(0, common), lambda: builder.build_for_drafting(common, 0)):
+        captured.slot_rows.fill_(-1)
+        build()
+        out = torch.full_like(step.query, torch.nan)
+        step.layer.impl.forward(
+            step.layer, step.query, step.new(step.keys), step.new(step.values), step.cache, captured, out
+        )
+        step.check(out)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_the_layout_is_vllms_own(layout: str, backend: Any) -> None:
+    """That of its FlashAttention backend, so that what moves caches between engines finds the same bytes."""
+    from vllm.v1.attention.backends import utils
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend as Own
+
+    utils.set_kv_cache_layout(layout)
+    try:
+        sizes = BLOCKS, BLOCK, HEADS_KV, DIM
+        assert backend.get_kv_cache_shape(*sizes) == Own.get_kv_cache_shape(*sizes)
+        assert backend.get_kv_cache_block_dim(*sizes[1:]) == Own.get_kv_cache_block_dim(*sizes[1:])
+        for layers in (False, True):
+            assert backend.get_kv_cache_stride_order(layers) == Own.get_kv_cache_stride_order(layers)
+    finally:
+        utils.set_kv_cache_layout(None)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_a_cache_of_all_layers(layout: str, config: Any, rng: torch.Generator) -> None:
+    """Blocks that have the rows of all layers, as connectors want them: those of other layers stay."""
+    from vllm.v1.attention.backends import utils
+
+    step = Step(config, rng, layout)
+    utils.set_kv_cache_layout(layout)
+    try:
+        order = step.layer.attn_backend.get_kv_cache_stride_order(include_num_layers_dimension=True)
+    finally:
+        utils.set_kv_cache_layout(None)
+    shape = (3, *step.cache.shape)
+    in_memory = torch.full([shape[i] for i in order], torch.nan, dtype=step.cache.dtype)
+    every = in_memory.permute([order.index(i) for i in range(5)])
+    every[1] = step.cache
+    expected = step.run()
+    step.layer.kv_cache = every[1]
+    assert same_bits((step.run(),), (expected,))
+    assert same_bits((every[1],), (step.cache,)) and every[::2].isnan().all()
+
+
 def test_a_shared_cache_is_read(config: Any, rng: torch.Generator) -> None:
     """Of a layer that has another's cache: nothing is written."""
     step = Step(config, rng)

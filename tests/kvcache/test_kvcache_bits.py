@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import random
+import time
 from typing import Any
 
 import pytest
 import torch
-from caches import Cached, alone, make
+from caches import Cached, alone, make, with_multiprocessors
 from numerics import same_bits
+from random_caches import KERNELS, draw
 
 import flash_cute
 
 pytestmark = pytest.mark.kernel
+
+# Of the random calls that also tests/kvcache/test_kvcache_random.py draws.
+ASKED = os.environ.get("FLASH_CUTE_TEST_CACHES")
+DRAWS = {"cpu": 40, "cuda": 200}
+SECONDS = {"cpu": 8, "cuda": 60}  # of what is not asked for
+SMALLER = (1, 20, 66, 131)  # multiprocessors of simulated chips
 
 OPTIONS: tuple[dict[str, Any], ...] = ({}, {"window": (40, 0)}, {"softcap": 5.0}, {"causal": False})
 
@@ -103,3 +112,54 @@ def test_random_batches(device: str, number: int, backend: str | None, rng: torc
     parts = [_by_itself(case, b, backend) for b in range(count)]
     results = case.run(backend)
     assert all(same_bits(_part(case, b, results), part) for b, part in enumerate(parts))
+
+
+def _smaller_chips() -> list[int]:
+    there_are = torch.cuda.get_device_properties(0).multi_processor_count
+    return [count for count in SMALLER if count < there_are]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("rows", [1, 4, (1, 7, 2, 90, 0, 1)], ids=str)
+def test_multiprocessors(device: str, rows: Any, kernel: str, backend: str | None, rng: torch.Generator) -> None:
+    """A plan for fewer of them deals the same pieces to fewer CTAs."""
+    case = make(rng, device, (9000, 64, 2100, 640, 5, -1), rows, page=16, **KERNELS[kernel])
+    expected = case.run(backend)
+    for count in _smaller_chips():
+        assert same_bits(case.run(with_multiprocessors(backend, count)), expected), f"{count} multiprocessors"
+
+
+def _has_another_kernel_alone(case: Cached) -> bool:
+    """Float8 pages of an odd number of keys of small head dims have the kernel of larger ones: see docs/kvcache.md."""
+    page = 0 if case.page_table is None else case.k_cache.shape[1 if case.kv_layout == "NHD" else 2]
+    small = max(case.k_cache.shape[-1], case.v_cache.shape[-1]) <= 64
+    return case.q.is_cuda and case.k_cache.dtype.itemsize == 1 and page % 2 == 1 and small
+
+
+def test_random_calls(device: str, backend: str | None, rng: torch.Generator, seed: int) -> None:
+    """Everything at once: each sequence gives the bits that it gives alone, over a contiguous cache; and on a smaller
+    chip all of them."""
+    pick, start = random.Random(seed), time.monotonic()
+    draws, seconds = (int(ASKED), float("inf")) if ASKED else (DRAWS[device], SECONDS[device])
+    done, bad = 0, []
+    while done < draws and time.monotonic() - start < seconds:
+        arguments, case = draw(pick, rng, device)
+        if _has_another_kernel_alone(case) or (case.q.is_cuda and case.refused_on_cuda()):
+            continue
+        parts = [_by_itself(case, b, backend) for b in range(len(case.rows()))]
+        results = case.run(backend)
+        bad += [
+            f"{done}: sequence {b} in {arguments}"
+            for b, part in enumerate(parts)
+            if not same_bits(_part(case, b, results), part)
+        ]
+        if device == "cuda":
+            count = pick.choice(_smaller_chips())
+            if not same_bits(case.run(with_multiprocessors(backend, count)), results):
+                bad.append(f"{done}: {count} multiprocessors in {arguments}")
+        done += 1
+    print(f"{done} calls in {time.monotonic() - start:.0f} s, {len(bad)} bad")
+    assert not bad, "\n".join(bad[:20])
+    assert done >= min(draws, 10)

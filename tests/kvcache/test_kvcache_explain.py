@@ -138,6 +138,43 @@ def test_large_head_dims_that_are_refused(rng: torch.Generator) -> None:
         _explained(case, capability=90)
 
 
+@needs_kernels
+@pytest.mark.parametrize(("backend", "of_sm"), [("sm90", 2), ("sm80", 1)])
+def test_a_plan_of_fewer_multiprocessors(backend: str, of_sm: int, rng: torch.Generator) -> None:
+    """Tests may say how many there are: that changes who computes what, and no sequence's pieces."""
+    case = make(rng, "cpu", (9, 4), 1, page=16, dtype=torch.half)
+    for count, named in ((132, backend), (66, f"{backend}:sms66"), (1, f"{backend}:sms1")):
+        explained = _explained(case, capability=90, backend=named)
+        text = " ".join(str(explained).split())
+        assert f"dealt to {max(1, count * of_sm // 2)} CTAs of each KV head" in text
+        assert explained.data["split_ctas"] == 2 * max(1, count * of_sm // 2)
+    with pytest.raises(ValueError, match="backend: expected at most 132 multiprocessors, got 'sm90:sms133'"):
+        _explained(case, capability=90, backend="sm90:sms133")
+
+
+def test_numbers_of_multiprocessors_that_are_refused(python: Any, rng: torch.Generator) -> None:
+    case = make(rng, "cpu", (9, 4), 1, page=16, dtype=torch.half)
+    for name in ("cpu:sms5", "auto:sms5"):
+        said = f"^flash_cute: backend: expected no number of multiprocessors on the CPU, got '{name}'$"
+        with pytest.raises(ValueError, match=said):
+            case.run(name)
+    for name in ("sm90:sms", "sm90:sms0", "sm90:sms-1", "sm90:sms5x", "sm90:sms99999999999"):
+        said = f"^flash_cute: backend: expected a number of multiprocessors behind ':sms', got '{name}'$"
+        with pytest.raises(ValueError, match=said):
+            _explained(case, capability=90, backend=name)
+    script = """
+import os
+os.environ.pop("FLASH_CUTE_TEST_TILES", None)
+import torch, flash_cute
+q, cache = torch.zeros(1, 1, 2, 64), torch.zeros(1, 9, 2, 64)
+try:
+    flash_cute.attention_with_kvcache(q, cache, cache, backend="auto:sms66")
+except ValueError as error:
+    print(error)
+"""
+    assert python(script).strip() == "flash_cute: backend: expected 'auto', 'cpu', 'sm80' or 'sm90', got 'auto:sms66'"
+
+
 @pytest.mark.cuda
 def test_on_the_gpu(rng: torch.Generator) -> None:
     """The workspace's size follows from shapes and options alone; lengths are a rule."""

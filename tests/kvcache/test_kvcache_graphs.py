@@ -8,6 +8,7 @@ import pytest
 import torch
 from caches import Cached, make
 from numerics import same_bits
+from random_caches import KERNELS
 
 import flash_cute
 
@@ -29,7 +30,21 @@ def _case(rng: torch.Generator, rows: Any, appends: bool, **options: Any) -> Cac
 def test_replay_with_other_lengths(
     device: str, options: dict[str, Any], appends: bool, rows: Any, backend: str | None, rng: torch.Generator
 ) -> None:
-    case = _case(rng, rows, appends, **options)
+    _replays_equal_eager(_case(rng, rows, appends, **options), backend, rng)
+
+
+@pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.parametrize("rows", [2, (1, 7, 2, 30)], ids=str)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_replays_of_every_kernel(
+    device: str, kernel: str, rows: Any, backend: str | None, rng: torch.Generator
+) -> None:
+    _replays_equal_eager(_case(rng, rows, True, **KERNELS[kernel]), backend, rng)
+
+
+def _replays_equal_eager(case: Cached, backend: str | None, rng: torch.Generator) -> None:
+    """One graph, of other lengths, tables and queries each time."""
+    backend = backend if case.served_by(backend or "auto") else None
     assert case.cache_seqlens is not None and case.page_table is not None
     tables = [case.page_table, case.page_table.flip(0)]  # other pages, too
     lengths, table = case.cache_seqlens.clone(), case.page_table.clone()

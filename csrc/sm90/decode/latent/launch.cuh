@@ -28,12 +28,9 @@ cudaError_t launch_decode(DecodePlan const& plan, DecodeParams const& params, in
 
 template <class Traits>
 cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& call, cudaStream_t stream) {
-  DecodeParams params = call;
-  int const shares = head_shares(call.group);
-  params.heads_kv *= shares;
-  params.group /= shares;
+  DecodeParams const params = share_heads(call);
   if (plan.ctas > 0) {
-    cudaError_t const error = launch_decode<Traits>(plan, params, shares, stream);
+    cudaError_t const error = launch_decode<Traits>(plan, params, head_shares(call.group), stream);
     if (error != cudaSuccess) return error;
   }
   int64_t const merges = kMergeShares * flash_cute::split_keys::merge_ctas(params);

@@ -59,4 +59,12 @@ constexpr PieceRule pieces_of_many() { return {.parts = 2, .least = 8, .most = 3
 // The query heads of a KV head are shared by so many CTAs of a bundle, which read the same keys at the same time.
 constexpr int head_shares(int group) { return group % kRows == 0 ? std::max(1, group / kRows) : 1; }
 
+// The call as its kernels see it: each share is a KV head of its own.
+inline DecodeParams share_heads(DecodeParams params) {
+  int const shares = head_shares(params.group);
+  params.heads_kv *= shares;
+  params.group /= shares;
+  return params;
+}
+
 }  // namespace flash_cute::sm90::decode::latent
