@@ -124,27 +124,12 @@ CUTE_DEVICE void compute_p(typename Traits::SharedStorage& smem, BwdParams const
   warpgroup_wait<Traits::kTile.late_dp ? 0 : 1>();  // S^T
   warpgroup_fence_operand(tSrS);
   bool const masked = mask.is_needed();
-<<<<<<< HEAD
   // delta is read four rows at a time between the exponentials, which hide its latency; it reuses the LSE's registers.
   [[maybe_unused]] RowStats<kBlockM> delta;
   auto const read_delta = [&](int four) __attribute__((always_inline)) {
     if constexpr (Traits::kDeltaWithQ) delta.read(smem.delta[rows.stage], four);
   };
   auto const set_to_delta = [&]() __attribute__((always_inline)) {
-=======
-  auto const exponentiate_with = [&](auto terms) __attribute__((always_inline)) {
-    typename Traits::MmaScores mma;
-    auto cS = make_identity_tensor(Shape<Int<kBlockN>, Int<kBlockM>>{});        // (BLK_N, BLK_M) -> (key, row)
-    auto tScS = rowcol_view(mma.get_slice(consumer_thread()).partition_C(cS));  // (keys, rows) -> (key, row)
-    auto tScS_0 = rowcol_view(mma.get_slice(_0{}).partition_C(cS));             // the same of thread 0, static
-    // delta is read four rows at a time between the exponentials, which hide its latency; it reuses the LSE's
-    // registers.
-    [[maybe_unused]] RowStats<kBlockM> delta;
-    auto const read_delta = [&](int four) __attribute__((always_inline)) {
-      if constexpr (Traits::kDeltaWithQ) delta.read(smem.delta[rows.stage], four);
-    };
-    exponentiate_modified<terms>(scores, tScS, tScS_0, lse_log2, params.score, params.scale_log2, bias, read_delta, rP);
->>>>>>> street
     if constexpr (Traits::kDeltaWithQ && kBlockM == 64) {
       set_to_negative_here(rowcol_view(tSrdP), delta);
     } else if constexpr (Traits::kDeltaWithQ) {  // there it spilled
