@@ -141,13 +141,15 @@ struct PlaceOfMerge : split_keys::Merge<Traits> {
   using Base = split_keys::Merge<Traits>;
   using Base::Base;
 
-  // The place's bundle, the KV head, sequence, row tile, the bundles that have pieces, and the parts in their order: for
-  // each the first piece, the one behind its last and its place.
+  // The place's bundle, the KV head, sequence, row tile, the bundles that have pieces, and the parts in their order:
+  // for each the first piece, the one behind its last and its place.
   void add(int lane, Table& merges) {
     if (!this->find_unit() || lane != 0) return;
     auto const& unit = this->unit_;
-    int const begin = split_keys::pieces_before(this->ranges_.begin(this->first_bundle_ + 1), this->first_, unit.pieces);
-    merges.push_back({this->bundle_, this->head_kv_, unit.batch, unit.row_tile, this->first_bundle_, this->last_bundle_});
+    int const second = this->ranges_.begin(this->first_bundle_ + 1);
+    int const begin = split_keys::pieces_before(second, this->first_, unit.pieces);
+    merges.push_back(
+        {this->bundle_, this->head_kv_, unit.batch, unit.row_tile, this->first_bundle_, this->last_bundle_});
     auto& row = merges.back();
     auto const add_part = [&](int from, int to, split_keys::Part const& part) {
       row.insert(row.end(), {from, to, place_of(this->params_, part)});
