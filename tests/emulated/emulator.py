@@ -4,6 +4,8 @@ r"""The Hopper kernels on the host: builds a driver of this folder, and runs ran
     python tests/emulated/emulator.py masked_forward 192 128 --csrc ../other/csrc --first 100
     python tests/emulated/emulator.py masked_backward 128 --diverge
 
+(With flash_cute installed, or the checkout on PYTHONPATH.)
+
 A change of a kernel's schedule is checked without a GPU: results against double precision, deadlocks, reads of memory
 that may not have been written yet, or that may have been overwritten. How that is seen is said in machine/machine.h.
 
@@ -78,7 +80,7 @@ class Emulator:
 
 def run(program: Path, first: int, count: int, diverge: bool = False) -> Iterator[str]:
     """The cases of the seeds from `first` on, a line each: "ok", or "FAILED" and a further line that says what."""
-    arguments = [program, str(first), str(count), *(["diverge"] if diverge else [])]
+    arguments = [str(program), str(first), str(count), *(["diverge"] if diverge else [])]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -18,7 +18,8 @@ inline char const* name(MaskKind kind) {
 
 class Mask {
  public:
-  Mask(Random& random, MaskKind kind, int batch, int heads, int len_q, int len_k, int unit_rows, int block_n, int tile_units)
+  Mask(Random& random, MaskKind kind, int batch, int heads, int len_q, int len_k, int unit_rows, int block_n,
+       int tile_units)
       : kind_(kind),
         batches_(random.chance(0.5) ? batch : 1),
         heads_(random.chance(0.5) ? heads : 1),
@@ -130,7 +131,8 @@ class Mask {
       if (sees) found[n - 1].limit = row + 1;
     }
     for (int i = 0; i < 2; ++i) {
-      aligned(intervals_)[(size_t(i) * size_t(batches_ * heads_) + size_t(pair)) * size_t(columns_) + size_t(column)] = found[i];
+      int64_t const row_of_columns = i * batches_ * heads_ + pair;
+      aligned(intervals_)[row_of_columns * columns_ + column] = found[i];
     }
   }
 
@@ -195,7 +197,8 @@ class Mask {
       }
       std::vector<int> sorted(std::size_t(row_tiles()), 0);
       std::iota(sorted.begin(), sorted.end(), 0);
-      std::stable_sort(sorted.begin(), sorted.end(), [&](int a, int b) { return visits[size_t(a)] > visits[size_t(b)]; });
+      std::stable_sort(sorted.begin(), sorted.end(),
+                       [&](int a, int b) { return visits[size_t(a)] > visits[size_t(b)]; });
       order_.insert(order_.end(), sorted.begin(), sorted.end());
     }
   }

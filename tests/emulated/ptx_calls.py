@@ -8,7 +8,7 @@ text, so that only what a kernel executes must be known.
 from __future__ import annotations
 
 import re
-import sys
+from collections.abc import Sequence
 
 # What an asm statement's text holds -> the function of machine/device.h.
 INSTRUCTIONS = (
@@ -82,7 +82,7 @@ def declare_shared(found: re.Match[str]) -> str:
     kind, names = found.groups()
     declarations = []
     for number, declarator in enumerate(re.split(r",\s*", names)):
-        name, extent = re.fullmatch(r"(\w+)(.*)", declarator, re.S).groups()
+        name, extent = re.findall(r"^(\w+)(.*)$", declarator, re.S)[0]
         place = f"{found.start()}{number}"
         declarations.append(f"auto& {name} = ::emu::shared_variable<{kind}{extent}>({place});")
     return " ".join(declarations)
@@ -111,7 +111,7 @@ def split_statement(source: str, begin: int) -> tuple[list[list[str]], int]:
     raise ValueError(f"an asm statement does not end: {source[begin : begin + 200]!r}")
 
 
-def call(text: list[str], outputs: list[str] = (), inputs: list[str] = (), *_clobbers: list[str]) -> str:
+def call(text: list[str], outputs: Sequence[str] = (), inputs: Sequence[str] = (), *_clobbers: list[str]) -> str:
     ptx = "".join(STRING.findall(text[0])).replace("\\n", "\n").replace("\\t", "\t")
     outs, ins = [operand(o) for o in outputs], [operand(i) for i in inputs]
     product = WGMMA.search(ptx)
@@ -131,7 +131,3 @@ def call(text: list[str], outputs: list[str] = (), inputs: list[str] = (), *_clo
 def operand(text: str) -> str:
     """The expression of `"r"(x)`."""
     return text[text.index("(", text.index('"', 1)) :].strip()
-
-
-if __name__ == "__main__":
-    sys.stdout.write(rewrite(sys.stdin.read()))

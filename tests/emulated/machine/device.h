@@ -1,5 +1,5 @@
-// What device code takes for granted, on the emulated machine: included before everything, by -include. rewrite.py turns
-// inline PTX into calls of the functions of `emu`; machine.h says how the machine works.
+// What device code takes for granted, on the emulated machine: included before everything, by -include. ptx_calls.py
+// turns inline PTX into calls of the functions of `emu`; machine.h says how the machine works.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 #include <cuda_runtime.h>
 
 #undef __shared__
-#define __shared__ FLASH_CUTE_SHARED  // rewrite.py
+#define __shared__ FLASH_CUTE_SHARED  // ptx_calls.py
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #define __CUDACC_VER_MAJOR__ 13

@@ -1,12 +1,12 @@
 // The emulated machine: threads, and what is under way.
 //
 // A thread of a CTA is a fiber, which runs until it waits. The scheduler then picks a warp at random, and runs those of
-// its lanes that need not wait; all CTAs of a launch are there at once. What is asynchronous on the GPU, a TMA copy or a
-// warp's part of a WGMMA, is an event under way, which happens at a random moment between its issue and the wait that
-// must come before its result is used. Before, the result's place holds NaN: the destination of a TMA load from its issue
-// on, since the hardware may write it at once, and accumulators from the issue until wgmma.wait_group. So a missing wait,
-// or a stage that is released too early, gives NaN or wrong results for some of the seeds, and a missing arrival a
-// deadlock. How probable events are, and each warp, changes from time to time: now one, now another is far behind.
+// its lanes that need not wait; all CTAs of a launch are there at once. What is asynchronous on the GPU, a TMA copy or
+// a warp's part of a WGMMA, is under way from its issue on, and happens at a random moment before the wait for it ends.
+// Until then its result's place holds NaN: the destination of a TMA load from its issue on, since the hardware may
+// write it at once; accumulators from the issue until wgmma.wait_group. So a missing wait, or a stage that is released
+// too early, gives NaN or wrong results for some of the seeds, and a missing arrival a deadlock. How probable copies,
+// products and each warp are changes from time to time: now one, now another is far behind.
 #pragma once
 
 #include <csetjmp>
