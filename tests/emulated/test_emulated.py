@@ -39,29 +39,43 @@ def test_kernels_are_right(emulator: Emulator, driver: str, head_dims: tuple[int
 
 @dataclass(frozen=True)
 class Fault:
-    """What a fault changes in a file of sm90/forward/masked_rows/."""
+    """What a fault changes in a file of sm90/forward/masked_rows/: pairs of what is right and what is wrong."""
 
     what: str
     file: str
-    right: str
-    wrong: str
+    edits: tuple[tuple[str, str], ...]
 
 
-WAIT_FOR_PRODUCT = "    warpgroup_wait<0>();\n    warpgroup_fence_operand(tOrO);\n"
+WAIT_FOR_SCORES = "    warpgroup_wait<1>();  // S(n)\n"
 FAULTS = (
-    Fault("V is read before it has landed", "mainloop.cuh", "smem.v_pipeline.wait_full(v_state);  // TMA", "// TMA"),
+    Fault(
+        *("V is read before it has landed", "mainloop.cuh"),
+        (("smem.v_pipeline.wait_full(v_state);  // TMA", "// TMA"),),
+    ),
     Fault(
         *("V is released before its product", "mainloop.cuh"),
-        *(WAIT_FOR_PRODUCT + "    release_v();", "    release_v();\n" + WAIT_FOR_PRODUCT),
+        ((WAIT_FOR_SCORES, "    release_v();\n" + WAIT_FOR_SCORES), ("        release_v);", "        [] {});")),
     ),
-    Fault("S is read before it is there", "mainloop.cuh", "warpgroup_wait<1>();  // S(n)", "warpgroup_wait<2>();"),
-    Fault("the stage of V is wrong", "mainloop.cuh", "tOrV(_, _, _, v_state.stage)", "tOrV(_, _, _, k_state.stage)"),
+    Fault(
+        *("S is read before it is there", "mainloop.cuh"),
+        ((WAIT_FOR_SCORES, "    warpgroup_wait<2>();\n"),),
+    ),
+    Fault(
+        *("the stage of V is wrong", "mainloop.cuh"),
+        (("tOrV(_, _, _, v_state.stage)", "tOrV(_, _, _, k_state.stage)"),),
+    ),
     Fault(
         *("a turn is not handed on", "mainloop.cuh"),
-        *("    Turn::hand_on(warpgroup);\n    smem.v_pipeline", "    smem.v_pipeline"),
+        (("    Turn::hand_on(warpgroup);\n    smem.v_pipeline", "    smem.v_pipeline"),),
     ),
-    Fault("K is loaded before its stage is empty", "load.cuh", "smem_.k_pipeline.wait_empty(state);", ""),
-    Fault("a tile is never released", "kernel.cuh", "smem.tile_pipeline.release(at_step(tile_number));", ""),
+    Fault(
+        *("K is loaded before its stage is empty", "load.cuh"),
+        (("smem_.k_pipeline.wait_empty(state);", ""),),
+    ),
+    Fault(
+        *("a tile is never released", "kernel.cuh"),
+        (("smem.tile_pipeline.release(at_step(tile_number));", ""),),
+    ),
 )
 
 
@@ -71,8 +85,10 @@ def test_planted_faults_are_seen(emulator: Emulator, fault: Fault, tmp_path: Pat
     shutil.copytree(CSRC, csrc)
     file = csrc / "sm90/forward/masked_rows" / fault.file
     text = file.read_text()
-    assert text.count(fault.right) == 1
-    file.write_text(text.replace(fault.right, fault.wrong))
+    for right, wrong in fault.edits:
+        assert text.count(right) == 1
+        text = text.replace(right, wrong)
+    file.write_text(text)
     program = emulator.build("masked_forward", (64,), csrc, ["-DONE_KERNEL"])
     lines = list(run(program, seed % 1_000_000, 30))
     assert any(line.startswith("FAILED") for line in lines)
