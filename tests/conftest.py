@@ -5,6 +5,7 @@ r"""Options, marks and fixtures of the tests.
     pytest tests --seed 17               with the inputs of the run whose header printed seed 17
     pytest tests -n 2 --dist loadfile --no-loadscope-reorder
                                          in two processes, as CI does
+    pytest tests --emulated              with those of the emulated machine, see emulated/emulator.py
     pytest tests --backend sm80          only the kernel tests, on that backend
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --kernel-regex kns=wd_ \
         python -m pytest tests -m sanitizer --oracle cpu
@@ -36,12 +37,14 @@ MARKS = (
     "cuda: needs a GPU of compute capability 8.0 or newer",
     "kernel: tests a kernel, so it runs again for each backend forced with --backend",
     "sanitizer: small enough to run under compute-sanitizer",
+    "emulated: compiles kernels for the emulated machine and runs them there; minutes, with --emulated alone",
 )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("flash_cute")
     group.addoption("--seed", type=int, help="repeat the run that printed this seed")
+    group.addoption("--emulated", action="store_true", help="run Hopper kernels on the emulated machine too: minutes")
     group.addoption("--backend", help="run only the CUDA kernel tests, and force this backend in them")
     group.addoption(
         "--oracle",
@@ -84,6 +87,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [i for i in items if i.get_closest_marker("kernel") and i.get_closest_marker("cuda")]
         config.hook.pytest_deselected(items=[i for i in items if i not in set(kept)])
         items[:] = kept
+    if not config.option.emulated:
+        for item in items:
+            if item.get_closest_marker("emulated"):
+                item.add_marker(pytest.mark.skip(reason="it takes minutes: pass --emulated"))
     reason = _why_no_cuda()
     if reason:
         for item in items:

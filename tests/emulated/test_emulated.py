@@ -1,0 +1,94 @@
+"""The masked Hopper kernels on the emulated machine, see emulator.py: right for random masks and schedules; and the
+machine sees faults that are planted in them. Minutes: with --emulated alone."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from emulator import CSRC, Emulator, run
+
+pytestmark = pytest.mark.emulated
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    return Emulator(tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.mark.parametrize(
+    ("driver", "head_dims"),
+    [
+        ("masked_forward", (64,)),
+        ("masked_forward", (128,)),
+        ("masked_forward", (192, 128)),
+        ("masked_forward", (320,)),
+        ("masked_backward", (64,)),
+        ("masked_backward", (128,)),
+    ],
+    ids=str,
+)
+def test_kernels_are_right(emulator: Emulator, driver: str, head_dims: tuple[int, ...], seed: int) -> None:
+    program = emulator.build(driver, head_dims)
+    lines = list(run(program, seed % 1_000_000, 40))
+    assert [line for line in lines if not line.startswith("ok ")] == []
+    assert len(lines) == 40
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a fault changes in a file of sm90/forward/masked_rows/: pairs of what is right and what is wrong."""
+
+    what: str
+    file: str
+    edits: tuple[tuple[str, str], ...]
+
+
+WAIT_FOR_SCORES = "    warpgroup_wait<1>();  // S(n)\n"
+FAULTS = (
+    Fault(
+        *("V is read before it has landed", "mainloop.cuh"),
+        (("smem.v_pipeline.wait_full(v_state);  // TMA", "// TMA"),),
+    ),
+    Fault(
+        *("V is released before its product", "mainloop.cuh"),
+        ((WAIT_FOR_SCORES, "    release_v();\n" + WAIT_FOR_SCORES), ("        release_v);", "        [] {});")),
+    ),
+    Fault(
+        *("S is read before it is there", "mainloop.cuh"),
+        ((WAIT_FOR_SCORES, "    warpgroup_wait<2>();\n"),),
+    ),
+    Fault(
+        *("the stage of V is wrong", "mainloop.cuh"),
+        (("tOrV(_, _, _, v_state.stage)", "tOrV(_, _, _, k_state.stage)"),),
+    ),
+    Fault(
+        *("a turn is not handed on", "mainloop.cuh"),
+        (("    Turn::hand_on(warpgroup);\n    smem.v_pipeline", "    smem.v_pipeline"),),
+    ),
+    Fault(
+        *("K is loaded before its stage is empty", "load.cuh"),
+        (("smem_.k_pipeline.wait_empty(state);", ""),),
+    ),
+    Fault(
+        *("a tile is never released", "kernel.cuh"),
+        (("smem.tile_pipeline.release(at_step(tile_number));", ""),),
+    ),
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_planted_faults_are_seen(emulator: Emulator, fault: Fault, tmp_path: Path, seed: int) -> None:
+    csrc = tmp_path / "csrc"
+    shutil.copytree(CSRC, csrc)
+    file = csrc / "sm90/forward/masked_rows" / fault.file
+    text = file.read_text()
+    for right, wrong in fault.edits:
+        assert text.count(right) == 1
+        text = text.replace(right, wrong)
+    file.write_text(text)
+    program = emulator.build("masked_forward", (64,), csrc, ["-DONE_KERNEL"])
+    lines = list(run(program, seed % 1_000_000, 30))
+    assert any(line.startswith("FAILED") for line in lines)
