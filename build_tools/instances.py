@@ -30,16 +30,16 @@ SERVED_BY = {
 # Head dims whose kernels are compiled in one file. A file costs 11 to 14 s of processor time before its first kernel,
 # since CuTe is parsed three times, twice for the host: where each head dim had a file, a sixth of all. No file takes
 # much longer than the slowest head dim alone, which limits a build on many cores, or more than 6 GB: together, 96 and
-# 128 of the sm80 backward would (6.9 GB, 227 s).
+# 128 of the sm80 backward would (6.9 GB, 227 s), and all of the sm90 decode.
 TOGETHER = {
-    ("sm80", "fwd"): ((32, 64),),
-    ("sm80", "bwd"): ((32, 64),),
-    ("sm90", "fwd"): ((32, 64), (96, 128), (192, 256, 320), (512, 1024)),
-    ("sm90", "fwd_fp8"): ((64, 96, 192), (128, 256)),  # the latter two have kernels of all formats
-    ("sm90", "fwd_masked"): ((32, 64, 96), (128, 192, 256, 320)),
+    ("sm80", "fwd"): ((32, 64), (96, 1024)),
+    ("sm80", "bwd"): ((32, 64), (96, 1024)),
+    ("sm90", "fwd"): ((32, 64, 512, 1024), (96, 128), (192, 256, 320)),
+    ("sm90", "fwd_fp8"): ((64, 96, 128, 192, 256),),
+    ("sm90", "fwd_masked"): ((32, 64, 96, 128, 192, 256, 320),),
     ("sm90", "bwd"): ((32, 64), (96, 128), (192, 256), (320, 512, 1024)),
-    ("sm80", "decode"): ((64, 128), (256, 576, 1024)),
-    ("sm90", "decode"): ((64, 128), (192, 256)),
+    ("sm80", "decode"): ((64, 128, 256, 576, 1024),),
+    ("sm90", "decode"): ((64, 128, 576), (192, 256)),
 }
 
 # Families with files of their own, and what those are named after.
@@ -51,11 +51,11 @@ SECONDS = {
     ("sm80", "fwd"): {32: 80, 64: 115, 96: 135, 128: 220, 192: 155, 256: 210, 1024: 30},
     ("sm80", "bwd"): {32: 60, 64: 85, 96: 130, 128: 165, 192: 140, 256: 135, 1024: 75},
     ("sm90", "fwd"): {32: 70, 64: 70, 96: 80, 128: 100, 192: 30, 256: 40, 320: 30, 512: 30, 1024: 60},
-    ("sm90", "fwd_fp8"): {64: 35, 96: 35, 128: 75, 192: 45, 256: 105},
-    ("sm90", "fwd_masked"): {32: 25, 64: 30, 96: 30, 128: 30, 192: 25, 256: 30, 320: 30},
-    ("sm90", "bwd"): {32: 80, 64: 115, 96: 115, 128: 125, 192: 90, 256: 65, 320: 30, 512: 30, 1024: 30},
-    ("sm80", "decode"): {64: 60, 128: 60, 256: 25, 576: 25, 1024: 15},
-    ("sm90", "decode"): {64: 50, 128: 55, 192: 50, 256: 55, 576: 30},
+    ("sm90", "fwd_fp8"): {64: 20, 96: 20, 128: 45, 192: 30, 256: 65},
+    ("sm90", "fwd_masked"): {32: 20, 64: 25, 96: 25, 128: 25, 192: 25, 256: 30, 320: 25},
+    ("sm90", "bwd"): {32: 85, 64: 120, 96: 120, 128: 125, 192: 90, 256: 65, 320: 30, 512: 30, 1024: 30},
+    ("sm80", "decode"): {64: 35, 128: 35, 256: 15, 576: 15, 1024: 10},
+    ("sm90", "decode"): {64: 30, 128: 30, 192: 30, 256: 30, 576: 20},
 }
 
 
