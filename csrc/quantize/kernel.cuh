@@ -210,33 +210,32 @@ __global__ void __launch_bounds__(kThreads<kLanes>, kCtasPerSm<kArch, Element, k
     quantize_kernel(__grid_constant__ Params const params) {
   __shared__ Shared<kLanes> shared;
   fill_unused(params);
-  Work const work = read_work(params);
-  // So many blocks have statistics before the first is written: its group's, and one for each CTA, which may all be at
-  // work on the last ones.
-  int const ahead = params.has_statistics ? min(work.tasks, work.longest_group + static_cast<int>(gridDim.x)) : 0;
-  int const tickets = params.has_statistics ? 2 * work.tasks : work.tasks;
-  int const by_turns = 2 * (work.tasks - ahead);
   auto const draw = [&] { return static_cast<int>(atomicAdd(params.ticket, 1)); };
-  if (threadIdx.x == 0) shared.ticket = draw();
+  if (threadIdx.x == 0) {
+    Work const work = read_work(params);
+    // So many blocks have statistics before the first is written: its group's, and one for each CTA, which may all be
+    // at work on the last ones.
+    int const ahead = params.has_statistics ? min(work.tasks, work.longest_group + static_cast<int>(gridDim.x)) : 0;
+    shared.ahead = ahead;
+    shared.by_turns = params.has_statistics ? 2 * (work.tasks - ahead) : 0;
+    shared.tickets = params.has_statistics ? 2 * work.tasks : work.tasks;
+    shared.ticket = draw();
+  }
   __syncthreads();
-  int ticket = shared.ticket;
-  while (ticket < tickets) {
+  while (shared.ticket < shared.tickets) {
     int next = 0;
     if (threadIdx.x == 0) next = draw();  // it arrives while the block is worked on
-    int const turn = ticket - ahead;
-    if (!params.has_statistics) {
-      write_block<kRotates, Element>(params, ticket, shared);
-    } else if (turn < 0) {
-      take_statistics<kRotates, Element>(params, ticket, shared);
-    } else if (turn < by_turns && turn % 2 == 0) {
-      take_statistics<kRotates, Element>(params, ahead + turn / 2, shared);
+    int const turn = shared.ticket - shared.ahead;
+    bool const is_first = turn < 0, is_by_turns = turn < shared.by_turns, is_even = turn % 2 == 0;
+    // Each function is called in one place alone: it is inlined, and is most of the kernel.
+    if (is_first || (is_by_turns && is_even)) {
+      take_statistics<kRotates, Element>(params, is_first ? shared.ticket : shared.ahead + turn / 2, shared);
     } else {
-      write_block<kRotates, Element>(params, turn < by_turns ? turn / 2 : turn - by_turns / 2, shared);
+      write_block<kRotates, Element>(params, is_by_turns ? turn / 2 : turn - shared.by_turns / 2, shared);
     }
     __syncthreads();  // all have read the ticket, and are done with the buffers
     if (threadIdx.x == 0) shared.ticket = next;
     __syncthreads();
-    ticket = shared.ticket;
   }
 }
 

@@ -20,6 +20,9 @@ struct Shared {
     float of_warps[kThreads<kLanes> / 32];
   };
   int ticket;
+  int tickets;   // in all
+  int ahead;     // the tickets that come first, all for statistics
+  int by_turns;  // those that follow them, by turns for statistics and for writing; the rest is for writing
   bool is_last;
 };
 

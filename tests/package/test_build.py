@@ -55,8 +55,6 @@ def test_report_has_every_file_with_both_dtypes() -> None:
     assert files == {k["file"] for k in REPORT["kernels"]}
     for file in files:
         names = " ".join(k["kernel"] for k in REPORT["kernels"] if k["file"] == file)
-        if file.endswith(("_append.cu", "_tile_mask.cu")):  # by bytes, and of numbers
-            continue
         dtypes = ("float_e4m3_t",) if "_fp8_d" in file else ("half_t", "bfloat16_t")
         assert all(dtype in names for dtype in dtypes), file
         seconds = next(entry["seconds"] for entry in REPORT["files"] if entry["file"] == file)
@@ -212,9 +210,7 @@ def test_unchanged_instances_keep_their_time_stamps(tools: Callable, tmp_path: P
         "sm80_fwd_d64.cu",
         "sm80_bwd_d64.cu",
         "sm80_decode_d64.cu",
-        "sm80_quantize_fp8.cu",
-        "sm80_append.cu",
-        "sm80_tile_mask.cu",
+        "sm80_side.cu",
     }
     header = (tmp_path / "instances.h").read_text()
     for direction, family in (
