@@ -56,8 +56,6 @@ class Emulator:
         objects = [self._machine(name) for name in MACHINE]
         program = self.folder / driver
         macros = [f"-DHEAD_DIM={head_dims[0]}", f"-DHEAD_DIM_V={head_dims[-1]}", *flags]
-        if "kOfBlocks" in (csrc / "sm90/forward/masked_rows/tile.h").read_text():
-            macros.append("-DHAS_ENTRIES")
         device = ["-include", str(HERE / "machine/device.h"), f"-I{csrc}", f"-I{HERE}"]
         source = self._compile("-E", *macros, *self.includes, *device, HERE / f"{driver}.cpp")
         rewritten = program.with_suffix(".ii")

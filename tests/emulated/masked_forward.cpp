@@ -15,15 +15,9 @@ constexpr bool kOneKernel = true;
 constexpr bool kOneKernel = false;
 #endif
 
-#ifdef HAS_ENTRIES
 constexpr auto kTile = masked_rows::tile_config(HEAD_DIM, HEAD_DIM_V, 0);
 constexpr int kEntries = masked_rows::has_entry(HEAD_DIM, HEAD_DIM_V, 1) ? 2 : 1;
 constexpr KernelShape kernel_shape(int entry) { return masked_rows::kernel_shape(HEAD_DIM, HEAD_DIM_V, entry); }
-#else
-constexpr auto kTile = masked_rows::tile_config(HEAD_DIM, HEAD_DIM_V);
-constexpr int kEntries = 1;
-constexpr KernelShape kernel_shape(int) { return masked_rows::kernel_shape(HEAD_DIM, HEAD_DIM_V); }
-#endif
 
 struct Case {
   int entry, batch, heads_q, heads_kv, len_q, len_k, ctas;

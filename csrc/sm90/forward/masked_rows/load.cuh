@@ -12,7 +12,8 @@
 
 namespace flash_cute::sm90::forward::masked_rows {
 
-// All lanes wait at a pipeline, and the first one loads.
+// All lanes wait at a pipeline, and the first one loads. It begins when all have passed their wait: a lane that still
+// waited when what it loads is released would wait for the release after that.
 template <class Traits>
 class Producer {
  public:
@@ -104,6 +105,7 @@ class Producer {
       // The warpgroup's four warps have finished all GEMMs with the Q that was there.
       auto const state = Traits::q_state(tile_number);
       smem_.q_pipeline[wg].wait_empty(state);
+      __syncwarp();
       if (is_first_lane()) {
         load_tile<typename Traits::ColumnsQK>(
             args_.q, smem_.q_pipeline[wg].expect(state, Traits::kQElements * int{sizeof(Element)}),
@@ -121,6 +123,7 @@ class Producer {
     auto const state = at_use<Traits::kStages>(count_++);
     // All consumer warps have finished S with what was in this stage, and have read its slot and intervals.
     smem_.k_pipeline.wait_empty(state);
+    __syncwarp();
     if (is_first_lane()) {
       int const intervals = KeyFlags::some_masked(tile.flags) ? mask.intervals_per_column : 0;
       KeySlot volatile& published = smem_.slots[state.stage];
@@ -151,6 +154,7 @@ class Producer {
   CUTE_DEVICE void load_v(int number, int count, RowTile const& tile) {
     auto const state = at_use<Traits::kStages>(count);
     smem_.v_pipeline.wait_empty(state);  // all consumer warps have finished the product with this stage
+    __syncwarp();
     if (is_first_lane()) {
       load_tile<typename Traits::ColumnsV>(
           args_.v, smem_.v_pipeline.expect(state, Traits::kVElements * int{sizeof(Element)}),
