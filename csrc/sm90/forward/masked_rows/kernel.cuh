@@ -1,11 +1,12 @@
-// The Hopper forward with a mask: rows/kernel.cuh, whose producer is a warp that walks over the bits of the mask's
-// lists.
+// The Hopper forward with a mask: rows/kernel.cuh, where a warp walks over the bits of the mask's lists ahead of the
+// thread that loads.
 #pragma once
 
 #include "core/registers.cuh"
 #include "load.cuh"
 #include "mainloop.cuh"
 #include "seeing_rows.cuh"
+#include "walk.cuh"
 #include "sm90/common/dependent_launch.cuh"
 #include "sm90/forward/rows/epilogue.cuh"
 
@@ -28,7 +29,7 @@ CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage
         .m_block = uniform(tile.m_block), .head = uniform(tile.head), .batch = uniform(tile.batch)};
     rows::epilogue<Traits>(args.params, find_seeing_rows<Traits>(args.params, coord, warpgroup, softmax), coord,
                            warpgroup, smem, softmax, tOrO);
-    smem.tile_pipeline.release(at_step(tile_number));  // the producer may overwrite the tile
+    smem.tile_pipeline.release(at_step(tile_number));  // the walker may overwrite the tile
   }
 }
 
@@ -45,7 +46,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
     smem.k_pipeline.init(4 * Traits::kWarpgroups);
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.q_pipeline) pipeline.init(4);
-    smem.tile_pipeline.init(4 * Traits::kWarpgroups);
+    smem.tile_pipeline.init(4 * Traits::kWarpgroups + 1);  // the consumers' warps and the loading thread
+    smem.batch_pipeline.init(1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
   wait_for_kernel_before();  // which makes the mask's lists and zeroes the counter
@@ -53,7 +55,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
 
   if (warpgroup == 0) {
     lower_max_registers<Traits::kProducerRegs>();
-    if (uniform(threadIdx.x / 32) == 0) Producer<Traits>(args, smem).run();
+    if (uniform(threadIdx.x / 32) == 1) Walker<Traits>(args.params, smem).run();
+    if (threadIdx.x == 0) Loader<Traits>(args, smem).run();
   } else {
     raise_max_registers<Traits::kConsumerRegs>();
     consumer<Traits>(args, smem, warpgroup - 1);

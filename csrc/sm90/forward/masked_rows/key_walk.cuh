@@ -1,5 +1,5 @@
-// The key tiles that a row tile visits, from the last to the first: the set bits of its warpgroups' lists. By a warp,
-// of which each lane looks at a word of the lists, or at a key tile of a word.
+// The key tiles that a row tile visits, word by word from the last to the first: the set bits of its warpgroups' lists.
+// By a warp, of which each lane looks at a word of the lists, or at a key tile of a word.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -18,24 +18,25 @@ class KeyWalk {
     list_ = batch * mask.row_list_batch_stride + head_kv * mask.row_list_head_stride +
             int64_t{unit} * mask.of_rows.words;
     chunk_ = (mask.of_rows.words + 31) / 32;
-    words_ = bits_ = 0;
+    words_ = 0;
   }
 
-  // The next key tile's number and flags; flags 0: there is none.
-  CUTE_DEVICE VisitedTile next(TileMask const& mask) {
-    while (bits_ == 0) {
-      while (words_ == 0) {
-        if (chunk_ == 0) return {0, 0};
-        load_chunk(mask, --chunk_);
-      }
-      int const lane = 31 - __clz(words_);
-      words_ ^= 1u << lane;
-      load_word(mask, word_ = 32 * chunk_ + lane);
+  // Goes on to the next word that has key tiles. Returns whether there is one.
+  CUTE_DEVICE bool next_word(TileMask const& mask) {
+    while (words_ == 0) {
+      if (chunk_ == 0) return false;
+      load_chunk(mask, --chunk_);
     }
-    int const bit = 31 - __clz(bits_);
-    bits_ ^= 1u << bit;
-    return {32 * word_ + bit, __shfl_sync(0xffffffff, flags_, bit)};
+    int const lane = 31 - __clz(words_);
+    words_ ^= 1u << lane;
+    load_word(mask, word_ = 32 * chunk_ + lane);
+    return true;
   }
+
+  // Of the word: its key tiles, what the lane's is to the warpgroups, and the last one, which comes first.
+  CUTE_DEVICE uint32_t bits() const { return bits_; }
+  CUTE_DEVICE uint32_t slot_word() const { return KeySlot::word_of(32 * word_ + int(threadIdx.x % 32), flags_); }
+  CUTE_DEVICE uint32_t first_flags() const { return __shfl_sync(0xffffffff, flags_, 31 - __clz(bits_)); }
 
  private:
   // Finds the words of a chunk of 32 that are not 0.
@@ -73,7 +74,7 @@ class KeyWalk {
   int chunk_;       // of 32 words, below which none has been looked at
   int word_;
   uint32_t words_;  // those of the chunk that are left
-  uint32_t bits_;   // the key tiles of the word that are left
+  uint32_t bits_;   // the key tiles of the word
   uint32_t flags_;  // of the lane's key tile of the word
 };
 

@@ -228,18 +228,18 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     uint32_t own = KeyFlags::of(flags, warpgroup);
     if (own == 0) {
       pass_on();
-      flags = KeySlot::next_flags(slot_word);
+      flags = KeySlot::flags(slot_word);
       continue;
     }
     // Key tiles one behind the other that the warpgroup sees.
     first_step(is_whole(own));
-    flags = KeySlot::next_flags(slot_word);
+    flags = KeySlot::flags(slot_word);
     own = KeyFlags::of(flags, warpgroup);
     CUTE_NO_UNROLL
     while (own != 0) {
       smem.k_pipeline.wait_full(k_state);
       step(is_whole(own));
-      flags = KeySlot::next_flags(slot_word);
+      flags = KeySlot::flags(slot_word);
       own = KeyFlags::of(flags, warpgroup);
     }
     due = flags == 0;

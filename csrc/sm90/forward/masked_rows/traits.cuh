@@ -9,22 +9,25 @@ namespace flash_cute::sm90::forward::masked_rows {
 
 using namespace cute;
 
-// A key tile that a row tile visits.
-struct VisitedTile {
-  int number;
-  uint32_t flags;  // see KeyFlags; 0: there is none
-};
-
-// What the producer tells of a key tile with its K. What it is to the warpgroups they know a step before: read when K
+// What the loading thread tells of a key tile with its K. What it is to the warpgroups they know a step before: read when K
 // has landed, the flags would delay the step. Its number and the next one's flags are one word: as two the kernel of
 // head dim 96 with modified scores spilled.
 struct KeySlot {
   uint32_t word;
   RowBits const* bits;  // of its columns and the row tile's first 64 rows, in global memory; not where there are none
 
-  CUTE_DEVICE static uint32_t word_of(int number, uint32_t next_flags) { return uint32_t(number) << 8 | next_flags; }
+  // Of the key tile, and flags of the next one; 0: this is the row tile's last.
+  CUTE_DEVICE static uint32_t word_of(int number, uint32_t flags) { return uint32_t(number) << 8 | flags; }
   CUTE_DEVICE static int number(uint32_t word) { return int(word >> 8); }
-  CUTE_DEVICE static uint32_t next_flags(uint32_t word) { return word & 0xff; }  // 0: this is the row tile's last
+  CUTE_DEVICE static uint32_t flags(uint32_t word) { return word & 0xff; }
+};
+
+// Key tiles on their way from the walker to the loading thread: word_of(number, flags of its own), or 0 behind the last
+// of a row tile.
+struct KeyBatch {
+  static constexpr int kMost = 16;
+  uint32_t words[kMost];
+  int number;
 };
 
 // What a key tile is to the warpgroups of its row tile, two bits for each.
@@ -55,7 +58,7 @@ struct Traits : rows::Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV> {
   static constexpr int kTileHeads = 1;
   static constexpr bool kComputesDescriptors = kHeadDim > 128;
 
-  // With 24 registers the producer, a warp that walks over bits, spills.
+  // With 24 registers the walker, a warp, spills.
   static constexpr int kProducerRegs = kWarpgroups > 2 ? 32 : 40;
   static constexpr int kConsumerRegs = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 160 : 232;
   static_assert(kWarpgroups >= 2);
@@ -72,6 +75,8 @@ struct Traits : rows::Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV> {
     Pipeline<kSmem.q_stages> q_pipeline[kWarpgroups];
     TileCoord tile[2];  // keys.count: key tiles that the CTA has loaded before; keys.end: the flags of the first
     Pipeline<2> tile_pipeline;
+    KeyBatch batches[2];
+    Pipeline<2> batch_pipeline;
   };
   static_assert(sizeof(SharedStorage) == kSmem.total);
 
