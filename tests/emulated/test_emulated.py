@@ -73,6 +73,10 @@ FAULTS = (
         (("smem_.k_pipeline.wait_empty(state);", ""),),
     ),
     Fault(
+        *("a batch of key tiles is overwritten", "walk.cuh"),
+        (("smem_.batch_pipeline.wait_empty(batch_);", ""),),
+    ),
+    Fault(
         *("a tile is never released", "kernel.cuh"),
         (("smem.tile_pipeline.release(at_step(tile_number));", ""),),
     ),
