@@ -74,7 +74,7 @@ FAULTS = (
     ),
     Fault(
         *("a batch of key tiles is overwritten", "walk.cuh"),
-        (("smem_.batch_pipeline.wait_empty(batch_);", ""),),
+        (("smem_.batch_pipeline.wait_empty(at_step(batches_));", ""),),
     ),
     Fault(
         *("a tile is never released", "kernel.cuh"),

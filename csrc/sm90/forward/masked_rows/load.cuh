@@ -54,18 +54,14 @@ class Loader {
 
   // Of the next key tile, see KeyBatch.
   CUTE_DEVICE uint32_t next_word() {
+    KeyBatch const volatile& batch = smem_.batches[batches_ & 1];
     if (left_ == 0) {
-      if (in_batch_) {
-        smem_.batch_pipeline.arrive_empty(batch_);
-        batch_.advance();
-      }
-      in_batch_ = true;
-      smem_.batch_pipeline.wait_full(batch_);
-      left_ = static_cast<KeyBatch const volatile&>(smem_.batches[batch_.stage]).number;
-      place_ = 0;
+      smem_.batch_pipeline.wait_full(at_step(batches_));
+      left_ = batch.number;
     }
-    --left_;
-    return static_cast<KeyBatch const volatile&>(smem_.batches[batch_.stage]).words[place_++];
+    uint32_t const word = batch.words[--left_];
+    if (left_ == 0) smem_.batch_pipeline.arrive_empty(at_step(batches_++));
+    return word;
   }
 
   CUTE_DEVICE void load_q(int tile_number) {
@@ -126,10 +122,8 @@ class Loader {
   SharedStorage& smem_;
   RowTile tile_;
   int count_ = 0;  // key tiles whose K has been loaded
-  PipelineState<2> batch_;
-  bool in_batch_ = false;  // some batch has been read
-  int left_ = 0;           // of the batch
-  int place_ = 0;
+  int batches_ = 0;  // whose words have all been read
+  int left_ = 0;     // words of the batch
 };
 
 }  // namespace flash_cute::sm90::forward::masked_rows

@@ -23,7 +23,7 @@ struct KeySlot {
 };
 
 // Key tiles on their way from the walker to the loading thread: word_of(number, flags of its own), or 0 behind the last
-// of a row tile.
+// of a row tile. The last word comes first.
 struct KeyBatch {
   static constexpr int kMost = 16;
   uint32_t words[kMost];
@@ -67,7 +67,8 @@ struct Traits : rows::Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV> {
     Element k[kStages][Base::kKElements];
     Element v[kStages][Base::kVElements];
     Element q[kSmem.q_stages][kWarpgroups][Base::kQElements];
-    std::conditional_t<kSmem.has_o, rows::OutBuffer<kWarpgroups, kHeadDimV>, rows::NoOutBuffer> out;
+    [[no_unique_address]] std::conditional_t<kSmem.has_o, rows::OutBuffer<kWarpgroups, kHeadDimV>, rows::NoOutBuffer>
+        out;
     alignas(128) RowInterval intervals[kStages][kMaxIntervals][kBlockN];  // of K's stage, where the mask is needed
     KeySlot slots[kStages];                            // the same
     Pipeline<kStages> k_pipeline;

@@ -28,6 +28,8 @@ class Walker {
   }
 
  private:
+  static constexpr int kNowhere = 1 << 30;
+
   CUTE_DEVICE static int lane() { return threadIdx.x % 32; }
 
   // Finds the tile and its first word, and makes it known to the consumers and the loading thread. Returns whether there
@@ -75,27 +77,24 @@ class Walker {
 
   // The key tiles of a word, the last one first.
   CUTE_DEVICE void publish_word() {
-    uint32_t const bits = walk_.bits();
-    int const rank = __popc(bits >> lane() >> 1);  // of the lane's key tile
-    int const own_batch = bits >> lane() & 1 ? rank / KeyBatch::kMost : -1;
-    uint32_t const word = walk_.slot_word();
-    int const all = __popc(bits);
-    for (int first = 0; first < all; first += KeyBatch::kMost) {
-      int const place = own_batch == first / KeyBatch::kMost ? rank - first : KeyBatch::kMost;
-      publish_batch(word, place, min(all - first, KeyBatch::kMost));
+    // The lane's key tile has a place in one of two batches, if it is visited.
+    int place = walk_.bits() >> lane() & 1 ? __popc(walk_.bits() >> lane() >> 1) : kNowhere;
+    int left = __popc(walk_.bits());
+    count_ += left;
+    CUTE_NO_UNROLL
+    for (; left > 0; left -= KeyBatch::kMost, place -= KeyBatch::kMost) {
+      publish_batch(walk_.slot_word(), place, min(left, KeyBatch::kMost));
     }
-    count_ += all;
   }
 
-  // `word`, `place`: the lane's; from kMost on it has none.
+  // `word`, `place`: the lane's; it has none outside of [0, number).
   CUTE_DEVICE void publish_batch(uint32_t word, int place, int number) {
-    smem_.batch_pipeline.wait_empty(batch_);
+    smem_.batch_pipeline.wait_empty(at_step(batches_));
     __syncwarp();
-    KeyBatch volatile& batch = smem_.batches[batch_.stage];
-    if (place < number) batch.words[place] = word;
+    KeyBatch volatile& batch = smem_.batches[batches_ & 1];
+    if (unsigned(place) < unsigned(number)) batch.words[number - 1 - place] = word;
     if (lane() == 0) batch.number = number;
-    smem_.batch_pipeline.arrive_full(batch_);
-    batch_.advance();
+    smem_.batch_pipeline.arrive_full(at_step(batches_++));
   }
 
   FwdParams const& params_;
@@ -103,7 +102,7 @@ class Walker {
   KeyWalk<Traits::kWarpgroups> walk_;
   bool found_;     // the walk is at a word of the row tile
   int count_ = 0;  // key tiles of the row tiles before
-  PipelineState<2> batch_;
+  int batches_ = 0;
 };
 
 }  // namespace flash_cute::sm90::forward::masked_rows
