@@ -9,9 +9,9 @@ namespace flash_cute::sm90::forward::masked_rows {
 
 using namespace cute;
 
-// What the loading thread tells of a key tile with its K. What it is to the warpgroups they know a step before: read when K
-// has landed, the flags would delay the step. Its number and the next one's flags are one word: as two the kernel of
-// head dim 96 with modified scores spilled.
+// What the loading thread tells of a key tile with its K. What it is to the warpgroups they know a step before: read
+// when K has landed, the flags would delay the step. Its number and the next one's flags are one word: as two the
+// kernel of head dim 96 with modified scores spilled.
 struct KeySlot {
   uint32_t word;
   RowBits const* bits;  // of its columns and the row tile's first 64 rows, in global memory; not where there are none

@@ -32,8 +32,8 @@ class Walker {
 
   CUTE_DEVICE static int lane() { return threadIdx.x % 32; }
 
-  // Finds the tile and its first word, and makes it known to the consumers and the loading thread. Returns whether there
-  // is one.
+  // Finds the tile and its first word, and makes it known to the consumers and the loading thread. Returns whether
+  // there is one.
   CUTE_DEVICE bool publish_tile(int tile_number) {
     smem_.tile_pipeline.wait_empty(at_step(tile_number));  // nobody reads the tile before the last any more
     __syncwarp();
