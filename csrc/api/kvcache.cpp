@@ -100,7 +100,7 @@ std::vector<std::string> reasons(KvCacheProblem const& problem, DecodeDecision c
     if (named.copy == Copy::kNone) continue;
     sentences.push_back(std::string(named.name) + " is copied once: " + copy_reason(named, problem.call) + ".");
   }
-  if (decision.plan.ctas == 0) sentences.push_back("Nothing is computed: there is no row.");
+  if (decision.plan.ctas == 0 && decision.plan.long_ctas == 0) sentences.push_back("Nothing is computed: there is no row.");
   return sentences;
 }
 

@@ -120,6 +120,7 @@ void launch_decode(KvCacheArgs const& args, KvCacheProblem const& problem, Decod
                             .scale_log2 = make_scale_log2(plain),
                             .sinks = make_sinks(call),
                             .score = make_score_terms(call, plain),
+                            .long_rows = plan.long_rows,
                             .bundles = plan.bundles,
                             .most_pieces = plan.most_pieces,
                             .many_rows = plan.many_rows,

@@ -86,6 +86,7 @@ struct DecodeParams {
   Sinks sinks;
   ScoreTerms score;
 
+  int long_rows;  // sequences of so many rows of a head and more are those of another kernel, see LongRows; 0: none
   int bundles;
   int most_pieces;
   int many_rows;  // of a row tile of a sequence of more than kFewRows rows
@@ -94,6 +95,20 @@ struct DecodeParams {
 };
 
 constexpr int kAsRows = -1;
+
+// Sequences of many rows, as a prefill has them, are computed as a forward computes them: a CTA has a row tile of one
+// query head and all its keys. Which sequences are long depends on their rows and the number of heads alone, not on the
+// batch nor on the GPU, as the bits of a result do.
+struct LongRows {
+  static constexpr int kTileRows = 192;  // about as many as the row tiles of the kernels have
+  static constexpr int kLeast = 512;     // below, too many rows of the last tile would be of none
+  static constexpr int kTiles = 88;      // of a sequence, two thirds of a Hopper chip: below, too many CTAs would idle
+
+  static constexpr int least(int heads_q) {
+    return std::max(kLeast, ((kTiles + heads_q - 1) / std::max(1, heads_q) - 1) * kTileRows + 1);
+  }
+};
+static_assert(LongRows::least(32) == 512 && LongRows::least(8) == 1921);
 
 struct DecodePlan {
   char const* kernel;
@@ -109,6 +124,8 @@ struct DecodePlan {
   int part_rows;
   int slot_rows;
   int64_t workspace_bytes;
+  int long_rows;      // see DecodeParams; 0: no sequence has so many
+  int64_t long_ctas;  // of the kernel of those
 };
 
 }  // namespace flash_cute

@@ -44,6 +44,7 @@ INSTRUCTIONS = (
     (r"neg\.f32", "neg"),
     (r"mov\.u32 %0, %%tid\.x", "thread_index"),
     (r"mov\.u32 %0, %%ctaid\.x", "block_index"),
+    (r"mov\.u32 %0, %%nctaid\.x", "block_count"),
     (r"mov\.u32 %0, %%laneid", "lane_index"),
     (r"mov\.u32 %0, %%clock", "clock"),
     (r"ld\.acquire\.gpu\.global\.s32", "load_acquire"),

@@ -18,6 +18,11 @@ struct CacheSequence {
   int key_limit;
 };
 
+// Whether its keys are dealt: of long sequences another kernel computes the rows, see DecodeParams.
+CUTE_DEVICE bool is_dealt(DecodeParams const& params, int rows) {
+  return rows > 0 && (params.long_rows == 0 || rows < params.long_rows);
+}
+
 // Row i of a sequence sees the keys [first_seen, seen_limit), where the latter is above the former.
 CUTE_DEVICE int position_of(DecodeParams const& params, CacheSequence const& sequence, int i) {
   return params.bottom_right ? i + sequence.len_k - sequence.len_q : i;
@@ -29,7 +34,9 @@ CUTE_DEVICE int seen_limit(DecodeParams const& params, CacheSequence const& sequ
   return min(sequence.len_k, position_of(params, sequence, i) + params.window_right + 1);
 }
 
-CUTE_DEVICE int keys_of(DecodeParams const& params, int batch, int rows) {
+// `Params`: DecodeParams, or what has the same members.
+template <class Params>
+CUTE_DEVICE int keys_of(Params const& params, int batch, int rows) {
   int const before = params.cache_seqlens == nullptr ? params.table.capacity : params.cache_seqlens[batch];
   if (before < 0) return 0;
   int const added = params.new_keys == kAsRows ? rows : params.new_keys;
@@ -121,7 +128,7 @@ struct Sequences {
       rows = exists ? row_offset(params, batch + 1, first_row) - first_row : 0;
       result.first_row = first_row;
     }
-    if (exists && rows > 0) {
+    if (exists && is_dealt(params, rows)) {
       CacheSequence const sequence = make_sequence(params, batch, result.first_row, rows);
       result.weight = row_tiles_of<Cut>(params, sequence) * Pieces::of<Cut>(params, sequence).weight();
     }
@@ -296,7 +303,7 @@ class Walk {
         rows = row_offset(params_, place_.batch + 1, first_row) - first_row;
         place_.floor = first_row;
       }
-      if (rows == 0) continue;
+      if (!is_dealt(params_, rows)) continue;
       unit_.batch = place_.batch;
       unit_.sequence = make_sequence(params_, place_.batch, first_row, rows);
       unit_.pieces = Pieces::of<Cut>(params_, unit_.sequence);

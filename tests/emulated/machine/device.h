@@ -136,6 +136,7 @@ inline void mul_sat(float& y, float a, float b) { y = saturated(a * b); }
 inline void neg(float& y, float x) { y = -x; }
 inline void thread_index(int& x) { x = int(threadIdx.x); }
 inline void block_index(int& x) { x = int(blockIdx.x); }
+inline void block_count(int& x) { x = int(gridDim.x); }
 inline void lane_index(int& x) { x = int(threadIdx.x % 32); }
 inline void clock(uint32_t& x) { x = 0; }
 inline void load_acquire(int& value, int const* address) {
@@ -216,6 +217,18 @@ inline unsigned __reduce_or_sync(unsigned mask, unsigned value) {
   unsigned bits = 0;
   for (int lane = 0; lane < 32; ++lane) bits |= unsigned(values[lane]);
   return bits;
+}
+inline int __reduce_add_sync(unsigned mask, int value) {
+  uint64_t const* const values = emu::together(emu::Together::kVote, mask, unsigned(value));
+  int sum = 0;
+  for (int lane = 0; lane < 32; ++lane) sum += int(unsigned(values[lane]));
+  return sum;
+}
+inline int __reduce_max_sync(unsigned mask, int value) {
+  uint64_t const* const values = emu::together(emu::Together::kVote, mask, unsigned(value));
+  int largest = int(unsigned(values[0]));
+  for (int lane = 1; lane < 32; ++lane) largest = std::max(largest, int(unsigned(values[lane])));
+  return largest;
 }
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
 inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(unsigned(value)); }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planning/split_keys.h"
+#include "sm90/decode/long_rows/tile.h"
 #include "tile.h"
 
 namespace flash_cute::sm90::decode::split_keys {
@@ -26,12 +27,45 @@ struct Family {
                             .stages = stages(plan.head_dim, plan.head_dim_v, bytes),
                             .smem_bytes = smem_bytes(plan.head_dim, plan.head_dim_v, bytes),
                             .ctas_per_sm = ctas_per_sm(plan.head_dim, plan.head_dim_v, bytes)};
+    plan_long_rows(plan, problem, gpu);
+    if (all_are_long(plan, problem.call)) {
+      plan.kernel = "long_rows_kernel";
+      plan.shape = long_rows::kernel_shape(plan.head_dim);
+      plan.many_rows = plan.shape.block_m;
+      return;
+    }
     plan_ranges(plan, problem, shape, {.most_pieces = most_pieces(problem.call.heads_kv)}, gpu);
   }
 
-  static std::vector<std::string> notes(DecodePlan const& plan, KvCacheProblem const&) {
-    return range_notes(plan);
+  static std::vector<std::string> notes(DecodePlan const& plan, KvCacheProblem const& problem) {
+    std::vector<std::string> found;
+    if (!all_are_long(plan, problem.call)) found = range_notes(plan);
+    if (plan.long_rows == 0) return found;
+    std::string const rows = std::to_string(long_rows::kernel_shape(plan.head_dim).block_m);
+    found.push_back("Sequences of " + std::to_string(plan.long_rows) +
+                    " rows and more are computed as a forward computes them: a CTA has a tile of " + rows +
+                    " rows of a query head, and all its keys.");
+    return found;
   }
+
+ private:
+  // Packed sequences have at most as many rows as there are in all.
+  static void plan_long_rows(DecodePlan& plan, KvCacheProblem const& problem, Gpu gpu) {
+    Problem const& call = problem.call;
+    if (call.modifies_scores() || plan.float8_cache || !long_rows::has_kernel(plan.head_dim, plan.head_dim_v)) {
+      return;
+    }
+    int const least = LongRows::least(call.heads_q);
+    if (call.len_q < least || call.batch == 0 || call.heads_q == 0) return;
+    plan.long_rows = least;
+    int const rows = long_rows::kernel_shape(plan.head_dim).block_m;
+    int64_t const sequences = call.packed ? std::min(call.batch, call.len_q / least) : call.batch;
+    int64_t const tiles = call.len_q / rows + sequences;  // more than one row tile of a head each, perhaps not full
+    plan.long_ctas = std::min<int64_t>(call.packed ? tiles * call.heads_q
+                                                   : (call.len_q + rows - 1) / rows * sequences * call.heads_q,
+                                       gpu.num_sms);
+  }
+  static bool all_are_long(DecodePlan const& plan, Problem const& call) { return plan.long_rows > 0 && !call.packed; }
 };
 
 }  // namespace flash_cute::sm90::decode::split_keys

@@ -7,6 +7,7 @@
 #include "kernel.cuh"
 #include "sm90/common/launch.cuh"
 #include "sm90/decode/common/cache_map.cuh"
+#include "sm90/decode/long_rows/launch.cuh"
 
 namespace flash_cute::sm90::decode::split_keys {
 
@@ -52,7 +53,11 @@ cudaError_t launch(DecodePlan const& plan, DecodeParams const& params, cudaStrea
         return launch_kernels<Traits<Element, kHeadDim, kHeadDimV, Float8>>(plan, params, stream);
       }
     }
-    return launch_kernels<Traits<Element, kHeadDim, kHeadDimV>>(plan, params, stream);
+    cudaError_t error = launch_kernels<Traits<Element, kHeadDim, kHeadDimV>>(plan, params, stream);
+    if constexpr (long_rows::has_kernel(kHeadDim, kHeadDimV)) {
+      if (error == cudaSuccess && plan.long_ctas > 0) error = long_rows::launch<Element, kHeadDim>(plan, params, stream);
+    }
+    return error;
   });
 }
 

@@ -17,29 +17,29 @@
 namespace flash_cute::sm90::forward::rows {
 
 template <class Traits>
-CUTE_DEVICE void consumer(KernelArgs const& args, typename Traits::SharedStorage& smem, int warpgroup) {
+CUTE_DEVICE void consumer(FwdParams const& params, typename Traits::SharedStorage& smem, int warpgroup) {
   TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>::start(warpgroup);
   typename Traits::MmaPV mma;
   WarpgroupKeys<Traits> tiles;
-  if constexpr (Traits::kReadsAhead) tiles.read(args.params, smem, 0, warpgroup);
+  if constexpr (Traits::kReadsAhead) tiles.read(params, smem, 0, warpgroup);
 #pragma unroll 1
   for (int tile_number = 0;; ++tile_number) {
-    if constexpr (!Traits::kReadsAhead) tiles.read(args.params, smem, tile_number, warpgroup);
+    if constexpr (!Traits::kReadsAhead) tiles.read(params, smem, tile_number, warpgroup);
     if (!tiles.exists) break;
-    OnlineSoftmax<2> softmax(args.params.scale_log2, args.params.power_scale);
+    OnlineSoftmax<2> softmax(params.scale_log2, params.power_scale);
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDimV>>{});  // (MMA, MMA_M, MMA_D)
-    mainloop<Traits>(args.params, tile_number, warpgroup, smem, tiles, softmax, tOrO);
+    mainloop<Traits>(params, tile_number, warpgroup, smem, tiles, softmax, tOrO);
     int const parts = parts_of(smem.tile[opaque(tile_number) & 1]);
-    if (parts < 0) store_part<Traits>(args.params, smem.range, warpgroup, softmax, tOrO);
-    if (parts > 0) merge_parts<Traits>(args.params, smem.range, parts, warpgroup, softmax, tOrO);
+    if (parts < 0) store_part<Traits>(params, smem.range, warpgroup, softmax, tOrO);
+    if (parts > 0) merge_parts<Traits>(params, smem.range, parts, warpgroup, softmax, tOrO);
     if (parts >= 0) {
       // Recomputed: kept across the merge, it spilled.
       TileCoord const volatile& tile = smem.tile[opaque(tile_number) & 1];
       TileCoord const coord{.m_block = uniform(tile.m_block),
-                            .head = warpgroup_head<Traits>(args.params, uniform(tile.head), warpgroup),
+                            .head = warpgroup_head<Traits>(params, uniform(tile.head), warpgroup),
                             .batch = uniform(tile.batch)};
-      auto const& lengths = copy_of_lengths(args.params, smem.tile[opaque(tile_number) & 1]);
-      epilogue<Traits>(args.params, lengths, coord, warpgroup, smem, softmax, tOrO);
+      auto const& lengths = copy_of_lengths(params, smem.tile[opaque(tile_number) & 1]);
+      epilogue<Traits>(params, lengths, coord, warpgroup, smem, softmax, tOrO);
     }
     smem.tile_pipeline.release(at_step(tile_number));  // the producer may overwrite the tile
   }
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(__grid_constan
     run_producer_warp<Traits>(args, smem, uniform(threadIdx.x / 32), smem.tile[0]);
   } else {
     raise_max_registers<Traits::kConsumerRegs>();
-    consumer<Traits>(args, smem, warpgroup - 1);
+    consumer<Traits>(args.params, smem, warpgroup - 1);
   }
 }
 

@@ -1,0 +1,42 @@
+// Attention of long sequences over a KV cache: the forward of packed batches (sm90/forward/rows), whose K and V are in
+// pages, and whose keys end where a cache does.
+#pragma once
+
+#include "core/registers.cuh"
+#include "load.cuh"
+#include "sm90/forward/rows/kernel.cuh"
+
+namespace flash_cute::sm90::decode::long_rows {
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1) long_rows_kernel(__grid_constant__ KernelArgs const args) {
+  extern __shared__ char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
+  int const warpgroup = uniform(threadIdx.x / 128);
+
+  if (threadIdx.x == 0) {
+    prefetch_tma_descriptor(&args.q);
+    prefetch_tma_descriptor(&args.k);
+    prefetch_tma_descriptor(&args.v);
+    smem.k_pipeline.init(4 * Traits::kWarpgroups);
+    smem.v_pipeline.init(4 * Traits::kWarpgroups);
+    for (auto& pipeline : smem.q_pipeline) pipeline.init(4);
+    smem.tile_pipeline.init(4 * Traits::kWarpgroups + kLoadingWarps);
+    edge_pipeline(smem).init(1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
+  }
+  __syncthreads();  // thread 0 has initialised the barriers
+
+  if (warpgroup == 0) {
+    lower_max_registers<Traits::kProducerRegs>();
+    int const warp = uniform(threadIdx.x / 32);
+    if (warp == 0) Loader<Traits, /*kValues=*/false>(args, smem).run();
+    if (warp == 1) forward::schedule_sequences<Traits>(args.params, smem, Tickets{});
+    if (warp == 2) Loader<Traits, /*kValues=*/true>(args, smem).run();
+  } else {
+    raise_max_registers<Traits::kConsumerRegs>();
+    forward::rows::consumer<Traits>(args.params, smem, warpgroup - 1);
+  }
+}
+
+}  // namespace flash_cute::sm90::decode::long_rows

@@ -1,0 +1,77 @@
+// Launches the kernel of long sequences. Included only by the launch of the kernels of short ones.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+#include <cuda_runtime.h>
+
+#include "kernel.cuh"
+#include "sm90/common/launch.cuh"
+#include "sm90/decode/common/cache_map.cuh"
+
+namespace flash_cute::sm90::decode::long_rows {
+
+inline Params params_of(DecodeParams const& decode) {
+  Params params{};
+  params.q = decode.q;
+  params.out = decode.out;
+  params.lse = decode.lse;
+  params.q_strides = decode.q_strides;
+  params.out_strides = decode.out_strides;
+  if (decode.cu_q != nullptr) params.out_strides.batch = 0;
+  params.batch = decode.batch;
+  params.heads_q = decode.heads_q;
+  params.heads_kv = decode.heads_kv;
+  params.len_q = decode.len_q;
+  params.len_k = decode.table.capacity;
+  params.head_dim = decode.head_dim;
+  params.head_dim_v = decode.head_dim_v;
+  params.scale_log2 = decode.scale_log2;
+  params.power_scale = power_of_two_from(decode.scale_log2);
+  params.tile_heads = 1;
+  params.sinks = decode.sinks;
+  params.sequences.cu_q = decode.cu_q;
+  params.sequences.window_left = decode.window_left;
+  params.sequences.window_right = decode.window_right;
+  params.sequences.bottom_right = decode.bottom_right;
+  params.table = decode.table;
+  params.cache_seqlens = decode.cache_seqlens;
+  params.new_keys = decode.new_keys;
+  params.long_rows = decode.long_rows;
+  return params;
+}
+
+template <class Element, int kHeadDim>
+cudaError_t launch(DecodePlan const& plan, DecodeParams const& decode, cudaStream_t stream) {
+  using KernelTraits = Traits<Element, kHeadDim>;
+  KernelArgs args;
+  args.params = params_of(decode);
+  Params const& params = args.params;
+  // A contiguous cache is one page a sequence, in which tiles begin at multiples of their size.
+  int const page_size = std::max(1, decode.table.page_size);
+  int const common = decode.table.entries == nullptr ? KernelTraits::kBlockN
+                                                     : std::gcd(KernelTraits::kBlockN, page_size);
+  args.page_size = cutlass::FastDivmod(page_size);
+  args.box_bits = std::countr_zero(unsigned(common));
+  int const columns = KernelTraits::ColumnsQK::kChunk;
+  cudaError_t error = encode_sequence_map<Element>(&args.q, params.q, params.q_strides,
+                                                   {params.head_dim, params.len_q, params.heads_q, params.batch},
+                                                   params.sequences.cu_q != nullptr,
+                                                   {.rows = KernelTraits::kRows, .columns = columns});
+  if (error != cudaSuccess) return error;
+  Box const box{.rows = args.box_rows(), .columns = columns};
+  error = encode_cache<Element>(&args.k, decode.k, decode.k_strides, decode, decode.heads_kv, decode.head_dim, box);
+  if (error != cudaSuccess) return error;
+  error = encode_cache<Element>(&args.v, decode.v, decode.v_strides, decode, decode.heads_kv, decode.head_dim_v, box);
+  if (error != cudaSuccess) return error;
+  constexpr int kSmemBytes = sizeof(typename KernelTraits::SharedStorage);
+  auto* const kernel = long_rows_kernel<KernelTraits>;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  if (error != cudaSuccess) return error;
+  Launch const shape{.ctas = plan.long_ctas, .threads = KernelTraits::kThreads, .smem_bytes = kSmemBytes};
+  return sm90::launch(kernel, shape, args, stream);
+}
+
+}  // namespace flash_cute::sm90::decode::long_rows
