@@ -104,8 +104,12 @@ def _facts(kernel_name: str) -> Mapping[str, Any] | None:
 
 
 def _decode_facts(words: list[str], kernel_name: str, dtype: str) -> dict[str, Any] | None:
-    """The same of a kernel over a cache: `...::decode_kernel<...::Traits<cutlass::half_t, 192, 128>>`."""
-    head_dims = re.search(r"(?:half_t|bfloat16_t)(?:, (?:\(int\))?|ELi)(\d+)(?:, (?:\(int\))?|ELi)(\d+)", kernel_name)
+    """The same of a kernel over a cache: `...::decode_kernel<...::Traits<cutlass::half_t, 192, 128>>`.
+
+    That of long sequences has the forward's types, and one head dim.
+    """
+    head_dim, more = r"(?:half_t|bfloat16_t)(?:, (?:\(int\))?|ELi)(\d+)", r"(?:, (?:\(int\))?|ELi)(\d+)"
+    head_dims = re.search(f"{head_dim}()" if words[-1] == "long_rows_kernel" else head_dim + more, kernel_name)
     if head_dims is None:
         return None
     return {
@@ -113,7 +117,7 @@ def _decode_facts(words: list[str], kernel_name: str, dtype: str) -> dict[str, A
         "kernel": words[-1],
         "dtype": dtype,
         "head_dim": int(head_dims[1]),
-        "kernel_head_dim_v": int(head_dims[2]),
+        "kernel_head_dim_v": int(head_dims[2] or head_dims[1]),
         "variant": "float8 cache" if "Float8" in kernel_name else "cache",
         "tile": [],
     }

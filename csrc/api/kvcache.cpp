@@ -67,7 +67,7 @@ void check_new_rows(TensorInfo const& k, TensorInfo const& tensor, TensorInfo co
 
 void add_kernel(JsonObject& json, Problem const& call, DecodeDecision const& decision) {
   DecodePlan const& plan = decision.plan;
-  json.string("family", decision.instance->family->name)
+  json.string("family", plan.family != nullptr ? plan.family : decision.instance->family->name)
       .string("kernel", plan.kernel)
       .number("kernel_head_dim", int64_t{plan.head_dim})
       .number("kernel_head_dim_v", int64_t{plan.head_dim_v})
@@ -84,7 +84,7 @@ void add_kernel(JsonObject& json, Problem const& call, DecodeDecision const& dec
       .string("variant", plan.float8_cache ? "float8 cache" : "cache")
       .string("accumulate", "float32")
       .number("split_tiles", int64_t{0})
-      .number("split_ctas", decision.plan.ctas)
+      .number("split_ctas", plan.ctas)
       .number("capability", int64_t{decision.gpu.capability});
 }
 

@@ -111,6 +111,7 @@ struct LongRows {
 static_assert(LongRows::least(32) == 512 && LongRows::least(8) == 1921);
 
 struct DecodePlan {
+  char const* family;  // null: the instance's
   char const* kernel;
   DType dtype;        // of q
   bool float8_cache;  // else of q's

@@ -65,6 +65,36 @@ DECODE_MANGLED = (
 )
 
 
+LONG_ROWS = (
+    "flash_cute::sm90::decode::long_rows::long_rows_kernel<flash_cute::sm90::forward::rows::Traits<cutlass::half_t, 128,"
+    " flash_cute::sm90::forward::rows::TileConfig{192, 80, 2, true, false}, flash_cute::Variant{true, false, false},"
+    " 128>>"
+)
+LONG_ROWS_MANGLED = (
+    "_ZN10flash_cute4sm906decode9long_rows16long_rows_kernelINS0_7forward4rows6TraitsIN7cutlass6half_tELi128EXtlNS4_"
+    "10TileConfigELi192ELi80ELi2ELb1ELb0EEEXtlNS_7VariantELb1EEELi128EEEEEvNS2_10KernelArgsE"
+)
+
+
+@pytest.mark.parametrize("name", [LONG_ROWS, LONG_ROWS_MANGLED], ids=["demangled", "mangled"])
+def test_names_of_the_kernel_of_long_sequences_are_understood(name):
+    plan = {
+        "family": "sm90::decode::long_rows",
+        "kernel": "long_rows_kernel",
+        "dtype": "float16",
+        "tile": "",
+        "kernel_head_dim": 128,
+        "kernel_head_dim_v": 128,
+        "variant": "cache",
+        "threads": 512,
+        "stages": 2,
+    }
+    assert kernel_matches(plan, name)
+    different = {"family": "sm90::forward::rows", "dtype": "bfloat16", "kernel_head_dim": 80, "kernel_head_dim_v": 80}
+    for key, value in different.items():
+        assert not kernel_matches(plan | {key: value}, name), key
+
+
 STREAMED = (
     "flash_cute::sm80::decode::streamed::decode_kernel<"
     "flash_cute::sm80::decode::streamed::Traits<cutlass::bfloat16_t, 576, 512>>"

@@ -1,4 +1,4 @@
-"""The masked Hopper kernels on the emulated machine, see emulator.py: right for random masks and schedules; and the
+"""Hopper kernels on the emulated machine, see emulator.py: right for random masks and schedules; and the
 machine sees faults that are planted in them. Minutes: with --emulated alone."""
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
         ("masked_forward", (320,)),
         ("masked_backward", (64,)),
         ("masked_backward", (128,)),
+        ("long_rows", (64,)),
+        ("long_rows", (128,)),
     ],
     ids=str,
 )
@@ -39,11 +41,13 @@ def test_kernels_are_right(emulator: Emulator, driver: str, head_dims: tuple[int
 
 @dataclass(frozen=True)
 class Fault:
-    """What a fault changes in a file of sm90/forward/masked_rows/: pairs of what is right and what is wrong."""
+    """What a fault changes in a file of csrc/sm90/`folder`/: pairs of what is right and what is wrong."""
 
     what: str
     file: str
     edits: tuple[tuple[str, str], ...]
+    driver: str = "masked_forward"
+    folder: str = "forward/masked_rows"
 
 
 WAIT_FOR_SCORES = "    warpgroup_wait<1>();  // S(n)\n"
@@ -80,6 +84,21 @@ FAULTS = (
         *("a tile is never released", "kernel.cuh"),
         (("smem.tile_pipeline.release(at_step(tile_number));", ""),),
     ),
+    Fault(
+        *("V of keys that do not exist is not cleared", "load.cuh"),
+        (("if (key < first_key() || key >= key_limit()) vectors[i] = uint4{};", ""),),
+        *("long_rows", "decode/long_rows"),
+    ),
+    Fault(
+        *("V is cleared before it has landed", "load.cuh"),
+        (("    edge_pipeline(smem_).wait_full({0, edges_++ & 1});\n", ""),),
+        *("long_rows", "decode/long_rows"),
+    ),
+    Fault(
+        *("K is loaded before its stage is empty", "load.cuh"),
+        (("    pipeline.wait_empty(state);  // all", "    // all"),),
+        *("long_rows", "decode/long_rows"),
+    ),
 )
 
 
@@ -87,12 +106,12 @@ FAULTS = (
 def test_planted_faults_are_seen(emulator: Emulator, fault: Fault, tmp_path: Path, seed: int) -> None:
     csrc = tmp_path / "csrc"
     shutil.copytree(CSRC, csrc)
-    file = csrc / "sm90/forward/masked_rows" / fault.file
+    file = csrc / "sm90" / fault.folder / fault.file
     text = file.read_text()
     for right, wrong in fault.edits:
         assert text.count(right) == 1
         text = text.replace(right, wrong)
     file.write_text(text)
-    program = emulator.build("masked_forward", (64,), csrc, ["-DONE_KERNEL"])
+    program = emulator.build(fault.driver, (64,), csrc, ["-DONE_KERNEL"])
     lines = list(run(program, seed % 1_000_000, 30))
     assert any(line.startswith("FAILED") for line in lines)

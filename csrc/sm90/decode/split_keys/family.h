@@ -29,6 +29,7 @@ struct Family {
                             .ctas_per_sm = ctas_per_sm(plan.head_dim, plan.head_dim_v, bytes)};
     plan_long_rows(plan, problem, gpu);
     if (all_are_long(plan, problem.call)) {
+      plan.family = "sm90::decode::long_rows";
       plan.kernel = "long_rows_kernel";
       plan.shape = long_rows::kernel_shape(plan.head_dim);
       plan.many_rows = plan.shape.block_m;
