@@ -57,6 +57,7 @@ RUNS: dict[str, list[str]] = {
     "fp8": speed("fp8", FLOAT8_AND_BFLOAT16, "fa3,cudnn"),
     "fp8-errors": ["--fp8-errors", "--trained", "--ours", FLOAT8_AND_BFLOAT16, "--peers", "fa3,cudnn"],
     "decode": speed("decode", OVER_CACHES, CACHE_PEERS),
+    "prefill": speed("prefill", "flash_cute,flash_cute:dense", CACHE_PEERS),
     "decode-host": speed("decode-host", "flash_cute,flash_cute:plain", CACHE_PEERS),
     "llama": speed("llama", BOTH, ALL_PEERS),
     "bwd-llama": speed("llama", BOTH, ALL_PEERS, "bwd"),

@@ -139,4 +139,16 @@ def decode_host_grid() -> list[Workload]:
     return [plain, replace(plain, append=True)]
 
 
-GRIDS: dict[str, Callable[[], list[Workload]]] = {"decode": decode_grid, "decode-host": decode_host_grid}
+def prefill_grid() -> list[Workload]:
+    """Chunks of prompts over the keys before them, in pages of 64 and of 16; whole prompts."""
+    chunk = over_cache(1, 32, 8, 128, 32048, 2048)
+    cells = [chunk, replace(chunk, page=16), replace(chunk, page=256), replace(chunk, N=512)]
+    cells += [over_cache(4, 32, 8, 128, 8192, 1024), over_cache(1, 32, 8, 128, 8192, 8192)]
+    return [*cells, over_cache(1, 64, 8, 64, 32048, 2048), over_cache(1, 16, 8, 256, 32048, 2048)]
+
+
+GRIDS: dict[str, Callable[[], list[Workload]]] = {
+    "decode": decode_grid,
+    "decode-host": decode_host_grid,
+    "prefill": prefill_grid,
+}

@@ -38,7 +38,7 @@ from flash_cute._timing import Clock, tflops  # noqa: E402
 
 GRIDS = workloads.GRIDS | caches.GRIDS
 CLOCKS_OF_GRID: dict[str, tuple[Clock, ...]] = {"small": ("wall", "graph"), "host": ("host",)}
-CLOCKS_OF_GRID |= {"decode": ("graph",), "decode-host": ("host",)}
+CLOCKS_OF_GRID |= {"decode": ("graph",), "prefill": ("graph",), "decode-host": ("host",)}
 HOST_ROUNDS = 41
 
 
