@@ -100,7 +100,8 @@ std::vector<std::string> reasons(KvCacheProblem const& problem, DecodeDecision c
     if (named.copy == Copy::kNone) continue;
     sentences.push_back(std::string(named.name) + " is copied once: " + copy_reason(named, problem.call) + ".");
   }
-  if (decision.plan.ctas == 0 && decision.plan.long_ctas == 0) sentences.push_back("Nothing is computed: there is no row.");
+  bool const is_empty = decision.plan.ctas == 0 && decision.plan.long_ctas == 0;
+  if (is_empty) sentences.push_back("Nothing is computed: there is no row.");
   return sentences;
 }
 

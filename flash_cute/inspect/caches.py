@@ -104,6 +104,7 @@ class Schedule:
     heads_kv: int
     part_columns: int
     workspace_bytes: int
+    long_rows: int  # sequences of so many rows have no pieces here, but row tiles in another kernel; 0: none has
     pieces: tuple[Piece, ...]
     merges: tuple[Merge, ...]
 
@@ -195,6 +196,7 @@ def cache_picture(kernel: CacheKernel, problem: CacheProblem, sms: int = 8) -> P
         "sms": sms,
         "bundles": found.bundles,
         "heads_kv": found.heads_kv,
+        "long_rows": found.long_rows,
         "balance": round(work / (ctas * length), 4) if length else 1.0,
         "length": length,
         "pieces": [
@@ -234,8 +236,11 @@ def _draw(data: dict[str, Any]) -> Figure:
         f" {data['sms']} multiprocessors; {data['balance']:.0%} of the CTAs' time is work",
         fontsize=9,
     )
+    of_others = {True: " (another kernel's)", False: ""}
     names = {
-        f"{number}: {rows} x {keys}": _colour(number) for number, (rows, keys) in enumerate(data["sequences"]) if rows
+        f"{number}: {rows} x {keys}{of_others[0 < data['long_rows'] <= rows]}": _colour(number)
+        for number, (rows, keys) in enumerate(data["sequences"])
+        if rows
     }
     kinds = {"result": "to the result", "fold": "to a fold in the workspace", "piece": "to the workspace by itself"}
     patch = matplotlib().patches.Patch

@@ -1,5 +1,5 @@
-// Random calls of the Hopper kernel of long sequences over a cache, see cases.h. What no row may see is NaN: keys behind
-// the end of a sequence and left of every row's window, and pages of nobody.
+// Random calls of the Hopper kernel of long sequences over a cache, see cases.h. What no row may see is NaN: keys
+// behind the end of a sequence and left of every row's window, and pages of nobody.
 #include "sm90/decode/long_rows/launch.cuh"
 
 #include <algorithm>

@@ -92,6 +92,7 @@ DecodeParams params_of(CacheCall const& call, KvCacheProblem const& problem, Dec
   params.window_left = call.window_left;
   params.window_right = call.window_right;
   params.bottom_right = call.bottom_right;
+  params.long_rows = plan.long_rows;
   params.bundles = plan.bundles;
   params.most_pieces = plan.most_pieces;
   params.many_rows = plan.many_rows;
@@ -191,6 +192,7 @@ py::dict schedule(CacheCall const& call, Gpu gpu, HeadDims dims) {
   result["heads_kv"] = params.heads_kv;
   result["part_columns"] = dims.head_dim_v + 2;
   result["workspace_bytes"] = plan.workspace_bytes;
+  result["long_rows"] = plan.long_rows;
   result["pieces"] = pieces;
   result["merges"] = merges;
   return result;

@@ -1,9 +1,10 @@
-// The warps that load row tiles by TMA: one loads Q and K, another V. A key tile is loaded in boxes, each of rows of one
-// page and of a chunk of the columns: a lane has a box, or several where pages are so small that there are more than 32.
+// The warps that load row tiles by TMA: one loads Q and K, another V. A key tile is loaded in boxes, each of rows of
+// one page and of a chunk of the columns: a lane has a box, or several where pages are so small that there are more
+// than 32.
 //
 // V of keys that do not exist must be zeros: their P is 0, but 0 times what a page has there may be NaN. So of a key
-// tile at the end of the keys, or at the first key of a window, the warp waits for V itself, clears those rows and hands
-// it to the consumers.
+// tile at the end of the keys, or at the first key of a window, the warp waits for V itself, clears those rows and
+// hands it to the consumers.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -104,7 +105,8 @@ class Loader {
     bool const edge = kValues && (n * kBlockN < first_key() || (n + 1) * kBlockN > key_limit());
     auto& full = edge ? edge_pipeline(smem_).full[0] : pipeline.full[state.stage];
     pipeline.wait_empty(state);  // all consumer warps have finished the GEMM with this stage, of two steps ago
-    if (lane_ == 0) set_barrier_transaction_bytes(full, uint32_t(existing_rows(n) * (kChunks * kChunk * int{sizeof(Element)})));
+    constexpr int kRowBytes = kChunks * kChunk * int{sizeof(Element)};
+    if (lane_ == 0) set_barrier_transaction_bytes(full, uint32_t(existing_rows(n) * kRowBytes));
     __syncwarp();
     Element* const to = kValues ? smem_.v[state.stage] : smem_.k[state.stage];
 #pragma unroll 1

@@ -55,7 +55,8 @@ cudaError_t launch(DecodePlan const& plan, DecodeParams const& params, cudaStrea
     }
     cudaError_t error = launch_kernels<Traits<Element, kHeadDim, kHeadDimV>>(plan, params, stream);
     if constexpr (long_rows::has_kernel(kHeadDim, kHeadDimV)) {
-      if (error == cudaSuccess && plan.long_ctas > 0) error = long_rows::launch<Element, kHeadDim>(plan, params, stream);
+      bool const launches = error == cudaSuccess && plan.long_ctas > 0;
+      if (launches) error = long_rows::launch<Element, kHeadDim>(plan, params, stream);
     }
     return error;
   });
