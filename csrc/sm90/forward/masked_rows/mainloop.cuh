@@ -2,7 +2,7 @@
 // rows/mainloop.cuh; what a key tile is to the warpgroup comes with it:
 //
 //     whole         a step
-//     sees some     a step with the mask: intervals are in shared memory, bits are read when the step begins
+//     sees some     a step with the mask: intervals are in shared memory, bits are read while S is computed
 //     sees nothing  the warpgroup hands on its turn and releases K and V
 //
 // The first step after such a tile, or of a row tile, has no product of a tile before. The last step before such a tile
@@ -122,17 +122,16 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
   // Where the mask is by bits, those of the warp's rows and the key tile.
   WarpBits<kBlockN> bits;
   auto read_bits = [&] {
+    int const thread = fresh_thread_index();  // before the test, which ptxas else makes part of the caller's
     if (params.mask.bits == nullptr) return;
     KeySlot const volatile& slot = smem.slots[k_state.stage];
-    int const thread = fresh_thread_index();
     bits.read(slot.bits + warpgroup * params.mask.bits_block_stride, thread / 32 % 4 * 16, thread % 32);
   };
-  // Hides what the mask hides, and releases K, with which intervals came.
+  // Hides what the mask hides.
   auto mask = [&] {
     if (params.mask.bits != nullptr) {
-      if constexpr (!Traits::kReadsBitsEarly) read_bits();
+      if constexpr (Traits::kSavesRegisters) read_bits();
       bits.hide(scores, tScS_0, 0, fresh_thread_index() % 32);
-      release_k();
       return;
     }
     // (rows, columns) -> (row, column)
@@ -140,7 +139,6 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     apply_interval_mask<kBlockN>(scores, tScS, tScS_0, first_row, smem.intervals[k_state.stage][0],
                                  params.mask.intervals_per_column);
     __syncwarp();  // all lanes have read them
-    release_k();
   };
   // Turns S(n) into P(n), releases K, and rescales the accumulator if the maximum changes.
   [[maybe_unused]] rows::CappedScores<decltype(scores)> capped{softmax, scores, params.score};
@@ -153,7 +151,11 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
           release_k();
           capped.finish(rows::NoMask{}, acc, wait_product, release);
         } else {
-          capped.finish(mask, acc, wait_product, release);
+          auto const mask_and_release = [&] {
+            mask();
+            release_k();
+          };
+          capped.finish(mask_and_release, acc, wait_product, release);
         }
         convert(tSrS, rP);
         return;
@@ -161,10 +163,12 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
     }
     typename Modifier::Shift shift;
     modify(params, scores, tScS_0, offset(), shift);
-    if (whole) {
+    // One place releases K: with one in each branch ptxas takes them for divergent, and has barriers around them.
+    if (Traits::kSavesRegisters && whole) {
       release_k();
     } else {
-      mask();
+      if (!whole) mask();
+      release_k();
     }
     softmax.update_max<Traits::kTile.late_wait>(scores, acc, wait_product, release, shift);
     softmax.numerators(scores, shift);
@@ -181,11 +185,11 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
   auto offset = [&] { return first_row - KeySlot::number(slot_word) * kBlockN; };
   // One place issues S and the product, for whole key tiles and others: ptxas keeps S's descriptors then.
   auto step = [&](bool whole) __attribute__((always_inline)) {
-    if (Traits::kReadsBitsEarly && !whole) read_bits();
     Turn::take(warpgroup);  // the warpgroup before has issued its GEMMs
     issue_qk();
     issue_pv();  // of the key tile before
     Turn::hand_on(warpgroup);
+    if (!Traits::kSavesRegisters && !whole) read_bits();  // under S
     read_slot();
     warpgroup_wait<1>();  // S(n)
     warpgroup_fence_operand(tSrS);
@@ -199,10 +203,10 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
   };
   // The same where no product is due.
   auto first_step = [&](bool whole) {
-    if (Traits::kReadsBitsEarly && !whole) read_bits();
     Turn::take(warpgroup);
     issue_qk();
     Turn::hand_on(warpgroup);
+    if (!Traits::kSavesRegisters && !whole) read_bits();  // under S
     read_slot();
     warpgroup_wait<0>();
     warpgroup_fence_operand(tSrS);

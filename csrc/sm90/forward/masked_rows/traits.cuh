@@ -53,8 +53,9 @@ struct Traits : rows::Traits<Element, kHeadDim, kTile, kVariant, kHeadDimV> {
   // Not in the modified kernels of three warpgroups: that of head dim 96 spilled, as that of 128 does without a mask.
   static constexpr bool kOutThroughSmem =
       kSmem.has_o && !(kVariant.modifies_scores && kTile.block_m == 192);
-  // Whether the bits of a mask are read when a step begins, else where they are needed: those of head dim 96 spilled.
-  static constexpr bool kReadsBitsEarly = kHeadDim != 96;
+  // In a kernel that would spill otherwise: the bits of a mask are read where they are needed, not while S is computed,
+  // and two places release K.
+  static constexpr bool kSavesRegisters = kVariant.modifies_scores && kHeadDim == 96;
   static constexpr int kTileHeads = 1;
   static constexpr bool kComputesDescriptors = kHeadDim > 128;
 

@@ -3,6 +3,7 @@
 // as long as a step or two: in the loading thread each row tile began with it.
 #pragma once
 
+#include "core/registers.cuh"
 #include "key_walk.cuh"
 #include "sm90/common/warpgroup.cuh"
 #include "sm90/forward/common/args.cuh"
@@ -37,7 +38,7 @@ class Walker {
   CUTE_DEVICE bool publish_tile(int tile_number) {
     smem_.tile_pipeline.wait_empty(at_step(tile_number));  // nobody reads the tile before the last any more
     __syncwarp();
-    int index = dealt_number(blockIdx.x, gridDim.x, tile_number);
+    int index = dealt_number(fresh_block_index(), gridDim.x, tile_number);
     if (params_.draws_tiles && tile_number > 0) {
       if (lane() == 0) index = int(gridDim.x) + atomicAdd(params_.ticket, 1);
       index = uniform(index);
@@ -46,6 +47,13 @@ class Walker {
     RowTileCoord const coord = params_.order.coord(exists ? index : 0);
     int const head_kv = coord.head / params_.order.heads_per_kv;
     int const m_block = exists ? sorted(coord.m_block, head_kv, coord.batch) : -1;
+    TileCoord volatile& tile = smem_.tile[tile_number & 1];
+    if (lane() == 0) {  // before the walk: registers do not keep them over it
+      tile.m_block = m_block;
+      tile.head = coord.head;
+      tile.head_kv = head_kv;
+      tile.batch = coord.batch;
+    }
     found_ = false;
     if (exists) {
       walk_.begin(params_.mask, coord.batch, head_kv, m_block);
@@ -53,11 +61,6 @@ class Walker {
     }
     uint32_t const first_flags = found_ ? walk_.first_flags() : 0;
     if (lane() == 0) {
-      TileCoord volatile& tile = smem_.tile[tile_number & 1];
-      tile.m_block = m_block;
-      tile.head = coord.head;
-      tile.head_kv = head_kv;
-      tile.batch = coord.batch;
       tile.keys.end = int(first_flags);
       tile.keys.count = count_;
       smem_.tile_pipeline.publish(at_step(tile_number));
