@@ -45,6 +45,7 @@ INSTRUCTIONS = (
     (r"mov\.u32 %0, %%tid\.x", "thread_index"),
     (r"mov\.u32 %0, %%ctaid\.x", "block_index"),
     (r"mov\.u32 %0, %%nctaid\.x", "block_count"),
+    (r"\{\s*\.reg \.b32 %%rx;\s*\.reg \.pred %%px;\s*elect\.sync %%rx\|%%px, %2;", "elect"),
     (r"mov\.u32 %0, %%laneid", "lane_index"),
     (r"mov\.u32 %0, %%clock", "clock"),
     (r"ld\.acquire\.gpu\.global\.s32", "load_acquire"),

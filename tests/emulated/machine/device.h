@@ -20,6 +20,7 @@
 #define __CUDACC_VER_MINOR__ 0
 #define FLASH_CUTE_RACE_TEST          // jitter() hands over to another warp
 #define CUTE_ARCH_TMA_SM90_ENABLED
+#define CUTE_ARCH_ELECT_ONE_SM90_ENABLED
 #define CUTE_ARCH_STSM_SM90_ENABLED
 #define CUTE_ARCH_MMA_SM90A_ENABLED
 #define CUTE_ARCH_LDSM_SM75_ACTIVATED 1
@@ -136,6 +137,11 @@ inline void mul_sat(float& y, float a, float b) { y = saturated(a * b); }
 inline void neg(float& y, float x) { y = -x; }
 inline void thread_index(int& x) { x = int(threadIdx.x); }
 inline void block_index(int& x) { x = int(blockIdx.x); }
+// The first lane, of a warp that is together.
+inline void elect(unsigned& leader, unsigned& is_leader, unsigned) {
+  leader = 0;
+  if (threadIdx.x % 32 == 0) is_leader = 1;
+}
 inline void block_count(int& x) { x = int(gridDim.x); }
 inline void lane_index(int& x) { x = int(threadIdx.x % 32); }
 inline void clock(uint32_t& x) { x = 0; }

@@ -30,9 +30,13 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) long_rows_kernel(__grid_c
   if (warpgroup == 0) {
     lower_max_registers<Traits::kProducerRegs>();
     int const warp = uniform(threadIdx.x / 32);
-    if (warp == 0) Loader<Traits, /*kValues=*/false>(args, smem).run();
-    if (warp == 1) forward::schedule_sequences<Traits>(args.params, smem, Tickets{});
-    if (warp == 2) Loader<Traits, /*kValues=*/true>(args, smem).run();
+    if (warp == 0) {
+      Loader<Traits, /*kValues=*/false>(args, smem).run();
+    } else if (warp == 1) {
+      schedule<Traits>(args.params, smem);
+    } else if (warp == 2) {
+      Loader<Traits, /*kValues=*/true>(args, smem).run();
+    }
   } else {
     raise_max_registers<Traits::kConsumerRegs>();
     forward::rows::consumer<Traits>(args.params, smem, warpgroup - 1);

@@ -54,6 +54,8 @@ cudaError_t launch(DecodePlan const& plan, DecodeParams const& decode, cudaStrea
   int const common = decode.table.entries == nullptr ? KernelTraits::kBlockN
                                                      : std::gcd(KernelTraits::kBlockN, page_size);
   args.page_size = cutlass::FastDivmod(page_size);
+  args.tile_pages = KernelTraits::kBlockN / page_size;
+  args.tile_rows = KernelTraits::kBlockN % page_size;
   args.box_bits = std::countr_zero(unsigned(common));
   int const columns = KernelTraits::ColumnsQK::kChunk;
   cudaError_t error = encode_sequence_map<Element>(&args.q, params.q, params.q_strides,

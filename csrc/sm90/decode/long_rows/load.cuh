@@ -1,6 +1,5 @@
 // The warps that load row tiles by TMA: one loads Q and K, another V. A key tile is loaded in boxes, each of rows of
-// one page and of a chunk of the columns: a lane has a box, or several where pages are so small that there are more
-// than 32.
+// one page and of a chunk of the columns. A lane looks up the page of a box, a key tile ahead.
 //
 // V of keys that do not exist must be zeros: their P is 0, but 0 times what a page has there may be NaN. So of a key
 // tile at the end of the keys, or at the first key of a window, the warp waits for V itself, clears those rows and
@@ -12,6 +11,7 @@
 
 #include "core/registers.cuh"
 #include "sm90/common/sequence_map.cuh"
+#include "sm90/common/warpgroup.cuh"
 #include "sequences.cuh"
 #include "traits.cuh"
 
@@ -27,8 +27,7 @@ class Loader {
   using Element = typename Traits::Element;
   static constexpr int kBlockN = Traits::kBlockN;
 
-  CUTE_DEVICE Loader(KernelArgs const& args, SharedStorage& smem)
-      : args_(args), smem_(smem), lane_(threadIdx.x % 32) {}
+  CUTE_DEVICE Loader(KernelArgs const& args, SharedStorage& smem) : args_(args), smem_(smem), lane_(fresh_thread_index() % 32) {}
 
   CUTE_DEVICE void run() {
 #pragma unroll 1
@@ -37,33 +36,51 @@ class Loader {
       if (tile().m_block < 0) return;
       load_row_tile();
       __syncwarp();  // all lanes have read the tile
-      if (lane_ == 0) smem_.tile_pipeline.arrive_empty(at_step(tile_number_));
+      if (lane() == 0) smem_.tile_pipeline.arrive_empty(at_step(tile_number_));
     }
   }
 
  private:
   using Columns = std::conditional_t<kValues, typename Traits::ColumnsV, typename Traits::ColumnsQK>;
   static constexpr int kChunk = Columns::kChunk, kChunks = Columns::kChunks;
+  static constexpr int kNoPage = -1;
+  static constexpr int kUsualBits = 4;  // of boxes of 16 rows
 
-  // Read again at each use: the warp has few registers.
+  // Where the lane's first box of a key tile is: a row of a page of the sequence.
+  struct Place {
+    int page;
+    int row;
+  };
+
+  CUTE_DEVICE int lane() const { return lane_; }
   CUTE_DEVICE SequenceTile const volatile& tile() const { return smem_.tile[opaque(tile_number_) & 1]; }
 
-  // The keys that exist, as far as the row tile is concerned: from the first one that its first row sees.
-  CUTE_DEVICE int first_key() const {
-    return max(0, tile().m_block * Traits::kBlockM + tile().sequence.band.lower);  // no limit: far below 0
-  }
-  CUTE_DEVICE int key_limit() const { return tile().sequence.len_k; }
-
   CUTE_DEVICE void load_row_tile() {
+    first_key_ = max(0, tile().m_block * Traits::kBlockM + tile().sequence.band.lower);  // no limit: far below 0
+    key_limit_ = tile().sequence.len_k;
     int n = tile().keys.end - 1;
-    if (n >= tile().keys.begin) load_keys(n);
-    load_q();
+    if (n < tile().keys.begin) return load_q();
+    int const key = n * kBlockN + row_of_lane();
+    Place place{.page = args_.page_size.div(key), .row = args_.page_size.rem(key)};
+    int page = page_at(n, row_of_lane(), place.page);
 #pragma unroll 1
-    while (--n >= tile().keys.begin) load_keys(n);
+    for (; n >= tile().keys.begin; --n) {
+      int const row = place.row;
+      place.page -= args_.tile_pages;
+      place.row -= args_.tile_rows;
+      if (place.row < 0) {
+        place.row += args_.params.table.page_size;
+        --place.page;
+      }
+      int const next = page_at(n - 1, row_of_lane(), place.page);  // before the warp waits for a buffer
+      load_keys(n, row, page);
+      page = next;
+      if (n == tile().keys.end - 1) load_q();
+    }
   }
 
   CUTE_DEVICE void load_q() {
-    if (kValues || lane_ != 0) return;
+    if (kValues || lane() != 0) return;
     SequenceTile const& tile = smem_.tile[tile_number_ & 1];
     SequenceOrigin const origin = sequence_origin(args_.params, tile, tile.sequence.first_row, tile.sequence.len_q);
 #pragma unroll 1
@@ -78,45 +95,81 @@ class Loader {
     }
   }
 
-  // A box has keys that exist.
-  CUTE_DEVICE bool exists(int key) const { return key + args_.box_rows() > first_key() && key < key_limit(); }
-  // The rows of a key tile's boxes that have keys which exist.
+  // In a key tile, of the lane's first box.
+  CUTE_DEVICE int row_of_lane() const { return lane() / kChunks << args_.box_bits; }
+
+  // Keys exist from the first one that the row tile's first row sees up to the sequence's last.
+  CUTE_DEVICE bool is_whole(int n) const { return n * kBlockN >= first_key_ && (n + 1) * kBlockN <= key_limit_; }
+  // The box from `row` of a key tile on has keys that exist.
+  CUTE_DEVICE bool exists(int n, int row) const {
+    int const key = n * kBlockN + row;
+    return n >= 0 && row < kBlockN && key + args_.box_rows() > first_key_ && key < key_limit_;
+  }
+  // The rows of the boxes that have some.
   CUTE_DEVICE int existing_rows(int n) const {
-    int const begin = max(0, first_key() - n * kBlockN) >> args_.box_bits;
-    int const end = (min(kBlockN, max(0, key_limit() - n * kBlockN)) + args_.box_rows() - 1) >> args_.box_bits;
-    return max(0, end - begin) << args_.box_bits;
+    int const begin = max(0, first_key_ - n * kBlockN) >> args_.box_bits;
+    int const end = (min(kBlockN, key_limit_ - n * kBlockN) + args_.box_rows() - 1) >> args_.box_bits;
+    return (end - begin) << args_.box_bits;
   }
-  CUTE_DEVICE int key_of(int n, int box) const { return n * kBlockN + (box << args_.box_bits); }
 
-  // The page of a box. Of keys that do not exist no entry of the table is read. Pages that do not exist are outside of
-  // the map, and arrive as zeros.
-  CUTE_DEVICE int page_of(int n, int box) const {
+  // The number of a sequence's page, of which the box from `row` on is. Of keys that do not exist no entry of the table
+  // is read. Pages that do not exist are outside of the map, and arrive as zeros.
+  CUTE_DEVICE int page_at(int n, int row, int page) const {
     PageTable const& table = args_.params.table;
-    int const key = key_of(n, box);
-    if ((box << args_.box_bits) >= kBlockN || key < 0 || !exists(key) || table.pages == 0) return -1;
+    if (!exists(n, row) || table.pages == 0) return kNoPage;
     if (table.entries == nullptr) return tile().batch;
-    return __ldg(table.entries + tile().batch * table.stride + args_.page_size.div(key));
+    return __ldg(table.entries + tile().batch * table.stride + page);
   }
 
-  CUTE_DEVICE void load_keys(int n) {
-    int const page = page_of(n, lane_ / kChunks);  // of this lane's first box: looked up while the warp waits
+  // `row`, `page`: of the lane's first box.
+  CUTE_DEVICE void load_keys(int n, int row, int page) {
     PipelineState<2> const state = at_step(tile().keys.count + tile().keys.end - 1 - n);
+    bool const whole = is_whole(n);
     auto& pipeline = kValues ? smem_.v_pipeline : smem_.k_pipeline;
-    bool const edge = kValues && (n * kBlockN < first_key() || (n + 1) * kBlockN > key_limit());
+    bool const edge = kValues && !whole;
     auto& full = edge ? edge_pipeline(smem_).full[0] : pipeline.full[state.stage];
-    pipeline.wait_empty(state);  // all consumer warps have finished the GEMM with this stage, of two steps ago
-    constexpr int kRowBytes = kChunks * kChunk * int{sizeof(Element)};
-    if (lane_ == 0) set_barrier_transaction_bytes(full, uint32_t(existing_rows(n) * kRowBytes));
-    __syncwarp();
     Element* const to = kValues ? smem_.v[state.stage] : smem_.k[state.stage];
-#pragma unroll 1
-    for (int box = lane_ / kChunks; (box << args_.box_bits) < kBlockN; box += 32 / kChunks) {
-      int const key = key_of(n, box), chunk = lane_ % kChunks;
-      if (!exists(key)) continue;
+    constexpr int kRowBytes = kChunks * kChunk * int{sizeof(Element)};
+    auto const copy = [&](int chunk, int row_in_tile, int row_in_page, int its_page) __attribute__((always_inline)) {
       SM90_TMA_LOAD_4D::copy(kValues ? &args_.v : &args_.k, &full, uint64_t(TMA::CacheHintSm90::EVICT_LAST),
-                             to + (chunk * kBlockN + (box << args_.box_bits)) * kChunk, chunk * kChunk,
-                             args_.page_size.rem(key), int(tile().head_kv),
-                             box == lane_ / kChunks ? page : page_of(n, box));
+                             to + (chunk * kBlockN + row_in_tile) * kChunk, chunk * kChunk, row_in_page,
+                             int(tile().head_kv), its_page);
+    };
+    pipeline.wait_empty(state);  // all consumer warps have finished the GEMM with this stage, of two steps ago
+    __syncwarp();
+    if (lane() == 0) {
+      set_barrier_transaction_bytes(full, uint32_t((whole ? kBlockN : existing_rows(n)) * kRowBytes));
+    }
+    if (args_.box_bits == kUsualBits && whole) {
+      // One lane loads, from what is known as uniform: else TMA's uniform registers are filled in a loop over lanes.
+      constexpr int kBoxes = kBlockN >> kUsualBits;
+      static_assert(kBoxes * kChunks <= 32);
+      int const head = uniform(tile().head_kv);
+      int row_of_box = uniform(row);
+      int pages[kBoxes];
+      CUTE_UNROLL
+      for (int box = 0; box < kBoxes; ++box) pages[box] = __shfl_sync(0xffffffff, page, box * kChunks);
+      if (cute::elect_one_sync()) {
+        CUTE_UNROLL
+        for (int box = 0; box < kBoxes; ++box) {
+          CUTE_UNROLL
+          for (int chunk = 0; chunk < kChunks; ++chunk) {
+            SM90_TMA_LOAD_4D::copy(kValues ? &args_.v : &args_.k, &full, uint64_t(TMA::CacheHintSm90::EVICT_LAST),
+                                   to + (chunk * kBlockN + (box << kUsualBits)) * kChunk, chunk * kChunk, row_of_box,
+                                   head, pages[box]);
+          }
+          row_of_box += 1 << kUsualBits;  // pages have a multiple of these
+          if (row_of_box >= args_.params.table.page_size) row_of_box = 0;
+        }
+      }
+      return;
+    }
+    int const chunk = lane() % kChunks;
+    if (exists(n, row_of_lane())) copy(chunk, row_of_lane(), row, page);
+#pragma unroll 1
+    for (int r = row_of_lane() + (32 / kChunks << args_.box_bits); r < kBlockN; r += 32 / kChunks << args_.box_bits) {
+      int const key = n * kBlockN + r;
+      if (exists(n, r)) copy(chunk, r, args_.page_size.rem(key), page_at(n, r, args_.page_size.div(key)));
     }
     if constexpr (kValues) {
       if (edge) finish_edge(n, state);
@@ -129,19 +182,21 @@ class Loader {
     edge_pipeline(smem_).wait_full({0, edges_++ & 1});
     auto* const vectors = reinterpret_cast<uint4*>(smem_.v[state.stage]);
 #pragma unroll 1
-    for (int i = lane_; i < kChunks * kBlockN * kVectors; i += 32) {
+    for (int i = lane(); i < kChunks * kBlockN * kVectors; i += 32) {
       int const key = n * kBlockN + i / kVectors % kBlockN;
-      if (key < first_key() || key >= key_limit()) vectors[i] = uint4{};
+      if (key < first_key_ || key >= key_limit_) vectors[i] = uint4{};
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // WGMMA reads them
     __syncwarp();
-    if (lane_ == 0) smem_.v_pipeline.publish(state);
+    if (lane() == 0) smem_.v_pipeline.publish(state);
   }
 
   KernelArgs const& args_;
   SharedStorage& smem_;
   int lane_;
   int tile_number_ = 0;
+  int first_key_;
+  int key_limit_;
   int edges_ = 0;  // key tiles at an edge, so far
 };
 

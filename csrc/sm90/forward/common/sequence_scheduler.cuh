@@ -93,9 +93,8 @@ CUTE_DEVICE auto& own_tiles(SharedStorage& smem, int lane, TileNumbers& in_regis
   }
 }
 
-// `Params`: FwdParams, or what derives from it and has read_sequence and sequence_count of its own.
-template <class Traits, class Params, class Tickets = CtaTickets>
-CUTE_DEVICE void schedule_sequences(Params const& params, typename Traits::SharedStorage& smem,
+template <class Traits, class Tickets = CtaTickets>
+CUTE_DEVICE void schedule_sequences(FwdParams const& params, typename Traits::SharedStorage& smem,
                                     Tickets tickets = {}) {
   constexpr int kBlockM = Traits::kBlockM;
   int const lane = threadIdx.x % 32;
