@@ -1,5 +1,6 @@
 // The warps that load row tiles by TMA: one loads Q and K, another V. A key tile is loaded in boxes, each of rows of
-// one page and of a chunk of the columns. A lane looks up the page of a box, a key tile ahead.
+// one page and of a chunk of the columns. A lane has a box, whose page it looks up a key tile ahead; or several, where
+// pages are so small that there are more than 32.
 //
 // V of keys that do not exist must be zeros: their P is 0, but 0 times what a page has there may be NaN. So of a key
 // tile at the end of the keys, or at the first key of a window, the warp waits for V itself, clears those rows and
@@ -27,7 +28,8 @@ class Loader {
   using Element = typename Traits::Element;
   static constexpr int kBlockN = Traits::kBlockN;
 
-  CUTE_DEVICE Loader(KernelArgs const& args, SharedStorage& smem) : args_(args), smem_(smem), lane_(fresh_thread_index() % 32) {}
+  CUTE_DEVICE Loader(KernelArgs const& args, SharedStorage& smem)
+      : args_(args), smem_(smem), lane_(fresh_thread_index() % 32) {}
 
   CUTE_DEVICE void run() {
 #pragma unroll 1
@@ -36,7 +38,7 @@ class Loader {
       if (tile().m_block < 0) return;
       load_row_tile();
       __syncwarp();  // all lanes have read the tile
-      if (lane() == 0) smem_.tile_pipeline.arrive_empty(at_step(tile_number_));
+      if (lane_ == 0) smem_.tile_pipeline.arrive_empty(at_step(tile_number_));
     }
   }
 
@@ -52,7 +54,6 @@ class Loader {
     int row;
   };
 
-  CUTE_DEVICE int lane() const { return lane_; }
   CUTE_DEVICE SequenceTile const volatile& tile() const { return smem_.tile[opaque(tile_number_) & 1]; }
 
   CUTE_DEVICE void load_row_tile() {
@@ -80,7 +81,7 @@ class Loader {
   }
 
   CUTE_DEVICE void load_q() {
-    if (kValues || lane() != 0) return;
+    if (kValues || lane_ != 0) return;
     SequenceTile const& tile = smem_.tile[tile_number_ & 1];
     SequenceOrigin const origin = sequence_origin(args_.params, tile, tile.sequence.first_row, tile.sequence.len_q);
 #pragma unroll 1
@@ -96,7 +97,7 @@ class Loader {
   }
 
   // In a key tile, of the lane's first box.
-  CUTE_DEVICE int row_of_lane() const { return lane() / kChunks << args_.box_bits; }
+  CUTE_DEVICE int row_of_lane() const { return lane_ / kChunks << args_.box_bits; }
 
   // Keys exist from the first one that the row tile's first row sees up to the sequence's last.
   CUTE_DEVICE bool is_whole(int n) const { return n * kBlockN >= first_key_ && (n + 1) * kBlockN <= key_limit_; }
@@ -130,18 +131,20 @@ class Loader {
     auto& full = edge ? edge_pipeline(smem_).full[0] : pipeline.full[state.stage];
     Element* const to = kValues ? smem_.v[state.stage] : smem_.k[state.stage];
     constexpr int kRowBytes = kChunks * kChunk * int{sizeof(Element)};
-    auto const copy = [&](int chunk, int row_in_tile, int row_in_page, int its_page) __attribute__((always_inline)) {
+    auto const copy = [&](int chunk, int row_in_tile, int row_in_page, int its_page, int head)
+        __attribute__((always_inline)) {
       SM90_TMA_LOAD_4D::copy(kValues ? &args_.v : &args_.k, &full, uint64_t(TMA::CacheHintSm90::EVICT_LAST),
-                             to + (chunk * kBlockN + row_in_tile) * kChunk, chunk * kChunk, row_in_page,
-                             int(tile().head_kv), its_page);
+                             to + (chunk * kBlockN + row_in_tile) * kChunk, chunk * kChunk, row_in_page, head,
+                             its_page);
     };
     pipeline.wait_empty(state);  // all consumer warps have finished the GEMM with this stage, of two steps ago
     __syncwarp();
-    if (lane() == 0) {
+    if (lane_ == 0) {
       set_barrier_transaction_bytes(full, uint32_t((whole ? kBlockN : existing_rows(n)) * kRowBytes));
     }
     if (args_.box_bits == kUsualBits && whole) {
-      // One lane loads, from what is known as uniform: else TMA's uniform registers are filled in a loop over lanes.
+      // One elected lane loads, from what is known as uniform: TMA takes uniform registers, which a loop over the lanes
+      // would fill else.
       constexpr int kBoxes = kBlockN >> kUsualBits;
       static_assert(kBoxes * kChunks <= 32);
       int const head = uniform(tile().head_kv);
@@ -154,22 +157,20 @@ class Loader {
         for (int box = 0; box < kBoxes; ++box) {
           CUTE_UNROLL
           for (int chunk = 0; chunk < kChunks; ++chunk) {
-            SM90_TMA_LOAD_4D::copy(kValues ? &args_.v : &args_.k, &full, uint64_t(TMA::CacheHintSm90::EVICT_LAST),
-                                   to + (chunk * kBlockN + (box << kUsualBits)) * kChunk, chunk * kChunk, row_of_box,
-                                   head, pages[box]);
+            copy(chunk, box << kUsualBits, row_of_box, pages[box], head);
           }
-          row_of_box += 1 << kUsualBits;  // pages have a multiple of these
+          row_of_box += 1 << kUsualBits;  // a page has a multiple of these
           if (row_of_box >= args_.params.table.page_size) row_of_box = 0;
         }
       }
       return;
     }
-    int const chunk = lane() % kChunks;
-    if (exists(n, row_of_lane())) copy(chunk, row_of_lane(), row, page);
+    int const chunk = lane_ % kChunks, head = tile().head_kv;
+    if (exists(n, row_of_lane())) copy(chunk, row_of_lane(), row, page, head);
 #pragma unroll 1
     for (int r = row_of_lane() + (32 / kChunks << args_.box_bits); r < kBlockN; r += 32 / kChunks << args_.box_bits) {
       int const key = n * kBlockN + r;
-      if (exists(n, r)) copy(chunk, r, args_.page_size.rem(key), page_at(n, r, args_.page_size.div(key)));
+      if (exists(n, r)) copy(chunk, r, args_.page_size.rem(key), page_at(n, r, args_.page_size.div(key)), head);
     }
     if constexpr (kValues) {
       if (edge) finish_edge(n, state);
@@ -182,13 +183,13 @@ class Loader {
     edge_pipeline(smem_).wait_full({0, edges_++ & 1});
     auto* const vectors = reinterpret_cast<uint4*>(smem_.v[state.stage]);
 #pragma unroll 1
-    for (int i = lane(); i < kChunks * kBlockN * kVectors; i += 32) {
+    for (int i = lane_; i < kChunks * kBlockN * kVectors; i += 32) {
       int const key = n * kBlockN + i / kVectors % kBlockN;
       if (key < first_key_ || key >= key_limit_) vectors[i] = uint4{};
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // WGMMA reads them
     __syncwarp();
-    if (lane() == 0) smem_.v_pipeline.publish(state);
+    if (lane_ == 0) smem_.v_pipeline.publish(state);
   }
 
   KernelArgs const& args_;

@@ -54,9 +54,9 @@ CUTE_DEVICE Sequence read_sequence(Params const& params, int index, int floor) {
           .rows = rows.length};
 }
 
-// Publishes the CTA's row tiles, as schedule_sequences does: 32 neighbouring sequences at a time, one per lane. Those of
-// all sequences and heads are dealt, so that there is no counter and the workspace stays that of short sequences. By a
-// warp, which has few registers.
+// Publishes the CTA's row tiles, as schedule_sequences does: 32 neighbouring sequences at a time, one per lane. The
+// tiles of all sequences and heads are dealt, so that there is no counter, and the workspace stays that of short
+// sequences. By a warp, which has few registers.
 template <class Traits>
 CUTE_DEVICE void schedule(Params const& params, typename Traits::SharedStorage& smem) {
   constexpr int kBlockM = Traits::kBlockM;
@@ -65,7 +65,7 @@ CUTE_DEVICE void schedule(Params const& params, typename Traits::SharedStorage& 
   int volatile& floor = smem.floors[lane].rows;  // of this lane's sequence
   auto volatile& own = smem.own_tiles[lane];     // the numbers of its row tiles
   floor = 0;
-  int group = -32, group_end = 0;  // the sequences from `group` on; tile numbers below it are of them or of those before
+  int group = -32, group_end = 0;  // sequences from `group` on; tile numbers below are of these or of those before
   int count = 0;                   // key tiles of the tiles published so far
 #pragma unroll 1
   for (int tile_number = 0;; ++tile_number) {
