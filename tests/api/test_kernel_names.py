@@ -67,8 +67,8 @@ DECODE_MANGLED = (
 
 LONG_ROWS = (
     "flash_cute::sm90::decode::long_rows::long_rows_kernel<flash_cute::sm90::forward::rows::Traits<cutlass::half_t,"
-    " 128, flash_cute::sm90::forward::rows::TileConfig{192, 80, 2, true, false}, flash_cute::Variant{true, false, false},"
-    " 128>>"
+    " 128, flash_cute::sm90::forward::rows::TileConfig{192, 80, 2, true, false},"
+    " flash_cute::Variant{true, false, false}, 128>>"
 )
 LONG_ROWS_MANGLED = (
     "_ZN10flash_cute4sm906decode9long_rows16long_rows_kernelINS0_7forward4rows6TraitsIN7cutlass6half_tELi128EXtlNS4_"
