@@ -86,7 +86,7 @@ FAULTS = (
     ),
     Fault(
         *("V of keys that do not exist is not cleared", "load.cuh"),
-        (("if (key < first_key() || key >= key_limit()) vectors[i] = uint4{};", ""),),
+        (("if (key < first_key_ || key >= key_limit_) vectors[i] = uint4{};", ""),),
         *("long_rows", "decode/long_rows"),
     ),
     Fault(
