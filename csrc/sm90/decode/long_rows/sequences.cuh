@@ -29,7 +29,7 @@ struct KernelArgs {
   cutlass::FastDivmod page_size;
   int tile_pages;  // a key tile is so many pages
   int tile_rows;   // and so many rows
-  int box_bits;  // a TMA box of keys has 2^box_bits rows: a number that divides the page size and the key tile
+  int box_bits;    // a TMA box of keys has 2^box_bits rows: a number that divides the page size and the key tile
 
   CUTE_HOST_DEVICE int box_rows() const { return 1 << box_bits; }
 };

@@ -50,7 +50,6 @@ struct Family {
   }
 
  private:
-  // Packed sequences have at most as many rows as there are in all.
   static void plan_long_rows(DecodePlan& plan, KvCacheProblem const& problem, Gpu gpu) {
     Problem const& call = problem.call;
     if (call.modifies_scores() || plan.float8_cache || !long_rows::has_kernel(plan.head_dim, plan.head_dim_v)) {
@@ -60,11 +59,10 @@ struct Family {
     if (call.len_q < least || call.batch == 0 || call.heads_q == 0) return;
     plan.long_rows = least;
     int const rows = long_rows::kernel_shape(plan.head_dim).block_m;
+    // Of packed sequences at most: the host knows their rows in all.
     int64_t const sequences = call.packed ? std::min(call.batch, call.len_q / least) : call.batch;
-    int64_t const tiles = call.len_q / rows + sequences;  // more than one row tile of a head each, perhaps not full
-    plan.long_ctas = std::min<int64_t>(call.packed ? tiles * call.heads_q
-                                                   : (call.len_q + rows - 1) / rows * sequences * call.heads_q,
-                                       gpu.num_sms);
+    int64_t const tiles = sequences * call.heads_q * ((call.len_q + rows - 1) / rows);
+    plan.long_ctas = std::min<int64_t>(tiles, gpu.num_sms);
   }
   static bool all_are_long(DecodePlan const& plan, Problem const& call) { return plan.long_rows > 0 && !call.packed; }
 };
