@@ -113,18 +113,28 @@ def test_large_head_dims(
 @needs_kernels
 @pytest.mark.parametrize("packed", [False, True])
 def test_tiles_are_counted_in_32_bits(packed: bool) -> None:
-    """1,000,000 keys for 32,768 rows of 64 heads, in chunks, are served; 32 times as many rows are refused by name."""
+    """1,000,000 keys for 32,768 rows of 64 heads, in chunks, are served; 32 times as many rows are refused by name,
+    unless no row is one of the kernel that counts the tiles of a KV head."""
 
-    def tiles(rows: int, width: int) -> str:
+    def family(rows: int, **options: float) -> str:
         cache = torch.zeros(1, 1024, 8, 128, dtype=torch.half)
-        table = torch.zeros(1, width, dtype=torch.int32)
+        table = torch.zeros(1, 1000, dtype=torch.int32)
         q = torch.zeros(1, 1, 64, 128, dtype=torch.half).expand(1, rows, -1, -1)
         q, offsets = (q[0], torch.tensor([0, rows], dtype=torch.int32)) if packed else (q, None)
-        return str(flash_cute.explain(q, cache, cache, page_table=table, cu_seqlens_q=offsets, capability=90))
+        plan = flash_cute.explain(q, cache, cache, page_table=table, cu_seqlens_q=offsets, capability=90, **options)
+        return str(plan.data["family"])
 
-    assert "split_keys" in tiles(32768, 1000)
-    with pytest.raises(ValueError, match=r"^flash_cute: q: expected at most 2\^30 tiles of rows and keys of a KV head"):
-        tiles(32768 * 32, 1000)
+    refusal = r"^flash_cute: q: expected at most 2\^30 tiles of rows and keys of a KV head"
+    short, long = "sm90::decode::split_keys", "sm90::decode::long_rows"
+    assert family(32768, softcap=9.0) == short  # modified scores: there are no long sequences
+    with pytest.raises(ValueError, match=refusal):
+        family(32768 * 32, softcap=9.0)
+    assert family(32768) == (short if packed else long)
+    if packed:
+        with pytest.raises(ValueError, match=refusal):
+            family(32768 * 32)
+    else:
+        assert family(32768 * 32) == long
 
 
 @needs_kernels
