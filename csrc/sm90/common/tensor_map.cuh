@@ -37,6 +37,7 @@ inline cudaError_t tensor_map_encoder(TensorMapEncoder& encoder) {
 struct Box {
   int rows;
   int columns;
+  int slices = 1;  // of the dim behind the rows
 };
 
 // Encodes a map whose sizes and byte pitches are given, first those of a column. `promotion`: the bytes that L2 reads
@@ -56,6 +57,7 @@ cudaError_t encode_map(CUtensorMap* map, void const* data, std::array<uint64_t, 
   extent_of_box.fill(1);
   extent_of_box[0] = box.columns;
   extent_of_box[1] = box.rows;
+  extent_of_box[2] = box.slices;
   steps.fill(1);
   auto const type = sizeof(Element) == 1                       ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                     : std::is_same_v<Element, cutlass::half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16

@@ -20,15 +20,38 @@ namespace flash_cute::sm90::decode::long_rows {
 
 constexpr int kLoadingWarps = 2;
 
+// What follows from a row tile: overloaded for tiles of several heads, see sm90/decode/key_chunks/tile.cuh.
+template <class Traits>
+CUTE_DEVICE int first_position(SequenceTile const volatile& tile) {
+  return tile.m_block * Traits::kBlockM;
+}
+// Where a sequence of a cache that has no pages is.
+CUTE_DEVICE int contiguous_page(SequenceTile const volatile& tile) { return tile.batch; }
+CUTE_DEVICE constexpr int row_of_key_0(SequenceTile const volatile&) { return 0; }
+
+// A warpgroup's.
+template <class Traits>
+CUTE_DEVICE constexpr int query_bytes(SequenceTile const&) {
+  return Traits::kQElements * int{sizeof(typename Traits::Element)};
+}
+template <class Traits>
+CUTE_DEVICE void load_queries(KernelArgs const& args, typename Traits::SharedStorage& smem, SequenceTile const& tile,
+                              int warpgroup, uint64_t* full, int stage) {
+  SequenceOrigin const origin = sequence_origin(args.params, tile, tile.sequence.first_row, tile.sequence.len_q);
+  sm90::load_tile<typename Traits::ColumnsQK>(args.q, full, TMA::CacheHintSm90::EVICT_FIRST, smem.q[stage][warpgroup],
+                                              Traits::kRows, tile.m_block * Traits::kBlockM + warpgroup * Traits::kRows,
+                                              tile.head, origin);
+}
+
 // `kValues`: of V, else of Q and K.
-template <class Traits, bool kValues>
+template <class Traits, bool kValues, class Args = KernelArgs>
 class Loader {
  public:
   using SharedStorage = typename Traits::SharedStorage;
   using Element = typename Traits::Element;
   static constexpr int kBlockN = Traits::kBlockN;
 
-  CUTE_DEVICE Loader(KernelArgs const& args, SharedStorage& smem)
+  CUTE_DEVICE Loader(Args const& args, SharedStorage& smem)
       : args_(args), smem_(smem), lane_(fresh_thread_index() % 32) {}
 
   CUTE_DEVICE void run() {
@@ -54,14 +77,14 @@ class Loader {
     int row;
   };
 
-  CUTE_DEVICE SequenceTile const volatile& tile() const { return smem_.tile[opaque(tile_number_) & 1]; }
+  CUTE_DEVICE typename Traits::Tile const volatile& tile() const { return smem_.tile[opaque(tile_number_) & 1]; }
 
   CUTE_DEVICE void load_row_tile() {
-    first_key_ = max(0, tile().m_block * Traits::kBlockM + tile().sequence.band.lower);  // no limit: far below 0
+    first_key_ = max(0, first_position<Traits>(tile()) + tile().sequence.band.lower);  // no limit: far below 0
     key_limit_ = tile().sequence.len_k;
     int n = tile().keys.end - 1;
     if (n < tile().keys.begin) return load_q();
-    int const key = n * kBlockN + row_of_lane();
+    int const key = row_of_key_0(tile()) + n * kBlockN + row_of_lane();
     Place place{.page = args_.page_size.div(key), .row = args_.page_size.rem(key)};
     int page = page_at(n, row_of_lane(), place.page);
 #pragma unroll 1
@@ -82,17 +105,14 @@ class Loader {
 
   CUTE_DEVICE void load_q() {
     if (kValues || lane_ != 0) return;
-    SequenceTile const& tile = smem_.tile[tile_number_ & 1];
-    SequenceOrigin const origin = sequence_origin(args_.params, tile, tile.sequence.first_row, tile.sequence.len_q);
+    auto const& tile = smem_.tile[tile_number_ & 1];
 #pragma unroll 1
     for (int wg = 0; wg < Traits::kWarpgroups; ++wg) {
       // The warpgroup's four warps have finished all GEMMs with the Q that was there.
       auto const state = Traits::q_state(tile_number_);
       smem_.q_pipeline[wg].wait_empty(state);
-      sm90::load_tile<Columns>(args_.q,
-                               smem_.q_pipeline[wg].expect(state, Traits::kQElements * int{sizeof(Element)}),
-                               TMA::CacheHintSm90::EVICT_FIRST, smem_.q[state.stage][wg], Traits::kRows,
-                               tile.m_block * Traits::kBlockM + wg * Traits::kRows, tile.head, origin);
+      uint64_t* const full = smem_.q_pipeline[wg].expect(state, query_bytes<Traits>(tile));
+      load_queries<Traits>(args_, smem_, tile, wg, full, state.stage);
     }
   }
 
@@ -118,7 +138,7 @@ class Loader {
   CUTE_DEVICE int page_at(int n, int row, int page) const {
     PageTable const& table = args_.params.table;
     if (!exists(n, row) || table.pages == 0) return kNoPage;
-    if (table.entries == nullptr) return tile().batch;
+    if (table.entries == nullptr) return contiguous_page(tile());
     return __ldg(table.entries + tile().batch * table.stride + page);
   }
 
@@ -169,7 +189,7 @@ class Loader {
     if (exists(n, row_of_lane())) copy(chunk, row_of_lane(), row, page, head);
 #pragma unroll 1
     for (int r = row_of_lane() + (32 / kChunks << args_.box_bits); r < kBlockN; r += 32 / kChunks << args_.box_bits) {
-      int const key = n * kBlockN + r;
+      int const key = row_of_key_0(tile()) + n * kBlockN + r;
       if (exists(n, r)) copy(chunk, r, args_.page_size.rem(key), page_at(n, r, args_.page_size.div(key)), head);
     }
     if constexpr (kValues) {
@@ -192,7 +212,7 @@ class Loader {
     if (lane_ == 0) smem_.v_pipeline.publish(state);
   }
 
-  KernelArgs const& args_;
+  Args const& args_;
   SharedStorage& smem_;
   int lane_;
   int tile_number_ = 0;
