@@ -25,11 +25,11 @@ static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap));
 template <class Piece>
 void for_box(TensorMap const& map, int const (&at)[5], uint32_t address, Piece const& piece) {
   int const row_bytes = int(map.box[0] * map.pitches[0]);
-  for (int row = 0; row < map.box[1]; ++row) {
+  for (int row = 0; row < map.box[1] * map.box[2]; ++row) {
     bool inside = true;
     char* place = map.data;
     for (int dim = 1; dim < map.rank; ++dim) {
-      int64_t const index = int64_t{at[dim]} + (dim == 1 ? row : 0);
+      int64_t const index = int64_t{at[dim]} + (dim == 1 ? row % map.box[1] : dim == 2 ? row / map.box[1] : 0);
       inside &= index >= 0 && uint64_t(index) < map.sizes[dim];
       place += uint64_t(index) * map.pitches[dim];
     }
@@ -108,7 +108,7 @@ void load(uint32_t destination, CUtensorMap const* encoded, int const* coordinat
   Cta& cta = *machine.cta;
   std::array<int, 5> at;
   std::copy_n(coordinates, 5, at.begin());
-  int64_t bytes = int64_t(map.pitches[0]) * map.box[0] * map.box[1];
+  int64_t bytes = int64_t(map.pitches[0]) * map.box[0] * map.box[1] * map.box[2];
   auto const box = [=, &cta](auto const& piece) {
     int const(&place)[5] = *reinterpret_cast<int const(*)[5]>(at.data());
     for_box(map, place, destination, piece);
@@ -157,7 +157,7 @@ void store(CUtensorMap const* encoded, uint32_t source, int const* coordinates) 
   std::memcpy(&map, encoded, sizeof(map));
   std::array<int, 5> at;
   std::copy_n(coordinates, 5, at.begin());
-  push_store(source, int64_t(map.pitches[0]) * map.box[0] * map.box[1], [=](char const* from) {
+  push_store(source, int64_t(map.pitches[0]) * map.box[0] * map.box[1] * map.box[2], [=](char const* from) {
     int const(&place)[5] = *reinterpret_cast<int const(*)[5]>(at.data());
     for_box(map, place, source, [&](uint32_t address, char* to, int64_t inside) {
       std::memcpy(to, from + (address - source), size_t(inside));

@@ -256,6 +256,10 @@ void __stcg(T* address, T const& value) {
   *address = value;
 }
 inline void __threadfence() {}
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }
 inline float __uint_as_float(unsigned value) { return __builtin_bit_cast(float, value); }
 inline int __float_as_int(float value) { return __builtin_bit_cast(int, value); }
