@@ -106,12 +106,15 @@ def _facts(kernel_name: str) -> Mapping[str, Any] | None:
 def _decode_facts(words: list[str], kernel_name: str, dtype: str) -> dict[str, Any] | None:
     """The same of a kernel over a cache: `...::decode_kernel<...::Traits<cutlass::half_t, 192, 128>>`.
 
-    That of long sequences has the forward's types, and one head dim.
+    That of long sequences has the forward's types, and one head dim, as the row-invariant ones have.
     """
     head_dim, more = r"(?:half_t|bfloat16_t)(?:, (?:\(int\))?|ELi)(\d+)", r"(?:, (?:\(int\))?|ELi)(\d+)"
-    head_dims = re.search(f"{head_dim}()" if words[-1] == "long_rows_kernel" else head_dim + more, kernel_name)
+    has_one = words[-1] == "long_rows_kernel" or "key_chunks" in words
+    head_dims = re.search(f"{head_dim}()" if has_one else head_dim + more, kernel_name)
     if head_dims is None:
         return None
+    if "key_chunks" in words:
+        return _chunks_facts(words, kernel_name, dtype, int(head_dims[1]))
     return {
         "family": "::".join(words[:-1]),
         "kernel": words[-1],
@@ -119,6 +122,24 @@ def _decode_facts(words: list[str], kernel_name: str, dtype: str) -> dict[str, A
         "head_dim": int(head_dims[1]),
         "kernel_head_dim_v": int(head_dims[2] or head_dims[1]),
         "variant": "float8 cache" if "Float8" in kernel_name else "cache",
+        "tile": [],
+    }
+
+
+def _chunks_facts(words: list[str], kernel_name: str, dtype: str, head_dim: int) -> dict[str, Any]:
+    """The same of a row-invariant kernel, of a cache or of a forward.
+
+    Demangled: `...::chunks_kernel<...::Traits<cutlass::half_t, 128, (...::Chunks)0>>`.
+    """
+    several = re.search(r"Chunks(?:\)|E)(\d)", kernel_name)
+    threads = 256 if several and several[1] == "1" else {64: 640, 128: 512, 256: 384}.get(head_dim)
+    return {
+        "family": "::".join(words[:-1]),
+        "kernel": words[-1],
+        "dtype": dtype,
+        "head_dim": head_dim,
+        "kernel_head_dim_v": head_dim,
+        "threads": threads,
         "tile": [],
     }
 

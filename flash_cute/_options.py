@@ -21,6 +21,7 @@ class Options(TypedDict, total=False):
     deterministic: bool | None
     backend: str | None
     accumulate: str | None
+    row_invariant: bool
     descale_q: Tensor | None
     descale_k: Tensor | None
     descale_v: Tensor | None
@@ -59,3 +60,4 @@ class KvCacheOptions(TypedDict, total=False):
     out: Tensor | None
     workspace: Tensor | None
     backend: str | None
+    row_invariant: bool

@@ -114,7 +114,14 @@ def backend_with(backend: str, accumulate: Any) -> str:
             "flash_cute: accumulate: expected None, 'float32', 'float16', 'float16_qk' or 'float16_pv', "
             f"got {shown(accumulate)}"
         )
-    return f"{backend}+{accumulate}"
+    return backend if accumulate == "float32" else f"{backend}+{accumulate}"
+
+
+def with_row_invariance(backend: Any, row_invariant: Any) -> Any:
+    """The operators' backend of a call whose rows' bits depend on nothing else; what is no backend is left to them."""
+    if not check_flag("row_invariant", row_invariant) or not isinstance(backend, str | None):
+        return backend
+    return f"{backend or 'auto'}+row_invariant"
 
 
 def refuse_gradient_of(accumulate: str) -> None:

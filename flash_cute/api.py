@@ -9,7 +9,7 @@ from torch.overrides import has_torch_function
 from . import _fp8, _masked, _quantized
 from ._call import attend, differentiate, record
 from ._fp8_types import FLOAT8
-from ._refusals import Window
+from ._refusals import Window, with_row_invariance
 from .autograd import DENSE
 from .mask import Mask
 from .report import built_architectures
@@ -57,6 +57,7 @@ def attention(
     deterministic: bool | None = None,
     backend: str | None = None,
     accumulate: str | None = None,
+    row_invariant: bool = False,
     descale_q: Tensor | None = None,
     descale_k: Tensor | None = None,
     descale_v: Tensor | None = None,
@@ -108,6 +109,10 @@ def attention(
             times, Q K^T 2 times where scores are small and up to 16 times where they are large
             (docs/float16_accumulation.md). Finite inputs never give NaN where no |v| is above 1000; scores beyond
             +-65504 saturate.
+        row_invariant: `True`: the bits of a row of out and lse depend on its query, and the keys and values that it
+            sees, alone: they are the same in training's forward, a prefill, a chunk of one, and decoding with
+            `attention_with_kvcache(row_invariant=True)`, in any batch (docs/row_invariance.md). GPUs of compute
+            capability 9.0, D and Dv at most 256, without `mask`, softcap, ALiBi and float8. The backward is the usual.
 
     Returns:
         out: `(B, Hq, Nq, Dv)` in q's dtype, laid out like `torch.empty_like(q)` (its dims in that order in memory where
@@ -156,6 +161,8 @@ def attention(
         >>> attention(x8, x8, x8, descale_q=scale, descale_k=scale, descale_v=scale).dtype
         torch.bfloat16
     """
+    if row_invariant is not False and isinstance(q, Tensor):
+        backend = with_row_invariance(backend, row_invariant)
     if not isinstance(q, Tensor):
         if has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
             return record(attention, locals())
@@ -200,6 +207,7 @@ def fwd(
     deterministic: bool | None = None,
     backend: str | None = None,
     accumulate: str | None = None,
+    row_invariant: bool = False,
     descale_q: Tensor | None = None,
     descale_k: Tensor | None = None,
     descale_v: Tensor | None = None,
@@ -222,6 +230,8 @@ def fwd(
         >>> out.shape, lse.shape
         (torch.Size([2, 8, 128, 64]), torch.Size([2, 8, 128]))
     """
+    if row_invariant is not False and isinstance(q, Tensor):
+        backend = with_row_invariance(backend, row_invariant)
     if not isinstance(q, Tensor):
         if has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
             return record(fwd, locals())

@@ -26,6 +26,7 @@ from ._refusals import (
     mask_name,
     raise_refusal,
     window_sides,
+    with_row_invariance,
 )
 from .autograd import DENSE, VARLEN, Calls
 from .band import make_band
@@ -74,6 +75,7 @@ def explain(
     mask: Mask | None = None,
     backend: str | None = None,
     accumulate: str | None = None,
+    row_invariant: bool = False,
     capability: int | None = None,
     backward: bool = False,
     deterministic: bool | None = None,
@@ -103,9 +105,10 @@ def explain(
     The answer is that of the plan function that the launch itself asks, so it is what runs.
 
     Args:
-        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, mask, backend, accumulate: as in `attention`; for
-            a `capability` other than the tensors' own device, tensors on the CPU or the meta device will do. k and v
-            may be caches. causal `"default"`: `True` over caches, else `False`, as the functions have it.
+        q, k, v, causal, scale, window, softcap, sinks, alibi_slopes, mask, backend, accumulate, row_invariant: as in
+            `attention`; for a `capability` other than the tensors' own device, tensors on the CPU or the meta device
+            will do. k and v may be caches. causal `"default"`: `True` over caches, else `False`, as the functions have
+            it.
         capability: `None`: the tensors' own device. Else plan for a GPU of that compute capability, ten
             times major plus minor: 80 (A100), 86, 89, 90 (H100), 120.
         backward: explain the backward's kernel instead of the forward's, for a dout laid out like out.
@@ -127,6 +130,8 @@ def explain(
         >>> explain(x, x, x, causal=True, capability=80).data["backend"]
         'sm80'
     """
+    if row_invariant is not False:
+        backend = with_row_invariance(backend, row_invariant)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     packed = any(x is not None for x in lengths)
     fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)

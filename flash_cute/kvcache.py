@@ -23,6 +23,7 @@ from ._refusals import (
     raise_refusal,
     shown,
     window_sides,
+    with_row_invariance,
 )
 from ._torch import HAS_DUAL_LEVEL, dispatch_modes, functorch_is_active, jit_is_tracing
 from .autograd import refuse_tangents
@@ -79,6 +80,7 @@ def attention_with_kvcache(
     out: Tensor | None = None,
     workspace: Tensor | None = None,
     backend: str | None = None,
+    row_invariant: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention of B sequences' new rows over the keys that their caches have: `softmax(q @ k^T) @ v` of each.
 
@@ -118,6 +120,8 @@ def attention_with_kvcache(
         workspace: a uint8 tensor of `kvcache_workspace_bytes` bytes or more on q's device, for calls that are captured
             in graphs for several streams, each of which needs its own. `None`: the call allocates it.
         backend: as in `attention`.
+        row_invariant: `True`: the bits of a row are those of the row in `attention(row_invariant=True)` too, and in any
+            chunk of the prompt; its limits are as there, and the caches are not float8 (docs/row_invariance.md).
 
     Returns:
         out: `(B, Nq, Hq, Dv)` or `(Tq, Hq, Dv)` in q's dtype, contiguous unless `out` is given; or, with `return_lse`,
@@ -146,6 +150,8 @@ def attention_with_kvcache(
     if not isinstance(q, Tensor) and has_torch_function((q, k_cache, v_cache)):  # torch.fx.symbolic_trace's proxies
         return record(attention_with_kvcache, locals())
     try:
+        if row_invariant is not False:
+            backend = with_row_invariance(backend, row_invariant)
         if causal is True:
             causal = "bottom_right"
         elif not isinstance(causal, str):
@@ -274,6 +280,7 @@ def kvcache_workspace_bytes(
     descale_v: Tensor | None = None,
     kv_layout: str = "NHD",
     backend: str | None = None,
+    row_invariant: bool = False,
 ) -> int:
     """How many bytes of `workspace` a call of `attention_with_kvcache` takes: what follows from shapes and options.
 
@@ -291,6 +298,8 @@ def kvcache_workspace_bytes(
         >>> kvcache_workspace_bytes(torch.randn(2, 1, 8, 64), torch.randn(2, 99, 2, 64), torch.randn(2, 99, 2, 64))
         0
     """
+    if row_invariant is not False:
+        backend = with_row_invariance(backend, row_invariant)
     places = (cache_seqlens, page_table, cu_seqlens_q, new_keys, kv_layout)
     score = (softcap, sinks, alibi_slopes, scale)
     found = plan(q, k_cache, v_cache, places, causal, window, score, descale_k, descale_v, backend, 0)

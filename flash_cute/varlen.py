@@ -9,7 +9,7 @@ from torch.overrides import has_torch_function
 from . import _check_lengths, _fp8, _masked, _quantized
 from ._call import attend, differentiate, record
 from ._fp8_types import FLOAT8
-from ._refusals import Window, check_longest
+from ._refusals import Window, check_longest, with_row_invariance
 from .autograd import VARLEN
 from .kvcache import attend_pages
 from .mask import Mask
@@ -64,6 +64,7 @@ def varlen_attention(
     deterministic: bool | None = None,
     backend: str | None = None,
     accumulate: str | None = None,
+    row_invariant: bool = False,
     descale_q: Tensor | None = None,
     descale_k: Tensor | None = None,
     descale_v: Tensor | None = None,
@@ -95,7 +96,7 @@ def varlen_attention(
             in those that its row of the table names. That is `attention_with_kvcache` of packed rows, which has more
             words for it: inference only, pages of any size, float8 pages with `descale_k` and `descale_v`. `seqused_q`,
             `accumulate`, `quantize`, `descale_q`, `out_dtype` and `descale_out` are refused.
-        softcap, sinks, scale, deterministic, backend, accumulate: as in `attention`.
+        softcap, sinks, scale, deterministic, backend, accumulate, row_invariant: as in `attention`.
         alibi_slopes: as in `attention`: `(Hq,)`, or `(B, Hq)` for slopes per sequence.
         mask: as in `attention`, of a batch of 1: its rows and keys are those of the packed tensors, and keys are
             hidden from other sequences in any case. `seqused_q`, `seqused_k`, `alibi_slopes` and `page_table` are
@@ -135,6 +136,8 @@ def varlen_attention(
     """
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
         return record(varlen_attention, locals())
+    if row_invariant is not False:
+        backend = with_row_invariance(backend, row_invariant)
     if max_seqlen_q is not None and type(max_seqlen_q) is not int:
         check_longest("max_seqlen_q", max_seqlen_q)
     if max_seqlen_k is not None and type(max_seqlen_k) is not int:
@@ -191,6 +194,7 @@ def varlen_fwd(
     deterministic: bool | None = None,
     backend: str | None = None,
     accumulate: str | None = None,
+    row_invariant: bool = False,
     descale_q: Tensor | None = None,
     descale_k: Tensor | None = None,
     descale_v: Tensor | None = None,
@@ -215,6 +219,8 @@ def varlen_fwd(
     """
     if not isinstance(q, Tensor) and has_torch_function((q, k, v)):  # torch.fx.symbolic_trace's proxies
         return record(varlen_fwd, locals())
+    if row_invariant is not False:
+        backend = with_row_invariance(backend, row_invariant)
     if max_seqlen_q is not None and type(max_seqlen_q) is not int:
         check_longest("max_seqlen_q", max_seqlen_q)
     if max_seqlen_k is not None and type(max_seqlen_k) is not int:

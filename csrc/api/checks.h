@@ -176,6 +176,22 @@ inline void check_accumulate(FwdArgs const& args, Problem const& problem, bool o
 inline void check_cpu_backend(FwdArgs const& args, Problem const& problem) {
   FLASH_CUTE_CHECK(!is_cpu(args.q) || problem.asked.backend == Backend::kAuto || problem.asked.backend == Backend::kCpu,
                    "backend: expected 'auto' or 'cpu' for CPU tensors, got '", args.backend, "'");
+  FLASH_CUTE_CHECK(!problem.row_invariant, "row_invariant: expected False for CPU tensors, got True");
+}
+
+// What the kernels of row-invariant forwards do not serve is refused: there are no others.
+inline void check_row_invariant(Problem const& problem, Gpu gpu) {
+  if (!problem.row_invariant) return;
+  auto const expect = [](bool holds, auto const&... expected) {
+    FLASH_CUTE_CHECK(holds, "row_invariant: expected ", expected..., ", or False; got True");
+  };
+  expect(gpu.capability == 90 && problem.asked.backend != Backend::kSm80, "a GPU of compute capability 9.0");
+  expect(!problem.fp8, "tensors of float16 or bfloat16");
+  expect(!problem.has_mask(), "no mask");
+  expect(problem.softcap == 0, "no softcap");
+  expect(!problem.has_alibi, "no alibi_slopes");
+  expect(problem.accumulate == AccumulateIn::kFloat32, "sums in float32");
+  expect(std::max(problem.head_dim, problem.head_dim_v) <= 256, "head dims up to 256");
 }
 
 // `on_cuda`: whether the CUDA rules apply: for CUDA tensors, and for a plan for a given GPU.

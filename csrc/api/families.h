@@ -43,9 +43,12 @@ int size_of(InstanceType const& instance) {
 template <class InstanceType>
 bool can_serve(InstanceType const& instance, Backend backend, Problem const& problem) {
   HeadDims const dims = instance.head_dims;
-  return instance.family->backend == backend && instance.family->reads_float8 == problem.fp8 &&
-         (instance.family->reads_masks || !problem.has_mask()) && dims.head_dim >= problem.head_dim &&
-         dims.head_dim_v >= problem.head_dim_v && instance.family->serves(dims, problem);
+  constexpr bool kForward = std::is_same_v<InstanceType, FwdInstance>;
+  return instance.family->backend == backend &&
+         (!kForward || instance.family->row_invariant == problem.row_invariant) &&
+         instance.family->reads_float8 == problem.fp8 && (instance.family->reads_masks || !problem.has_mask()) &&
+         dims.head_dim >= problem.head_dim && dims.head_dim_v >= problem.head_dim_v &&
+         instance.family->serves(dims, problem);
 }
 
 // That of the architecture's smallest instances that can serve the call; kNoInstance: this build has none.

@@ -40,6 +40,7 @@ Problem check_call(KvCacheArgs const& args, CacheProblem const& cache, bool on_c
                   .causal = causal,
                   .band = make_band(call, causal, cache.capacity)};
   std::string_view backend = call.backend;
+  problem.row_invariant = take_row_invariant(backend);
   int const num_sms = take_multiprocessors(backend);
   parse_backend(backend, problem);
   problem.asked.num_sms = num_sms;

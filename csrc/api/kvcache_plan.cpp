@@ -20,7 +20,8 @@ DecodeInstance const* find_instance(KvCacheProblem const& problem, Gpu gpu) {
     if (!may_run(backend, call, gpu)) continue;
     DecodeInstance const* best = nullptr;
     for (DecodeInstance const& instance : decode_instances()) {
-      bool const serves = instance.family->backend == backend && holds(instance, call) &&
+      bool const serves = instance.family->backend == backend &&
+                          instance.family->row_invariant == call.row_invariant && holds(instance, call) &&
                           instance.family->serves(instance.head_dims, problem);
       if (serves && (best == nullptr || size_of(instance) < size_of(*best))) best = &instance;
     }
@@ -74,6 +75,9 @@ DecodeDecision plan_decode(KvCacheArgs const& args, KvCacheProblem const& proble
                      args.call.backend, "'");
     gpu.num_sms = asked;
   }
+  check_row_invariant(problem.call, gpu);
+  FLASH_CUTE_CHECK(!problem.call.row_invariant || problem.cache.k_type == CacheType::k16Bit,
+                   "row_invariant: expected caches of q's dtype, or False; got True");
   DecodeInstance const* const instance = find_instance(problem, gpu);
   if (instance == nullptr) refuse(args, problem, gpu);
   DecodeDecision decision{.instance = instance, .gpu = gpu};

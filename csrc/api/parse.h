@@ -82,8 +82,20 @@ inline AccumulateIn parse_accumulate(std::string_view text) {
   return static_cast<AccumulateIn>(found - std::begin(names));
 }
 
-// What a backend's name may end with, as in "auto+float16_pv", is what the products are accumulated in.
+// A backend's name may end so: takes it off the text.
+inline bool take_row_invariant(std::string_view& text) {
+  constexpr std::string_view kWord = "+row_invariant";
+  bool const found = text.ends_with(kWord);
+  if (found) text.remove_suffix(kWord.size());
+  return found;
+}
+
+// What a backend's name may end with before that, as in "auto+float16_pv", is what the products are accumulated in.
 inline void parse_backend(std::string_view text, Problem& problem) {
+  problem.row_invariant |= take_row_invariant(text);
+  if (size_t const found = text.find("+row_invariant+"); found != std::string_view::npos) {
+    fail("row_invariant: expected False beside accumulate '", text.substr(text.rfind('+') + 1), "', got True");
+  }
   if (size_t const plus = text.find('+'); plus != std::string_view::npos) {
     problem.accumulate = parse_accumulate(text.substr(plus + 1));
     text = text.substr(0, plus);

@@ -171,6 +171,7 @@ FwdDecision plan_seen(FwdArgs const& args, Problem const& problem, Gpu gpu) {
 }  // namespace
 
 FwdDecision plan_fwd(FwdArgs const& args, Problem const& problem, Gpu gpu) {
+  check_row_invariant(problem, gpu);
   if (!problem.has_mask()) return plan_seen(args, problem, gpu);
   Problem const seen = seen_by_kernels(problem);
   FwdDecision decision = plan_seen(args, seen, gpu);

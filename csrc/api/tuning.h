@@ -56,7 +56,8 @@ Tuning tune(std::span<InstanceType const> instances, FwdArgs const& args, Proble
   Tuning result{.choice = asked};
   bool const forced = asked.entry >= 0 || asked.split >= 0;
   // Tables have none of these, and the second have one tile.
-  bool const untuned = problem.fp8 || problem.accumulate != AccumulateIn::kFloat32 || problem.has_mask();
+  bool const untuned = problem.fp8 || problem.accumulate != AccumulateIn::kFloat32 || problem.has_mask() ||
+                       (std::is_same_v<InstanceType, FwdInstance> && problem.row_invariant);
   if (!has_tuning() || tuner_is_running || forced || untuned) return result;
   constexpr bool kBackward = std::is_same_v<InstanceType, BwdInstance>;
   TuningEntry const found = find_tuning(tuning_key(kBackward, args, problem, gpu), args.q, gpu);

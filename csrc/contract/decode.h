@@ -87,6 +87,7 @@ struct DecodeParams {
   ScoreTerms score;
 
   int long_rows;  // sequences of so many rows of a head and more are those of another kernel, see LongRows; 0: none
+  FwdParams const* forward;  // on the host, for the launch of row-invariant forwards, which have no cache; else null
   int bundles;
   int most_pieces;
   int many_rows;  // of a row tile of a sequence of more than kFewRows rows
@@ -127,6 +128,7 @@ struct DecodePlan {
   int64_t workspace_bytes;
   int long_rows;      // see DecodeParams; 0: no sequence has so many
   int64_t long_ctas;  // of the kernel of those
+  int num_sms;        // that the plan counts with
 };
 
 }  // namespace flash_cute

@@ -15,6 +15,7 @@ namespace flash_cute {
 struct DecodeFamily {
   Backend backend;
   char const* name;
+  bool row_invariant;  // serves those calls that ask for it
   bool (*serves)(HeadDims, KvCacheProblem const&);  // a call whose head dims the kernel holds
   void (*plan)(DecodePlan&, KvCacheProblem const&, Gpu);
   std::vector<std::string> (*notes)(DecodePlan const&, KvCacheProblem const&);
@@ -24,6 +25,7 @@ template <class Family>
 constexpr DecodeFamily decode_family_of() {
   return {.backend = Family::kBackend,
           .name = Family::kName,
+          .row_invariant = is_row_invariant<Family>(),
           .serves = &Family::serves,
           .plan = &Family::plan,
           .notes = &Family::notes};

@@ -34,6 +34,7 @@ struct FamilyOf {
 
   bool reads_float8;  // q, k and v are float8, else of 16 bits
   bool reads_masks;   // some kernels read a mask, see contract/tile_mask.h; `serves` says which
+  bool row_invariant;  // serves those calls that ask for it
 
   // Whether the kernel of these head dims, which hold the tensors', serves the call.
   bool (*serves)(HeadDims, Problem const&);
@@ -61,6 +62,11 @@ struct FamilyOf {
 using FwdFamily = FamilyOf<FwdPlan>;
 using BwdFamily = FamilyOf<BwdPlan>;
 
+template <class Family>
+constexpr bool is_row_invariant() {
+  return requires { Family::kRowInvariant; };
+}
+
 // The functions of a struct Family.
 template <class Family, class PlanType>
 constexpr FamilyOf<PlanType> family_of() {
@@ -69,6 +75,7 @@ constexpr FamilyOf<PlanType> family_of() {
           .one_head_dim = Family::kOneHeadDim,
           .reads_float8 = Family::kReadsFloat8,
           .reads_masks = Family::kReadsMasks,
+          .row_invariant = is_row_invariant<Family>(),
           .serves = &Family::serves,
           .choose = &Family::choose,
           .predict = &Family::predict,

@@ -63,6 +63,7 @@ struct Problem {
   int mask_heads = 1;        // heads_kv or 1
   Choice asked = {};
   AccumulateIn accumulate = AccumulateIn::kFloat32;
+  bool row_invariant = false;  // of a forward: see sm90/decode/key_chunks/tile.h
   // Of packed sequences, as far as the hints tell: for the choice of a kernel and of its schedule alone.
   bool equal_lengths = false;
   int longest_q = 0;

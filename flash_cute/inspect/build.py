@@ -52,7 +52,7 @@ MODULE = Path(__file__).resolve().parent / "module"
 ARCHS = ("sm80", "sm90")
 DIRECTIONS = ("fwd", "bwd")
 FOLDERS = {"fwd": "forward/", "bwd": "backward/"}  # of csrc/<arch>/, in which the families have theirs
-LAYOUTS_OF_ANOTHER = ("forward/masked_rows",)  # families whose layouts are all those of another: forward/rows
+LAYOUTS_OF_ANOTHER = ("forward/masked_rows", "forward/key_chunks")  # families with the layouts of forward/rows
 # Where the library has no kernels to tell: those of build_tools/config.py.
 HEAD_DIMS = (32, 64, 96, 128, 192, 256, 320, 512, 1024)
 # Layouts are read from types: there is nothing for an optimizer to do. The parameters keep g++ from collecting its

@@ -32,6 +32,7 @@ __all__ = [
 
 CAPABILITY = {"sm80": 80, "sm90": 90}  # of the plan
 MOST_PIECES = 20_000  # of a picture that somebody can read
+NOT_DRAWN = ("decode/key_chunks",)  # families of which a CTA has row tiles, or chunks of one length
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,38 @@ def test_names_of_the_kernel_of_long_sequences_are_understood(name):
         assert not kernel_matches(plan | {key: value}, name), key
 
 
+CHUNKS = (
+    "flash_cute::sm90::decode::key_chunks::chunks_kernel<flash_cute::sm90::decode::key_chunks::Traits<"
+    "cutlass::half_t, 128, (flash_cute::sm90::decode::key_chunks::Chunks)0>>"
+)
+CHUNKS_MANGLED = (
+    "_ZN10flash_cute4sm906decode10key_chunks13chunks_kernelINS2_6TraitsIN7cutlass6half_tELi128ELNS2_6ChunksE0EEEEEv"
+    "NS2_10KernelArgsE"
+)
+
+
+@pytest.mark.parametrize("name", [CHUNKS, CHUNKS_MANGLED], ids=["demangled", "mangled"])
+@pytest.mark.parametrize("variant", ["cache", "packed"])
+def test_names_of_row_invariant_kernels_are_understood(name, variant):
+    plan = {
+        "family": "sm90::decode::key_chunks",
+        "kernel": "chunks_kernel",
+        "dtype": "float16",
+        "tile": "",
+        "kernel_head_dim": 128,
+        "kernel_head_dim_v": 128,
+        "variant": variant,
+        "threads": 512,
+        "stages": 2,
+    }
+    assert kernel_matches(plan, name)
+    different = {"family": "sm90::forward::rows", "dtype": "bfloat16", "kernel_head_dim": 64, "threads": 256}
+    for key, value in different.items():
+        assert not kernel_matches(plan | {key: value}, name), key
+    one_chunk = name.replace("Chunks)0", "Chunks)1").replace("ChunksE0", "ChunksE1")
+    assert kernel_matches(plan | {"threads": 256}, one_chunk) and not kernel_matches(plan, one_chunk)
+
+
 STREAMED = (
     "flash_cute::sm80::decode::streamed::decode_kernel<"
     "flash_cute::sm80::decode::streamed::Traits<cutlass::bfloat16_t, 576, 512>>"

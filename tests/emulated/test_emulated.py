@@ -29,6 +29,8 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
         ("masked_backward", (128,)),
         ("long_rows", (64,)),
         ("long_rows", (128,)),
+        ("key_chunks", (64,)),
+        ("key_chunks", (128,)),
     ],
     ids=str,
 )
@@ -48,6 +50,7 @@ class Fault:
     edits: tuple[tuple[str, str], ...]
     driver: str = "masked_forward"
     folder: str = "forward/masked_rows"
+    cases: int = 30
 
 
 WAIT_FOR_SCORES = "    warpgroup_wait<1>();  // S(n)\n"
@@ -99,6 +102,34 @@ FAULTS = (
         (("    pipeline.wait_empty(state);  // all", "    // all"),),
         *("long_rows", "decode/long_rows"),
     ),
+    Fault(
+        *("a chunk to the left of all whole key tiles is not masked", "tile.cuh"),
+        (("whole_begin = min(whole_end, max(begin, range.whole_begin));", "whole_begin = range.whole_begin;"),),
+        *("key_chunks", "decode/key_chunks"),
+        cases=120,
+    ),
+    Fault(
+        *("chunks are folded from the last to the first", "merge.cuh"),
+        (("kHeadDim, first_part + i);", "kHeadDim, first_part + chunks.count - 1 - i);"),),
+        *("key_chunks", "decode/key_chunks"),
+    ),
+    Fault(
+        *("a fold leaves the errors out", "fold.cuh"),
+        (("factors.add(fold.error, chunk.error)};", "chunk.error};"),),
+        *("key_chunks", "decode/key_chunks"),
+    ),
+    Fault(
+        *("the softmax does not begin anew", "kernel.cuh"),
+        (
+            ("    OnlineSoftmax<2> softmax(params.scale_log2, params.power_scale);\n", ""),
+            (
+                "  forward::WarpgroupKeys<Traits> keys;\n",
+                "  forward::WarpgroupKeys<Traits> keys;\n"
+                "  OnlineSoftmax<2> softmax(params.scale_log2, params.power_scale);\n",
+            ),
+        ),
+        *("key_chunks", "decode/key_chunks"),
+    ),
 )
 
 
@@ -113,5 +144,5 @@ def test_planted_faults_are_seen(emulator: Emulator, fault: Fault, tmp_path: Pat
         text = text.replace(right, wrong)
     file.write_text(text)
     program = emulator.build(fault.driver, (64,), csrc, ["-DONE_KERNEL"])
-    lines = list(run(program, seed % 1_000_000, 30))
+    lines = list(run(program, seed % 1_000_000, fault.cases))
     assert any(line.startswith("FAILED") for line in lines)

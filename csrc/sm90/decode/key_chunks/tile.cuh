@@ -1,0 +1,142 @@
+// A row tile over a chunk of keys, and what the forward's main loop asks of it.
+#pragma once
+
+#include "sm90/decode/long_rows/traits.cuh"
+#include "sm90/forward/common/place.cuh"
+#include "sm90/forward/common/warpgroup_keys.cuh"
+#include "sm90/forward/rows/traits.cuh"
+#include "tile.h"
+
+namespace flash_cute::sm90::decode::key_chunks {
+
+using forward::SequenceTile;
+using forward::TileCoord;
+
+// What becomes of a chunk's result.
+enum Fold : int {
+  kContinues = 1,  // there are chunks before it, whose fold this CTA has
+  kGoesOn = 2,     // there are chunks behind it: their fold is kept
+  kIsPart = 4,     // it goes to the workspace, for the second kernel; else, behind the last chunk, it is stored
+  kFromOther = 8,  // with kContinues: the CTA before this one has the fold
+  kToOther = 16,   // with kGoesOn: the CTA behind this one goes on
+};
+
+// `head` is the first of the tile's query heads, `m_block` counts row tiles of a CTA.
+struct Tile : SequenceTile {
+  PackedRows rows;
+  int inverse;  // PackedRows::inverse()
+  int fold;     // of Fold
+  int page;     // where there is no table of pages
+  int64_t part;  // in the workspace
+
+  // Of row r of a warpgroup's 64.
+  CUTE_DEVICE int position(int r) const { return r * inverse >> 16; }
+};
+
+CUTE_DEVICE Tile const& lengths_of(FwdParams const&, Tile const& tile) { return tile; }
+
+// Sets the scores outside the band to -inf; `offset`: the position of the warpgroup's first row minus the key tile's
+// first column.
+template <class Scores, class Coords, class Coords0>
+CUTE_DEVICE void apply_mask(Scores& scores,             // (rows, columns)
+                            Coords const& tScS,         // (rows, columns) -> (row, column)
+                            Coords0 const& /*tScS_0*/,  // the same for thread 0, static
+                            Tile const& tile, int offset, int columns) {
+  constexpr int kPeriod = element_period<Coords0>();
+  Band const band = tile.sequence.band;
+  int const thread_column = get<1>(tScS(_0{}, _0{}));
+  CUTE_UNROLL
+  for (int i = 0; i < size<0>(scores); ++i) {
+    int const row = offset + tile.position(get<0>(tScS(i, _0{})));
+    keep_range<kPeriod>(scores(i, _), row + band.lower - thread_column,
+                        min(columns, row + band.upper + 1) - thread_column);
+  }
+}
+
+// What a CTA has of the row tiles that are cut, see pieces.cuh: tiles [first, last], but of the first one the chunks
+// from `begin` on, and of the last one those before `end`.
+struct Pieces {
+  int cut;  // tiles of the numbers below this are cut
+  int first;
+  int last;
+  int begin;
+  int end;
+  int slot;  // the first one, if it was begun by another CTA, comes behind so many whole tiles
+};
+
+template <class Element, int kHeadDim, Chunks kChunks_>
+struct Traits : forward::rows::Traits<Element, kHeadDim, tile_config(kHeadDim, kChunks_), Variant::kPacked, kHeadDim> {
+  using Base = forward::rows::Traits<Element, kHeadDim, tile_config(kHeadDim, kChunks_), Variant::kPacked, kHeadDim>;
+  static constexpr Chunks kChunks = kChunks_;
+  static constexpr bool kPacksHeads = true;
+  static constexpr int kChunkTiles = chunk_tiles(Base::kBlockN);
+  using Tile = key_chunks::Tile;
+
+  // As the forward's, but for the tile.
+  struct alignas(1024) SharedStorage {
+    Element k[Base::kStages][Base::kKElements];
+    Element v[Base::kStages][Base::kVElements];
+    Element q[Base::kSmem.q_stages][Base::kWarpgroups][Base::kQElements];
+    std::conditional_t<Base::kSmem.has_o, forward::rows::OutBuffer<Base::kWarpgroups, kHeadDim>,
+                       forward::rows::NoOutBuffer> out;
+    Pipeline<Base::kStages> k_pipeline;
+    Pipeline<Base::kStages> v_pipeline;
+    Pipeline<Base::kSmem.q_stages> q_pipeline[Base::kWarpgroups];
+    Tile tile[2];
+    Pipeline<2> tile_pipeline;
+    Floors floors[32];
+    forward::TileNumbers own_tiles[32];
+    Pipeline<1> next_tile;  // of V at an edge, see long_rows::edge_pipeline
+    Pieces pieces;
+  };
+  static_assert(sizeof(SharedStorage) == Base::kSmem.total);
+};
+
+// The position of a CTA's first row.
+template <class Traits>
+CUTE_DEVICE int first_position(Tile const volatile& tile) {
+  return tile.m_block * (Traits::kWarpgroups * tile.rows.positions);
+}
+CUTE_DEVICE int contiguous_page(Tile const volatile& tile) { return tile.page; }
+CUTE_DEVICE int row_of_key_0(Tile const volatile& tile) { return tile.sequence.first_key; }
+
+}  // namespace flash_cute::sm90::decode::key_chunks
+
+namespace flash_cute::sm90::forward {
+
+// The key tiles of the CTA's chunk that a warpgroup with rows of several heads computes.
+template <class Traits>
+  requires(Traits::kPacksHeads)
+struct WarpgroupKeys<Traits> {
+  bool exists;
+  int first_row;  // its position
+  int begin;
+  int whole_begin;
+  int whole_end;
+  int end;
+  int before;
+  int after;
+  int count;
+
+  CUTE_DEVICE void read(FwdParams const&, typename Traits::SharedStorage& smem, int tile_number, int warpgroup) {
+    smem.tile_pipeline.wait_full(at_step(tile_number));  // the scheduler has written the tile
+    auto const& tile = smem.tile[tile_number & 1];
+    int const cta_block = uniform(tile.m_block);
+    exists = cta_block >= 0;
+    Sequence const sequence = uniform_lengths_of(FwdParams{}, tile);
+    int const positions = uniform(tile.rows.positions), m_block = cta_block * Traits::kWarpgroups + warpgroup;
+    int const cta_begin = uniform(tile.keys.begin), cta_end = uniform(tile.keys.end);
+    TileRange const range = key_range<Traits::kBlockN>(sequence, m_block, positions);
+    first_row = m_block * positions;
+    bool const has_rows = first_row < sequence.len_q;
+    begin = has_rows ? min(cta_end, max(cta_begin, range.begin)) : cta_end;
+    end = has_rows ? max(begin, min(cta_end, range.end)) : begin;
+    whole_end = max(begin, min(end, range.whole_end));
+    whole_begin = min(whole_end, max(begin, range.whole_begin));
+    before = begin - cta_begin;
+    after = cta_end - end;
+    count = uniform(tile.keys.count);
+  }
+};
+
+}  // namespace flash_cute::sm90::forward
