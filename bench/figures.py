@@ -24,6 +24,7 @@ DETERMINISTIC = ":deterministic"
 PLAIN = ":plain"  # the same problem without softcap, sinks and ALiBi, or with the new keys in the cache already
 DENSE = ":dense"  # a packed batch of equal lengths, or a cache of them, as a dense call
 BF16 = ":bf16"  # a float8 problem's values in bfloat16
+ROW_INVARIANT = ":row-invariant"  # a row's bits are the same in training, prefill and decoding
 CONTIGUOUS = ":contiguous"  # the keys of a cache one after the other, not in pages
 OTHERS = ("fa3", "fa4")  # peers that a run may lack, and that have figures in a run of their own (`others`)
 # Peers that, as the sm80 kernels, use no instruction that came with Hopper: what those kernels are compared with.
@@ -196,6 +197,7 @@ class Table:
         """What ours is compared with of its own, by what the ratio says: its default mode, or a simpler problem."""
         names = {
             "deterministic / default": ours.removesuffix(DETERMINISTIC),
+            "row-invariant / default": ours.removesuffix(ROW_INVARIANT),
             "with / without the option": ours + PLAIN,
             "cache / dense" if self.of_caches else "packed / dense": ours + DENSE,
             "pages / contiguous": ours + CONTIGUOUS,

@@ -82,7 +82,7 @@ def flash_cute(name: str, workload: CacheWorkload, device: torch.device) -> Back
     function = functools.partial(
         ours.require().attention_with_kvcache,
         **ours.score_options(workload, device),
-        backend=ours.own_options(name)["backend"],
+        **_own_options(name),
     )
 
     def call(tensors: tuple[torch.Tensor, ...], places: dict[str, Any]) -> torch.Tensor:
@@ -101,12 +101,17 @@ def plan(name: str, workload: CacheWorkload, inputs: Inputs) -> str:
     new = places.pop("k", None)
     places.pop("v", None)
     options = ours.score_options(workload, inputs[0].device) | places
-    backend = ours.own_options(name)["backend"]
+    options |= _own_options(name)
     try:
-        found = flash_cute.explain(*tensors, **options, backend=backend, new_keys=0 if new is None else workload.N).data
+        found = flash_cute.explain(*tensors, **options, new_keys=0 if new is None else workload.N).data
     except Exception as error:
         return f"no plan: {first_line(error)}"
     return ours.plan_words(found)
+
+
+def _own_options(name: str) -> dict[str, Any]:
+    """Those of a call over a cache, which has no backward."""
+    return {word: x for word, x in ours.own_options(name).items() if word != "deterministic"}
 
 
 def _dense_inputs(inputs: Inputs) -> Inputs:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from bench import float8
-from bench.figures import BF16, CONTIGUOUS, DENSE, DETERMINISTIC, PLAIN
+from bench.figures import BF16, CONTIGUOUS, DENSE, DETERMINISTIC, PLAIN, ROW_INVARIANT
 from bench.providers.base import Backend, Function, Unavailable, is_deterministic, module
 from bench.workloads import DTYPES, Inputs, Workload
 from flash_cute._timing import first_line
 
-MODES = ("", DETERMINISTIC, PLAIN, DENSE, BF16, CONTIGUOUS)
+MODES = ("", DETERMINISTIC, PLAIN, DENSE, BF16, CONTIGUOUS, ROW_INVARIANT)
 NAMES = tuple(f"flash_cute{forced}{mode}" for mode in MODES for forced in ("", ":sm80", ":sm90", ":cpu"))
 
 
@@ -36,7 +36,8 @@ def base_of(name: str) -> str:
 def own_options(name: str) -> dict[str, Any]:
     """The backend and the mode that a name of ours insists on, as arguments of `flash_cute.attention`."""
     forced = base_of(name).partition(":")[2]
-    return {"backend": forced or None, "deterministic": is_deterministic(name) or None}
+    options: dict[str, Any] = {"backend": forced or None, "deterministic": is_deterministic(name) or None}
+    return {**options, "row_invariant": True} if name.endswith(ROW_INVARIANT) else options
 
 
 def causal_argument(workload: Workload) -> bool | str:
@@ -101,6 +102,8 @@ def forward(name: str, workload: Workload, device: torch.device) -> Backend:
 
 
 def backward(name: str, workload: Workload, device: torch.device) -> Backend:
+    if name.endswith(ROW_INVARIANT):
+        raise Unavailable("the backward of a row-invariant forward is the usual one")
     workload = own_problem(name, workload)
     compute = _function("fwd", name, workload, device)
 
