@@ -2,8 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
-#include <numeric>
 
 #include <cuda_runtime.h>
 
@@ -35,14 +33,7 @@ cudaError_t launch_chunks(KernelArgs& args, int64_t ctas, int64_t flag_bytes, En
                           cudaStream_t stream) {
   using Element = typename KernelTraits::Element;
   Params const& params = args.params;
-  // A contiguous cache is one page a sequence.
-  int const page_size = std::max(1, params.table.page_size);
-  int const common = params.table.entries == nullptr ? KernelTraits::kBlockN
-                                                     : std::gcd(KernelTraits::kBlockN, page_size);
-  args.page_size = cutlass::FastDivmod(page_size);
-  args.tile_pages = KernelTraits::kBlockN / page_size;
-  args.tile_rows = KernelTraits::kBlockN % page_size;
-  args.box_bits = std::countr_zero(unsigned(common));
+  long_rows::divide_pages(args, KernelTraits::kBlockN);
   int const columns = KernelTraits::ColumnsQK::kChunk;
   cudaError_t error = encode_queries<Element>(&args.q, params, params.rows, columns);
   if (error == cudaSuccess) error = encode(args, Box{.rows = args.box_rows(), .columns = columns});

@@ -43,20 +43,26 @@ inline Params params_of(DecodeParams const& decode) {
   return params;
 }
 
+// What follows from the sizes of a page and of a key tile. A contiguous cache is one page a sequence, in which tiles
+// begin at multiples of their size.
+template <class Args>
+void divide_pages(Args& args, int block_n) {
+  PageTable const& table = args.params.table;
+  int const page_size = std::max(1, table.page_size);
+  int const common = table.entries == nullptr ? block_n : std::gcd(block_n, page_size);
+  args.page_size = cutlass::FastDivmod(page_size);
+  args.tile_pages = block_n / page_size;
+  args.tile_rows = block_n % page_size;
+  args.box_bits = std::countr_zero(unsigned(common));
+}
+
 template <class Element, int kHeadDim>
 cudaError_t launch(DecodePlan const& plan, DecodeParams const& decode, cudaStream_t stream) {
   using KernelTraits = Traits<Element, kHeadDim>;
   KernelArgs args;
   args.params = params_of(decode);
   Params const& params = args.params;
-  // A contiguous cache is one page a sequence, in which tiles begin at multiples of their size.
-  int const page_size = std::max(1, decode.table.page_size);
-  int const common = decode.table.entries == nullptr ? KernelTraits::kBlockN
-                                                     : std::gcd(KernelTraits::kBlockN, page_size);
-  args.page_size = cutlass::FastDivmod(page_size);
-  args.tile_pages = KernelTraits::kBlockN / page_size;
-  args.tile_rows = KernelTraits::kBlockN % page_size;
-  args.box_bits = std::countr_zero(unsigned(common));
+  divide_pages(args, KernelTraits::kBlockN);
   int const columns = KernelTraits::ColumnsQK::kChunk;
   cudaError_t error = encode_sequence_map<Element>(&args.q, params.q, params.q_strides,
                                                    {params.head_dim, params.len_q, params.heads_q, params.batch},
