@@ -337,7 +337,7 @@ def test_errors_on_a_trained_model(bench: SimpleNamespace, tmp_path: Path, monke
     ]
     for row in rows:
         assert (row["H"], row["N"], row["D"], row["causal"]) == ("2", "64", "32", "bottom_right")
-        assert 0.01 < float(row["error"]) < 0.1
+        assert 0.005 < float(row["error"]) < 0.1  # the text that the model is trained on has the pages of docs
     (q, k, v), _ = bench.trained.layers(32, CPU)
     assert q.shape == (1, 2, 64, 32) and k.shape == v.shape == (1, 1, 64, 32) and q.dtype == torch.float32
 
