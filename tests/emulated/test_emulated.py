@@ -114,6 +114,11 @@ FAULTS = (
         *("key_chunks", "decode/key_chunks"),
     ),
     Fault(
+        *("a cut tile goes on from what another CTA has begun", "fold.cuh"),
+        (("folds.words(fresh_block_index() - int(from_other),", "folds.words(fresh_block_index(),"),),
+        *("key_chunks", "decode/key_chunks"),
+    ),
+    Fault(
         *("a fold leaves the errors out", "fold.cuh"),
         (("factors.add(fold.error, chunk.error)};", "chunk.error};"),),
         *("key_chunks", "decode/key_chunks"),
