@@ -124,7 +124,7 @@ FAULTS = (
         *("key_chunks", "decode/key_chunks"),
     ),
     Fault(
-        *("the softmax does not begin anew", "kernel.cuh"),
+        *("the softmax does not restart", "kernel.cuh"),
         (
             ("    OnlineSoftmax<2> softmax(params.scale_log2, params.power_scale);\n", ""),
             (

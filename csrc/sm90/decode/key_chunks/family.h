@@ -9,7 +9,7 @@ namespace flash_cute::sm90::decode::key_chunks {
 // What both families, of caches and of forwards, say of their work.
 inline std::vector<std::string> notes(int head_dim, Work const& work) {
   KernelShape const shape = kernel_shape(head_dim, Chunks::kOfOneCta);
-  std::vector<std::string> found{"The bits of a row depend on its query and its keys alone: the softmax begins anew at "
+  std::vector<std::string> found{"The bits of a row depend on its query and its keys alone: the softmax restarts at "
                                  "each chunk of " + std::to_string(chunk_tiles(shape.block_n) * shape.block_n) +
                                  " keys, and the chunks are folded from the first to the last."};
   if (work.single_ctas > 0) {

@@ -29,7 +29,7 @@ cudaError_t encode_queries(CUtensorMap* map, FwdParams const& params, PackedRows
 
 // `encode(args, box)` encodes the maps of k and v. The first bytes of the kernel's memory are zeroed before it.
 template <class KernelTraits, class Encode>
-cudaError_t launch_chunks(KernelArgs& args, int64_t ctas, int64_t flag_bytes, Encode const& encode,
+cudaError_t launch_chunks(KernelArgs& args, int64_t ctas, int64_t zeroed, Encode const& encode,
                           cudaStream_t stream) {
   using Element = typename KernelTraits::Element;
   Params const& params = args.params;
@@ -43,7 +43,7 @@ cudaError_t launch_chunks(KernelArgs& args, int64_t ctas, int64_t flag_bytes, En
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
   Launch const shape{.ctas = ctas, .threads = KernelTraits::kThreads, .smem_bytes = kSmemBytes};
-  return zero_and_launch(params.parts, flag_bytes, kernel, shape, args, stream);
+  return zero_and_launch(params.parts, zeroed, kernel, shape, args, stream);
 }
 
 // Where the kernels' memory is, in `workspace`.
@@ -69,8 +69,8 @@ cudaError_t launch_all(KernelArgs& args, Work const& work, float* workspace, Enc
   if (work.tile_ctas == 0) return cudaSuccess;
   params.parts = workspace + work.part_floats;
   params.rows = work.tile_rows;
-  return launch_chunks<Traits<Element, kHeadDim, Chunks::kOfOneCta>>(args, work.tile_ctas, work.flag_bytes, encode,
-                                                                     stream);
+  int64_t const zeroed = work.may_cut ? work.flag_bytes : 0;
+  return launch_chunks<Traits<Element, kHeadDim, Chunks::kOfOneCta>>(args, work.tile_ctas, zeroed, encode, stream);
 }
 
 template <int kHeadDim>

@@ -118,12 +118,12 @@ struct WarpgroupKeys<Traits> {
   int after;
   int count;
 
-  CUTE_DEVICE void read(FwdParams const&, typename Traits::SharedStorage& smem, int tile_number, int warpgroup) {
+  CUTE_DEVICE void read(FwdParams const& params, typename Traits::SharedStorage& smem, int tile_number, int warpgroup) {
     smem.tile_pipeline.wait_full(at_step(tile_number));  // the scheduler has written the tile
     auto const& tile = smem.tile[tile_number & 1];
     int const cta_block = uniform(tile.m_block);
     exists = cta_block >= 0;
-    Sequence const sequence = uniform_lengths_of(FwdParams{}, tile);
+    Sequence const sequence = uniform_lengths_of(params, tile);
     int const positions = uniform(tile.rows.positions), m_block = cta_block * Traits::kWarpgroups + warpgroup;
     int const cta_begin = uniform(tile.keys.begin), cta_end = uniform(tile.keys.end);
     TileRange const range = key_range<Traits::kBlockN>(sequence, m_block, positions);

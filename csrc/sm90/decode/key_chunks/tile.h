@@ -2,7 +2,7 @@
 //
 // The bits of a row depend on its query and on the keys that it sees alone, whether it is one of a training's batch, of
 // a prefill, of a chunk of one, or of a decoding step. So every kernel computes a row by the same products (WGMMA,
-// whose rows do not depend on each other), over the same key tiles; the softmax of each chunk of keys begins anew; and
+// whose rows do not depend on each other), over the same key tiles; the softmax restarts at each chunk of keys; and
 // the chunks are folded from the first to the last, see fold.cuh. Which CTA computes which chunk may then follow from
 // the batch: of many rows a CTA has a row tile and all its chunks, of few rows a CTA has a chunk.
 #pragma once
@@ -98,7 +98,7 @@ struct Slots {
   }
 
   static constexpr int kStatistics = 3;
-  // In floats; even, so that a part begins at 16 bytes where there are 4 rows.
+  // In floats: a multiple of 4, so that each part begins at 16 bytes.
   constexpr int64_t part(int head_dim) const { return (int64_t{rows} * (head_dim + kStatistics) + 3) / 4 * 4; }
   constexpr int64_t parts() const { return int64_t{head_tiles} * row_tiles * chunks; }  // of a sequence
 };
@@ -125,6 +125,7 @@ struct Work {
   Slots slots = {};
   int64_t part_floats = 0;  // of the workspace, before the flags and the folds
   int64_t flag_bytes = 0;
+  bool may_cut = false;  // row tiles, see pieces.cuh: else no flag is read
   int64_t bytes = 0;
 
   static constexpr Work of(int head_dim, Rows const& call, int long_rows, int num_sms) {
@@ -140,7 +141,9 @@ struct Work {
     };
     KernelShape const shape = kernel_shape(head_dim, Chunks::kOfOneCta);
     if (call.len_q >= long_rows) {
-      work.tile_ctas = std::min<int64_t>(num_sms, tiles(work.tile_rows, shape.block_m));
+      int64_t const number = tiles(work.tile_rows, shape.block_m);
+      work.tile_ctas = std::min<int64_t>(num_sms, number);
+      work.may_cut = number > num_sms;
     }
     int const most_rows = std::min(call.len_q, long_rows - 1);
     if (most_rows > 0 && (call.packed || call.len_q < long_rows)) {
