@@ -19,8 +19,15 @@ NAME = "flash_cute"
 # Continuous batching gives the pages of its cache to implementations in whose names a 2 or a 3 stands behind "flash":
 # those of flash-attn with `flash_attn_with_kvcache`. To the others it gives keys that it has gathered.
 NAME_2 = "flash_cute_2"
-FLOAT8_NAME = "flash_cute_fp8"  # inference on tensors that are quantised to float8 first
-NAMES = (NAME, NAME_2, FLOAT8_NAME)
+# What the attention function is called with under each name.
+OPTIONS: dict[str, dict[str, Any]] = {
+    NAME: {},
+    NAME_2: {},
+    "flash_cute_fp8": {"quantize": "fp8"},  # inference on tensors that are quantised to float8 first
+    "flash_cute_row_invariant": {"row_invariant": True},
+    "flash_cute_2_row_invariant": {"row_invariant": True},
+}
+NAMES = tuple(OPTIONS)
 ADAPTED = ("bark", "falcon", "gpt_neo")  # architectures
 
 

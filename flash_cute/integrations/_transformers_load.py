@@ -1,5 +1,5 @@
-"""What Transformers does where a model is built with, or set to, `attn_implementation="flash_cute"` (or "flash_cute_2",
-"flash_cute_fp8").
+"""What Transformers does where a model is built with, or set to, `attn_implementation="flash_cute"`, or another of our
+names.
 
 By "flash" in a name Transformers knows implementations that are given padding as a 2-D mask and packed sequences as
 offsets, as we want. It then also looks for flash-attn or for a kernel of that name on the hub, here and there; each of
@@ -15,12 +15,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ._transformers_layers import ADAPTED, FLOAT8_NAME, NAME, NAME_2, NAMES, adapt
+from ._transformers_layers import ADAPTED, NAME, NAMES, OPTIONS, adapt
 from ._transformers_mask import without_sdpa
 from ._transformers_models import NOT_REFUSED, REFUSED, TESTED
 
 PAGED = "paged|"  # before a name, in 5.17: the attention function is given the cache itself
-PAGED_NAMES = (NAME, NAME_2)
+PAGED_NAMES = tuple(name for name in NAMES if "quantize" not in OPTIONS[name])
 
 
 def teach(transformers: ModuleType) -> None:
@@ -108,10 +108,10 @@ def _check(model: Any, name: str) -> None:
             f"flash_cute: attn_implementation: expected {kind.__name__} without ALiBi, which it adds to its mask, got "
             "config.alibi = True"
         )
-    if name == FLOAT8_NAME and _architecture(kind) in ADAPTED:
+    if OPTIONS[name] and _architecture(kind) in ADAPTED:
         raise ValueError(
-            f"flash_cute: attn_implementation: expected {NAME!r}, which serves {kind.__name__} in 16 bits, got "
-            f"{name!r}: its layers do not use Transformers' attention interface"
+            f"flash_cute: attn_implementation: expected {NAME!r} for {kind.__name__}, whose layers do not use "
+            f"Transformers' attention interface, got {name!r}"
         )
     adapt(kind)
     if not model._supports_sdpa:
@@ -130,21 +130,31 @@ def _imports(imports: Callable[..., Any]) -> Callable[..., Any]:
     """Transformers' look-up of flash-attn's functions, for callers who ask for those of the implementation in use."""
 
     def importing(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
-        if implementation == FLOAT8_NAME:
-            raise ValueError(
-                f"flash_cute: attn_implementation: expected {NAME!r} where flash-attn's own functions are called, got "
-                f"{FLOAT8_NAME!r}"
-            )
-        if (implementation or "").removeprefix(PAGED) not in PAGED_NAMES:
+        name = (implementation or "").removeprefix(PAGED)
+        if name not in NAMES:
             return imports(implementation, *args, **kwargs)
         from transformers import modeling_flash_attention_utils as flash
 
         from . import flash_attn
 
-        functions = flash_attn.flash_attn_func, flash_attn.flash_attn_varlen_func, flash_attn.flash_attn_with_kvcache
+        functions = [flash_attn.flash_attn_func, flash_attn.flash_attn_varlen_func, flash_attn.flash_attn_with_kvcache]
+        if OPTIONS[name]:  # Transformers looks at the functions' arguments where our attention function is called, too
+            functions = [_refusing_calls(function, name) for function in functions]
         return *functions, flash._pad_input, flash._unpad_input
 
     return importing
+
+
+def _refusing_calls(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A function of flash-attn, which does not know what a name asks for, as it may be looked at and not be called."""
+
+    @functools.wraps(function)
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError(
+            f"flash_cute: attn_implementation: expected {NAME!r} where flash-attn's own functions are called, got {name!r}"
+        )
+
+    return refusing
 
 
 def _refuses_our_masks(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -26,6 +26,7 @@ class Score(NamedTuple):
     sliding_window: int | None
     softcap: float | None
     s_aux: Tensor | None
+    row_invariant: bool
 
 
 def decode(
@@ -84,6 +85,7 @@ def decode(
         softcap=score.softcap,
         sinks=score.s_aux,
         scale=score.scaling,
+        row_invariant=score.row_invariant,
     )
     result: Tensor = out.transpose(0, 1)
     return result

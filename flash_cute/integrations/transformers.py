@@ -7,7 +7,8 @@
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="flash_cute", dtype="bfloat16")
 
 `attn_implementation="flash_cute_fp8"` does the same in float8, for inference: each layer quantises its q, k and v first
-(docs/float8.md).
+(docs/float8.md). With "flash_cute_row_invariant" the bits of a token are the same in training, prefill and decoding
+(docs/row_invariance.md).
 
 Transformers calls two functions by that name: a mask function, once per forward and kind of layer, and the attention
 function, in each layer. The mask function decides what the layers have to do and passes it on in place of a mask:
@@ -27,6 +28,7 @@ ValueError, where the model is loaded or in the call; docs/adopting/transformers
 
 `attn_implementation="flash_cute_2"` is the same under a name by which continuous batching (`generate_batch`) gives the
 pages of its cache to the attention function, which appends to them and reads them in place: see _transformers_paged.py.
+So is "flash_cute_2_row_invariant".
 """
 
 import functools
@@ -43,7 +45,7 @@ from .._refusals import check_number, is_refusal
 from ._transformers_band import Band
 from ._transformers_given import of_matrix, of_offsets, of_padding, of_positions, refuse_unsaid_window
 from ._transformers_keywords import HARMLESS, refuse, refuse_other_causality
-from ._transformers_layers import FLOAT8_NAME, NAME, NAME_2, NAMES
+from ._transformers_layers import OPTIONS
 from ._transformers_lengths import Known, Lengths, Order, by_heads_lengths, kept, kept_by_heads, read
 from ._transformers_load import PAGED, PAGED_NAMES, has_paged_names, teach
 from ._transformers_mask import mask
@@ -54,7 +56,9 @@ __all__ = ["attention", "mask", "register"]
 
 
 def register() -> None:
-    """Make `attn_implementation="flash_cute"`, "flash_cute_2" and "flash_cute_fp8" known to Transformers 5.4 or newer.
+    """Make `attn_implementation="flash_cute"` and the other names known to Transformers 5.4 or newer.
+
+    The others are "flash_cute_2", "flash_cute_fp8", "flash_cute_row_invariant" and "flash_cute_2_row_invariant".
 
     To be called once, before a model is loaded or `model.set_attn_implementation("flash_cute")`; again does no harm.
 
@@ -69,14 +73,14 @@ def register() -> None:
     import transformers
 
     teach(transformers)
-    transformers.AttentionInterface.register(NAME, attention)
-    transformers.AttentionInterface.register(NAME_2, attention)
-    transformers.AttentionInterface.register(FLOAT8_NAME, functools.partial(attention, quantize="fp8"))
-    for name in NAMES:
+    for name, options in OPTIONS.items():
+        function = functools.partial(attention, **options) if options else attention
+        transformers.AttentionInterface.register(name, function)
         transformers.AttentionMaskInterface.register(name, mask)
     if has_paged_names():
         for name in PAGED_NAMES:
-            transformers.AttentionInterface.register(f"{PAGED}{name}", paged_attention)
+            paged = functools.partial(paged_attention, **OPTIONS[name]) if OPTIONS[name] else paged_attention
+            transformers.AttentionInterface.register(f"{PAGED}{name}", paged)
 
 
 def attention(
@@ -99,6 +103,7 @@ def attention(
     max_length_k: Any = None,
     deterministic: bool | None = None,
     quantize: str | None = None,
+    row_invariant: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Transformers' attention function: what a model's layer calls.
@@ -119,6 +124,7 @@ def attention(
         deterministic: whether the backward must give the same bits in every run, as `flash_cute.attention` has it.
         quantize: `"fp8"`, as `flash_cute.attention` has it: what "flash_cute_fp8" passes. D and Dv are multiples of 16,
             at most 256, and a gradient raises a NotImplementedError.
+        row_invariant: as `flash_cute.attention` has it: what "flash_cute_row_invariant" passes.
         kwargs: what else a model passes on. None, False, or by a name of which it is known that nothing follows; or
             `block_table`, `k_cache` and `v_cache`, of continuous batching, whose tokens are appended to the cache.
 
@@ -144,14 +150,14 @@ def attention(
                 refuse(kwargs)
             if quantize is not None:
                 raise ValueError(f"flash_cute: quantize: expected None over the pages of a cache, got {quantize!r}")
-            score = Score(scaling, sliding_window, softcap, s_aux)
+            score = Score(scaling, sliding_window, softcap, s_aux, row_invariant)
             return decode(module, query, key, value, attention_mask, cu_seq_lens_k, score, **kwargs), None
     if cu_seq_lens_k is not None and cu_seq_lens_q is None:
         raise ValueError("flash_cute: cu_seq_lens_q: expected offsets beside those of cu_seq_lens_k, got None")
     given_causal = is_causal
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
-    plain = quantize is None and is_plain(query, key, value)
+    plain = quantize is None and not row_invariant and is_plain(query, key, value)
     known: Known | None = None
     lengths: Lengths | None = None
     by_heads: Lengths | None = None
@@ -240,12 +246,13 @@ def attention(
     # False is a model's default, and must not override torch.use_deterministic_algorithms.
     options["deterministic"] = deterministic or None
     options["quantize"] = quantize
+    options["row_invariant"] = row_invariant
     if known is not None and known.mask is not None:
         options["mask"] = known.mask
     out = _general(query, key, value, is_causal, lengths, None if known is None else known.order, options)
     needs_gradients = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     if known is not None and known.last_row is not None and not needs_gradients:
-        out = _with_last_row(out, query, key, value, known, softcap, s_aux, scaling, quantize)
+        out = _with_last_row(out, query, key, value, known, softcap, s_aux, scaling, quantize, row_invariant)
     return out, None
 
 
@@ -274,10 +281,11 @@ def _with_last_row(
     sinks: Tensor | None,
     scale: float | None,
     quantize: str | None = None,
+    row_invariant: bool = False,
 ) -> Tensor:
     """`out` with the last row of batch items whose last row is padding, which in `out` is 0."""
     order = None if known.order is None else Order(None, known.order.keys, None)
-    options = {"scale": scale, "softcap": softcap, "sinks": sinks, "quantize": quantize}
+    options = {"scale": scale, "softcap": softcap, "sinks": sinks, "quantize": quantize, "row_invariant": row_invariant}
     last = _general(query[:, :, -1:], key, value, False, known.last_row, order, options)
     return torch.cat((out[:, :-1], out[:, -1:] + last), 1)
 

@@ -224,9 +224,9 @@ def test_transformers_refusals(rng: torch.Generator) -> None:
     with torch.no_grad(), pytest.raises(ValueError, match="k: expected a head dim that is a multiple of 16"):
         llama("flash_cute_fp8", head_dim=24)(ids)
     config = transformers.FalconConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=1, vocab_size=50)
-    with pytest.raises(ValueError, match="expected 'flash_cute', which serves FalconForCausalLM in 16 bits"):
+    with pytest.raises(ValueError, match="expected 'flash_cute' for FalconForCausalLM, whose layers do not use"):
         transformers.FalconForCausalLM._from_config(config, attn_implementation="flash_cute_fp8")
     from transformers.modeling_flash_attention_utils import _lazy_imports
 
     with pytest.raises(ValueError, match="expected 'flash_cute' where flash-attn's own functions are called"):
-        _lazy_imports("flash_cute_fp8")
+        _lazy_imports("flash_cute_fp8")[0](*torch.zeros(3, 1, 2, 2, 16))

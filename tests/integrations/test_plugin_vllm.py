@@ -367,6 +367,25 @@ def test_refused(changes: Any, message: str, config: Any, rng: torch.Generator) 
         step.layer.impl.forward(step.layer, *[step.query] * 3, step.cache, None, step.query, torch.ones(()))
 
 
+def test_row_invariance(config: Any, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment asks for it; of the CPU, which has no such kernels, the call is refused."""
+    monkeypatch.setenv("FLASH_CUTE_ROW_INVARIANT", "1")
+    step = Step(config, rng)
+    with pytest.raises(ValueError, match=r"^flash_cute: row_invariant: expected False for CPU"):
+        step.run()
+    encoder = type(step.layer.impl)(HEADS, DIM, 1.0, HEADS_KV, attn_type="encoder_only")
+    meta = step.layer.attn_backend.get_builder_cls()(step.spec, ["model.0"], config, torch.device("cpu"))
+    tensors = (step.query, step.new(step.keys), step.new(step.values), torch.empty(0), meta.build(0, step.common))
+    with pytest.raises(ValueError, match=r"^flash_cute: row_invariant: expected False for CPU"):
+        encoder.forward(step.layer, *tensors, step.query)
+    for name, options in {
+        "head_size": {"head_size": 512}, "logits_soft_cap": {"logits_soft_cap": 5.0},
+        "alibi_slopes": {"alibi_slopes": [0.5] * HEADS}, "kv_cache_dtype": {"kv_cache_dtype": "fp8"},
+    }.items():  # fmt: skip
+        with pytest.raises(NotImplementedError, match=f"FLASH_CUTE_ROW_INVARIANT: expected .*, got {name} "):
+            type(step.layer.impl)(**{"num_heads": HEADS, "head_size": DIM, "scale": 1.0, **options})
+
+
 def test_refused_by_the_layer(config: Any, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     step = Step(config, rng)
     impl = step.layer.impl

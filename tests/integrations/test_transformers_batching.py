@@ -18,6 +18,7 @@ pytest.importorskip("transformers.generation.continuous_batching.initialization"
 
 import hf_models  # noqa: E402 (needs transformers)
 
+import flash_cute  # noqa: E402
 import flash_cute.integrations.transformers as integration  # noqa: E402
 from flash_cute.integrations import _transformers_paged, flash_attn  # noqa: E402
 
@@ -153,7 +154,12 @@ def test_on_the_gpu(use_cuda_graph: bool, prompts: list[list[int]], monkeypatch:
 def test_the_name_that_asks_for_pages() -> None:
     """Transformers asks for a 2 or a 3 behind "flash", and for flash-attn's function with a cache."""
     asked = importlib.import_module("transformers.utils.generic").is_flash_attention_requested
-    for name, pages in (("flash_cute", False), ("flash_cute_2", True)):
+    for name, pages in (
+        ("flash_cute", False),
+        ("flash_cute_2", True),
+        ("flash_cute_row_invariant", False),
+        ("flash_cute_2_row_invariant", True),
+    ):
         assert asked(requested_attention_implementation=name)
         assert asked(requested_attention_implementation=name, version=[2, 3]) == pages
     flash = importlib.import_module("transformers.modeling_flash_attention_utils")
@@ -221,3 +227,30 @@ def test_the_cache_is_asked_for() -> None:
     x = torch.ones(1, 2, 3, 8)
     with pytest.raises(ValueError, match=r"^flash_cute: cache: expected continuous batching's"):
         _transformers_paged.paged_attention(torch.nn.Module(), x, x, x, None)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_row_invariance_is_asked_for(prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the name that asks for it, of gathered keys and of pages; the CPU's kernels, which refuse it, compute both."""
+    calls = give_pages(monkeypatch, pads=False)
+    asked = []
+
+    def without(function: Any) -> Any:
+        def call(*tensors: Any, row_invariant: bool, **options: Any) -> Any:
+            asked.append((function.__name__, row_invariant))
+            return function(*tensors, **options)
+
+        return call
+
+    for module, name in (
+        (flash_cute, "attention"),
+        (flash_cute, "varlen_attention"),
+        (_transformers_paged, "attention_with_kvcache"),
+    ):
+        monkeypatch.setattr(module, name, without(getattr(module, name)))
+    model = copy.deepcopy(hf_models.build("llama", **FULL))
+    expected = one_by_one(model, prompts)
+    model.set_attn_implementation("flash_cute_2_row_invariant")
+    assert generated(model, prompts) == expected
+    assert calls and {"varlen_attention", "noted"} <= {name for name, _ in asked}
+    assert all(row_invariant for _, row_invariant in asked)

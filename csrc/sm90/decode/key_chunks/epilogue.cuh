@@ -61,7 +61,7 @@ CUTE_DEVICE void store_rows(FwdParams const& params, Tile const& tile, int warpg
   unsigned const thread = unsigned(fresh_thread_index()) % 128;
   auto const piece = [&] {
     if constexpr (Traits::kOutThroughSmem) {
-      return forward::rows::pieces_through_smem(smem.out.rows[warpgroup][thread / 32], words, thread);
+      return forward::rows::pieces_through_smem(smem.results.out(warpgroup, thread / 32), words, thread);
     } else {
       return forward::rows::pieces_by_shuffles(words, thread);
     }

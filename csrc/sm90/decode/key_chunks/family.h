@@ -8,9 +8,8 @@ namespace flash_cute::sm90::decode::key_chunks {
 
 // What both families, of caches and of forwards, say of their work.
 inline std::vector<std::string> notes(int head_dim, Work const& work) {
-  KernelShape const shape = kernel_shape(head_dim, Chunks::kOfOneCta);
   std::vector<std::string> found{"The bits of a row depend on its query and its keys alone: the softmax restarts at "
-                                 "each chunk of " + std::to_string(chunk_tiles(shape.block_n) * shape.block_n) +
+                                 "each chunk of " + std::to_string(chunk_keys(head_dim)) +
                                  " keys, and the chunks are folded from the first to the last."};
   if (work.single_ctas > 0) {
     found.push_back("Of sequences of fewer than " + std::to_string(work.long_rows) +

@@ -9,6 +9,7 @@
 
 #include "core/memory_order.cuh"
 #include "core/softmax.cuh"
+#include "schedule.cuh"
 
 namespace flash_cute::sm90::decode::key_chunks {
 
@@ -37,8 +38,9 @@ CUTE_DEVICE Factors add_chunk(RowState& fold, RowState const& chunk) {
   return factors;
 }
 
-// The folds of CTAs in global memory: of each CTA its own, then those that it hands to the next CTA; before them a flag
-// for each warp of the latter. A thread's share is read by threads of its index alone. Every 128th word is its own.
+// The folds of CTAs in global memory: of each CTA its own, where shared memory has no room for it, then those that it
+// hands to the next CTA; before them a flag for each warp of the latter. A thread's share is read by threads of its index
+// alone. Every 128th word is its own: those of the accumulator, and two of the softmax.
 template <class Traits>
 struct Folds {
   float* memory;
@@ -56,56 +58,157 @@ struct Folds {
   }
 };
 
+// A thread's share of the CTA's own fold, in shared memory: of a row's softmax each thread keeps the offset.
+template <class Traits>
+class SharedFold {
+ public:
+  CUTE_DEVICE SharedFold(Params const&, typename Traits::SharedStorage& smem, int warpgroup)
+      : storage_(smem.results), warpgroup_(warpgroup) {}
+
+  // All threads of the warpgroup have read and written what they did so far.
+  CUTE_DEVICE void wait_for_all_threads() const { named_sync(kMerge + warpgroup_, 128); }
+
+  CUTE_DEVICE float4 word(int j) const { return words()[j * 128]; }
+  CUTE_DEVICE void set_word(int j, float4 word) { words()[j * 128] = word; }
+  CUTE_DEVICE RowState state(int i) const {
+    float2 const sums = *row_sums(i);
+    return {offset_[i], sums.x, sums.y};
+  }
+  CUTE_DEVICE void set_states(RowState const (&states)[2]) {  // the four threads of a row store the same
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      offset_[i] = states[i].offset;
+      *row_sums(i) = {states[i].sum, states[i].error};
+    }
+  }
+
+ private:
+  CUTE_DEVICE float4* words() const { return &storage_.folds[warpgroup_].words[0][fresh_thread_index() % 128]; }
+  CUTE_DEVICE float2* row_sums(int i) const {
+    return &storage_.sums[warpgroup_][first_row_of_thread(fresh_thread_index() % 128) + 8 * i];
+  }
+
+  decltype(std::declval<typename Traits::SharedStorage>().results)& storage_;
+  int warpgroup_;
+  float offset_[2] = {0.f, 0.f};
+};
+
+// The same in global memory.
+template <class Traits>
+class MemoryFold {
+ public:
+  CUTE_DEVICE MemoryFold(Params const& params, typename Traits::SharedStorage&, int warpgroup)
+      : params_(params), warpgroup_(warpgroup) {}
+
+  CUTE_DEVICE void wait_for_all_threads() const {}  // no thread reads another's
+
+  CUTE_DEVICE float4 word(int j) const { return __ldcg(words() + j * 128); }
+  CUTE_DEVICE void set_word(int j, float4 word) { __stcg(words() + j * 128, word); }
+  CUTE_DEVICE RowState state(int i) const {
+    float4 const word = __ldcg(words() + (kPairs + i) * 128);
+    return {word.x, word.y, word.z};
+  }
+  CUTE_DEVICE void set_states(RowState const (&states)[2]) {
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      __stcg(words() + (kPairs + i) * 128, float4{states[i].offset, states[i].sum, states[i].error, 0.f});
+    }
+  }
+
+ private:
+  static constexpr int kPairs = Traits::kHeadDim / 8;
+
+  CUTE_DEVICE float4* words() const {
+    return Folds<Traits>{params_.parts}.words(fresh_block_index(), /*handed=*/false, warpgroup_);
+  }
+
+  Params const& params_;
+  int warpgroup_;
+};
+
+template <class Traits>
+using OwnFold = std::conditional_t<Traits::kSmem.has_fold, SharedFold<Traits>, MemoryFold<Traits>>;
+
+template <class Softmax>
+CUTE_DEVICE RowState state_of_row(Softmax const& softmax, int i) {
+  return {softmax.offset[i], softmax.sum[i], softmax.error[i]};
+}
+
+// Stores the chunk in the registers as the fold.
+template <class Fold, class Softmax, class Accumulator>
+CUTE_DEVICE void begin_fold(Fold& fold, Softmax const& softmax, Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
+  auto acc = rowcol_view(tOrO);  // (rows, head dim)
+  CUTE_UNROLL
+  for (int j = 0; j < size<1>(acc) / 2; ++j) {
+    fold.set_word(j, {acc(0, 2 * j), acc(0, 2 * j + 1), acc(1, 2 * j), acc(1, 2 * j + 1)});
+  }
+  fold.set_states({state_of_row(softmax, 0), state_of_row(softmax, 1)});
+}
+
+// Adds the chunk in the registers to the fold: the sum is in the registers; with kStore in the fold too.
+template <bool kStore, class Fold, class Softmax, class Accumulator>
+CUTE_DEVICE void add_to_fold(Fold& fold, Softmax& softmax, Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
+  auto acc = rowcol_view(tOrO);  // (rows, head dim)
+  RowState states[2] = {fold.state(0), fold.state(1)};
+  __syncwarp();  // the four threads of a row have read what each of them will write
+  Factors factors[2];
+  CUTE_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    factors[i] = add_chunk(states[i], state_of_row(softmax, i));
+    softmax.offset[i] = states[i].offset;
+    softmax.sum[i] = states[i].sum;
+    softmax.error[i] = states[i].error;
+  }
+  if constexpr (kStore) fold.set_states(states);
+  constexpr int kAtOnce = 8;
+  CUTE_UNROLL
+  for (int j = 0; j < size<1>(acc) / 2; ++j) {
+    if (j > 0 && j % kAtOnce == 0) __syncwarp();  // limits hoisted loads to what the registers hold
+    float4 const word = fold.word(j);
+    acc(0, 2 * j) = factors[0].add(word.x, acc(0, 2 * j));
+    acc(0, 2 * j + 1) = factors[0].add(word.y, acc(0, 2 * j + 1));
+    acc(1, 2 * j) = factors[1].add(word.z, acc(1, 2 * j));
+    acc(1, 2 * j + 1) = factors[1].add(word.w, acc(1, 2 * j + 1));
+    if constexpr (kStore) {
+      fold.set_word(j, {acc(0, 2 * j), acc(0, 2 * j + 1), acc(1, 2 * j), acc(1, 2 * j + 1)});
+    }
+  }
+}
+
+// Takes the fold that the CTA before has handed on as the own one.
+template <class Traits>
+CUTE_DEVICE void take_fold(Folds<Traits> const& folds, int warpgroup, OwnFold<Traits>& own) {
+  constexpr int kPairs = Traits::kHeadDim / 8;
+  int const cta = fresh_block_index() - 1;
+  // The CTA has a lower number, so that it runs already, and waits for none but those of lower numbers.
+  while (uniform(load_acquire(folds.flag(cta, warpgroup))) == 0) continue;
+  __syncwarp();
+  own.wait_for_all_threads();  // the results of the row tile before have passed through its memory
+  float4 const* const words = folds.words(cta, /*handed=*/true, warpgroup);
+#pragma unroll 4
+  for (int j = 0; j < kPairs; ++j) own.set_word(j, __ldcg(words + j * 128));
+  float4 const first = __ldcg(words + kPairs * 128), second = __ldcg(words + (kPairs + 1) * 128);
+  own.set_states({RowState{first.x, first.y, first.z}, RowState{second.x, second.y, second.z}});
+}
+
+// Hands the fold in the registers to the CTA behind this one.
 template <class Traits, class Softmax, class Accumulator>
-CUTE_DEVICE void keep_fold(Folds<Traits> const& folds, bool to_other, int warpgroup, Softmax const& softmax,
-                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
-  float4* const words = folds.words(fresh_block_index(), to_other, warpgroup);
+CUTE_DEVICE void hand_on_fold(Folds<Traits> const& folds, int warpgroup, Softmax const& softmax,
+                              Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
+  float4* const words = folds.words(fresh_block_index(), /*handed=*/true, warpgroup);
   auto acc = rowcol_view(tOrO);  // (rows, head dim)
   constexpr int kPairs = decltype(size<1>(acc))::value / 2;
   CUTE_UNROLL
   for (int j = 0; j < kPairs; ++j) {
     __stcg(words + j * 128, float4{acc(0, 2 * j), acc(0, 2 * j + 1), acc(1, 2 * j), acc(1, 2 * j + 1)});
   }
-  __stcg(words + kPairs * 128, float4{softmax.offset[0], softmax.offset[1], softmax.sum[0], softmax.sum[1]});
-  __stcg(words + (kPairs + 1) * 128, float4{softmax.error[0], softmax.error[1], 0.f, 0.f});
-  if (!to_other) return;
+  CUTE_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    __stcg(words + (kPairs + i) * 128, float4{softmax.offset[i], softmax.sum[i], softmax.error[i], 0.f});
+  }
   jitter();
   __syncwarp();  // all lanes have stored: lane 0 releases for the warp
   if (fresh_thread_index() % 32 == 0) store_release(folds.flag(fresh_block_index(), warpgroup), 1);
-}
-
-// Adds the chunk in the registers to the fold in memory: the sum is in the registers.
-template <class Traits, class Softmax, class Accumulator>
-CUTE_DEVICE void add_to_fold(Folds<Traits> const& folds, bool from_other, int warpgroup, Softmax& softmax,
-                             Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
-  if (from_other) {
-    // Its CTA has a lower number, so that it runs already, and waits for none but those of lower numbers.
-    while (uniform(load_acquire(folds.flag(fresh_block_index() - 1, warpgroup))) == 0) continue;
-    __syncwarp();
-  }
-  float4 const* const words = folds.words(fresh_block_index() - int(from_other), from_other, warpgroup);
-  auto acc = rowcol_view(tOrO);  // (rows, head dim)
-  constexpr int kPairs = decltype(size<1>(acc))::value / 2;
-  float4 const state = __ldcg(words + kPairs * 128), errors = __ldcg(words + (kPairs + 1) * 128);
-  RowState folds_of_rows[2] = {{state.x, state.z, errors.x}, {state.y, state.w, errors.y}};
-  Factors factors[2];
-  CUTE_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    factors[i] = add_chunk(folds_of_rows[i], {softmax.offset[i], softmax.sum[i], softmax.error[i]});
-    softmax.offset[i] = folds_of_rows[i].offset;
-    softmax.sum[i] = folds_of_rows[i].sum;
-    softmax.error[i] = folds_of_rows[i].error;
-  }
-  constexpr int kAtOnce = Traits::kHeadDim > 128 ? 8 : kPairs;
-  CUTE_UNROLL
-  for (int j = 0; j < kPairs; ++j) {
-    if (j > 0 && j % kAtOnce == 0) __syncwarp();  // limits hoisted loads to what the registers hold
-    float4 const fold = __ldcg(words + j * 128);
-    acc(0, 2 * j) = factors[0].add(fold.x, acc(0, 2 * j));
-    acc(0, 2 * j + 1) = factors[0].add(fold.y, acc(0, 2 * j + 1));
-    acc(1, 2 * j) = factors[1].add(fold.z, acc(1, 2 * j));
-    acc(1, 2 * j + 1) = factors[1].add(fold.w, acc(1, 2 * j + 1));
-  }
 }
 
 // The part of a chunk in the workspace, see Slots.

@@ -4,11 +4,11 @@
 #include "core/registers.cuh"
 #include "epilogue.cuh"
 #include "fold.cuh"
+#include "mainloop.cuh"
 #include "pieces.cuh"
 #include "schedule.cuh"
 #include "sm90/common/dependent_launch.cuh"
 #include "sm90/decode/long_rows/load.cuh"
-#include "sm90/forward/rows/mainloop.cuh"
 
 namespace flash_cute::sm90::decode::key_chunks {
 
@@ -26,7 +26,7 @@ CUTE_DEVICE void load_queries(KernelArgs const& args, typename Traits::SharedSto
   CUTE_UNROLL
   for (int chunk = 0; chunk < Columns::kChunks; ++chunk) {
     SM90_TMA_LOAD_4D::copy(&args.q, full, uint64_t(TMA::CacheHintSm90::EVICT_FIRST),
-                           smem.q[stage][warpgroup] + chunk * kRows * Columns::kChunk, chunk * Columns::kChunk,
+                           smem.queries(stage, warpgroup) + chunk * kRows * Columns::kChunk, chunk * Columns::kChunk,
                            tile.head, row, batch);
   }
 }
@@ -42,18 +42,22 @@ CUTE_DEVICE void consumer(Params const& params, typename Traits::SharedStorage& 
     if (!keys.exists) break;
     OnlineSoftmax<2> softmax(params.scale_log2, params.power_scale);
     auto tOrO = partition_fragment_C(mma, Shape<Int<kRows>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
-    forward::rows::mainloop<Traits>(params, tile_number, warpgroup, smem, keys, softmax, tOrO);
+    mainloop<Traits>(params, tile_number, warpgroup, smem, keys, softmax, tOrO);
     Tile const& tile = smem.tile[opaque(tile_number) & 1];
     int const fold = uniform(tile.fold);
-    if constexpr (Traits::kChunks == Chunks::kOfOneCta) {
-      Folds<Traits> const folds{params.parts};
-      if (fold & kContinues) add_to_fold(folds, fold & kFromOther, warpgroup, softmax, tOrO);
-      if (fold & kGoesOn) keep_fold(folds, fold & kToOther, warpgroup, softmax, tOrO);
-    } else if (fold & kIsPart) {
+    if (Traits::kChunks == Chunks::kOfOneCta && !is_last(fold)) {
+      OwnFold<Traits> own(params, smem, warpgroup);
+      begin_fold(own, softmax, tOrO);
+    } else if (Traits::kChunks == Chunks::kOfOneCta && (fold & kToOther)) {
+      hand_on_fold(Folds<Traits>{params.parts}, warpgroup, softmax, tOrO);
+    } else if (Traits::kChunks == Chunks::kOfSeveral && (fold & kIsPart)) {
       store_part<Traits>(Part::of(params.parts, params.slots, Traits::kHeadDim, tile.part), params.slots.rows, softmax,
                          tOrO);
+    } else {
+      store_rows<Traits>(params, tile, warpgroup, smem, softmax, tOrO);
     }
-    if (!(fold & (kGoesOn | kIsPart))) store_rows<Traits>(params, tile, warpgroup, smem, softmax, tOrO);
+    // The fold has been read: TMA may write Q to its memory.
+    if constexpr (Traits::kSmem.has_fold) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();  // all lanes have read the tile
     smem.tile_pipeline.release(at_step(tile_number));  // the scheduler may overwrite it
   }

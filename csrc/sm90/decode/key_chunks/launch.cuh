@@ -38,7 +38,7 @@ cudaError_t launch_chunks(KernelArgs& args, int64_t ctas, int64_t zeroed, Encode
   cudaError_t error = encode_queries<Element>(&args.q, params, params.rows, columns);
   if (error == cudaSuccess) error = encode(args, Box{.rows = args.box_rows(), .columns = columns});
   if (error != cudaSuccess) return error;
-  constexpr int kSmemBytes = sizeof(typename KernelTraits::SharedStorage);
+  constexpr int kSmemBytes = KernelTraits::kSmem.total;
   auto* const kernel = chunks_kernel<KernelTraits>;
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;

@@ -44,7 +44,7 @@ CUTE_DEVICE void merge_row(Params const& params, int block, int warp) {
   int const column = int(threadIdx.x % 32) * kColumns;
   RowState fold{};
   float acc[kColumns];
-#pragma unroll 4
+#pragma unroll 8
   for (int i = 0; i < chunks.count; ++i) {
     Part const part = Part::of(params.parts, slots, kHeadDim, first_part + i);
     RowState const state{__ldcg(part.statistics + packed), __ldcg(part.statistics + slots.rows + packed),

@@ -168,7 +168,9 @@ CUTE_DEVICE void schedule(Params const& params, typename Traits::SharedStorage& 
     left = pieces.last - pieces.first + 1 - int(delayed);
   }
   int turn = 0;
-  int count = 0;  // key tiles of the tiles published so far
+  int q_stage = 0, q_phases = 0;  // the last buffer of Q, and the phase of each
+  bool had_several = false;       // chunks, the last row tile
+  int count = 0;                  // key tiles of the tiles published so far
   int published = 0;
 #pragma unroll 1
   while (true) {
@@ -222,6 +224,13 @@ CUTE_DEVICE void schedule(Params const& params, typename Traits::SharedStorage& 
         if (number == pieces.last) end = pieces.end;
       }
     }
+    // The second buffer of Q is where a fold is: so that of a row tile of several chunks is the first one, and that of
+    // the row tile behind it too.
+    bool const has_several = end - begin > 1;
+    q_stage = Traits::kSmem.q_stages == 1 || has_several || had_several ? 0 : q_stage ^ 1;
+    had_several = has_several;
+    int const q_phase = q_phases >> q_stage & 1;
+    q_phases ^= 1 << q_stage;
 #pragma unroll 1
     for (int i = begin; i < end; ++i) {
       smem.tile_pipeline.wait_empty(at_step(published));  // the tile before the last is not read any more
@@ -240,6 +249,8 @@ CUTE_DEVICE void schedule(Params const& params, typename Traits::SharedStorage& 
           tile.keys = {key_begin, key_end, count};
           tile.sequence = sequence;
           tile.rows = params.rows;
+          tile.q_stage = q_stage;
+          tile.q_phase = q_phase;
           tile.inverse = params.rows.inverse();
           tile.page = params.has_cache || params.sequences.cu_k == nullptr ? tile.batch : 0;
           if constexpr (kFolds) {

@@ -20,6 +20,9 @@ enum Fold : int {
   kFromOther = 8,  // with kContinues: the CTA before this one has the fold
   kToOther = 16,   // with kGoesOn: the CTA behind this one goes on
 };
+// Whether the CTA has the chunk before, or the one behind, of the same row tile.
+CUTE_DEVICE constexpr bool is_first(int fold) { return (fold & (kContinues | kFromOther)) != kContinues; }
+CUTE_DEVICE constexpr bool is_last(int fold) { return (fold & (kGoesOn | kToOther)) != kGoesOn; }
 
 // `head` is the first of the tile's query heads, `m_block` counts row tiles of a CTA.
 struct Tile : SequenceTile {
@@ -27,6 +30,8 @@ struct Tile : SequenceTile {
   int inverse;  // PackedRows::inverse()
   int fold;     // of Fold
   int page;     // where there is no table of pages
+  int q_stage;  // the buffer of Q, and its phase
+  int q_phase;
   int64_t part;  // in the workspace
 
   // Of row r of a warpgroup's 64.
@@ -64,33 +69,85 @@ struct Pieces {
   int slot;  // the first one, if it was begun by another CTA, comes behind so many whole tiles
 };
 
+// A warpgroup's fold: a thread's words are the accumulator's, 8 columns of its two rows in each. While there is no fold,
+// O on its way to global memory, and the second buffer of Q.
+template <class Element, int kHeadDim>
+union FoldBuffer {
+  float4 words[kHeadDim / 8][128];
+  struct {
+    uint4 out[4][16 * kHeadDim / 8];
+    Element q[kRows * kHeadDim];
+  } results;
+};
+
+template <class Element, int kWarpgroups, int kHeadDim>
+struct FoldStorage {
+  FoldBuffer<Element, kHeadDim> folds[kWarpgroups];
+  float2 sums[kWarpgroups][kRows];  // sum and error of each row
+
+  CUTE_DEVICE uint4* out(int warpgroup, int warp) { return folds[warpgroup].results.out[warp]; }
+  CUTE_DEVICE Element* q(int warpgroup) { return folds[warpgroup].results.q; }
+};
+template <class Element, int kWarpgroups, int kHeadDim>
+struct OutAndQ {
+  uint4 out_[kWarpgroups][4][16 * kHeadDim / 8];
+  Element q_[kWarpgroups][kRows * kHeadDim];
+
+  CUTE_DEVICE uint4* out(int warpgroup, int warp) { return out_[warpgroup][warp]; }
+  CUTE_DEVICE Element* q(int warpgroup) { return q_[warpgroup]; }
+};
+template <int kWarpgroups, int kHeadDim>
+struct OutAlone {
+  uint4 out_[kWarpgroups][4][16 * kHeadDim / 8];
+
+  CUTE_DEVICE uint4* out(int warpgroup, int warp) { return out_[warpgroup][warp]; }
+};
+struct NoResults {};
+
 template <class Element, int kHeadDim, Chunks kChunks_>
 struct Traits : forward::rows::Traits<Element, kHeadDim, tile_config(kHeadDim, kChunks_), Variant::kPacked, kHeadDim> {
   using Base = forward::rows::Traits<Element, kHeadDim, tile_config(kHeadDim, kChunks_), Variant::kPacked, kHeadDim>;
   static constexpr Chunks kChunks = kChunks_;
   static constexpr bool kPacksHeads = true;
-  static constexpr int kChunkTiles = chunk_tiles(Base::kBlockN);
+  static constexpr int kChunkTiles = chunk_tiles(kHeadDim);
+  static constexpr SmemBytes kSmem{kHeadDim, kChunks};
+  static constexpr bool kOutThroughSmem = kSmem.has_o;
   using Tile = key_chunks::Tile;
 
-  // As the forward's, but for the tile.
   struct alignas(1024) SharedStorage {
     Element k[Base::kStages][Base::kKElements];
     Element v[Base::kStages][Base::kVElements];
-    Element q[Base::kSmem.q_stages][Base::kWarpgroups][Base::kQElements];
-    std::conditional_t<Base::kSmem.has_o, forward::rows::OutBuffer<Base::kWarpgroups, kHeadDim>,
-                       forward::rows::NoOutBuffer> out;
+    Element q[Base::kWarpgroups][Base::kQElements];
+    std::conditional_t<
+        kSmem.has_fold, FoldStorage<Element, Base::kWarpgroups, kHeadDim>,
+        std::conditional_t<kSmem.q_stages == 2, OutAndQ<Element, Base::kWarpgroups, kHeadDim>,
+                           std::conditional_t<kSmem.has_o, OutAlone<Base::kWarpgroups, kHeadDim>, NoResults>>>
+        results;
     Pipeline<Base::kStages> k_pipeline;
     Pipeline<Base::kStages> v_pipeline;
-    Pipeline<Base::kSmem.q_stages> q_pipeline[Base::kWarpgroups];
+    Pipeline<kSmem.q_stages> q_pipeline[Base::kWarpgroups];
     Tile tile[2];
     Pipeline<2> tile_pipeline;
     Floors floors[32];
     forward::TileNumbers own_tiles[32];
     Pipeline<1> next_tile;  // of V at an edge, see long_rows::edge_pipeline
     Pieces pieces;
+
+    CUTE_DEVICE Element* queries(int stage, int warpgroup) {
+      if constexpr (kSmem.q_stages == 2) {
+        if (stage == 1) return results.q(warpgroup);
+      }
+      return q[warpgroup];
+    }
   };
-  static_assert(sizeof(SharedStorage) == Base::kSmem.total);
+  static_assert(sizeof(SharedStorage) <= kSmem.total);
 };
+
+CUTE_DEVICE bool has_queries(Tile const volatile& tile) { return !is_first(tile.fold); }
+template <class Traits>
+CUTE_DEVICE auto query_state(Tile const volatile& tile, int = 0) {
+  return PipelineState<Traits::kSmem.q_stages>{tile.q_stage, tile.q_phase};
+}
 
 // The position of a CTA's first row.
 template <class Traits>

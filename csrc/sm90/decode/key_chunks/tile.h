@@ -19,12 +19,14 @@ using forward::rows::TileConfig;
 
 constexpr bool has_kernel(int head_dim, int head_dim_v) { return long_rows::has_kernel(head_dim, head_dim_v); }
 
-#ifndef FLASH_CUTE_TEST_CHUNK_KEYS
-constexpr int kLeastChunkKeys = 2048;
+// Short chunks are many CTAs' in decoding; long ones are folded less often. At head dim 256 folds are in global memory.
+constexpr int least_chunk_keys(int head_dim) {
+#ifdef FLASH_CUTE_TEST_CHUNK_KEYS
+  return FLASH_CUTE_TEST_CHUNK_KEYS;  // an emulated machine has no time for so many
 #else
-constexpr int kLeastChunkKeys = FLASH_CUTE_TEST_CHUNK_KEYS;  // an emulated machine has no time for so many
+  return head_dim <= 128 ? 1024 : 2048;
 #endif
-constexpr int chunk_tiles(int block_n) { return (kLeastChunkKeys + block_n - 1) / block_n; }
+}
 
 // Who has the chunks of a row tile.
 enum class Chunks {
@@ -39,8 +41,44 @@ constexpr TileConfig tile_config(int head_dim, Chunks chunks) {
   if (chunks == Chunks::kOfOneCta) return tile;
   tile.block_m = kRows;
   tile.ping_pong = false;
+  tile.stages = head_dim <= 64 ? 8 : head_dim <= 128 ? 4 : 2;  // 128 KB and more on their way
   return tile;
 }
+
+constexpr int chunk_tiles(int head_dim) {
+  int const block_n = tile_config(head_dim, Chunks::kOfOneCta).block_n;
+  return (least_chunk_keys(head_dim) + block_n - 1) / block_n;
+}
+constexpr int chunk_keys(int head_dim) {
+  return chunk_tiles(head_dim) * tile_config(head_dim, Chunks::kOfOneCta).block_n;
+}
+
+// Shared memory: Q, the buffers of K and V, barriers and tiles, and each warpgroup's fold in float32, with the sums of
+// its rows, where there is room for it. While there is no fold, O passes through a half of its memory, and the other one
+// is a second buffer of Q. Without a fold both have memory of their own, where there is room.
+struct SmemBytes {
+  static constexpr int kLimit = forward::rows::SmemBytes::kLimit;
+  static constexpr int kAlignment = 1024;
+
+  int total;
+  bool has_fold = false;
+  bool has_o = false;
+  int q_stages = 1;
+
+  constexpr SmemBytes(int head_dim, Chunks chunks) {
+    TileConfig const tile = tile_config(head_dim, chunks);
+    int const q = 2 * head_dim * tile.block_m, fold = 4 * head_dim * tile.block_m, sums = 8 * tile.block_m;
+    int const barriers = chunks == Chunks::kOfOneCta ? 928 : 2048;
+    int const least = q + 4 * head_dim * tile.stages * tile.block_n + barriers;
+    has_fold = chunks == Chunks::kOfOneCta && round_up(least + fold + sums) <= kLimit;
+    has_o = has_fold || round_up(least + q) <= kLimit;
+    if (has_fold || round_up(least + 2 * q) <= kLimit) q_stages = 2;
+    total = round_up(least + (has_fold ? fold + sums : q * (int{has_o} + q_stages - 1)));
+  }
+
+ private:
+  static constexpr int round_up(int bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+};
 
 constexpr KernelShape kernel_shape(int head_dim, Chunks chunks) {
   TileConfig const tile = tile_config(head_dim, chunks);
@@ -48,7 +86,7 @@ constexpr KernelShape kernel_shape(int head_dim, Chunks chunks) {
           .block_n = tile.block_n,
           .threads = 2 * tile.block_m + 128,
           .stages = tile.stages,
-          .smem_bytes = forward::rows::smem_bytes(tile, head_dim, head_dim),
+          .smem_bytes = SmemBytes(head_dim, chunks).total,
           .ctas_per_sm = 1};
 }
 
@@ -88,8 +126,7 @@ struct Slots {
   int rows;
 
   // `most_rows`: of a head, of a sequence whose chunks several CTAs have.
-  static constexpr Slots of(PackedRows const& packed, int heads_q, int most_rows, int capacity, int block_n) {
-    int const keys = chunk_tiles(block_n) * block_n;
+  static constexpr Slots of(PackedRows const& packed, int heads_q, int most_rows, int capacity, int keys) {
     int const tiles = (most_rows + packed.positions - 1) / packed.positions;
     return {.head_tiles = heads_q / packed.heads,
             .row_tiles = tiles,
@@ -120,6 +157,8 @@ struct Work {
   int long_rows;           // a sequence of so many rows and more has row tiles, of which a CTA has all chunks
   PackedRows tile_rows;
   PackedRows single_rows;  // of the other sequences
+  int64_t tiles = 0;    // at most
+  int64_t singles = 0;  // row tiles of the other sequences, at most
   int64_t tile_ctas = 0;
   int64_t single_ctas = 0;
   Slots slots = {};
@@ -141,15 +180,15 @@ struct Work {
     };
     KernelShape const shape = kernel_shape(head_dim, Chunks::kOfOneCta);
     if (call.len_q >= long_rows) {
-      int64_t const number = tiles(work.tile_rows, shape.block_m);
-      work.tile_ctas = std::min<int64_t>(num_sms, number);
-      work.may_cut = number > num_sms;
+      work.tiles = tiles(work.tile_rows, shape.block_m);
+      work.tile_ctas = std::min<int64_t>(num_sms, work.tiles);
+      work.may_cut = work.tiles > num_sms;
     }
     int const most_rows = std::min(call.len_q, long_rows - 1);
     if (most_rows > 0 && (call.packed || call.len_q < long_rows)) {
-      work.slots = Slots::of(work.single_rows, call.heads_q, most_rows, call.capacity, shape.block_n);
-      work.single_ctas =
-          std::min<int64_t>(num_sms, tiles(work.single_rows, kRows) * std::max(1, work.slots.chunks));
+      work.slots = Slots::of(work.single_rows, call.heads_q, most_rows, call.capacity, chunk_keys(head_dim));
+      work.singles = tiles(work.single_rows, kRows);
+      work.single_ctas = std::min<int64_t>(num_sms, work.singles * std::max(1, work.slots.chunks));
       if (work.slots.chunks > 1) work.part_floats = call.batch * work.slots.parts() * work.slots.part(head_dim);
     }
     int const warpgroups = shape.block_m / kRows;
@@ -166,7 +205,15 @@ struct Work {
     PackedRows const few = PackedRows::of(call.group(), /*few=*/true);
     if (call.packed || call.len_q <= few.positions) return few.positions + 1;
     Work const single = of(head_dim, call, call.len_q + 1, num_sms), tiled = of(head_dim, call, 1, num_sms);
-    return tiled.tile_ctas < num_sms && single.bytes <= kMostBytes ? call.len_q + 1 : 1;
+    if (single.bytes > kMostBytes) return 1;
+    // In the time of a chunk of 64 rows, which alone is stored and read again. Row tiles of a whole wave are not cut.
+    constexpr double kStored = 1.15;
+    double const of_tile = head_dim <= 64 ? 1.7 : head_dim <= 128 ? 1.8 : 1.45;
+    int64_t const chunks = std::max(1, single.slots.chunks), tiles = tiled.tiles;
+    int64_t const waves = (single.singles * chunks + num_sms - 1) / num_sms;
+    double const single_time = kStored * double(waves);
+    double const tiled_time = of_tile * double(chunks) * std::max(1., double(tiles) / num_sms);
+    return single_time < tiled_time ? call.len_q + 1 : 1;
   }
 };
 

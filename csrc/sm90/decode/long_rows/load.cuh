@@ -28,6 +28,12 @@ CUTE_DEVICE int first_position(SequenceTile const volatile& tile) {
 // Where a sequence of a cache that has no pages is.
 CUTE_DEVICE int contiguous_page(SequenceTile const volatile& tile) { return tile.batch; }
 CUTE_DEVICE constexpr int row_of_key_0(SequenceTile const volatile&) { return 0; }
+// Whether the tile's rows of Q are those of the tile before; and the buffer that they are loaded to.
+CUTE_DEVICE constexpr bool has_queries(SequenceTile const volatile&) { return false; }
+template <class Traits>
+CUTE_DEVICE auto query_state(SequenceTile const volatile&, int tile_number) {
+  return Traits::q_state(tile_number);
+}
 
 // A warpgroup's.
 template <class Traits>
@@ -68,6 +74,7 @@ class Loader {
  private:
   using Columns = std::conditional_t<kValues, typename Traits::ColumnsV, typename Traits::ColumnsQK>;
   static constexpr int kChunk = Columns::kChunk, kChunks = Columns::kChunks;
+  using State = PipelineState<Traits::kStages>;
   static constexpr int kNoPage = -1;
   static constexpr int kUsualBits = 4;  // of boxes of 16 rows
 
@@ -106,10 +113,11 @@ class Loader {
   CUTE_DEVICE void load_q() {
     if (kValues || lane_ != 0) return;
     auto const& tile = smem_.tile[tile_number_ & 1];
+    if (has_queries(tile)) return;
 #pragma unroll 1
     for (int wg = 0; wg < Traits::kWarpgroups; ++wg) {
       // The warpgroup's four warps have finished all GEMMs with the Q that was there.
-      auto const state = Traits::q_state(tile_number_);
+      auto const state = query_state<Traits>(tile, tile_number_);
       smem_.q_pipeline[wg].wait_empty(state);
       uint64_t* const full = smem_.q_pipeline[wg].expect(state, query_bytes<Traits>(tile));
       load_queries<Traits>(args_, smem_, tile, wg, full, state.stage);
@@ -144,7 +152,7 @@ class Loader {
 
   // `row`, `page`: of the lane's first box.
   CUTE_DEVICE void load_keys(int n, int row, int page) {
-    PipelineState<2> const state = at_step(tile().keys.count + tile().keys.end - 1 - n);
+    State const state = at_use<Traits::kStages>(tile().keys.count + tile().keys.end - 1 - n);
     bool const whole = is_whole(n);
     auto& pipeline = kValues ? smem_.v_pipeline : smem_.k_pipeline;
     bool const edge = kValues && !whole;
@@ -198,7 +206,7 @@ class Loader {
   }
 
   // Clears the rows of V whose keys do not exist.
-  CUTE_DEVICE void finish_edge(int n, PipelineState<2> state) {
+  CUTE_DEVICE void finish_edge(int n, State state) {
     constexpr int kVectors = kChunk * int{sizeof(Element)} / 16;  // of a row of a chunk
     edge_pipeline(smem_).wait_full({0, edges_++ & 1});
     auto* const vectors = reinterpret_cast<uint4*>(smem_.v[state.stage]);

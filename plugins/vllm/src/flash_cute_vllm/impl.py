@@ -1,5 +1,6 @@
 """The attention of a layer: new keys and values are written to their slots, and all are read in place."""
 
+import os
 from typing import Any
 
 import torch
@@ -49,6 +50,23 @@ class FlashCuteImpl(AttentionImpl[FlashCuteMetadata]):
         self.attn_type = attn_type
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.sinks = sinks
+        self.row_invariant = os.environ.get("FLASH_CUTE_ROW_INVARIANT") == "1"
+        if self.row_invariant:
+            self._refuse_where_rows_depend_on_others()
+
+    def _refuse_where_rows_depend_on_others(self) -> None:
+        """What row-invariant kernels do not have is said before a model runs."""
+        for name, served in (
+            ("head_size", self.head_size <= 256),
+            ("alibi_slopes", self.alibi_slopes is None),
+            ("logits_soft_cap", self.logits_soft_cap is None),
+            ("kv_cache_dtype", self.kv_cache_dtype not in _FLOAT8),
+        ):
+            if not served:
+                raise NotImplementedError(
+                    "flash_cute: FLASH_CUTE_ROW_INVARIANT: expected a head dim of at most 256, a cache in 16 bits, no "
+                    f"ALiBi and no softcap, got {name} {getattr(self, name)}"
+                )
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         if self.alibi_slopes is not None and torch.accelerator.is_available():
@@ -112,6 +130,7 @@ class FlashCuteImpl(AttentionImpl[FlashCuteMetadata]):
             sinks=self.sinks,
             alibi_slopes=self.alibi_slopes,
             scale=self.scale,
+            row_invariant=self.row_invariant,
             out=output,
             **scales,
         )
@@ -139,5 +158,6 @@ class FlashCuteImpl(AttentionImpl[FlashCuteMetadata]):
             sinks=self.sinks,
             alibi_slopes=self.alibi_slopes,
             scale=self.scale,
+            row_invariant=self.row_invariant,
         )
         return output.copy_(out)
