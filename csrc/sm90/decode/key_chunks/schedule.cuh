@@ -169,7 +169,7 @@ CUTE_DEVICE void schedule(Params const& params, typename Traits::SharedStorage& 
   }
   int turn = 0;
   int q_stage = 0, q_phases = 0;  // the last buffer of Q, and the phase of each
-  bool had_several = false;       // chunks, the last row tile
+  bool had_fold = false;          // the last row tile
   int count = 0;                  // key tiles of the tiles published so far
   int published = 0;
 #pragma unroll 1
@@ -224,11 +224,11 @@ CUTE_DEVICE void schedule(Params const& params, typename Traits::SharedStorage& 
         if (number == pieces.last) end = pieces.end;
       }
     }
-    // The second buffer of Q is where a fold is: so that of a row tile of several chunks is the first one, and that of
-    // the row tile behind it too.
-    bool const has_several = end - begin > 1;
-    q_stage = Traits::kSmem.q_stages == 1 || has_several || had_several ? 0 : q_stage ^ 1;
-    had_several = has_several;
+    // The second buffer of Q is where a fold is: so that of a row tile of several chunks, or of one that another CTA has
+    // begun, is the first one, and that of the row tile behind it too.
+    bool const has_fold = end - begin > 1 || begin > 0;
+    q_stage = Traits::kSmem.q_stages == 1 || has_fold || had_fold ? 0 : q_stage ^ 1;
+    had_fold = has_fold;
     int const q_phase = q_phases >> q_stage & 1;
     q_phases ^= 1 << q_stage;
 #pragma unroll 1

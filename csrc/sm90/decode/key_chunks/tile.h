@@ -38,7 +38,10 @@ constexpr int kRows = 64;  // of a warpgroup, packed: of several heads
 
 constexpr TileConfig tile_config(int head_dim, Chunks chunks) {
   TileConfig tile = long_rows::tile_config(head_dim);
-  if (chunks == Chunks::kOfOneCta) return tile;
+  if (chunks == Chunks::kOfOneCta) {
+    if (head_dim <= 64) tile.stages = 4;  // there is room
+    return tile;
+  }
   tile.block_m = kRows;
   tile.ping_pong = false;
   tile.stages = head_dim <= 64 ? 8 : head_dim <= 128 ? 4 : 2;  // 128 KB and more on their way
@@ -68,7 +71,7 @@ struct SmemBytes {
   constexpr SmemBytes(int head_dim, Chunks chunks) {
     TileConfig const tile = tile_config(head_dim, chunks);
     int const q = 2 * head_dim * tile.block_m, fold = 4 * head_dim * tile.block_m, sums = 8 * tile.block_m;
-    int const barriers = chunks == Chunks::kOfOneCta ? 928 : 2048;
+    int const barriers = chunks == Chunks::kOfOneCta ? 1280 : 2048;
     int const least = q + 4 * head_dim * tile.stages * tile.block_n + barriers;
     has_fold = chunks == Chunks::kOfOneCta && round_up(least + fold + sums) <= kLimit;
     has_o = has_fold || round_up(least + q) <= kLimit;

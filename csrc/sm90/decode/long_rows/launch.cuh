@@ -43,17 +43,19 @@ inline Params params_of(DecodeParams const& decode) {
   return params;
 }
 
-// What follows from the sizes of a page and of a key tile. A contiguous cache is one page a sequence, in which tiles
-// begin at multiples of their size.
+// What follows from the sizes of a page and of a key tile. Without pages a key tile is one box.
 template <class Args>
 void divide_pages(Args& args, int block_n) {
   PageTable const& table = args.params.table;
   int const page_size = std::max(1, table.page_size);
-  int const common = table.entries == nullptr ? block_n : std::gcd(block_n, page_size);
   args.page_size = cutlass::FastDivmod(page_size);
   args.tile_pages = block_n / page_size;
   args.tile_rows = block_n % page_size;
-  args.box_bits = std::countr_zero(unsigned(common));
+  args.box_bits = std::countr_zero(unsigned(std::gcd(block_n, page_size)));
+}
+template <class Args>
+int box_rows(Args const& args, int block_n) {
+  return args.params.table.entries == nullptr ? block_n : args.box_rows();
 }
 
 template <class Element, int kHeadDim>
@@ -69,7 +71,7 @@ cudaError_t launch(DecodePlan const& plan, DecodeParams const& decode, cudaStrea
                                                    params.sequences.cu_q != nullptr,
                                                    {.rows = KernelTraits::kRows, .columns = columns});
   if (error != cudaSuccess) return error;
-  Box const box{.rows = args.box_rows(), .columns = columns};
+  Box const box{.rows = box_rows(args, KernelTraits::kBlockN), .columns = columns};
   error = encode_cache<Element>(&args.k, decode.k, decode.k_strides, decode, decode.heads_kv, decode.head_dim, box);
   if (error != cudaSuccess) return error;
   error = encode_cache<Element>(&args.v, decode.v, decode.v_strides, decode, decode.heads_kv, decode.head_dim_v, box);

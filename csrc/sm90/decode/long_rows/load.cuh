@@ -1,6 +1,6 @@
 // The warps that load row tiles by TMA: one loads Q and K, another V. A key tile is loaded in boxes, each of rows of
 // one page and of a chunk of the columns. A lane has a box, whose page it looks up a key tile ahead; or several, where
-// pages are so small that there are more than 32.
+// pages are so small that there are more than 32. Where there are no pages, a box has all rows of a key tile.
 //
 // V of keys that do not exist must be zeros: their P is 0, but 0 times what a page has there may be NaN. So of a key
 // tile at the end of the keys, or at the first key of a window, the warp waits for V itself, clears those rows and
@@ -75,6 +75,7 @@ class Loader {
   using Columns = std::conditional_t<kValues, typename Traits::ColumnsV, typename Traits::ColumnsQK>;
   static constexpr int kChunk = Columns::kChunk, kChunks = Columns::kChunks;
   using State = PipelineState<Traits::kStages>;
+  static constexpr int kRowBytes = kChunks * kChunk * int{sizeof(Element)};
   static constexpr int kNoPage = -1;
   static constexpr int kUsualBits = 4;  // of boxes of 16 rows
 
@@ -89,9 +90,10 @@ class Loader {
   CUTE_DEVICE void load_row_tile() {
     first_key_ = max(0, first_position<Traits>(tile()) + tile().sequence.band.lower);  // no limit: far below 0
     key_limit_ = tile().sequence.len_k;
+    if (args_.params.table.entries == nullptr) return load_contiguous();
     int n = tile().keys.end - 1;
     if (n < tile().keys.begin) return load_q();
-    int const key = row_of_key_0(tile()) + n * kBlockN + row_of_lane();
+    int const key = n * kBlockN + row_of_lane();
     Place place{.page = args_.page_size.div(key), .row = args_.page_size.rem(key)};
     int page = page_at(n, row_of_lane(), place.page);
 #pragma unroll 1
@@ -108,6 +110,41 @@ class Loader {
       page = next;
       if (n == tile().keys.end - 1) load_q();
     }
+  }
+
+  CUTE_DEVICE void load_contiguous() {
+    int n = uniform(tile().keys.end) - 1, row = uniform(row_of_key_0(tile())) + n * kBlockN;
+    if (n < tile().keys.begin) return load_q();
+    int count = uniform(tile().keys.count);
+    bool is_first = true;
+#pragma unroll 1
+    for (; n >= tile().keys.begin; --n, row -= kBlockN) {
+      State const state = at_use<Traits::kStages>(count++);
+      bool const edge = kValues && !is_whole(n);
+      auto& pipeline = kValues ? smem_.v_pipeline : smem_.k_pipeline;
+      auto& full = edge ? edge_pipeline(smem_).full[0] : pipeline.full[state.stage];
+      int const head = uniform(tile().head_kv);
+      int const page = args_.params.table.pages == 0 ? kNoPage : uniform(contiguous_page(tile()));
+      pipeline.wait_empty(state);
+      if (cute::elect_one_sync()) {
+        set_barrier_transaction_bytes(full, uint32_t{kBlockN * kRowBytes});  // with those that are outside of the map
+        CUTE_UNROLL
+        for (int chunk = 0; chunk < kChunks; ++chunk) copy(full, state.stage, chunk, 0, row, page, head);
+      }
+      __syncwarp();
+      if constexpr (kValues) {
+        if (edge) finish_edge(n, state);
+      }
+      if (is_first) load_q();
+      is_first = false;
+    }
+  }
+
+  // A box of a key tile's buffer, from its `row_in_tile` on.
+  CUTE_DEVICE void copy(uint64_t& full, int stage, int chunk, int row_in_tile, int row_in_page, int page, int head) {
+    Element* const to = kValues ? smem_.v[stage] : smem_.k[stage];
+    SM90_TMA_LOAD_4D::copy(kValues ? &args_.v : &args_.k, &full, uint64_t(TMA::CacheHintSm90::EVICT_LAST),
+                           to + (chunk * kBlockN + row_in_tile) * kChunk, chunk * kChunk, row_in_page, head, page);
   }
 
   CUTE_DEVICE void load_q() {
@@ -146,7 +183,6 @@ class Loader {
   CUTE_DEVICE int page_at(int n, int row, int page) const {
     PageTable const& table = args_.params.table;
     if (!exists(n, row) || table.pages == 0) return kNoPage;
-    if (table.entries == nullptr) return contiguous_page(tile());
     return __ldg(table.entries + tile().batch * table.stride + page);
   }
 
@@ -157,19 +193,6 @@ class Loader {
     auto& pipeline = kValues ? smem_.v_pipeline : smem_.k_pipeline;
     bool const edge = kValues && !whole;
     auto& full = edge ? edge_pipeline(smem_).full[0] : pipeline.full[state.stage];
-    Element* const to = kValues ? smem_.v[state.stage] : smem_.k[state.stage];
-    constexpr int kRowBytes = kChunks * kChunk * int{sizeof(Element)};
-    auto const copy = [&](int chunk, int row_in_tile, int row_in_page, int its_page, int head)
-        __attribute__((always_inline)) {
-      SM90_TMA_LOAD_4D::copy(kValues ? &args_.v : &args_.k, &full, uint64_t(TMA::CacheHintSm90::EVICT_LAST),
-                             to + (chunk * kBlockN + row_in_tile) * kChunk, chunk * kChunk, row_in_page, head,
-                             its_page);
-    };
-    pipeline.wait_empty(state);  // all consumer warps have finished the GEMM with this stage, of two steps ago
-    __syncwarp();
-    if (lane_ == 0) {
-      set_barrier_transaction_bytes(full, uint32_t((whole ? kBlockN : existing_rows(n)) * kRowBytes));
-    }
     if (args_.box_bits == kUsualBits && whole) {
       // One elected lane loads, from what is known as uniform: TMA takes uniform registers, which a loop over the lanes
       // would fill else.
@@ -180,25 +203,34 @@ class Loader {
       int pages[kBoxes];
       CUTE_UNROLL
       for (int box = 0; box < kBoxes; ++box) pages[box] = __shfl_sync(0xffffffff, page, box * kChunks);
+      pipeline.wait_empty(state);  // all consumer warps have finished the GEMM with this stage
       if (cute::elect_one_sync()) {
+        set_barrier_transaction_bytes(full, uint32_t{kBlockN * kRowBytes});
         CUTE_UNROLL
         for (int box = 0; box < kBoxes; ++box) {
           CUTE_UNROLL
           for (int chunk = 0; chunk < kChunks; ++chunk) {
-            copy(chunk, box << kUsualBits, row_of_box, pages[box], head);
+            copy(full, state.stage, chunk, box << kUsualBits, row_of_box, pages[box], head);
           }
           row_of_box += 1 << kUsualBits;  // a page has a multiple of these
           if (row_of_box >= args_.params.table.page_size) row_of_box = 0;
         }
       }
+      __syncwarp();
       return;
     }
+    pipeline.wait_empty(state);
+    __syncwarp();
+    if (lane_ == 0) {
+      set_barrier_transaction_bytes(full, uint32_t((whole ? kBlockN : existing_rows(n)) * kRowBytes));
+    }
     int const chunk = lane_ % kChunks, head = tile().head_kv;
-    if (exists(n, row_of_lane())) copy(chunk, row_of_lane(), row, page, head);
+    if (exists(n, row_of_lane())) copy(full, state.stage, chunk, row_of_lane(), row, page, head);
 #pragma unroll 1
     for (int r = row_of_lane() + (32 / kChunks << args_.box_bits); r < kBlockN; r += 32 / kChunks << args_.box_bits) {
-      int const key = row_of_key_0(tile()) + n * kBlockN + r;
-      if (exists(n, r)) copy(chunk, r, args_.page_size.rem(key), page_at(n, r, args_.page_size.div(key)), head);
+      int const key = n * kBlockN + r;
+      if (!exists(n, r)) continue;
+      copy(full, state.stage, chunk, r, args_.page_size.rem(key), page_at(n, r, args_.page_size.div(key)), head);
     }
     if constexpr (kValues) {
       if (edge) finish_edge(n, state);
