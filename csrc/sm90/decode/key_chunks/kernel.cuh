@@ -36,10 +36,9 @@ CUTE_DEVICE void consumer(Params const& params, typename Traits::SharedStorage& 
   TurnRing<Traits::kWarpgroups, Traits::kTile.ping_pong>::start(warpgroup);
   typename Traits::MmaPV mma;
   forward::WarpgroupKeys<Traits> keys;
+  keys.read(params, smem, 0, warpgroup);
 #pragma unroll 1
-  for (int tile_number = 0;; ++tile_number) {
-    keys.read(params, smem, tile_number, warpgroup);
-    if (!keys.exists) break;
+  for (int tile_number = 0; keys.exists; ++tile_number) {
     OnlineSoftmax<2> softmax(params.scale_log2, params.power_scale);
     auto tOrO = partition_fragment_C(mma, Shape<Int<kRows>, Int<Traits::kHeadDim>>{});  // (MMA, MMA_M, MMA_D)
     mainloop<Traits>(params, tile_number, warpgroup, smem, keys, softmax, tOrO);
@@ -60,6 +59,7 @@ CUTE_DEVICE void consumer(Params const& params, typename Traits::SharedStorage& 
     if constexpr (Traits::kSmem.has_fold) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();  // all lanes have read the tile
     smem.tile_pipeline.release(at_step(tile_number));  // the scheduler may overwrite it
+    if constexpr (!Traits::kReadsNext) keys.read(params, smem, tile_number + 1, warpgroup);
   }
 }
 

@@ -22,7 +22,7 @@ namespace flash_cute::sm90::decode::key_chunks {
 
 // Computes a warpgroup's rows of a row tile: the chunks from that of `keys`, which has been read, to the CTA's last one
 // of the tile; where the fold is in global memory, that one alone. `tile_number` is then of the last one, which is not
-// released. Leaves the sum of these chunks and of all before in tOrO and softmax.
+// released, and with kReadsNext `keys` of the one behind it. Leaves the sum of these chunks and of all before in tOrO and softmax.
 //
 // A long function, as the forward's is, and for the same reason.
 template <class Traits, class Accumulator>
@@ -201,17 +201,37 @@ CUTE_DEVICE void mainloop(Params const& params, int& tile_number, int warpgroup,
     }
     bool const last = is_last(fold);
     if (last) smem.q_pipeline[warpgroup].release(q_state());  // all S have been computed: the next Q may be loaded
-    if (is_pending && (!kGoesOn || last || keys.before > 0)) {
+    if (!kGoesOn || last) break;
+    if (is_pending && keys.before > 0) {
       finish_product();
       is_pending = false;
       pass_on(keys.before, keys.before);
     }
-    if (!kGoesOn || last) break;
     __syncwarp();  // all lanes have read the tile
     smem.tile_pipeline.release(at_step(tile_number));
     keys.read(params, smem, ++tile_number, warpgroup);
   }
-  if (is_open) softmax.template finish<Element>();
+  // What the next tile needs is read under the last product, unless the producers wait for this warpgroup to pass on what
+  // is left of this one.
+  auto const read_next = [&] {
+    if constexpr (Traits::kReadsNext) keys.read(params, smem, tile_number + 1, warpgroup);
+  };
+  if (is_pending) {
+    int const before = keys.before;
+    smem.v_pipeline.wait_full(v_state);
+    issue_pv();
+    softmax.template finish<Element>();
+    if (before == 0) read_next();
+    wait_product();
+    release_v();
+    if (before > 0) {
+      pass_on(before, before);
+      read_next();
+    }
+  } else {
+    if (is_open) softmax.template finish<Element>();
+    read_next();
+  }
   if constexpr (kFolds) {
     take_handed_fold();
     if (has_fold) add_to_fold</*kStore=*/false>(own, softmax, tOrO);

@@ -112,6 +112,7 @@ struct Traits : forward::rows::Traits<Element, kHeadDim, tile_config(kHeadDim, k
   static constexpr int kChunkTiles = chunk_tiles(kHeadDim);
   static constexpr SmemBytes kSmem{kHeadDim, kChunks};
   static constexpr bool kOutThroughSmem = kSmem.has_o;
+  static constexpr bool kReadsNext = kHeadDim <= 128;  // under a row tile's last product: above there are too few registers
   using Tile = key_chunks::Tile;
 
   struct alignas(1024) SharedStorage {
