@@ -39,8 +39,8 @@ CUTE_DEVICE Factors add_chunk(RowState& fold, RowState const& chunk) {
 }
 
 // The folds of CTAs in global memory: of each CTA its own, where shared memory has no room for it, then those that it
-// hands to the next CTA; before them a flag for each warp of the latter. A thread's share is read by threads of its index
-// alone. Every 128th word is its own: those of the accumulator, and two of the softmax.
+// hands to the next CTA; before them a flag for each warp of the latter. A thread's share is read by threads of its
+// index alone. Every 128th word is its own: those of the accumulator, and two of the softmax.
 template <class Traits>
 struct Folds {
   float* memory;

@@ -36,7 +36,8 @@ cudaError_t launch_chunks(KernelArgs& args, int64_t ctas, int64_t zeroed, Encode
   long_rows::divide_pages(args, KernelTraits::kBlockN);
   int const columns = KernelTraits::ColumnsQK::kChunk;
   cudaError_t error = encode_queries<Element>(&args.q, params, params.rows, columns);
-  if (error == cudaSuccess) error = encode(args, Box{.rows = long_rows::box_rows(args, KernelTraits::kBlockN), .columns = columns});
+  Box const box{.rows = long_rows::box_rows(args, KernelTraits::kBlockN), .columns = columns};
+  if (error == cudaSuccess) error = encode(args, box);
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = KernelTraits::kSmem.total;
   auto* const kernel = chunks_kernel<KernelTraits>;

@@ -1,10 +1,10 @@
 // The consumer's loop over the chunks of a row tile, from the first to the last, and over the key tiles of each, from
 // the last to the first. The steps are those of sm90/forward/rows/mainloop.cuh: S of a key tile is issued before the
-// product P V of the tile before. That holds from chunk to chunk too, so that the tensor cores have work while a chunk is
-// folded:
+// product P V of the tile before. That holds from chunk to chunk too, so that the tensor cores have work while a chunk
+// is folded:
 //
-//     tensor cores | S of the chunk's first tile | O += P V of the chunk before | other warpgroups' GEMMs | next S | ...
-//     warpgroup    |                             |                              | fold O, softmax restarts, P | ...
+//     tensor cores | first S of a chunk | O += P V of the chunk before |   other warpgroups' GEMMs    | next S | ...
+//     warpgroup    |                    |                              | fold O, softmax restarts, P  |        | ...
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -22,7 +22,8 @@ namespace flash_cute::sm90::decode::key_chunks {
 
 // Computes a warpgroup's rows of a row tile: the chunks from that of `keys`, which has been read, to the CTA's last one
 // of the tile; where the fold is in global memory, that one alone. `tile_number` is then of the last one, which is not
-// released, and with kReadsNext `keys` of the one behind it. Leaves the sum of these chunks and of all before in tOrO and softmax.
+// released, and with kReadsNext `keys` of the one behind it. Leaves the sum of these chunks and of all before in tOrO
+// and softmax.
 //
 // A long function, as the forward's is, and for the same reason.
 template <class Traits, class Accumulator>
@@ -211,8 +212,8 @@ CUTE_DEVICE void mainloop(Params const& params, int& tile_number, int warpgroup,
     smem.tile_pipeline.release(at_step(tile_number));
     keys.read(params, smem, ++tile_number, warpgroup);
   }
-  // What the next tile needs is read under the last product, unless the producers wait for this warpgroup to pass on what
-  // is left of this one.
+  // What the next tile needs is read under the last product, unless the producers wait for this warpgroup to pass on
+  // what is left of this one.
   auto const read_next = [&] {
     if constexpr (Traits::kReadsNext) keys.read(params, smem, tile_number + 1, warpgroup);
   };

@@ -224,8 +224,8 @@ CUTE_DEVICE void schedule(Params const& params, typename Traits::SharedStorage& 
         if (number == pieces.last) end = pieces.end;
       }
     }
-    // The second buffer of Q is where a fold is: so that of a row tile of several chunks, or of one that another CTA has
-    // begun, is the first one, and that of the row tile behind it too.
+    // The second buffer of Q is where a fold is: so that of a row tile of several chunks, or of one that another CTA
+    // has begun, is the first one, and that of the row tile behind it too.
     bool const has_fold = end - begin > 1 || begin > 0;
     q_stage = Traits::kSmem.q_stages == 1 || has_fold || had_fold ? 0 : q_stage ^ 1;
     had_fold = has_fold;

@@ -69,8 +69,8 @@ struct Pieces {
   int slot;  // the first one, if it was begun by another CTA, comes behind so many whole tiles
 };
 
-// A warpgroup's fold: a thread's words are the accumulator's, 8 columns of its two rows in each. While there is no fold,
-// O on its way to global memory, and the second buffer of Q.
+// A warpgroup's fold: a thread's words are the accumulator's, 8 columns of its two rows in each. While there is no
+// fold, O on its way to global memory, and the second buffer of Q.
 template <class Element, int kHeadDim>
 union FoldBuffer {
   float4 words[kHeadDim / 8][128];
@@ -112,7 +112,8 @@ struct Traits : forward::rows::Traits<Element, kHeadDim, tile_config(kHeadDim, k
   static constexpr int kChunkTiles = chunk_tiles(kHeadDim);
   static constexpr SmemBytes kSmem{kHeadDim, kChunks};
   static constexpr bool kOutThroughSmem = kSmem.has_o;
-  static constexpr bool kReadsNext = kHeadDim <= 128;  // under a row tile's last product: above there are too few registers
+  // Whether the next tile is read under a row tile's last product: above there are too few registers.
+  static constexpr bool kReadsNext = kHeadDim <= 128;
   using Tile = key_chunks::Tile;
 
   struct alignas(1024) SharedStorage {

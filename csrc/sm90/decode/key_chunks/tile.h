@@ -57,8 +57,8 @@ constexpr int chunk_keys(int head_dim) {
 }
 
 // Shared memory: Q, the buffers of K and V, barriers and tiles, and each warpgroup's fold in float32, with the sums of
-// its rows, where there is room for it. While there is no fold, O passes through a half of its memory, and the other one
-// is a second buffer of Q. Without a fold both have memory of their own, where there is room.
+// its rows, where there is room for it. While there is no fold, O passes through a half of its memory, and the other
+// one is a second buffer of Q. Without a fold both have memory of their own, where there is room.
 struct SmemBytes {
   static constexpr int kLimit = forward::rows::SmemBytes::kLimit;
   static constexpr int kAlignment = 1024;
