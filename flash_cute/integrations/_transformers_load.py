@@ -137,6 +137,7 @@ def _imports(imports: Callable[..., Any]) -> Callable[..., Any]:
 
         from . import flash_attn
 
+        functions: list[Callable[..., Any]]
         functions = [flash_attn.flash_attn_func, flash_attn.flash_attn_varlen_func, flash_attn.flash_attn_with_kvcache]
         if OPTIONS[name]:  # Transformers looks at the functions' arguments where our attention function is called, too
             functions = [_refusing_calls(function, name) for function in functions]
@@ -151,7 +152,8 @@ def _refusing_calls(function: Callable[..., Any], name: str) -> Callable[..., An
     @functools.wraps(function)
     def refusing(*args: Any, **kwargs: Any) -> Any:
         raise ValueError(
-            f"flash_cute: attn_implementation: expected {NAME!r} where flash-attn's own functions are called, got {name!r}"
+            f"flash_cute: attn_implementation: expected {NAME!r} where flash-attn's own functions are called, got "
+            f"{name!r}"
         )
 
     return refusing

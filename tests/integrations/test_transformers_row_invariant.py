@@ -1,4 +1,4 @@
-"""Transformers' models by "flash_cute_row_invariant": a token has the same bits in a whole forward and while generating."""
+"""Transformers' models by "flash_cute_row_invariant": a token has the same bits in a forward and while generating."""
 
 from __future__ import annotations
 
