@@ -412,7 +412,11 @@ def test_needle(head_dim: int, rng: torch.Generator) -> None:
     found = torch.cdist(out[0, 0].float(), values).argmin(-1)
     assert torch.equal(found, torch.arange(64, device="cuda"))
     true_out, true_lse = flash_cute.reference.attention(*call.tensors)
-    assert (out.double() - true_out).abs().max() < 0.05 and ((lse.double() - true_lse) / true_lse).abs().max() < 2.0**-9
+    # Of a short query its key has not all of the weight. The others' numerators are too small for float8: they are 0.
+    scores = (call.q[0, 0].double() * call.k[0, 0, places].double()).sum(-1) / head_dim**0.5
+    others = -torch.expm1(scores - true_lse[0, 0])
+    assert ((out.double() - true_out).abs().amax(-1) < 0.05 + others).all()
+    assert ((lse.double() - true_lse) / true_lse).abs().max() < 2.0**-9
 
 
 @pytest.mark.parametrize("rise", [0.3, 3.0, 40.0])
