@@ -1,4 +1,4 @@
-"""Names a call that does not end: a kernel that hangs blocks its process, and nothing else would say which call it was."""
+"""Names a call that does not end: a kernel that hangs blocks its process, and nothing else would say which it was."""
 
 from __future__ import annotations
 
