@@ -31,6 +31,8 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
         ("long_rows", (128,)),
         ("key_chunks", (64,)),
         ("key_chunks", (128,)),
+        ("split_keys", (64,)),
+        ("split_keys", (256,)),
     ],
     ids=str,
 )
@@ -115,7 +117,7 @@ FAULTS = (
     ),
     Fault(
         *("a cut tile goes on from what another CTA has begun", "fold.cuh"),
-        (("folds.words(fresh_block_index() - int(from_other),", "folds.words(fresh_block_index(),"),),
+        (("folds.words(cta, /*handed=*/true, warpgroup);", "folds.words(cta + 1, /*handed=*/true, warpgroup);"),),
         *("key_chunks", "decode/key_chunks"),
     ),
     Fault(
@@ -124,16 +126,34 @@ FAULTS = (
         *("key_chunks", "decode/key_chunks"),
     ),
     Fault(
-        *("the softmax does not restart", "kernel.cuh"),
+        *("the softmax does not restart", "mainloop.cuh"),
+        (("    softmax = Softmax(params.scale_log2, params.power_scale);\n", ""),),
+        *("key_chunks", "decode/key_chunks"),
+    ),
+    Fault(
+        *("a tile of a cache is loaded before its stage is empty", "load.cuh"),
+        (("    smem_.pipeline.wait_empty(state_);\n", ""),),
+        *("split_keys", "decode/split_keys"),
+    ),
+    Fault(
+        *("a unit of work is overwritten", "load.cuh"),
+        (("    smem_.unit_pipeline.wait_empty(unit_state_);\n", ""),),
+        *("split_keys", "decode/split_keys"),
+    ),
+    Fault(
+        *("V is read before it has landed", "kernel.cuh"),
         (
-            ("    OnlineSoftmax<2> softmax(params.scale_log2, params.power_scale);\n", ""),
             (
-                "  forward::WarpgroupKeys<Traits> keys;\n",
-                "  forward::WarpgroupKeys<Traits> keys;\n"
-                "  OnlineSoftmax<2> softmax(params.scale_log2, params.power_scale);\n",
+                "const* wait_values() const { return wait(values_); }",
+                "const* wait_values() const { return tile_of(); }",
+            ),
+            (
+                "  CUTE_DEVICE Cache const* wait_keys()",
+                "  CUTE_DEVICE Cache const* tile_of() const { return smem_.tiles[values_.stage]; }\n"
+                "  CUTE_DEVICE Cache const* wait_keys()",
             ),
         ),
-        *("key_chunks", "decode/key_chunks"),
+        *("split_keys", "decode/split_keys"),
     ),
 )
 

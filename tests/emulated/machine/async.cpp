@@ -295,6 +295,56 @@ void load_matrices(uint32_t address, uint32_t (&words)[4]) {
   }
 }
 
+void load_transposed(uint32_t address, uint32_t (&words)[4]) {
+  uint64_t const* const addresses = together(Together::kLoadMatrix, ~0u, address);
+  uint32_t const lane = threadIdx.x % 32;
+  for (uint32_t matrix = 0; matrix < 4; ++matrix) {
+    uint16_t pair[2];
+    for (uint32_t i = 0; i < 2; ++i) {
+      uint32_t const row = uint32_t(addresses[8 * matrix + lane % 4 * 2 + i]);
+      std::memcpy(&pair[i], at_address(*machine.cta, row + lane / 4 * 2, 2), 2);
+    }
+    words[matrix] = uint32_t{pair[1]} << 16 | pair[0];
+  }
+}
+
+// mma.sync m16n8k16: lane 4 g + t has, of A, the words of rows g and g + 8 at columns 2 t and 2 t + 8; of B, those of
+// column g at rows 2 t and 2 t + 8; of the sums, rows g and g + 8 at columns 2 t and 2 t + 1.
+void multiply(float (&sums)[4], uint32_t const (&a)[4], uint32_t const (&b)[2], bool is_bfloat16) {
+  uint32_t words[6][32];
+  for (int i = 0; i < 3; ++i) {
+    uint64_t const own = i < 2 ? uint64_t{a[2 * i + 1]} << 32 | a[2 * i] : uint64_t{b[1]} << 32 | b[0];
+    uint64_t const* const all = together(Together::kShuffle, ~0u, own);
+    for (int lane = 0; lane < 32; ++lane) {
+      words[2 * i][lane] = uint32_t(all[lane]);
+      words[2 * i + 1][lane] = uint32_t(all[lane] >> 32);
+    }
+  }
+  auto const number = [&](uint32_t word, int k) {
+    return decoded(uint16_t(k % 2 == 0 ? word : word >> 16), is_bfloat16);
+  };
+  int const lane = int(threadIdx.x % 32), row = lane / 4, column = lane % 4 * 2;
+  for (int i = 0; i < 4; ++i) {
+    float sum = 0;
+    for (int k = 0; k < 16; ++k) {
+      float const left = number(words[k / 8 * 2 + i / 2][row * 4 + k % 8 / 2], k);
+      float const right = number(words[4 + k / 8][(column + i % 2) * 4 + k % 8 / 2], k);
+      sum += left * right;
+    }
+    sums[i] += sum;
+  }
+}
+
+void from_e4m3(uint32_t& halves, uint32_t pair) {
+  halves = 0;
+  for (int i = 0; i < 2; ++i) {
+    uint32_t const bits = pair >> 8 * i & 0xff, exponent = bits >> 3 & 15, mantissa = bits & 7;
+    float const size = std::ldexp(float(exponent == 0 ? mantissa : 8 + mantissa), int(std::max(1u, exponent)) - 10);
+    _Float16 const value = _Float16((bits & 0x7f) == 0x7f ? NAN : bits & 0x80 ? -size : size);
+    halves |= uint32_t{std::bit_cast<uint16_t>(value)} << 16 * i;
+  }
+}
+
 }  // namespace emu
 
 extern "C" {

@@ -24,6 +24,7 @@
 #define CUTE_ARCH_STSM_SM90_ENABLED
 #define CUTE_ARCH_MMA_SM90A_ENABLED
 #define CUTE_ARCH_LDSM_SM75_ACTIVATED 1
+#define CUTE_ARCH_MMA_SM80_ENABLED
 #define CUTE_CVTA_GENERIC_TO_SHARED_ACTIVATED 1
 
 inline uint3 threadIdx, blockIdx;
@@ -122,6 +123,22 @@ inline void ldmatrix(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint32_
   load_matrices(address, words);
   a = words[0], b = words[1], c = words[2], d = words[3];
 }
+
+void load_transposed(uint32_t address, uint32_t (&words)[4]);
+inline void ldmatrix_transposed(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint32_t address) {
+  uint32_t words[4];
+  load_transposed(address, words);
+  a = words[0], b = words[1], c = words[2], d = words[3];
+}
+void multiply(float (&sums)[4], uint32_t const (&a)[4], uint32_t const (&b)[2], bool is_bfloat16);
+template <bool kBFloat16>
+void mma(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+         uint32_t b1, float c0, float c1, float c2, float c3) {
+  float sums[4] = {c0, c1, c2, c3};
+  multiply(sums, {a0, a1, a2, a3}, {b0, b1}, kBFloat16);
+  d0 = sums[0], d1 = sums[1], d2 = sums[2], d3 = sums[3];
+}
+void from_e4m3(uint32_t& halves, uint32_t pair);
 
 // Scalars.
 inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.f, x) : x; }
@@ -235,6 +252,12 @@ inline int __reduce_max_sync(unsigned mask, int value) {
   int largest = int(unsigned(values[0]));
   for (int lane = 1; lane < 32; ++lane) largest = std::max(largest, int(unsigned(values[lane])));
   return largest;
+}
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  uint64_t const bytes = uint64_t{high} << 32 | low;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) result |= unsigned(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return result;
 }
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
 inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(unsigned(value)); }
