@@ -295,6 +295,12 @@ void load_matrices(uint32_t address, uint32_t (&words)[4]) {
   }
 }
 
+void copy_bytes(uint32_t address, void const* from, int bytes, int from_bytes) {
+  char* const to = at_address(*machine.cta, address, bytes);
+  std::memset(to, 0, size_t(bytes));
+  std::memcpy(to, from, size_t(from_bytes));
+}
+
 void load_transposed(uint32_t address, uint32_t (&words)[4]) {
   uint64_t const* const addresses = together(Together::kLoadMatrix, ~0u, address);
   uint32_t const lane = threadIdx.x % 32;

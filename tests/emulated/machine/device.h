@@ -25,6 +25,7 @@
 #define CUTE_ARCH_MMA_SM90A_ENABLED
 #define CUTE_ARCH_LDSM_SM75_ACTIVATED 1
 #define CUTE_ARCH_MMA_SM80_ENABLED
+#define CUTE_ARCH_CP_ASYNC_SM80_ENABLED
 #define CUTE_CVTA_GENERIC_TO_SHARED_ACTIVATED 1
 
 inline uint3 threadIdx, blockIdx;
@@ -124,6 +125,9 @@ inline void ldmatrix(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint32_
   a = words[0], b = words[1], c = words[2], d = words[3];
 }
 
+// cp.async, at once: what lands late is TMA's.
+void copy_bytes(uint32_t address, void const* from, int bytes, int from_bytes);
+inline void copy_bytes(uint32_t address, void const* from, int bytes) { copy_bytes(address, from, bytes, bytes); }
 void load_transposed(uint32_t address, uint32_t (&words)[4]);
 inline void ldmatrix_transposed(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint32_t address) {
   uint32_t words[4];
