@@ -125,6 +125,7 @@ FAULTS = (
         *("a fold leaves the errors out", "fold.cuh"),
         (("factors.add(fold.error, chunk.error)};", "chunk.error};"),),
         *("key_chunks", "decode/key_chunks"),
+        cases=150,
     ),
     Fault(
         *("the softmax does not restart", "mainloop.cuh"),
