@@ -13,6 +13,7 @@ struct CacheCase {
   int batch, heads_q, heads_kv, page, capacity, sms, left, right;
   bool packed, bottom_right, is_bfloat16, sinks;
   std::vector<int> rows, keys;  // of each sequence; keys before the append below 0: none
+  int least = 0;                // sequences of fewer rows are another kernel's
 
   // `most_rows`: of a sequence. Boxes of one row are TMA's where `single_rows`.
   void draw(Random& random, int most_rows, bool single_rows) {
@@ -152,6 +153,10 @@ void run_over_cache(CacheCase const& c, Random& random, Launch const& launch) {
       for (int i = 0; i < rows; ++i) {
         int const row = c.packed ? cu[size_t(b)] + i : i;
         size_t const index = (size_t(at) * c.heads_q + h) * total + row;
+        if (rows < c.least) {
+          if (lse[index] != 7.f || !std::isnan(float(out(at, h, row, 0)))) throw std::runtime_error("not its row");
+          continue;
+        }
         auto const [first, limit] = c.bounds(b, i);
         std::vector<double> scores;
         double largest = -INFINITY, sum = 0;
