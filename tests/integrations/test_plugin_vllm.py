@@ -1,6 +1,8 @@
 """The plug-in of vLLM on the CPU, in vLLM's own classes: its attention layer, metadata, specs and choice of a backend.
 
 vLLM is no requirement of the tests: with its wheel at hand (0.26.0, nothing compiled is used) they run.
+
+Longer than 400 lines: all tests share a layer with its cache and batch.
 """
 
 from __future__ import annotations
@@ -384,6 +386,9 @@ def test_row_invariance(config: Any, rng: torch.Generator, monkeypatch: pytest.M
     }.items():  # fmt: skip
         with pytest.raises(NotImplementedError, match=f"FLASH_CUTE_ROW_INVARIANT: expected .*, got {name} "):
             type(step.layer.impl)(**{"num_heads": HEADS, "head_size": DIM, "scale": 1.0, **options})
+    monkeypatch.setenv("FLASH_CUTE_ROW_INVARIANT", "true")
+    with pytest.raises(ValueError, match=r"^flash_cute: FLASH_CUTE_ROW_INVARIANT: expected 0 or 1, got 'true'$"):
+        type(step.layer.impl)(HEADS, DIM, 1.0)
 
 
 def test_refused_by_the_layer(config: Any, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:

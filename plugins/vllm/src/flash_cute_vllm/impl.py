@@ -50,7 +50,10 @@ class FlashCuteImpl(AttentionImpl[FlashCuteMetadata]):
         self.attn_type = attn_type
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.sinks = sinks
-        self.row_invariant = os.environ.get("FLASH_CUTE_ROW_INVARIANT") == "1"
+        asked = os.environ.get("FLASH_CUTE_ROW_INVARIANT", "0")
+        if asked not in ("0", "1"):
+            raise ValueError(f"flash_cute: FLASH_CUTE_ROW_INVARIANT: expected 0 or 1, got {asked!r}")
+        self.row_invariant = asked == "1"
         if self.row_invariant:
             self._refuse_where_rows_depend_on_others()
 
