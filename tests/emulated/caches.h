@@ -15,14 +15,19 @@ struct CacheCase {
   std::vector<int> rows, keys;  // of each sequence; keys before the append below 0: none
   int least = 0;                // sequences of fewer rows are another kernel's
 
-  // `most_rows`: of a sequence. Boxes of one row are TMA's where `single_rows`.
-  void draw(Random& random, int most_rows, bool single_rows) {
+  // `most_rows`: of a sequence. Boxes of one row are TMA's where `single_rows`. `prompts`: all are long.
+  void draw(Random& random, int most_rows, bool single_rows, bool prompts = false) {
     constexpr int kPages[] = {0, 4, 16, 16, 48, 64, 64, 80, 256, 1};  // 0: contiguous
     batch = random.range(1, 5);
     packed = random.chance(0.5);
     page = kPages[random.range(0, single_rows ? 9 : 8)];
     int const equal = random.range(1, random.chance(0.5) ? 2 : most_rows);
     for (int b = 0; b < batch; ++b) {
+      if (prompts) {
+        rows.push_back(packed ? random.range(100, most_rows) : most_rows);
+        keys.push_back(random.range(500, 900));
+        continue;
+      }
       rows.push_back(packed ? random.range(0, random.chance(0.6) ? 2 : most_rows) : equal);
       keys.push_back(random.chance(0.3) ? random.range(-1, 0) : random.range(1, random.chance(0.5) ? 60 : 900));
     }

@@ -10,10 +10,11 @@ namespace latent = sm90::decode::latent;
 
 CacheCase draw_case(Random& random) {
   constexpr int kGroups[] = {1, 4, 16, 40, 64, 128};
+  bool const prompts = random.chance(0.25);  // the first rows do not see the last pieces
   CacheCase c{};
   c.heads_kv = 1;
-  c.heads_q = kGroups[random.range(0, 5)];
-  c.draw(random, 6, /*single_rows=*/true);
+  c.heads_q = kGroups[random.range(0, prompts ? 1 : 5)];
+  c.draw(random, prompts ? 250 : 6, /*single_rows=*/true, prompts);
   return c;
 }
 

@@ -54,6 +54,7 @@ class Fault:
     driver: str = "masked_forward"
     folder: str = "forward/masked_rows"
     cases: int = 30
+    head_dims: tuple[int, ...] = (64,)
 
 
 WAIT_FOR_SCORES = "    warpgroup_wait<1>();  // S(n)\n"
@@ -157,6 +158,19 @@ FAULTS = (
         ),
         *("split_keys", "decode/split_keys"),
     ),
+    Fault(
+        *("the tiles of pieces that are not seen count as less than none", "work.cuh"),
+        (
+            (
+                "min(tile_end, max(tile_begin, pieces.begin + piece * pieces.tiles))",
+                "max(tile_begin, pieces.begin + piece * pieces.tiles)",
+            ),
+            ("{ return begin_of(piece + 1); }", "{ return min(tile_end, begin_of(piece + 1)); }"),
+        ),
+        *("latent", "../core/split_keys"),
+        cases=60,
+        head_dims=(576, 512),
+    ),
 )
 
 
@@ -170,6 +184,6 @@ def test_planted_faults_are_seen(emulator: Emulator, fault: Fault, tmp_path: Pat
         assert text.count(right) == 1
         text = text.replace(right, wrong)
     file.write_text(text)
-    program = emulator.build(fault.driver, (64,), csrc, ["-DONE_KERNEL"])
+    program = emulator.build(fault.driver, fault.head_dims, csrc, ["-DONE_KERNEL"])
     lines = list(run(program, seed % 1_000_000, fault.cases))
     assert any(line.startswith("FAILED") for line in lines)

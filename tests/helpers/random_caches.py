@@ -38,7 +38,7 @@ def draw(pick: random.Random, rng: torch.Generator, device: str) -> tuple[dict[s
     longest = LONGEST[device]
     lengths = [pick.choice((-1, 0, pick.randint(1, 64), pick.randint(1, longest))) for _ in range(count)]
     ragged = pick.random() < 0.4
-    most = 150 if device == "cuda" and pick.random() < 0.2 else 40  # a chunk of a prompt
+    most = pick.choice((150, 700)) if device == "cuda" and pick.random() < 0.2 else 40  # a chunk of a prompt
     rows: Any = (
         [pick.choice((0, 1, pick.randint(1, most))) for _ in range(count)]
         if ragged

@@ -64,6 +64,24 @@ def test_options(device: str, options: dict[str, Any], backend: str | None, rng:
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("rows", "keys", "options"),
+    [
+        (142, 576, {}),
+        ((70, 700), 1200, {"causal": "top_left"}),
+        ((1200, 130), 1200, {"window": (30, 0)}),
+        (900, 900, {"window": (0, 20), "causal": "top_left"}),
+    ],
+    ids=str,
+)
+def test_pieces_of_which_a_row_tile_sees_none(
+    device: str, rows: Any, keys: int, options: dict[str, Any], backend: str | None, rng: torch.Generator
+) -> None:
+    """Of a prompt the first rows do not see the last pieces of its keys; with a window the last rows not the first."""
+    check(_make(rng, device, (keys, keys // 3), rows, 16 if device != "cpu" else 2, page=16, **options), backend)
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("number", range(3))
 def test_bits_beside_neighbours(device: str, number: int, backend: str | None, rng: torch.Generator, seed: int) -> None:
     """Each sequence gives the bits that it gives alone, over a contiguous cache: of one piece, and of several."""

@@ -227,11 +227,11 @@ struct Unit {
   CUTE_DEVICE bool has_first() const { return piece_begin == 0; }
   CUTE_DEVICE bool has_last() const { return piece_end == pieces.count; }
 
-  // The key tiles of a piece that are seen: [begin, end).
-  CUTE_DEVICE int begin_of(int piece) const { return max(tile_begin, pieces.begin + piece * pieces.tiles); }
-  CUTE_DEVICE int end_of(int piece) const {
-    return min(tile_end, min(pieces.end, pieces.begin + (piece + 1) * pieces.tiles));
+  // The key tiles of a piece that are seen: [begin, end), empty where they are all before or behind those.
+  CUTE_DEVICE int begin_of(int piece) const {
+    return min(tile_end, max(tile_begin, pieces.begin + piece * pieces.tiles));
   }
+  CUTE_DEVICE int end_of(int piece) const { return begin_of(piece + 1); }
 };
 
 // The rows of a row tile, and the key tiles that they see.

@@ -28,7 +28,7 @@ class CpAsyncRing {
         unit_(unit),
         smem_(smem),
         first_tile_(unit.begin_of(unit.piece_begin)),
-        loads_(2 * max(0, unit.end_of(unit.piece_end - 1) - first_tile_)) {
+        loads_(2 * (unit.end_of(unit.piece_end - 1) - first_tile_)) {
     for (int i = 0; i < kAhead; ++i) load(i);
   }
 
