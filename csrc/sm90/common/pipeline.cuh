@@ -14,11 +14,20 @@ using namespace cute;
 
 // In the race test's build, delays the caller by a random time of up to a microsecond. Called wherever a buffer or a
 // turn changes hands, so that a missing wait shows as a wrong result.
+//
+// Each warp draws from a number of its own in global memory. The clock would do, but for ptxas 13.0: behind an ISETP
+// and a read of the clock it used the predicate 10 cycles after the ISETP, which sets it after 13.
+#ifdef FLASH_CUTE_RACE_TEST
+constexpr int kJitterStates = 1 << 14;
+static __device__ uint32_t jitter_states[kJitterStates];
+#endif
 CUTE_DEVICE void jitter() {
 #ifdef FLASH_CUTE_RACE_TEST
-  uint32_t clock;
-  asm volatile("mov.u32 %0, %%clock;" : "=r"(clock));
-  __nanosleep((clock * 2654435761u) >> 22);
+  int const warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+  uint32_t volatile& state = jitter_states[warp % kJitterStates];
+  uint32_t const next = state * 1664525u + 1013904223u + warp;
+  state = next;
+  __nanosleep(next >> 22);
 #endif
 }
 
