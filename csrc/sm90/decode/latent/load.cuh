@@ -9,6 +9,7 @@
 
 #include "core/split_keys/work.cuh"
 #include "sm90/common/dependent_launch.cuh"
+#include "sm90/common/warpgroup.cuh"
 #include "ring.cuh"
 #include "traits.cuh"
 
@@ -27,7 +28,11 @@ class Producer {
   using Element = typename Traits::Element;
 
   CUTE_DEVICE Producer(KernelArgs const& args, typename Traits::SharedStorage& smem)
-      : args_(args), smem_(smem), lane_(threadIdx.x % 32), boxes_(kTileKeys / args.box_rows) {}
+      : args_(args),
+        smem_(smem),
+        lane_(threadIdx.x % 32),
+        boxes_(kTileKeys / args.box_rows),
+        head_(uniform(int(blockIdx.x) % args.params.heads_kv / args.shares)) {}
 
   CUTE_DEVICE void find_work() {
     int const heads = args_.params.heads_kv;
@@ -99,13 +104,65 @@ class Producer {
 
   // In the order in which the scores are computed, see chunk_at. `first`: this lane's first box.
   CUTE_DEVICE void load(Unit const& unit, int tile, Box const& first, int warpgroup) {
-    int const first_seen = max(0, (unit.seen_begin - tile * kTileKeys) / args_.box_rows);
-    int const seen_end = min(boxes_, ceil_div(unit.seen_end - tile * kTileKeys, args_.box_rows));
-    uint32_t const bytes = uint32_t(max(0, seen_end - first_seen) * args_.box_rows * kChunk * int(sizeof(Element)));
-    load_chunks(unit, tile, first, bytes, warpgroup, warpgroup * kColumnChunks, kColumnChunks);
-    load_chunks(unit, tile, first, bytes, kWarpgroups, kWarpgroups * kColumnChunks, 1);
-    load_chunks(unit, tile, first, bytes, 1 - warpgroup, (1 - warpgroup) * kColumnChunks, kColumnChunks);
+    bool const whole = tile * kTileKeys >= unit.seen_begin && (tile + 1) * kTileKeys <= unit.seen_end;
+    if (boxes_ == 1) {
+      load_by_parts(warpgroup, [&](int part, int chunk, auto chunks) { load_boxes<1, chunks>(first, part, chunk); });
+    } else if (boxes_ == kUsualBoxes && whole) {
+      load_by_parts(warpgroup,
+                    [&](int part, int chunk, auto chunks) { load_boxes<kUsualBoxes, chunks>(first, part, chunk); });
+    } else {
+      int const first_seen = max(0, (unit.seen_begin - tile * kTileKeys) / args_.box_rows);
+      int const seen_end = min(boxes_, ceil_div(unit.seen_end - tile * kTileKeys, args_.box_rows));
+      uint32_t const bytes = uint32_t(max(0, seen_end - first_seen) * args_.box_rows * kChunk * int(sizeof(Element)));
+      load_by_parts(warpgroup, [&](int part, int chunk, auto chunks) {
+        load_chunks(unit, tile, first, bytes, part, chunk, chunks);
+      });
+    }
     state_.advance();
+  }
+
+  // load_part(part, first chunk, chunks) for each part of a tile.
+  template <class LoadPart>
+  CUTE_DEVICE void load_by_parts(int warpgroup, LoadPart const& load_part) {
+    load_part(warpgroup, warpgroup * kColumnChunks, C<kColumnChunks>{});
+    load_part(kWarpgroups, kWarpgroups * kColumnChunks, C<1>{});
+    load_part(1 - warpgroup, (1 - warpgroup) * kColumnChunks, C<kColumnChunks>{});
+  }
+
+  // Of all boxes of a tile, lane i has box i. One elected lane loads them, from what is known as uniform: TMA takes
+  // uniform registers, which a loop over the lanes would fill else, at a hundred cycles for each load.
+  template <int kBoxes, int kCount>
+  CUTE_DEVICE void load_boxes(Box const& own, int part, int first_chunk) {
+    constexpr int kBoxRows = kTileKeys / kBoxes;
+    int row = uniform(own.row), pages[kBoxes];
+    CUTE_UNROLL
+    for (int box = 0; box < kBoxes; ++box) pages[box] = __shfl_sync(0xffffffff, own.page, box);
+    int const stage = uniform(state_.stage), begin = uniform(first_chunk);
+    wait_for(smem_.empty[stage][part], state_.phase ^ 1);
+    if (cute::elect_one_sync()) {
+      CUTE_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        set_barrier_transaction_bytes(smem_.full[stage][begin + i], kChunkElements * int(sizeof(Element)));
+      }
+      CUTE_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        int row_of_box = row;
+        CUTE_UNROLL
+        for (int box = 0; box < kBoxes; ++box) {
+          copy(stage, begin + i, box * kBoxRows, row_of_box, pages[box]);
+          row_of_box += kBoxRows;  // a page has a multiple of these
+          if (row_of_box >= args_.params.table.page_size) row_of_box = 0;
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  // Pages that do not exist are outside of the map, and arrive as zeros; so do columns behind the head dim.
+  CUTE_DEVICE void copy(int stage, int chunk, int row_in_tile, int row_in_page, int page) {
+    Element* const target = smem_.tiles[stage] + chunk * kChunkElements + row_in_tile * kChunk;
+    SM90_TMA_LOAD_4D::copy(&args_.k, &smem_.full[stage][chunk], uint64_t(TMA::CacheHintSm90::EVICT_NORMAL), target,
+                           chunk * kChunk, row_in_page, head_, page);
   }
 
   // Those that are released together, as part `part`.
@@ -118,29 +175,33 @@ class Producer {
       int const number = i % boxes_;
       Box const box = number == first_box() ? first : box_of(unit, tile, number);
       if (!box.seen) continue;
-      int const chunk = first_chunk + i / boxes_;
-      Element* const target =
-          smem_.tiles[state_.stage] + chunk * kChunkElements + number * args_.box_rows * kChunk;
-      // Pages that do not exist are outside of the map, and arrive as zeros; so do columns behind the head dim.
-      SM90_TMA_LOAD_4D::copy(&args_.k, &smem_.full[state_.stage][chunk], uint64_t(TMA::CacheHintSm90::EVICT_NORMAL),
-                             target, chunk * kChunk, box.row, int(blockIdx.x) % args_.params.heads_kv / args_.shares,
-                             box.page);
+      copy(state_.stage, first_chunk + i / boxes_, number * args_.box_rows, box.row, box.page);
     }
   }
 
   // Into L2: a tile's place becomes free late, so that its load is waited for. The CTAs that read the same keys share
   // it.
   CUTE_DEVICE void prefetch(Box const& box) const {
-    int const heads = args_.params.heads_kv, share = int(blockIdx.x) % heads % args_.shares;
-    if (boxes_ > 1 || !box.seen || lane_ >= kChunks || lane_ % args_.shares != share) return;
-    SM90_TMA_LOAD_4D::PREFETCH::copy(&args_.k, lane_ * kChunk, box.row, int(blockIdx.x) % heads / args_.shares,
-                                     box.page);
+    if (boxes_ > 1) return;
+    int const share = uniform(int(blockIdx.x) % args_.params.heads_kv % args_.shares);
+    int const row = uniform(box.row), page = uniform(box.page);
+    if (cute::elect_one_sync()) {
+      CUTE_UNROLL
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        if (chunk % args_.shares != share) continue;
+        SM90_TMA_LOAD_4D::PREFETCH::copy(&args_.k, chunk * kChunk, row, head_, page);
+      }
+    }
+    __syncwarp();
   }
+
+  static constexpr int kUsualBoxes = 4;  // of pages of 16 keys
 
   KernelArgs const& args_;
   typename Traits::SharedStorage& smem_;
   int lane_;
   int boxes_;  // of a tile's rows
+  int head_;   // of the keys
   PipelineState<kStages> state_;
   PipelineState<2> unit_state_;
 };
