@@ -159,24 +159,21 @@ class Consumer {
       __syncwarp();
       arrive_once(smem_.sent[warpgroup][warp_]);
     };
-    // Of the other warpgroup's tile i.
-    auto add_other = [&](int i) __attribute__((always_inline)) {
-      receive();
-      wait_columns(i);
-      issue_product(tOrP_other, i);
-      wait_all();
-      release_columns(i);
-    };
 
 #pragma unroll 1
     for (int i = warpgroup; i < steps; i += kWarpgroups) {
-      // Before the scores: a tile's place is free early, and the next one is loaded under the products of this one.
-      if (i > 0) add_other(i - 1);
       auto const stage = stage_of(i);
       issue_scores(C<Accumulate::kOverwrite>{}, 0, stage);
       CUTE_UNROLL
       for (int step = 1; step < kChunks; ++step) issue_scores(C<Accumulate::kAdd>{}, step, stage);
-      warpgroup_wait<0>();
+      if (i > 0) {
+        receive();
+        wait_columns(i - 1);
+        issue_product(tOrP_other, i - 1);
+        warpgroup_wait<1>();
+      } else {
+        warpgroup_wait<0>();
+      }
       warpgroup_fence_operand(tSrS);
       arrive_once(smem_.empty[stage.stage][kWarpgroups]);
 
@@ -186,16 +183,24 @@ class Consumer {
       float factors[2];
       bool const grown = softmax.update_max(scores, factors);
       compute_weights(_0{});
+      wait_all();  // by now the other tile's product is there: its place is wanted as early as possible
+      if (i > 0) release_columns(i - 1);
       compute_weights(_1{});
       send();
       if (grown) rescale(factors);
       wait_columns(i);
       issue_product(tOrP, i);
-      wait_all();
+      wait_all();  // the tile after next takes this one's place
       release_columns(i);
     }
     // The last tile, if it is the other warpgroup's.
-    if (steps > 0 && (steps - 1) % kWarpgroups != warpgroup) add_other(steps - 1);
+    if (steps > 0 && (steps - 1) % kWarpgroups != warpgroup) {
+      receive();
+      wait_columns(steps - 1);
+      issue_product(tOrP_other, steps - 1);
+      wait_all();
+      release_columns(steps - 1);
+    }
     tiles_ += steps;
   }
 
