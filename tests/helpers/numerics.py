@@ -1,4 +1,4 @@
-"""How far a result may stand from the truth. Past 400 lines by one: all of it is one rule and its parts.
+"""How far a result may stand from the truth. Past 400 lines: all of it is one rule and its parts.
 
 The truth is float64. A result may err at most twice as much as PyTorch's unfused computation in the
 inputs' own dtype, plus one rounding of the output, plus 1e-5; the LSE by 1e-4 * max(1, |lse|), with a
@@ -9,7 +9,8 @@ much larger than the last that one maximum over all of them would hide an error 
 Gradients are held to the rule of the output, each by its own, and what the rounding of out makes counts
 as an error of the unfused computation: the backward is given out in the inputs' dtype, and where a row's
 weights are all but one 0, dO V^T and rowsum(dO * O) cancel down to that rounding. The unfused backward
-never sees out. What the float32 roundings of these two sums make counts likewise, see `_rounding_of_sums`.
+never sees out. What the float32 roundings of these two sums make counts likewise, see `_rounding_of_sums`; and where
+a mask shows hardly anything, so that all of this are few samples, twice their deviation, see `_rounding_of_out`.
 """
 
 from __future__ import annotations
@@ -203,7 +204,9 @@ def gradient_mismatches(
             given, plain_one, true_one, rounding_one = compared
             found = _out_problems(given, plain_one, true_one, eps, name, rounding_one)
             if found and name in ("dq", "dk"):  # seldom: so it is computed for few
-                rounding_one = rounding_one.abs() + _rounding_of_sums(name, dout, leaves, causal, scale, options)
+                of_sums = _rounding_of_sums(name, dout, leaves, causal, scale, options)
+                of_out = _rounding_of_out(name, dout, leaves, causal, scale, options)
+                rounding_one = rounding_one.abs() + of_sums + of_out
                 found = _out_problems(given, plain_one, true_one, eps, name, rounding_one)
             problems += found
     return problems
@@ -278,6 +281,17 @@ def _truth_and_rounding(
     return truth, parts if sink is None else (*parts, 2 * (change * (1 - kept)).square().sum((0, 2)).sqrt())
 
 
+def _with_weights(
+    tensors: list[torch.Tensor], causal: Causal, scale: float | None, options: dict[str, Any]
+) -> tuple[torch.Tensor, ...]:
+    """q, k and v in float64, of as many heads as q, and P (B, Hq, Nq, Nk)."""
+    q, k, v, *sinks = (x.double() for x in tensors)
+    one_per_key = torch.eye(k.shape[2], dtype=torch.float64, device=q.device).expand(*k.shape[:2], -1, -1)
+    weights, _ = unfused(q, k, one_per_key, causal, scale, sinks=sinks[0] if sinks else None, **options)
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    return q, k, v, weights
+
+
 def _rounding_of_sums(
     name: str,
     dout: torch.Tensor,
@@ -293,12 +307,7 @@ def _rounding_of_sums(
     key per row the two are equal, and the difference is nothing but these errors, where the unfused computation, which
     makes dS of dP alone, has an exact 0.
     """
-    q, k, v, *sinks = (x.double() for x in tensors)
-    group = q.shape[1] // k.shape[1]
-    one_per_key = torch.eye(k.shape[2], dtype=torch.float64, device=q.device).expand(*k.shape[:2], -1, -1)
-    sink = sinks[0] if sinks else None
-    weights, _ = unfused(q, k, one_per_key, causal, scale, sinks=sink, **options)  # (B, Hq, Nq, Nk): P
-    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    q, k, v, weights = _with_weights(tensors, causal, scale, options)
     of_dp = dout.double().abs() @ v.abs().mT
     of_delta = (weights * of_dp).sum(-1, keepdim=True)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -306,7 +315,37 @@ def _rounding_of_sums(
     of_ds = scale * eps * weights * (of_dp + of_delta)
     if name == "dq":
         return of_ds @ k.abs()
-    return (of_ds.mT @ q.abs()).unflatten(1, (-1, group)).sum(2)
+    return (of_ds.mT @ q.abs()).unflatten(1, (tensors[1].shape[1], -1)).sum(2)
+
+
+def _rounding_of_out(
+    name: str,
+    dout: torch.Tensor,
+    tensors: list[torch.Tensor],
+    causal: Causal,
+    scale: float | None,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """What the roundings of P and out to the inputs' dtype add to dq or dk: two standard deviations, in float64.
+
+    They reach rowsum(dO * O), which all scores of a row share. Where out's rounding was measured it is one sample for a
+    row, and a kernel's out has another one, since it is made of rounded weights. The numerator of a row's largest weight
+    is 1, which has no rounding, nor has the value of a row's only key.
+    """
+    q, k, v, weights = _with_weights(tensors, causal, scale, options)
+    dout = dout.double()
+    largest = weights.amax(-1, keepdim=True) if k.shape[2] else weights.sum(-1, keepdim=True)
+    of_p = (weights.masked_fill(weights == largest, 0) * (dout @ v.mT)).norm(dim=-1, keepdim=True)
+    of_out = (dout * (weights @ v)).norm(dim=-1, keepdim=True).masked_fill(largest == 1, 0)
+    deviations = 2 * torch.finfo(tensors[0].dtype).eps / 2 / math.sqrt(3)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    of_ds = scale * deviations * torch.hypot(of_p, of_out) * weights
+    cap = options.get("softcap")
+    if cap is not None:
+        of_ds *= 1 - torch.tanh(q @ k.mT * (scale / cap)).square()
+    if name == "dq":
+        return (of_ds @ k).abs()
+    return (of_ds.square().mT @ q.square()).unflatten(1, (tensors[1].shape[1], -1)).sum(2).sqrt()
 
 
 def _form_problems(out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, v: torch.Tensor) -> list[str]:
