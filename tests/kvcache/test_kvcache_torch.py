@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,9 @@ Step = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
+    with warnings.catch_warnings():  # what the first call imports warns, and a test here makes warnings errors
+        warnings.simplefilter("ignore")
+        torch._dynamo.reset()
 
 
 def _operands(case: Cached, new_keys: int, causal: str = "bottom_right") -> tuple[Any, ...]:
