@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from bench.caches import CacheWorkload
-from bench.figures import BF16, CONTIGUOUS, DENSE, DETERMINISTIC, PLAIN, ROW_INVARIANT
+from bench.figures import BATCH_DEPENDENT, BF16, CONTIGUOUS, DENSE, DETERMINISTIC, PLAIN, ROW_INVARIANT
 from bench.providers import caches, cudnn_frontend, flash_attn, ours, pytorch, triton_tutorial
 from bench.providers.base import (
     Backend,
@@ -38,9 +38,9 @@ PEERS = (*pytorch.SDPA, "flash-attn", *flash_attn.FLASH_ATTENTION_3, "triton", *
 def pairs(providers: Sequence[str]) -> list[tuple[str, str]]:
     """(ours, peer) that are compared: each of ours with each peer, and ours with itself in another mode.
 
-    A deterministic or row-invariant mode is compared with the default mode, the default mode with the plain problem,
-    the dense call, the same values in bfloat16 and contiguous caches. A peer's deterministic mode is compared with ours
-    alone.
+    A deterministic, row-invariant or batch-dependent mode is compared with the default mode, the default mode with the
+    plain problem, the dense call, the same values in bfloat16 and contiguous caches. A peer's deterministic mode is
+    compared with ours alone.
     """
     return [(mine, peer) for mine in providers for peer in providers if is_ours(mine) and _is_compared(mine, peer)]
 
@@ -48,7 +48,8 @@ def pairs(providers: Sequence[str]) -> list[tuple[str, str]]:
 def _is_compared(mine: str, peer: str) -> bool:
     if is_ours(peer):
         simpler = (PLAIN, DENSE, BF16, CONTIGUOUS)
-        return mine in (peer + DETERMINISTIC, peer + ROW_INVARIANT) or peer in [mine + mode for mode in simpler]
+        modes = (DETERMINISTIC, ROW_INVARIANT, BATCH_DEPENDENT)
+        return mine in [peer + mode for mode in modes] or peer in [mine + mode for mode in simpler]
     if mine.endswith((PLAIN, DENSE, BF16, CONTIGUOUS)):
         return False
     return is_deterministic(mine) or not is_deterministic(peer)

@@ -25,6 +25,7 @@ PLAIN = ":plain"  # the same problem without softcap, sinks and ALiBi, or with t
 DENSE = ":dense"  # a packed batch of equal lengths, or a cache of them, as a dense call
 BF16 = ":bf16"  # a float8 problem's values in bfloat16
 ROW_INVARIANT = ":row-invariant"  # a row's bits are the same in training, prefill and decoding
+BATCH_DEPENDENT = ":batch-dependent"  # over a cache: the bits may depend on the batch
 CONTIGUOUS = ":contiguous"  # the keys of a cache one after the other, not in pages
 OTHERS = ("fa3", "fa4")  # peers that a run may lack, and that have figures in a run of their own (`others`)
 # Peers that, as the sm80 kernels, use no instruction that came with Hopper: what those kernels are compared with.
@@ -198,6 +199,7 @@ class Table:
         names = {
             "deterministic / default": ours.removesuffix(DETERMINISTIC),
             "row-invariant / default": ours.removesuffix(ROW_INVARIANT),
+            "batch-dependent / default": ours.removesuffix(BATCH_DEPENDENT),
             "with / without the option": ours + PLAIN,
             "cache / dense" if self.of_caches else "packed / dense": ours + DENSE,
             "pages / contiguous": ours + CONTIGUOUS,

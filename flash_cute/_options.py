@@ -61,3 +61,4 @@ class KvCacheOptions(TypedDict, total=False):
     workspace: Tensor | None
     backend: str | None
     row_invariant: bool
+    batch_invariant: bool

@@ -124,6 +124,15 @@ def with_row_invariance(backend: Any, row_invariant: Any) -> Any:
     return f"{backend or 'auto'}+row_invariant"
 
 
+def with_batch_dependence(backend: Any, batch_invariant: Any, row_invariant: Any) -> Any:
+    """The operators' backend of a call over a cache whose bits may depend on the batch."""
+    if check_flag("batch_invariant", batch_invariant) or not isinstance(backend, str | None):
+        return backend
+    if row_invariant is not False:
+        raise ValueError(f"flash_cute: batch_invariant: expected True beside row_invariant={row_invariant}, got False")
+    return f"{backend or 'auto'}+batch_dependent"
+
+
 def refuse_gradient_of(accumulate: str) -> None:
     """Raise where a gradient is asked of a forward that accumulates in float16."""
     if accumulate != "float32":

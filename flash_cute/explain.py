@@ -26,6 +26,7 @@ from ._refusals import (
     mask_name,
     raise_refusal,
     window_sides,
+    with_batch_dependence,
     with_row_invariance,
 )
 from .autograd import DENSE, VARLEN, Calls
@@ -95,6 +96,7 @@ def explain(
     page_table: Tensor | None = None,
     kv_layout: str | None = None,
     new_keys: int = 0,
+    batch_invariant: bool = True,
 ) -> Explanation:
     """Say which kernel `attention` (or `fwd`) would run for these arguments, or its backward; nothing is launched.
 
@@ -121,6 +123,7 @@ def explain(
         cache_seqlens, page_table, kv_layout, cu_seqlens_q, descale_k, descale_v: of a call over caches, as in
             `attention_with_kvcache`. One whose caches are contiguous and full is told by `kv_layout`.
         new_keys: of such a call: how many keys each sequence gets appended; -1: as many as it has rows.
+        batch_invariant: of such a call, as in `attention_with_kvcache`.
 
     Raises:
         ValueError: as the function raises for the same arguments.
@@ -132,10 +135,14 @@ def explain(
     """
     if row_invariant is not False:
         backend = with_row_invariance(backend, row_invariant)
+    if batch_invariant is not True:
+        backend = with_batch_dependence(backend, batch_invariant, row_invariant)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     packed = any(x is not None for x in lengths)
     fp8 = (descale_q, descale_k, descale_v, out_dtype, descale_out)
     over_caches = cache_seqlens is not None or page_table is not None or kv_layout is not None
+    if batch_invariant is not True and not over_caches:
+        raise ValueError(f"flash_cute: batch_invariant: expected True of a call without caches, got {batch_invariant}")
     if isinstance(causal, str) and causal == "default":
         causal = over_caches
     if over_caches:

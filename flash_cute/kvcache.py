@@ -23,6 +23,7 @@ from ._refusals import (
     raise_refusal,
     shown,
     window_sides,
+    with_batch_dependence,
     with_row_invariance,
 )
 from ._torch import HAS_DUAL_LEVEL, dispatch_modes, functorch_is_active, jit_is_tracing
@@ -81,6 +82,7 @@ def attention_with_kvcache(
     workspace: Tensor | None = None,
     backend: str | None = None,
     row_invariant: bool = False,
+    batch_invariant: bool = True,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention of B sequences' new rows over the keys that their caches have: `softmax(q @ k^T) @ v` of each.
 
@@ -122,6 +124,9 @@ def attention_with_kvcache(
         backend: as in `attention`.
         row_invariant: `True`: the bits of a row are those of the row in `attention(row_invariant=True)` too, and in any
             chunk of the prompt; its limits are as there, and the caches are not float8 (docs/row_invariance.md).
+        batch_invariant: `False`: the bits of a sequence may depend on the others of the batch and on the number of
+            multiprocessors, which makes latent attention (MLA) on Hopper faster, and nothing else today
+            (docs/decode.md). Equal calls still give equal bits.
 
     Returns:
         out: `(B, Nq, Hq, Dv)` or `(Tq, Hq, Dv)` in q's dtype, contiguous unless `out` is given; or, with `return_lse`,
@@ -131,7 +136,7 @@ def attention_with_kvcache(
         A row that sees no key, and a row of no sequence, has out 0 and lse -inf. Nk is `cache_seqlens[b]` and the new
         keys, at most N or `max_pages * page`. What lies in the caches beside these keys never reaches a result, NaN
         included. The bits of a sequence depend on its own rows, keys and options: not on the batch, the pages' numbers
-        and size, or the strides.
+        and size, or the strides (but see `batch_invariant`).
 
     Raises:
         ValueError: the call cannot be served; the sentence names the argument, what was expected and what was given.
@@ -152,6 +157,8 @@ def attention_with_kvcache(
     try:
         if row_invariant is not False:
             backend = with_row_invariance(backend, row_invariant)
+        if batch_invariant is not True:
+            backend = with_batch_dependence(backend, batch_invariant, row_invariant)
         if causal is True:
             causal = "bottom_right"
         elif not isinstance(causal, str):
@@ -281,6 +288,7 @@ def kvcache_workspace_bytes(
     kv_layout: str = "NHD",
     backend: str | None = None,
     row_invariant: bool = False,
+    batch_invariant: bool = True,
 ) -> int:
     """How many bytes of `workspace` a call of `attention_with_kvcache` takes: what follows from shapes and options.
 
@@ -300,6 +308,8 @@ def kvcache_workspace_bytes(
     """
     if row_invariant is not False:
         backend = with_row_invariance(backend, row_invariant)
+    if batch_invariant is not True:
+        backend = with_batch_dependence(backend, batch_invariant, row_invariant)
     places = (cache_seqlens, page_table, cu_seqlens_q, new_keys, kv_layout)
     score = (softcap, sinks, alibi_slopes, scale)
     found = plan(q, k_cache, v_cache, places, causal, window, score, descale_k, descale_v, backend, 0)

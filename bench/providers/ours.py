@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from bench import float8
-from bench.figures import BF16, CONTIGUOUS, DENSE, DETERMINISTIC, PLAIN, ROW_INVARIANT
+from bench.figures import BATCH_DEPENDENT, BF16, CONTIGUOUS, DENSE, DETERMINISTIC, PLAIN, ROW_INVARIANT
 from bench.providers.base import Backend, Function, Unavailable, is_deterministic, module
 from bench.workloads import DTYPES, Inputs, Workload
 from flash_cute._timing import first_line
 
-MODES = ("", DETERMINISTIC, PLAIN, DENSE, BF16, CONTIGUOUS, ROW_INVARIANT)
+MODES = ("", DETERMINISTIC, PLAIN, DENSE, BF16, CONTIGUOUS, ROW_INVARIANT, BATCH_DEPENDENT)
 NAMES = tuple(f"flash_cute{forced}{mode}" for mode in MODES for forced in ("", ":sm80", ":sm90", ":cpu"))
 
 
@@ -37,7 +37,11 @@ def own_options(name: str) -> dict[str, Any]:
     """The backend and the mode that a name of ours insists on, as arguments of `flash_cute.attention`."""
     forced = base_of(name).partition(":")[2]
     options: dict[str, Any] = {"backend": forced or None, "deterministic": is_deterministic(name) or None}
-    return {**options, "row_invariant": True} if name.endswith(ROW_INVARIANT) else options
+    if name.endswith(ROW_INVARIANT):
+        options["row_invariant"] = True
+    if name.endswith(BATCH_DEPENDENT):
+        options["batch_invariant"] = False
+    return options
 
 
 def causal_argument(workload: Workload) -> bool | str:
@@ -57,6 +61,8 @@ def own_problem(name: str, workload: Workload) -> Workload:
         return replace(workload, lengths="")
     if name.endswith(CONTIGUOUS):
         raise Unavailable("only the keys of a cache can lie in pages, and not")
+    if name.endswith(BATCH_DEPENDENT):
+        raise Unavailable("only over a cache may the bits depend on the batch")
     if name.endswith(BF16):
         if not workload.is_float8:
             raise Unavailable("only a float8 problem has values to be given in bfloat16 instead")

@@ -40,7 +40,8 @@ Problem check_call(KvCacheArgs const& args, CacheProblem const& cache, bool on_c
                   .causal = causal,
                   .band = make_band(call, causal, cache.capacity)};
   std::string_view backend = call.backend;
-  problem.row_invariant = take_row_invariant(backend);
+  take_ending(backend, kBatchDependent);
+  problem.row_invariant = take_ending(backend, kRowInvariant);
   int const num_sms = take_multiprocessors(backend);
   parse_backend(backend, problem);
   problem.asked.num_sms = num_sms;
@@ -124,7 +125,8 @@ KvCacheProblem check_kvcache(KvCacheArgs const& args, bool on_cuda) {
   return {.call = check_call(args, cache, on_cuda),
           .cache = cache,
           .has_lengths = args.cache.cache_seqlens.has_value(),
-          .new_keys = static_cast<int>(args.new_keys)};
+          .new_keys = static_cast<int>(args.new_keys),
+          .batch_invariant = !args.call.backend.ends_with(kBatchDependent)};
 }
 
 // `out` is written in place, as the caches are read.

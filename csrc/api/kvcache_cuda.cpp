@@ -125,7 +125,8 @@ void launch_decode(KvCacheArgs const& args, KvCacheProblem const& problem, Decod
                             .most_pieces = plan.most_pieces,
                             .many_rows = plan.many_rows,
                             .part_rows = plan.part_rows,
-                            .slot_rows = plan.slot_rows};
+                            .slot_rows = plan.slot_rows,
+                            .cut_at_ranges = plan.cut_at_ranges};
   check_cuda(decision.instance->launch(plan, params, current_stream(call.q.device_index)),
              "launch the kernel of a cache");
 }

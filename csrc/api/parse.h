@@ -82,17 +82,20 @@ inline AccumulateIn parse_accumulate(std::string_view text) {
   return static_cast<AccumulateIn>(found - std::begin(names));
 }
 
-// A backend's name may end so: takes it off the text.
-inline bool take_row_invariant(std::string_view& text) {
-  constexpr std::string_view kWord = "+row_invariant";
-  bool const found = text.ends_with(kWord);
-  if (found) text.remove_suffix(kWord.size());
+// A backend's name may end so; over a cache with either.
+constexpr std::string_view kRowInvariant = "+row_invariant";
+constexpr std::string_view kBatchDependent = "+batch_dependent";
+
+// Whether the text ends with the word, which is taken off.
+inline bool take_ending(std::string_view& text, std::string_view word) {
+  bool const found = text.ends_with(word);
+  if (found) text.remove_suffix(word.size());
   return found;
 }
 
 // What a backend's name may end with before that, as in "auto+float16_pv", is what the products are accumulated in.
 inline void parse_backend(std::string_view text, Problem& problem) {
-  problem.row_invariant |= take_row_invariant(text);
+  problem.row_invariant |= take_ending(text, kRowInvariant);
   if (size_t const found = text.find("+row_invariant+"); found != std::string_view::npos) {
     fail("row_invariant: expected False beside accumulate '", text.substr(text.rfind('+') + 1), "', got True");
   }

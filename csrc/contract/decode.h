@@ -10,6 +10,9 @@
 // sequences. The ranges hold equal numbers of key tiles, to a piece. A unit whose pieces lie in one range is finished
 // by its CTA. Of the others the parts go to the workspace: the fold of the pieces from the first on, or each piece by
 // itself; and a second kernel folds them.
+//
+// Where the bits may depend on the batch, a family may cut units where the ranges end, and nowhere else: a CTA has one
+// piece of a unit then, and folds nothing.
 #pragma once
 
 #include <algorithm>
@@ -93,6 +96,7 @@ struct DecodeParams {
   int many_rows;  // of a row tile of a sequence of more than kFewRows rows
   int part_rows;  // of a bundle: of a fold from the first piece on, and of the most pieces of a unit
   int slot_rows;  // of a part, at most
+  bool cut_at_ranges;  // units have their pieces where the ranges end
 };
 
 constexpr int kAsRows = -1;
@@ -125,6 +129,7 @@ struct DecodePlan {
   int many_rows;
   int part_rows;
   int slot_rows;
+  bool cut_at_ranges;
   int64_t workspace_bytes;
   int long_rows;      // see DecodeParams; 0: no sequence has so many
   int64_t long_ctas;  // of the kernel of those

@@ -272,7 +272,9 @@ def test_a_dense_call_where_there_is_one(bench: SimpleNamespace, name: str, chan
     )
 
 
-@pytest.mark.parametrize("name", ["flash_cute", "flash_cute:contiguous", "flash_cute:plain"])
+@pytest.mark.parametrize(
+    "name", ["flash_cute", "flash_cute:contiguous", "flash_cute:plain", "flash_cute:batch-dependent"]
+)
 def test_new_keys_are_appended(bench: SimpleNamespace, name: str) -> None:
     """The rows' own keys, which only the call over caches writes where they belong."""
     workload = small(bench, N=2, append=True, lengths=LENGTHS)
@@ -305,7 +307,11 @@ def test_who_cannot_says_so(bench: SimpleNamespace, monkeypatch: pytest.MonkeyPa
     ):
         with pytest.raises(unavailable, match=words):
             prepare(name, small(bench, **changes), CPU)
-    for name, words in (("vllm-fa3", "over caches alone"), ("flash_cute:contiguous", "only the keys of a cache")):
+    for name, words in (
+        ("vllm-fa3", "over caches alone"),
+        ("flash_cute:contiguous", "only the keys of a cache"),
+        ("flash_cute:batch-dependent", "only over a cache"),
+    ):
         with pytest.raises(unavailable, match=words):
             prepare(name, bench.workloads.cpu_grid()[0], CPU)
 

@@ -14,10 +14,11 @@ struct CacheCase {
   bool packed, bottom_right, is_bfloat16, sinks;
   std::vector<int> rows, keys;  // of each sequence; keys before the append below 0: none
   int least = 0;                // sequences of fewer rows are another kernel's
+  bool cut_at_ranges = false;
 
   // `most_rows`: of a sequence. Boxes of one row are TMA's where `single_rows`. `prompts`: all are long.
   void draw(Random& random, int most_rows, bool single_rows, bool prompts = false) {
-    constexpr int kPages[] = {0, 4, 16, 16, 48, 64, 64, 80, 256, 1};  // 0: contiguous
+    constexpr int kPages[] = {0, 4, 16, 32, 48, 64, 64, 80, 256, 1};  // 0: contiguous
     batch = random.range(1, 5);
     packed = random.chance(0.5);
     page = kPages[random.range(0, single_rows ? 9 : 8)];
@@ -44,9 +45,10 @@ struct CacheCase {
 
   std::string describe() const {
     char text[300];
-    std::snprintf(text, sizeof(text), "batch %d heads %d/%d page %d capacity %d sms %d window %d %d%s%s%s %s", batch,
+    std::snprintf(text, sizeof(text), "batch %d heads %d/%d page %d capacity %d sms %d window %d %d%s%s%s%s %s", batch,
                   heads_q, heads_kv, page, capacity, sms, left, right, packed ? " packed" : "",
-                  bottom_right ? " bottom_right" : "", sinks ? " sinks" : "", is_bfloat16 ? "bf16" : "fp16");
+                  bottom_right ? " bottom_right" : "", sinks ? " sinks" : "",
+                  cut_at_ranges ? " cut_at_ranges" : "", is_bfloat16 ? "bf16" : "fp16");
     std::string result = text;
     for (size_t i = 0; i < rows.size(); ++i) result += " " + std::to_string(rows[i]) + ":" + std::to_string(keys[i]);
     return result;
@@ -72,7 +74,7 @@ struct CacheParts {
     params.many_rows = many_rows;
     params.slot_rows = (std::min(rows, many_rows) + 1) / 2 * 2;
     params.part_rows = params.slot_rows * (1 + most_pieces);
-    memory.assign(size_t(params.bundles) * heads * params.part_rows * (HEAD_DIM_V + 2) + 4, NAN);
+    memory.assign(size_t(params.bundles) * heads * params.part_rows * (HEAD_DIM_V + 2) + size_t(params.bundles) * 28 + 4, NAN);
     params.parts = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 15) / 16 * 16);
   }
 };
@@ -145,6 +147,7 @@ void run_over_cache(CacheCase const& c, Random& random, Launch const& launch) {
   params.window_left = c.left;
   params.window_right = c.right;
   params.bottom_right = c.bottom_right;
+  params.cut_at_ranges = c.cut_at_ranges;
   double const scale = 0.8 / std::sqrt(double(HEAD_DIM));
   params.scale_log2 = float(scale * Scores::kLog2E);
   if (c.sinks) params.sinks = {.data = sinks.data(), .stride = 1, .is_float32 = true};

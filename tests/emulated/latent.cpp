@@ -15,6 +15,8 @@ CacheCase draw_case(Random& random) {
   c.heads_kv = 1;
   c.heads_q = kGroups[random.range(0, prompts ? 1 : 5)];
   c.draw(random, prompts ? 250 : 6, /*single_rows=*/true, prompts);
+  c.cut_at_ranges = random.chance(0.5);
+  if (random.chance(0.2)) c.sms = random.range(5, 12);  // ranges are shorter than pieces
   return c;
 }
 
@@ -23,7 +25,7 @@ void run(CacheCase const& c, Random& random) {
   run_over_cache<Element, Element, void>(c, random, [&](DecodeParams& params) {
     int const shares = latent::head_shares(params.group), tiles = c.capacity / latent::kTileKeys + 1;
     int const pieces = std::max(latent::pieces_of_few().pieces(tiles), latent::pieces_of_many().pieces(tiles));
-    CacheParts const parts(params, c.sms, c.heads_kv * shares, pieces, latent::kRows);
+    CacheParts const parts(params, c.sms, c.heads_kv * shares, c.cut_at_ranges ? 1 : pieces, latent::kRows);
     DecodePlan plan{};
     plan.dtype = c.is_bfloat16 ? DType::kBFloat16 : DType::kFloat16;
     plan.ctas = int64_t{params.bundles} * c.heads_kv * shares;

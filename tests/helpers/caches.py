@@ -290,7 +290,8 @@ def problems(case: Cached, out: torch.Tensor, lse: torch.Tensor) -> list[str]:
             for x, descale in ((case.k_cache, case.descale_k), (case.v_cache, case.descale_v))
         )
         options = dict(case.options)
-        options.pop("row_invariant", None)
+        for name in ("row_invariant", "batch_invariant"):
+            options.pop(name, None)
         slopes = options.get("alibi_slopes")
         if slopes is not None and slopes.dim() == 2:
             options["alibi_slopes"] = slopes[b : b + 1]

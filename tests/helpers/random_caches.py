@@ -74,5 +74,7 @@ def draw(pick: random.Random, rng: torch.Generator, device: str) -> tuple[dict[s
     if pick.random() < 0.2:
         shape = (heads_kv * group,) if pick.random() < 0.5 else (count, heads_kv * group)
         options["alibi_slopes"] = torch.rand(shape, generator=rng).to(device)
+    if pick.random() < 0.5 and options["storage"] == "view":  # what it changes is latent attention
+        options["batch_invariant"] = False
     case = make(rng, device, lengths, rows, **options)
     return {"lengths": lengths, "rows": rows, **options}, case

@@ -146,6 +146,7 @@ def test_random_calls(device: str, backend: str | None, rng: torch.Generator, se
     done, bad = 0, []
     while done < draws and time.monotonic() - start < seconds:
         arguments, case = draw(pick, rng, device)
+        case = case.replace(options={**case.options, "batch_invariant": True})
         if _has_another_kernel_alone(case) or (case.q.is_cuda and case.refused_on_cuda()):
             continue
         parts = [_by_itself(case, b, backend) for b in range(len(case.rows()))]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from caches import Cached, alone, check, make
+from caches import Cached, alone, check, make, with_multiprocessors
 from numerics import same_bits
 
 import flash_cute
@@ -99,11 +99,74 @@ def test_bits_beside_neighbours(device: str, number: int, backend: str | None, r
 
 
 @pytest.mark.kernel
-def test_the_same_call_again(device: str, backend: str | None, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("batch_invariant", [True, False], ids=["invariant", "dependent"])
+def test_the_same_call_again(device: str, batch_invariant: bool, backend: str | None, rng: torch.Generator) -> None:
     lengths = (70, 64, 29) if device == "cpu" else (9000, 64, 4097)
-    case = _make(rng, device, lengths, (1, 3, 2), 128 if device != "cpu" else 4, page=64)
+    options = {"page": 64, "batch_invariant": batch_invariant}
+    case = _make(rng, device, lengths, (1, 3, 2), 128 if device != "cpu" else 4, **options)
     expected = case.run(backend)
     assert all(same_bits(case.run(backend), expected) for _ in range(2 if device == "cpu" else 50))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize(
+    ("lengths", "rows", "options"),
+    [
+        ((8192,), 1, {}),  # all CTAs have parts of it
+        ((9000, -1, 0, 1, 4096, 700), (1, 2, 3, 0, 2, 1), {}),
+        ((100,) * 70, 1, {}),  # several of them in a range
+        ((4096, 4097, 4095), 2, {"window": (1000, 0)}),
+        ((1300, 64), (300, 170), {}),  # the first row tiles see fewer keys than the last
+        ((1300, 900), (300, 1), {"causal": "top_left", "window": (200, 0)}),
+    ],
+    ids=str,
+)
+def test_batch_dependent(
+    device: str,
+    lengths: tuple[int, ...],
+    rows: Any,
+    options: dict[str, Any],
+    heads: int,
+    backend: str | None,
+    rng: torch.Generator,
+) -> None:
+    """Cut where the ranges of keys end, results are as right, and no other after a call of another batch."""
+    if device == "cpu":
+        lengths, rows = tuple(n // 40 for n in lengths[:6]), rows if rows in (1, 2) else tuple(n // 9 for n in rows)
+        heads //= 8
+    case = _make(rng, device, lengths, rows, heads, page=16, batch_invariant=False, **options)
+    check(case, backend)
+    check(case, with_multiprocessors(backend, 5)) if device != "cpu" else None
+
+
+@pytest.mark.kernel
+def test_batch_dependent_means_nothing_elsewhere(device: str, backend: str | None, rng: torch.Generator) -> None:
+    case = make(rng, device, (300, 17, 0, 90), (1, 3, 2, 30), page=16, head_dim=128, heads_q=8, heads_kv=2)
+    dependent = case.replace(options={**case.options, "batch_invariant": False})
+    assert same_bits(case.run(backend), dependent.run(backend))
+
+
+def test_errors_of_batch_dependence(rng: torch.Generator) -> None:
+    case = _make(rng, "cpu", (30, 7), 1, 4)
+    for options, said in (
+        ({"batch_invariant": None}, "batch_invariant: expected False or True, got None"),
+        ({"batch_invariant": 0}, "batch_invariant: expected False or True, got 0"),
+        (
+            {"batch_invariant": False, "row_invariant": True},
+            "batch_invariant: expected True beside row_invariant=True, got False",
+        ),
+        ({"batch_invariant": False, "backend": "sm91"}, "backend: .*'sm91"),
+    ):
+        for call in (flash_cute.attention_with_kvcache, flash_cute.kvcache_workspace_bytes):
+            with pytest.raises(ValueError, match=f"^flash_cute: {said}"):
+                call(case.q, case.k_cache, case.v_cache, **case.places, **options)  # type: ignore[operator]
+        with pytest.raises(ValueError, match=f"^flash_cute: {said}"):
+            _explained(case, **options)
+    said = "batch_invariant: expected True of a call without caches, got False"
+    x = torch.randn(1, 2, 3, 64)
+    with pytest.raises(ValueError, match=f"^flash_cute: {said}"):
+        flash_cute.explain(x, x, x, batch_invariant=False)
 
 
 needs_kernels = pytest.mark.skipif(not report.load()["kernels"], reason="this build has no CUDA kernels")
@@ -121,6 +184,11 @@ def test_who_serves_it(heads: int, groups: int, rng: torch.Generator) -> None:
     text = " ".join(str(explained).split())
     assert "v_cache is a view of k_cache's first columns: keys and values are read once." in text
     assert f"dealt to {groups} {'groups of CTAs' if heads == 128 else 'CTAs'} of each KV head" in text
+    assert "in pieces that depend on a sequence alone." in text
+    dependent = _explained(case, capability=90, batch_invariant=False)
+    assert dependent.data["family"] == FAMILY
+    assert "in pieces that end where the ranges do: the bits depend on the batch." in " ".join(str(dependent).split())
+    assert dependent.data["workspace_bytes"] < data["workspace_bytes"]
     others = {
         "other memory": case.replace(v_cache=case.v_cache.clone(memory_format=torch.preserve_format)),
         "other strides": case.replace(v_cache=case.v_cache.contiguous()),

@@ -66,9 +66,14 @@ class Merge {
     unit_.row_tile = (ranges_.begin(bundle_) - place.weight) / unit_.pieces.weight();
     set_rows<Cut>(params_, unit_);
     first_ = place.weight + unit_.row_tile * unit_.pieces.weight();
+    if (cuts_at_ranges<Cut>(params_)) first_ = cut_at_ranges<Cut>(unit_, first_, ranges_.size);
+    set_bundles();
+    return bundle_ > first_bundle_ && bundle_ <= last_bundle_;
+  }
+
+  CUTE_DEVICE void set_bundles() {
     first_bundle_ = ranges_.bundle_of(first_);
     last_bundle_ = ranges_.bundle_of(first_ + (unit_.pieces.count - 1) * unit_.pieces.tiles);
-    return bundle_ > first_bundle_ && bundle_ <= last_bundle_;
   }
 
   // `number`: in the row tile. Before the wait all is done once in vain: the instructions are at hand then.

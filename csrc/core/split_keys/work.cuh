@@ -61,6 +61,7 @@ template <int kTileKeys_>
 struct PlainCut {
   static constexpr int kTileKeys = kTileKeys_;
   static constexpr bool kRoundsRanges = false;  // see rounded_range
+  static constexpr bool kMayCutAtRanges = false;
   CUTE_DEVICE static int tile_rows(DecodeParams const&, int rows) { return rows_of_tile(rows); }
   CUTE_DEVICE static int piece_tiles(DecodeParams const& params, int /*rows*/, int tiles) {
     return flash_cute::piece_tiles(tiles, kTileKeys, params.most_pieces);
@@ -87,6 +88,7 @@ struct Pieces {
 
   // What a unit of them counts as, in key tiles.
   CUTE_DEVICE int weight() const { return max(1, end - begin); }
+
 };
 
 template <class Cut>
@@ -142,6 +144,12 @@ struct Sequences {
   }
 };
 
+template <class Cut>
+CUTE_DEVICE bool cuts_at_ranges(DecodeParams const& params) {
+  if constexpr (Cut::kMayCutAtRanges) return params.cut_at_ranges;
+  return false;
+}
+
 // The weight of all units is dealt to the bundles in ranges that differ by one at most, the larger ones first; or, if
 // they are rounded, in equal ranges as far as it lasts.
 struct Ranges {
@@ -150,11 +158,12 @@ struct Ranges {
   int larger;  // how many are larger
 
   template <class Cut>
-  CUTE_DEVICE static Ranges of(int total, int bundles) {
+  CUTE_DEVICE static Ranges of(DecodeParams const& params, int total) {
     if constexpr (Cut::kRoundsRanges) {
-      return {total, rounded_range(total, bundles), 0};
+      int const least = cuts_at_ranges<Cut>(params) ? Cut::kLeastRange : 1;
+      return {total, max(least, rounded_range(total, params.bundles)), 0};
     } else {
-      return {total, total / bundles, total % bundles};
+      return {total, total / params.bundles, total % params.bundles};
     }
   }
 
@@ -190,7 +199,7 @@ CUTE_DEVICE Place find_place(DecodeParams const& params, int bundle, Ranges& ran
       place.floor = __shfl_sync(kAll, sequences.first_row, 31);
       place.weight += __shfl_sync(kAll, sequences.sum, 31);
     }
-    if (pass == 0) ranges = Ranges::of<Cut>(place.weight, params.bundles);
+    if (pass == 0) ranges = Ranges::of<Cut>(params, place.weight);
     target = ranges.begin(bundle);
   }
   place.batch = params.batch;
@@ -234,6 +243,19 @@ struct Unit {
   CUTE_DEVICE int end_of(int piece) const { return begin_of(piece + 1); }
 };
 
+// Cuts a unit where ranges of `range` tiles end. `first`: the place of its first tile in the order of all. Its first
+// piece begins where that one's range does: returns that place.
+template <class Cut>
+CUTE_DEVICE int cut_at_ranges(Unit& unit, int first, int range) {
+  Pieces& pieces = unit.pieces;
+  int const before = first % range, weight = pieces.weight();
+  pieces.begin = unit.sequence.first_key / Cut::kTileKeys - before;
+  pieces.end = pieces.begin + weight;
+  pieces.tiles = range;
+  pieces.count = ceil_div(before + weight, range);
+  return first - before;
+}
+
 // The rows of a row tile, and the key tiles that they see.
 template <class Cut>
 CUTE_DEVICE void set_rows(DecodeParams const& params, Unit& unit) {
@@ -260,10 +282,9 @@ class Walk {
     unit_.bundle = bundle;
     unit_.head_kv = head_kv;
     unit_.row_tile = 0;
-    Ranges ranges;
-    place_ = find_place<Cut>(params, bundle, ranges);
-    begin_ = ranges.begin(bundle);
-    end_ = ranges.begin(bundle + 1);
+    place_ = find_place<Cut>(params, bundle, ranges_);
+    begin_ = ranges_.begin(bundle);
+    end_ = ranges_.begin(bundle + 1);
   }
 
   // Goes to the next unit that has pieces in the range.
@@ -275,10 +296,11 @@ class Walk {
       } else if (!enter_sequence()) {
         return false;
       }
-      int const first = place_.weight + unit_.row_tile * unit_.pieces.weight();
-      if (first >= end_) return false;
-      unit_.piece_begin = pieces_before(begin_, first, unit_.pieces);
-      unit_.piece_end = pieces_before(end_, first, unit_.pieces);
+      first_ = place_.weight + unit_.row_tile * unit_.pieces.weight();
+      if (first_ >= end_) return false;
+      if (cuts_at_ranges<Cut>(params_)) first_ = cut_at_ranges<Cut>(unit_, first_, ranges_.size);
+      unit_.piece_begin = pieces_before(begin_, first_, unit_.pieces);
+      unit_.piece_end = pieces_before(end_, first_, unit_.pieces);
       if (unit_.piece_begin >= unit_.piece_end) continue;
       set_rows<Cut>(params_, unit_);
       return true;
@@ -286,6 +308,8 @@ class Walk {
   }
 
   CUTE_DEVICE Unit const& unit() const { return unit_; }
+  CUTE_DEVICE int first() const { return first_; }  // the place of its first piece, in key tiles of all units
+  CUTE_DEVICE Ranges const& ranges() const { return ranges_; }
 
  private:
   // Goes to the next sequence that has rows; the first one is that of the place.
@@ -315,8 +339,10 @@ class Walk {
   }
 
   DecodeParams const& params_;
+  Ranges ranges_;
   int begin_;
   int end_;
+  int first_;
   Place place_;
   Unit unit_;
   int row_tiles_ = 0;

@@ -14,6 +14,7 @@ using flash_cute::split_keys::Walk;
 struct Cut {
   static constexpr int kTileKeys = streamed::kTileKeys;
   static constexpr bool kRoundsRanges = false;
+  static constexpr bool kMayCutAtRanges = false;
   CUTE_DEVICE static int tile_rows(DecodeParams const& params, int rows) {
     return rows_of_tile(rows, params.many_rows);
   }

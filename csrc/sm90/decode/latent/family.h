@@ -23,11 +23,14 @@ struct Family {
                             .ctas_per_sm = 1};
     KvCacheProblem shared = problem;
     shared.call.heads_kv *= shares(problem);
+    plan.cut_at_ranges = !problem.batch_invariant;
     int const tiles = problem.cache.capacity / kTileKeys + 1;
-    Cuts const cuts{.most_pieces = pieces_of_few().pieces(tiles),
-                    .many_rows = kRows,
-                    .most_pieces_of_many = pieces_of_many().pieces(tiles)};
+    Cuts cuts{.most_pieces = pieces_of_few().pieces(tiles),
+              .many_rows = kRows,
+              .most_pieces_of_many = pieces_of_many().pieces(tiles)};
+    if (plan.cut_at_ranges) cuts.most_pieces = cuts.most_pieces_of_many = 1;  // that a bundle has
     plan_ranges(plan, shared, shape, cuts, gpu);
+    plan.workspace_bytes += int64_t{plan.bundles} * kFirstUnitBytes;
     plan.shape.block_m = kRows;  // also of few rows
   }
 
@@ -39,7 +42,9 @@ struct Family {
     }
     notes.push_back("The key tiles of all sequences are dealt to " + std::to_string(plan.bundles) +
                     (shares(problem) > 1 ? " groups of CTAs" : " CTAs") +
-                    " of each KV head in equal ranges, in pieces that depend on a sequence alone.");
+                    " of each KV head in equal ranges, in pieces that " +
+                    (plan.cut_at_ranges ? "end where the ranges do: the bits depend on the batch."
+                                        : "depend on a sequence alone."));
     return notes;
   }
 

@@ -8,6 +8,7 @@
 #include <cute/tensor.hpp>
 
 #include "core/split_keys/work.cuh"
+#include "first_unit.cuh"
 #include "sm90/common/dependent_launch.cuh"
 #include "sm90/common/warpgroup.cuh"
 #include "ring.cuh"
@@ -41,15 +42,36 @@ class Producer {
   }
 
   CUTE_DEVICE void run() {
+    bool recorded = false;
 #pragma unroll 1
     while (publish_unit()) {
-      load_unit(smem_.units[unit_state_.stage]);
+      Unit const& unit = smem_.units[unit_state_.stage];
+      load_unit(unit);
+      if (!recorded) record(unit);
+      recorded = true;
       unit_state_.advance();
     }
+    if (!recorded) record(smem_.units[unit_state_.stage]);  // of no rows
   }
 
  private:
-  CUTE_DEVICE Walk<Cut>& walk() { return reinterpret_cast<Walk<Cut>&>(smem_.walk); }
+  CUTE_DEVICE Walk<Cut>& walk() const { return reinterpret_cast<Walk<Cut>&>(smem_.walk); }
+
+  // For the merge: the unit with which the bundle begins.
+  CUTE_DEVICE void record(Unit const& unit) const {
+    int const heads = args_.params.heads_kv, bundle = int(blockIdx.x) / heads;
+    if (int(blockIdx.x) % heads > 0) return;
+    int* const words = reinterpret_cast<int*>(first_unit_of(args_.params, bundle));
+    constexpr int kWords = sizeof(Unit) / sizeof(int);
+    static_assert(kWords <= 32);
+    if (lane_ < kWords) words[lane_] = reinterpret_cast<int const*>(&unit)[lane_];
+    if (lane_ == 0) {
+      auto const& ranges = walk().ranges();
+      words[kWords] = walk().first();
+      words[kWords + 1] = ranges.size;
+      words[kWords + 2] = ranges.total;
+    }
+  }
 
   // Gives the next unit to the consumers; one of no rows ends their work.
   CUTE_DEVICE bool publish_unit() {
@@ -67,7 +89,6 @@ class Producer {
     return unit.rows > 0;
   }
 
-  // Of most pieces warpgroup i % 2 computes the scores of tile i: not of those whose first tiles the rows don't see.
   CUTE_DEVICE void load_unit(Unit const& unit) {
     int const begin = unit.begin_of(unit.piece_begin), end = unit.end_of(unit.piece_end - 1);
     if (begin >= end) return;
@@ -77,7 +98,8 @@ class Producer {
       Box const box = next;
       // Its page number arrives during the wait for a stage.
       if (tile + 1 < end) next = box_of(unit, tile + 1, first_box());
-      load(unit, tile, box, (tile - unit.pieces.begin) % unit.pieces.tiles % kWarpgroups);
+      int const piece = (tile - unit.pieces.begin) / unit.pieces.tiles;
+      load(unit, tile, box, (tile - unit.begin_of(piece)) % kWarpgroups);  // the warpgroup that computes the scores
       if (tile + 1 < end) prefetch(next);
       launch_dependents();  // not before: beside it the instructions of this kernel would arrive later
     }
@@ -107,9 +129,10 @@ class Producer {
     bool const whole = tile * kTileKeys >= unit.seen_begin && (tile + 1) * kTileKeys <= unit.seen_end;
     if (boxes_ == 1) {
       load_by_parts(warpgroup, [&](int part, int chunk, auto chunks) { load_boxes<1, chunks>(first, part, chunk); });
-    } else if (boxes_ == kUsualBoxes && whole) {
-      load_by_parts(warpgroup,
-                    [&](int part, int chunk, auto chunks) { load_boxes<kUsualBoxes, chunks>(first, part, chunk); });
+    } else if (boxes_ == 2 && whole) {
+      load_by_parts(warpgroup, [&](int part, int chunk, auto chunks) { load_boxes<2, chunks>(first, part, chunk); });
+    } else if (boxes_ == 4 && whole) {
+      load_by_parts(warpgroup, [&](int part, int chunk, auto chunks) { load_boxes<4, chunks>(first, part, chunk); });
     } else {
       int const first_seen = max(0, (unit.seen_begin - tile * kTileKeys) / args_.box_rows);
       int const seen_end = min(boxes_, ceil_div(unit.seen_end - tile * kTileKeys, args_.box_rows));
@@ -194,8 +217,6 @@ class Producer {
     }
     __syncwarp();
   }
-
-  static constexpr int kUsualBoxes = 4;  // of pages of 16 keys
 
   KernelArgs const& args_;
   typename Traits::SharedStorage& smem_;

@@ -56,6 +56,11 @@ struct PieceRule {
 constexpr PieceRule pieces_of_few() { return {.parts = 4, .least = 4, .most = 8, .most_pieces = 64}; }
 constexpr PieceRule pieces_of_many() { return {.parts = 2, .least = 8, .most = 32, .most_pieces = 32}; }
 
+// Where units are cut at the ends of ranges: fewer key tiles, and their parts would take longer than their keys.
+constexpr int kLeastRange = 4;
+
+constexpr int kFirstUnitBytes = 112;  // see first_unit.cuh
+
 // The query heads of a KV head are shared by so many CTAs of a bundle, which read the same keys at the same time.
 constexpr int head_shares(int group) { return group % kRows == 0 ? std::max(1, group / kRows) : 1; }
 

@@ -18,6 +18,8 @@ using flash_cute::split_keys::Walk;
 struct Cut {
   static constexpr int kTileKeys = latent::kTileKeys;
   static constexpr bool kRoundsRanges = true;
+  static constexpr bool kMayCutAtRanges = true;
+  static constexpr int kLeastRange = latent::kLeastRange;
   // Few rows take as long as many, but have small parts.
   CUTE_DEVICE static int tile_rows(DecodeParams const&, int rows) { return rows_of_tile(rows, kRows); }
   CUTE_DEVICE static int piece_tiles(DecodeParams const&, int rows, int tiles) {
