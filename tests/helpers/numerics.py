@@ -329,8 +329,8 @@ def _rounding_of_out(
     """What the roundings of P and out to the inputs' dtype add to dq or dk: two standard deviations, in float64.
 
     They reach rowsum(dO * O), which all scores of a row share. Where out's rounding was measured it is one sample for a
-    row, and a kernel's out has another one, since it is made of rounded weights. The numerator of a row's largest weight
-    is 1, which has no rounding, nor has the value of a row's only key.
+    row, and a kernel's out has another one, since it is made of rounded weights. The numerator of a row's largest
+    weight is 1, which has no rounding, nor has the value of a row's only key.
     """
     q, k, v, weights = _with_weights(tensors, causal, scale, options)
     dout = dout.double()
