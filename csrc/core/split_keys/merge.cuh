@@ -66,7 +66,6 @@ class Merge {
     unit_.row_tile = (ranges_.begin(bundle_) - place.weight) / unit_.pieces.weight();
     set_rows<Cut>(params_, unit_);
     first_ = place.weight + unit_.row_tile * unit_.pieces.weight();
-    if (cuts_at_ranges<Cut>(params_)) first_ = cut_at_ranges<Cut>(unit_, first_, ranges_.size);
     set_bundles();
     return bundle_ > first_bundle_ && bundle_ <= last_bundle_;
   }

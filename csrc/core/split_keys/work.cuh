@@ -88,7 +88,6 @@ struct Pieces {
 
   // What a unit of them counts as, in key tiles.
   CUTE_DEVICE int weight() const { return max(1, end - begin); }
-
 };
 
 template <class Cut>
@@ -144,6 +143,7 @@ struct Sequences {
   }
 };
 
+// Whether units are cut where ranges end, see contract/decode.h.
 template <class Cut>
 CUTE_DEVICE bool cuts_at_ranges(DecodeParams const& params) {
   if constexpr (Cut::kMayCutAtRanges) return params.cut_at_ranges;
