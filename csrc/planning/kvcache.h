@@ -31,7 +31,7 @@ struct KvCacheProblem {
   CacheProblem cache;
   bool has_lengths;  // cache_seqlens is given; else each sequence has as many keys as its capacity
   int new_keys;      // appended to each sequence before; kAsManyAsRows: as many as it has rows
-  bool batch_invariant;  // else the bits of a sequence may depend on the others, where that is faster
+  bool batch_invariant = true;  // else the bits of a sequence may depend on the others, where that is faster
 
   static constexpr int kAsManyAsRows = -1;
 };

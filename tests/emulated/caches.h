@@ -74,7 +74,9 @@ struct CacheParts {
     params.many_rows = many_rows;
     params.slot_rows = (std::min(rows, many_rows) + 1) / 2 * 2;
     params.part_rows = params.slot_rows * (1 + most_pieces);
-    memory.assign(size_t(params.bundles) * heads * params.part_rows * (HEAD_DIM_V + 2) + size_t(params.bundles) * 28 + 4, NAN);
+    constexpr size_t kRecord = 28;  // of a bundle, behind the parts: FirstUnit
+    size_t const parts_size = size_t(params.bundles) * heads * params.part_rows * (HEAD_DIM_V + 2);
+    memory.assign(parts_size + size_t(params.bundles) * kRecord + 4, NAN);
     params.parts = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 15) / 16 * 16);
   }
 };
