@@ -40,7 +40,7 @@ Problem check_call(KvCacheArgs const& args, CacheProblem const& cache, bool on_c
                   .causal = causal,
                   .band = make_band(call, causal, cache.capacity)};
   std::string_view backend = call.backend;
-  take_ending(backend, kBatchDependent);
+  take_ending(backend, kBatchDependent);  // check_kvcache has it
   problem.row_invariant = take_ending(backend, kRowInvariant);
   int const num_sms = take_multiprocessors(backend);
   parse_backend(backend, problem);

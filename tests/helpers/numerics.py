@@ -9,8 +9,8 @@ much larger than the last that one maximum over all of them would hide an error 
 Gradients are held to the rule of the output, each by its own, and what the rounding of out makes counts
 as an error of the unfused computation: the backward is given out in the inputs' dtype, and where a row's
 weights are all but one 0, dO V^T and rowsum(dO * O) cancel down to that rounding. The unfused backward
-never sees out. What the float32 roundings of these two sums make counts likewise, see `_rounding_of_sums`; and where
-a mask shows hardly anything, so that all of this are few samples, twice their deviation, see `_rounding_of_out`.
+never sees out. What the float32 roundings of these two sums make counts likewise; and where a mask shows hardly
+anything, so that out's roundings are few samples, twice their deviation. See `_rounding_of_delta`.
 """
 
 from __future__ import annotations
@@ -204,9 +204,7 @@ def gradient_mismatches(
             given, plain_one, true_one, rounding_one = compared
             found = _out_problems(given, plain_one, true_one, eps, name, rounding_one)
             if found and name in ("dq", "dk"):  # seldom: so it is computed for few
-                of_sums = _rounding_of_sums(name, dout, leaves, causal, scale, options)
-                of_out = _rounding_of_out(name, dout, leaves, causal, scale, options)
-                rounding_one = rounding_one.abs() + of_sums + of_out
+                rounding_one = rounding_one.abs() + _rounding_of_delta(name, dout, leaves, causal, scale, options)
                 found = _out_problems(given, plain_one, true_one, eps, name, rounding_one)
             problems += found
     return problems
@@ -281,18 +279,7 @@ def _truth_and_rounding(
     return truth, parts if sink is None else (*parts, 2 * (change * (1 - kept)).square().sum((0, 2)).sqrt())
 
 
-def _with_weights(
-    tensors: list[torch.Tensor], causal: Causal, scale: float | None, options: dict[str, Any]
-) -> tuple[torch.Tensor, ...]:
-    """q, k and v in float64, of as many heads as q, and P (B, Hq, Nq, Nk)."""
-    q, k, v, *sinks = (x.double() for x in tensors)
-    one_per_key = torch.eye(k.shape[2], dtype=torch.float64, device=q.device).expand(*k.shape[:2], -1, -1)
-    weights, _ = unfused(q, k, one_per_key, causal, scale, sinks=sinks[0] if sinks else None, **options)
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    return q, k, v, weights
-
-
-def _rounding_of_sums(
+def _rounding_of_delta(
     name: str,
     dout: torch.Tensor,
     tensors: list[torch.Tensor],
@@ -300,52 +287,43 @@ def _rounding_of_sums(
     scale: float | None,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """What float32 roundings of dO V^T and rowsum(dO * O) add to dq or dk, at most, in float64.
+    """What the roundings of dP = dO V^T and delta = rowsum(dO * O) add to dq or dk, in float64.
 
     dS = P * (dP - delta) is the difference of two sums of products, which kernels add up in different orders. Each
     errs by up to a spacing of float32 (of float64 for float64 inputs) at the sum of the products' magnitudes. With one
     key per row the two are equal, and the difference is nothing but these errors, where the unfused computation, which
     makes dS of dP alone, has an exact 0.
+
+    What the roundings of P and out to the inputs' dtype make of delta is an error that all scores of a row share. Out's
+    was measured, but is one sample for a row, and a kernel's out has another one, since it is made of rounded weights:
+    two standard deviations. The numerator of a row's largest weight is 1, which has no rounding, nor has the value of a
+    row's only key.
     """
-    q, k, v, weights = _with_weights(tensors, causal, scale, options)
-    of_dp = dout.double().abs() @ v.abs().mT
-    of_delta = (weights * of_dp).sum(-1, keepdim=True)
+    q, k, v, *sinks = (x.double() for x in tensors)
+    dout, heads_kv = dout.double(), k.shape[1]
+    one_per_key = torch.eye(k.shape[2], dtype=torch.float64, device=q.device).expand(*k.shape[:2], -1, -1)
+    sink = sinks[0] if sinks else None
+    weights, _ = unfused(q, k, one_per_key, causal, scale, sinks=sink, **options)  # (B, Hq, Nq, Nk): P
+    k, v = (x.repeat_interleave(q.shape[1] // heads_kv, dim=1) for x in (k, v))
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    eps = torch.finfo(torch.promote_types(dout.dtype, torch.float32)).eps
-    of_ds = scale * eps * weights * (of_dp + of_delta)
-    if name == "dq":
-        return of_ds @ k.abs()
-    return (of_ds.mT @ q.abs()).unflatten(1, (tensors[1].shape[1], -1)).sum(2)
 
+    of_dp = dout.abs() @ v.abs().mT
+    of_delta = (weights * of_dp).sum(-1, keepdim=True)
+    spacing = torch.finfo(torch.promote_types(tensors[0].dtype, torch.float32)).eps
+    of_sums = scale * spacing * weights * (of_dp + of_delta)
 
-def _rounding_of_out(
-    name: str,
-    dout: torch.Tensor,
-    tensors: list[torch.Tensor],
-    causal: Causal,
-    scale: float | None,
-    options: dict[str, Any],
-) -> torch.Tensor:
-    """What the roundings of P and out to the inputs' dtype add to dq or dk: two standard deviations, in float64.
-
-    They reach rowsum(dO * O), which all scores of a row share. Where out's rounding was measured it is one sample for a
-    row, and a kernel's out has another one, since it is made of rounded weights. The numerator of a row's largest
-    weight is 1, which has no rounding, nor has the value of a row's only key.
-    """
-    q, k, v, weights = _with_weights(tensors, causal, scale, options)
-    dout = dout.double()
     largest = weights.amax(-1, keepdim=True) if k.shape[2] else weights.sum(-1, keepdim=True)
     of_p = (weights.masked_fill(weights == largest, 0) * (dout @ v.mT)).norm(dim=-1, keepdim=True)
-    of_out = (dout * (weights @ v)).norm(dim=-1, keepdim=True).masked_fill(largest == 1, 0)
-    deviations = 2 * torch.finfo(tensors[0].dtype).eps / 2 / math.sqrt(3)
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    of_ds = scale * deviations * torch.hypot(of_p, of_out) * weights
-    cap = options.get("softcap")
-    if cap is not None:
-        of_ds *= 1 - torch.tanh(q @ k.mT * (scale / cap)).square()
+    of_o = (dout * (weights @ v)).norm(dim=-1, keepdim=True).masked_fill(largest == 1, 0)
+    deviations = torch.finfo(tensors[0].dtype).eps / math.sqrt(3)
+    of_out = scale * deviations * torch.hypot(of_p, of_o) * weights
+    if options.get("softcap") is not None:
+        of_out *= 1 - torch.tanh(q @ k.mT * (scale / options["softcap"])).square()
+
     if name == "dq":
-        return (of_ds @ k).abs()
-    return (of_ds.square().mT @ q.square()).unflatten(1, (tensors[1].shape[1], -1)).sum(2).sqrt()
+        return of_sums @ k.abs() + (of_out @ k).abs()
+    of_sums = (of_sums.mT @ q.abs()).unflatten(1, (heads_kv, -1)).sum(2)
+    return of_sums + (of_out.square().mT @ q.square()).unflatten(1, (heads_kv, -1)).sum(2).sqrt()
 
 
 def _form_problems(out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, v: torch.Tensor) -> list[str]:
