@@ -36,18 +36,18 @@ constexpr int kLeastPieceKeys = 128;
 constexpr int most_pieces(int heads_kv) { return std::clamp(256 / std::max(1, heads_kv), 8, 256); }
 
 // The key tiles of each piece but perhaps the last. `most`: of pieces.
-constexpr int piece_tiles(int tiles, int tile_keys, int most) {
+constexpr int piece_tiles(int tiles, int tile_keys, Divisor const& most) {
   int const least = kLeastPieceKeys / tile_keys, even = (tiles + most - 1) / most;
   return even > least ? even : least;
 }
 
 // The tiles of a range where ranges are rounded: at most a thirtieth more than needed, and a multiple of as large a
 // power of two as there is. So ranges tend to end where sequences and pieces do.
-constexpr int rounded_range(int total, int bundles) {
+constexpr int rounded_range(int total, Divisor const& bundles) {
   int const needed = (total + bundles - 1) / bundles, most = needed + needed / 30;
   int step = 1;
-  while (step <= most / 2 && most / (2 * step) * (2 * step) >= needed) step *= 2;
-  return most / step * step;
+  while (step <= most / 2 && (most & -2 * step) >= needed) step *= 2;
+  return most & -step;
 }
 
 struct DecodeParams {
@@ -70,8 +70,8 @@ struct DecodeParams {
 
   int batch;
   int heads_q;
-  int heads_kv;
-  int group;  // heads_q / heads_kv
+  Divisor heads_kv;
+  Divisor group;  // heads_q / heads_kv
   int len_q;  // rows of a sequence, packed of all of them; > 0
   int head_dim;
   int head_dim_v;
@@ -91,8 +91,8 @@ struct DecodeParams {
 
   int long_rows;  // sequences of so many rows of a head and more are those of another kernel, see LongRows; 0: none
   FwdParams const* forward;  // on the host, for the launch of row-invariant forwards, which have no cache; else null
-  int bundles;
-  int most_pieces;
+  Divisor bundles;
+  Divisor most_pieces;
   int many_rows;  // of a row tile of a sequence of more than kFewRows rows
   int part_rows;  // of a bundle: of a fold from the first piece on, and of the most pieces of a unit
   int slot_rows;  // of a part, at most

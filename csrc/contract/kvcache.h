@@ -1,6 +1,7 @@
 // Caches of keys and values as their kernels see them. Plain data.
 #pragma once
 
+#include "divisor.h"
 #include "fp8.h"
 #include "params.h"
 
@@ -18,7 +19,7 @@ struct PageTable {
   int const* entries;  // null: sequence b has page b
   int64_t stride;
   int pages;  // a number outside of [0, pages) is of no page: what is read there is 0, what is written is dropped
-  int page_size;
+  Divisor page_size;
   int capacity;  // keys of a sequence, at most
 };
 

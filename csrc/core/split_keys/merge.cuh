@@ -63,7 +63,7 @@ class Merge {
     unit_.batch = place.batch;
     unit_.sequence = make_sequence(params_, place.batch, first_row, rows);
     unit_.pieces = Pieces::of<Cut>(params_, unit_.sequence);
-    unit_.row_tile = (ranges_.begin(bundle_) - place.weight) / unit_.pieces.weight();
+    unit_.row_tile = divide(ranges_.begin(bundle_) - place.weight, unit_.pieces.weight());
     set_rows<Cut>(params_, unit_);
     first_ = place.weight + unit_.row_tile * unit_.pieces.weight();
     set_bundles();

@@ -9,6 +9,10 @@ namespace flash_cute::split_keys {
 
 using namespace cute;
 
+// Of numbers that are not negative: as unsigned ones they take fewer instructions, see Divisor.
+CUTE_DEVICE int divide(int number, int divisor) { return int(unsigned(number) / unsigned(divisor)); }
+CUTE_DEVICE int divide_up(int number, int divisor) { return divide(number + divisor - 1, divisor); }
+
 // The rows of a sequence, and its keys that one of them sees: [first_key, key_limit), perhaps none.
 struct CacheSequence {
   int first_row;  // of q
@@ -82,7 +86,7 @@ struct Pieces {
     if (sequence.first_key >= sequence.key_limit) pieces.end = pieces.begin;
     int const tiles = pieces.end - pieces.begin;
     pieces.tiles = Cut::piece_tiles(params, sequence.len_q * params.group, tiles);
-    pieces.count = max(1, ceil_div(tiles, pieces.tiles));
+    pieces.count = max(1, divide_up(tiles, pieces.tiles));
     return pieces;
   }
 
@@ -92,8 +96,8 @@ struct Pieces {
 
 template <class Cut>
 CUTE_DEVICE int row_tiles_of(DecodeParams const& params, CacheSequence const& sequence) {
-  int const rows = sequence.len_q * params.group;
-  return ceil_div(rows, Cut::tile_rows(params, rows));
+  int const rows = sequence.len_q * params.group, of_tile = Cut::tile_rows(params, rows);  // a power of two
+  return (rows + of_tile - 1) >> (31 - __clz(of_tile));
 }
 
 // The work before a place in the order of sequences.
@@ -170,7 +174,7 @@ struct Ranges {
   CUTE_DEVICE int begin(int bundle) const { return min(total, bundle * size + min(bundle, larger)); }
   CUTE_DEVICE int bundle_of(int tile) const {
     int const of_larger = larger * (size + 1);
-    return tile < of_larger ? tile / (size + 1) : larger + (tile - of_larger) / size;
+    return tile < of_larger ? divide(tile, size + 1) : larger + divide(tile - of_larger, size);
   }
 };
 
@@ -208,7 +212,7 @@ CUTE_DEVICE Place find_place(DecodeParams const& params, int bundle, Ranges& ran
 
 // The pieces that begin before a tile, of a unit whose first tile is `first`.
 CUTE_DEVICE int pieces_before(int tile, int first, Pieces const& pieces) {
-  return min(pieces.count, ceil_div(max(0, tile - first), pieces.tiles));
+  return min(pieces.count, divide_up(max(0, tile - first), pieces.tiles));
 }
 
 // A unit, and the pieces of it that a bundle computes.
@@ -248,11 +252,11 @@ struct Unit {
 template <class Cut>
 CUTE_DEVICE int cut_at_ranges(Unit& unit, int first, int range) {
   Pieces& pieces = unit.pieces;
-  int const before = first % range, weight = pieces.weight();
+  int const before = first - divide(first, range) * range, weight = pieces.weight();
   pieces.begin = unit.sequence.first_key / Cut::kTileKeys - before;
   pieces.end = pieces.begin + weight;
   pieces.tiles = range;
-  pieces.count = ceil_div(before + weight, range);
+  pieces.count = divide_up(before + weight, range);
   return first - before;
 }
 
@@ -331,7 +335,7 @@ class Walk {
       unit_.batch = place_.batch;
       unit_.sequence = make_sequence(params_, place_.batch, first_row, rows);
       unit_.pieces = Pieces::of<Cut>(params_, unit_.sequence);
-      unit_.row_tile = max(0, begin_ - place_.weight) / unit_.pieces.weight();
+      unit_.row_tile = divide(max(0, begin_ - place_.weight), unit_.pieces.weight());
       row_tiles_ = row_tiles_of<Cut>(params_, unit_.sequence);
       return true;
     }

@@ -11,7 +11,7 @@ namespace flash_cute::sm80::decode {
 template <class Traits>
 __global__ void __launch_bounds__(32 * flash_cute::split_keys::kMergeWarps, 1)
     merge_kernel(__grid_constant__ DecodeParams const params) {
-  int const place = blockIdx.x / params.heads_kv, head_kv = blockIdx.x % params.heads_kv;
+  int const place = int(blockIdx.x) / params.heads_kv, head_kv = int(blockIdx.x) % params.heads_kv;
   if (place == params.bundles - 1) {
     flash_cute::split_keys::clear_rows_of_no_sequence<typename Traits::Element>(params);
   } else {

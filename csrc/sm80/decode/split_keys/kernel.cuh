@@ -14,7 +14,7 @@ template <class Traits>
 __global__ void __launch_bounds__(32 * kConsumerWarps, 1) decode_kernel(__grid_constant__ DecodeParams const params) {
   extern __shared__ char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
-  common::Walk<typename Traits::Cut> walk(params, blockIdx.x / params.heads_kv, blockIdx.x % params.heads_kv);
+  common::Walk<typename Traits::Cut> walk(params, int(blockIdx.x) / params.heads_kv, int(blockIdx.x) % params.heads_kv);
 #pragma unroll 1
   while (true) {
     if (threadIdx.x / 32 == 0) {

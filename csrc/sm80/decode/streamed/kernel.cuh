@@ -16,7 +16,7 @@ CUTE_DEVICE Walk<Cut>& walk_of(Storage& smem) { return reinterpret_cast<Walk<Cut
 // Not inlined: what these derive from the parameters would be kept in registers across the units. All lanes of a warp
 // call the first.
 inline __noinline__ __device__ void begin_walk(DecodeParams const& params, Storage& smem) {
-  Walk<Cut> const walk(params, blockIdx.x / params.heads_kv, blockIdx.x % params.heads_kv);
+  Walk<Cut> const walk(params, int(blockIdx.x) / params.heads_kv, int(blockIdx.x) % params.heads_kv);
   if (threadIdx.x % 32 == 0) new (&walk_of(smem)) Walk<Cut>(walk);
 }
 inline __noinline__ __device__ bool next_unit(Storage& smem) { return walk_of(smem).next(); }

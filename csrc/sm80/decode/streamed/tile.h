@@ -43,9 +43,10 @@ constexpr int kPieceKeysOfMany = 256;
 constexpr int kPiecesOfMany = 16;
 
 // Of the key tiles of a sequence of so many packed rows.
-constexpr int piece_tiles(int rows, int tiles, int most) {
+constexpr int piece_tiles(int rows, int tiles, Divisor const& most) {
   if (rows <= kFewRows) return flash_cute::piece_tiles(tiles, kTileKeys, most);
-  int const least = kPieceKeysOfMany / kTileKeys, pieces = most < kPiecesOfMany ? most : kPiecesOfMany;
+  int const least = kPieceKeysOfMany / kTileKeys, given = most;
+  int const pieces = given < kPiecesOfMany ? given : kPiecesOfMany;
   int const even = (tiles + pieces - 1) / pieces;
   return even > least ? even : least;
 }

@@ -21,7 +21,7 @@ template <class Cache>
 cudaError_t encode_cache(CUtensorMap* map, void const* data, CacheStrides const& strides, DecodeParams const& params,
                          int heads, int head_dim, Box box) {
   PageTable const& table = params.table;
-  int const page_size = std::max(1, table.page_size), pages = std::max(1, table.pages);
+  int const page_size = std::max<int>(1, table.page_size), pages = std::max(1, table.pages);
   return encode_map<Cache, 4>(
       map, table.capacity > 0 && table.pages > 0 ? data : params.q,
       {uint64_t(head_dim), uint64_t(page_size), uint64_t(heads), uint64_t(pages)},

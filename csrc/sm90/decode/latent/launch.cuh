@@ -16,6 +16,7 @@ cudaError_t launch_decode(DecodePlan const& plan, DecodeParams const& params, in
   args.params = params;
   args.shares = shares;
   args.box_rows = box_rows(params, kTileKeys);
+  args.boxes = kTileKeys / args.box_rows;
   cudaError_t error = encode_cache<typename Traits::Element>(&args.k, params.k, params.k_strides, params,
                                                              params.heads_kv / shares, params.head_dim,
                                                              {.rows = args.box_rows, .columns = kChunk});

@@ -18,8 +18,9 @@ namespace flash_cute::sm90::decode::latent {
 
 struct KernelArgs {
   DecodeParams params;  // a KV head is one of `shares`, see head_shares
-  int shares;
+  Divisor shares;
   int box_rows;   // divides the page size and the tile
+  Divisor boxes;  // of a tile's rows
   CUtensorMap k;  // (column, row, head, page)
 };
 
@@ -32,11 +33,11 @@ class Producer {
       : args_(args),
         smem_(smem),
         lane_(threadIdx.x % 32),
-        boxes_(kTileKeys / args.box_rows),
+        boxes_(args.boxes),
         head_(uniform(int(blockIdx.x) % args.params.heads_kv / args.shares)) {}
 
   CUTE_DEVICE void find_work() {
-    int const heads = args_.params.heads_kv;
+    Divisor const& heads = args_.params.heads_kv;
     Walk<Cut> const walk(args_.params, int(blockIdx.x) / heads, int(blockIdx.x) % heads);
     if (lane_ == 0) new (&this->walk()) Walk<Cut>(walk);
   }
@@ -59,7 +60,8 @@ class Producer {
 
   // For the merge: the unit with which the bundle begins.
   CUTE_DEVICE void record(Unit const& unit) const {
-    int const heads = args_.params.heads_kv, bundle = int(blockIdx.x) / heads;
+    Divisor const& heads = args_.params.heads_kv;
+    int const bundle = int(blockIdx.x) / heads;
     if (int(blockIdx.x) % heads > 0) return;
     int* const words = reinterpret_cast<int*>(first_unit_of(args_.params, bundle));
     constexpr int kWords = sizeof(Unit) / sizeof(int);
@@ -111,7 +113,7 @@ class Producer {
     int page;
     int row;
   };
-  CUTE_DEVICE int first_box() const { return lane_ % boxes_; }
+  CUTE_DEVICE int first_box() const { return lane_ % args_.boxes; }
   CUTE_DEVICE Box box_of(Unit const& unit, int tile, int number) const {
     PageTable const& table = args_.params.table;
     int const key = tile * kTileKeys + number * args_.box_rows;
@@ -195,10 +197,10 @@ class Producer {
     if (lane_ < chunks) set_barrier_transaction_bytes(smem_.full[state_.stage][first_chunk + lane_], bytes);
     __syncwarp();
     for (int i = lane_; i < boxes_ * chunks; i += 32) {
-      int const number = i % boxes_;
+      int const number = i % args_.boxes;
       Box const box = number == first_box() ? first : box_of(unit, tile, number);
       if (!box.seen) continue;
-      copy(state_.stage, first_chunk + i / boxes_, number * args_.box_rows, box.row, box.page);
+      copy(state_.stage, first_chunk + i / args_.boxes, number * args_.box_rows, box.row, box.page);
     }
   }
 
@@ -221,7 +223,7 @@ class Producer {
   KernelArgs const& args_;
   typename Traits::SharedStorage& smem_;
   int lane_;
-  int boxes_;  // of a tile's rows
+  int boxes_;
   int head_;   // of the keys
   PipelineState<kStages> state_;
   PipelineState<2> unit_state_;

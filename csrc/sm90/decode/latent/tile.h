@@ -67,8 +67,8 @@ constexpr int head_shares(int group) { return group % kRows == 0 ? std::max(1, g
 // The call as its kernels see it: each share is a KV head of its own.
 inline DecodeParams share_heads(DecodeParams params) {
   int const shares = head_shares(params.group);
-  params.heads_kv *= shares;
-  params.group /= shares;
+  params.heads_kv = params.heads_kv * shares;
+  params.group = params.group / shares;
   return params;
 }
 

@@ -47,7 +47,7 @@ inline Params params_of(DecodeParams const& decode) {
 template <class Args>
 void divide_pages(Args& args, int block_n) {
   PageTable const& table = args.params.table;
-  int const page_size = std::max(1, table.page_size);
+  int const page_size = std::max<int>(1, table.page_size);
   args.page_size = cutlass::FastDivmod(page_size);
   args.tile_pages = block_n / page_size;
   args.tile_rows = block_n % page_size;

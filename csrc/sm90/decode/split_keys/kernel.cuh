@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, Traits::kCtasPerSm)
 template <class Traits>
 __global__ void __launch_bounds__(32 * common::kMergeWarps, 1)
     merge_kernel(__grid_constant__ DecodeParams const params) {
-  int const place = blockIdx.x / params.heads_kv, head_kv = blockIdx.x % params.heads_kv;
+  int const place = int(blockIdx.x) / params.heads_kv, head_kv = int(blockIdx.x) % params.heads_kv;
   if (place == params.bundles - 1) {
     common::clear_rows_of_no_sequence<typename Traits::Element>(params);
   } else {

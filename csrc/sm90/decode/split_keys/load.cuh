@@ -20,6 +20,7 @@ using flash_cute::split_keys::Walk;
 struct KernelArgs {
   DecodeParams params;
   int box_rows;  // divides the page size and the tile
+  Divisor boxes;  // of a tile's rows
   CUtensorMap k;  // (column, row, head, page)
   CUtensorMap v;
 };
@@ -38,11 +39,11 @@ class Producer {
         map_(values ? &args.v : &args.k),
         chunk_columns_(values ? Traits::kChunkV : Traits::kChunkK),
         chunks_(values ? Traits::kHeadDimV / Traits::kChunkV : Traits::kHeadDim / Traits::kChunkK),
-        head_kv_(blockIdx.x % args.params.heads_kv),
-        boxes_(kTileKeys / args.box_rows),
-        box_(int(threadIdx.x % 32) % boxes_),
-        chunk_(int(threadIdx.x % 32) / boxes_),
-        chunk_step_(max(1, 32 / boxes_)) {
+        head_kv_(int(blockIdx.x) % args.params.heads_kv),
+        boxes_(args.boxes),
+        box_(int(threadIdx.x % 32) % args.boxes),
+        chunk_(int(threadIdx.x % 32) / args.boxes),
+        chunk_step_(max(1, 32 / args.boxes)) {
     if (values) state_.advance();  // tiles of K and V take stages by turns
   }
 
@@ -151,7 +152,7 @@ class Producer {
   int chunk_columns_;
   int chunks_;  // of a row
   int head_kv_;
-  int boxes_;  // of a tile's rows
+  int boxes_;
   int box_;         // this lane's first one
   int chunk_;       // and first chunk
   int chunk_step_;  // to its next chunk
