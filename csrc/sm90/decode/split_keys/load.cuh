@@ -21,6 +21,7 @@ struct KernelArgs {
   DecodeParams params;
   int box_rows;  // divides the page size and the tile
   Divisor boxes;  // of a tile's rows
+  Divisor chunk_step;  // from a lane's chunk to its next
   CUtensorMap k;  // (column, row, head, page)
   CUtensorMap v;
 };
@@ -43,7 +44,7 @@ class Producer {
         boxes_(args.boxes),
         box_(int(threadIdx.x % 32) % args.boxes),
         chunk_(int(threadIdx.x % 32) / args.boxes),
-        chunk_step_(max(1, 32 / args.boxes)) {
+        chunk_step_(args.chunk_step) {
     if (values) state_.advance();  // tiles of K and V take stages by turns
   }
 
@@ -116,8 +117,9 @@ class Producer {
 
   // `first`: this lane's first box.
   CUTE_DEVICE void load(Unit const& unit, int tile, Box const& first) {
-    int const own_chunks = max(0, ceil_div(chunks_ - chunk_, chunk_step_));
+    int const own_chunks = max(0, chunks_ - chunk_ + chunk_step_ - 1) / args_.chunk_step;
     int count = first.seen ? own_chunks : 0;
+#pragma unroll 1
     for (int number = box_ + 32; number < boxes_; number += 32) {
       if (box_of(unit, tile, number).seen) count += own_chunks;
     }
@@ -128,6 +130,7 @@ class Producer {
     }
     __syncwarp();
     copy_box(first, box_);
+#pragma unroll 1
     for (int number = box_ + 32; number < boxes_; number += 32) {
       copy_box(box_of(unit, tile, number), number);
     }
@@ -155,7 +158,7 @@ class Producer {
   int boxes_;
   int box_;         // this lane's first one
   int chunk_;       // and first chunk
-  int chunk_step_;  // to its next chunk
+  int chunk_step_;
   PipelineState<Traits::kStages> state_;
   PipelineState<2> unit_state_;
 };
