@@ -32,7 +32,8 @@ template <class KernelTraits, class Encode>
 cudaError_t launch_chunks(KernelArgs& args, int64_t ctas, int64_t zeroed, Encode const& encode,
                           cudaStream_t stream) {
   using Element = typename KernelTraits::Element;
-  Params const& params = args.params;
+  Params& params = args.params;
+  params.divide(KernelTraits::kWarpgroups);
   long_rows::divide_pages(args, KernelTraits::kBlockN);
   int const columns = KernelTraits::ColumnsQK::kChunk;
   cudaError_t error = encode_queries<Element>(&args.q, params, params.rows, columns);

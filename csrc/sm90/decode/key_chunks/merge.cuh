@@ -35,8 +35,8 @@ CUTE_DEVICE void merge_row(Params const& params, int block, int warp) {
   int const m_block = block % slots.row_tiles, head_tile = block / slots.row_tiles % slots.head_tiles;
   int const index = block / slots.row_tiles / slots.head_tiles;
   Sequence const sequence = read_sequence(params, index, find_floors(params, index));
-  int const row = m_block * params.rows.positions + packed / params.rows.heads;
-  int const head = head_tile * params.rows.heads + packed % params.rows.heads;
+  int const row = m_block * params.rows.positions + packed / params.heads;
+  int const head = head_tile * params.rows.heads + packed % params.heads;
   ChunkRange const chunks = chunks_of<Traits>(sequence);
   if (packed >= slots.rows || row >= sequence.rows || is_long(params, sequence) || chunks.count == 1) return;
   int64_t const first_part =

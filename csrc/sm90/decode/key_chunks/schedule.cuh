@@ -1,8 +1,11 @@
 // The work of a CTA: row tiles, each over one chunk of keys after the other, or single chunks.
 #pragma once
 
+#include <algorithm>
+
 #include <cutlass/fast_math.h>
 
+#include "contract/divisor.h"
 #include "core/split_keys/work.cuh"
 #include "core/warp_sum.cuh"
 #include "sm90/decode/long_rows/sequences.cuh"
@@ -16,6 +19,20 @@ struct Params : long_rows::Params {
   bool has_cache;  // else K and V are those of a forward, dense or packed
   PackedRows rows;
   Slots slots;  // of chunks of several CTAs
+  // What follows from those, and what they divide by.
+  Divisor group;       // query heads of a KV head
+  Divisor heads;       // of a row tile
+  Divisor head_tiles;  // row tiles of all heads
+  Divisor positions;   // of a CTA's row tile
+  int inverse;         // rows.inverse()
+
+  void divide(int warpgroups) {
+    group = std::max(1, heads_q / std::max(1, heads_kv));
+    heads = rows.heads;
+    head_tiles = heads_q / rows.heads;
+    positions = warpgroups * rows.positions;
+    inverse = rows.inverse();
+  }
 };
 
 struct KernelArgs {
@@ -93,7 +110,7 @@ class Sequences32 {
     if (index < sequence_count(params_)) {
       Sequence const sequence = read(lane());
       if (is_long(params_, sequence) == kFolds) {
-        units = ceil_div(sequence.rows, positions()) * head_tiles();
+        units = row_tiles(sequence) * params_.head_tiles;
         if constexpr (!kFolds) units *= chunks_of<Traits>(sequence).count;
       }
     }
@@ -128,15 +145,17 @@ class Sequences32 {
     return read_sequence(params_, first_ + which, {floors.rows, floors.keys});
   }
 
-  CUTE_DEVICE int positions() const { return Traits::kWarpgroups * params_.rows.positions; }  // of a row tile
-  CUTE_DEVICE int head_tiles() const { return params_.heads_q / params_.rows.heads; }
+  CUTE_DEVICE int positions() const { return params_.positions; }  // of a row tile
+  CUTE_DEVICE int row_tiles(Sequence const& sequence) const {
+    return (sequence.rows + positions() - 1) / params_.positions;
+  }
 
   // kFolds: the row tile of a number of a sequence; and the key tiles that it visits.
   CUTE_DEVICE RowTileCoord coord(Sequence const& sequence, int number) const {
-    TileOrder order = forward::sequence_order(params_, sequence, ceil_div(sequence.rows, positions()));
-    order.heads_q = order.num_heads = head_tiles();
-    order.group = max(1, order.group / params_.rows.heads);
-    order.last_group = (head_tiles() - 1) / order.group;
+    TileOrder order = forward::sequence_order(params_, sequence, row_tiles(sequence));
+    order.heads_q = order.num_heads = params_.head_tiles;
+    order.group = max(1, order.group / params_.heads);
+    order.last_group = (params_.head_tiles - 1) / order.group;
     return order.coord(number);
   }
   CUTE_DEVICE TileRange range(Sequence const& sequence, int m_block) const {
@@ -208,8 +227,8 @@ CUTE_DEVICE void schedule(Params const& params, typename Traits::SharedStorage& 
         coord = sequences.coord(sequence, index);
       } else {
         chunks = chunks_of<Traits>(sequence);
-        int const chunk = index % chunks.count, tile = index / chunks.count, head_tiles = sequences.head_tiles();
-        coord = {.m_block = tile / head_tiles, .head = tile % head_tiles};
+        int const tile = flash_cute::split_keys::divide(index, chunks.count), chunk = index - tile * chunks.count;
+        coord = {.m_block = tile / params.head_tiles, .head = tile % params.head_tiles};
         part = ((coord.head * params.slots.row_tiles) + coord.m_block) * params.slots.chunks + chunk;
         chunks = {chunks.first + chunk, chunks.count};
       }
@@ -244,14 +263,14 @@ CUTE_DEVICE void schedule(Params const& params, typename Traits::SharedStorage& 
           int const key_end = max(key_begin, min(range.end, (chunk + 1) * Traits::kChunkTiles));
           key_tiles = key_end - key_begin;
           tile.head = coord.head * params.rows.heads;
-          tile.head_kv = tile.head / (params.heads_q / params.heads_kv);
+          tile.head_kv = tile.head / params.group;
           tile.batch = sequences.index(lane);
           tile.keys = {key_begin, key_end, count};
           tile.sequence = sequence;
           tile.rows = params.rows;
           tile.q_stage = q_stage;
           tile.q_phase = q_phase;
-          tile.inverse = params.rows.inverse();
+          tile.inverse = params.inverse;
           tile.page = params.has_cache || params.sequences.cu_k == nullptr ? tile.batch : 0;
           if constexpr (kFolds) {
             int const before = i == 0 ? 0 : i > begin ? kContinues : kContinues | kFromOther;
