@@ -28,6 +28,12 @@ struct Row {
             .index = packed / params.group,
             .head = unit.head_kv * params.group + packed % params.group};
   }
+
+  template <class Element>
+  CUTE_DEVICE Element const* query(DecodeParams const& params, Unit const& unit) const {
+    return static_cast<Element const*>(params.q) + unit.batch * params.q_strides.batch +
+           head * params.q_strides.head + int64_t{unit.sequence.first_row + index} * params.q_strides.row;
+  }
 };
 
 // Two neighbouring elements as operands of the products.
@@ -54,9 +60,7 @@ CUTE_DEVICE void load_queries(DecodeParams const& params, Unit const& unit, int 
   CUTE_UNROLL
   for (int i = 0; i < kRowsOfThread; ++i) {
     Row const row = Row::of(params, unit, number + 8 * i);
-    Element const* const q = static_cast<Element const*>(params.q) + unit.batch * params.q_strides.batch +
-                             row.head * params.q_strides.head +
-                             int64_t{unit.sequence.first_row + row.index} * params.q_strides.row;
+    Element const* const q = row.query<Element>(params, unit);
     CUTE_UNROLL
     for (int k = 0; k < size<2>(tSrQ); ++k) {
       CUTE_UNROLL
@@ -129,18 +133,21 @@ struct PieceSoftmax {
 template <class Scores>
 CUTE_DEVICE void modify_and_mask(DecodeParams const& params, Unit const& unit, int number, int first, int keys,
                                  Scores& scores) {  // (rows, columns): pairs of columns, 8 apart
-  if (params.score.softcap_scale != 0.f) cap_scores_by_tanh(scores, params.score);
   int const own = first + 2 * (threadIdx.x % 4);
   auto const key_of = [&](int j) { return own + 8 * (j / 2) + j % 2; };
-  if (params.score.slopes != nullptr) {
-    CUTE_UNROLL
-    for (int i = 0; i < kRowsOfThread; ++i) {
-      Row const row = Row::of(params, unit, number + 8 * i);
-      float const slope = row.exists ? head_slope(params.score, unit.batch, row.head) : 0.f;
-      int const position = position_of(params, unit.sequence, row.index);
+  // One branch for both: the softcap alone would be predicated, and take a third of a tile's time where there is none.
+  if (params.score.softcap_scale != 0.f || params.score.slopes != nullptr) {
+    if (params.score.softcap_scale != 0.f) cap_scores_by_tanh(scores, params.score);
+    if (params.score.slopes != nullptr) {
       CUTE_UNROLL
-      for (int j = 0; j < size<1>(scores); ++j) {
-        scores(i, j) -= slope * fabsf(static_cast<float>(position - key_of(j)));
+      for (int i = 0; i < kRowsOfThread; ++i) {
+        Row const row = Row::of(params, unit, number + 8 * i);
+        float const slope = row.exists ? head_slope(params.score, unit.batch, row.head) : 0.f;
+        int const position = position_of(params, unit.sequence, row.index);
+        CUTE_UNROLL
+        for (int j = 0; j < size<1>(scores); ++j) {
+          scores(i, j) -= slope * fabsf(static_cast<float>(position - key_of(j)));
+        }
       }
     }
   }

@@ -7,6 +7,7 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/tensor.hpp>
 
+#include "core/split_keys/rows.cuh"
 #include "core/split_keys/work.cuh"
 #include "sm90/common/dependent_launch.cuh"
 #include "sm90/common/pipeline.cuh"
@@ -54,7 +55,11 @@ class Producer {
 
   CUTE_DEVICE void run(Walk<typename Traits::Cut>& walk) {
     while (walk.next()) {
-      if (!values_) publish(walk.unit());
+      if (values_) {
+        prefetch_queries(walk.unit());
+      } else {
+        publish(walk.unit());
+      }
       load_unit(walk.unit());
     }
     if (!values_) publish({});
@@ -69,6 +74,18 @@ class Producer {
       smem_.unit_pipeline.publish(unit_state_);
     }
     unit_state_.advance();
+  }
+
+  // Into L2, before the consumers ask for them behind the loads of all CTAs.
+  CUTE_DEVICE void prefetch_queries(Unit const& unit) const {
+    using flash_cute::split_keys::Row;
+    constexpr int kLine = 128;
+    for (int number = threadIdx.x % 32; number < unit.rows; number += 32) {
+      auto const* const q = Row::of(args_.params, unit, number).query<typename Traits::Element>(args_.params, unit);
+      for (int column = 0; column < args_.params.head_dim; column += kLine / int(sizeof(*q))) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(q + column));
+      }
+    }
   }
 
   CUTE_DEVICE void load_unit(Unit const& unit) {
