@@ -61,6 +61,8 @@ class Consumer {
   static constexpr int kKeys = Traits::kTileKeys / kKeyWarps;  // of a tile, a warp's
   // Whose scores are in registers: more would spill.
   static constexpr int kStepKeys = kByWarpgroup ? kKeys : cute::min(kKeys, Traits::kHeadDimV > 192 ? 16 : 32);
+  // The scores of the next tile are computed beside the product of a tile.
+  static constexpr bool kScoresAhead = Traits::kScoresAhead && kKeyWarps > 1 && kStepKeys == kKeys;
   static constexpr int kAllGroups = Traits::kHeadDimV / 8;
   static constexpr int kGroups = kAllGroups / kKeyWarps;  // of the columns that a warp folds and stores
   static_assert(kKeys % 16 == 0 && kAllGroups % kKeyWarps == 0);
@@ -104,6 +106,14 @@ class Consumer {
     if constexpr (kKeyWarps == 1) consumers_sync();  // of a unit of few rows before, others may still read the shares
     CUTE_UNROLL
     for (int g = 0; g < kGroups; ++g) folded(g) = {0.f, 0.f, 0.f, 0.f};
+    auto tSrS = partition_fragment_C(mma, Shape<_16, Int<kStepKeys>>{});  // kScoresAhead; (MMA, 1, keys / 8)
+    int const end = unit_.end_of(unit_.piece_end - 1);
+    if constexpr (kScoresAhead) {
+      if (unit_.begin_of(unit_.piece_begin) < end) {
+        multiply_qk<Traits, kKeys>(ring.wait_keys(), warp_ * kKeys, queries, tSrS);
+        ring.release_keys();
+      }
+    }
 #pragma unroll 1
     for (int piece = unit_.piece_begin; piece < unit_.piece_end; ++piece) {
       auto tOrO = partition_fragment_C(mma, Shape<_16, Int<Traits::kHeadDimV>>{});  // (MMA, 1, Dv / 8)
@@ -112,7 +122,11 @@ class Consumer {
       clear(tOrO);
 #pragma unroll 1
       for (int tile = unit_.begin_of(piece); tile < unit_.end_of(piece); ++tile) {
-        compute_tile(ring, tile, queries, softmax, tOrO);
+        if constexpr (kScoresAhead) {
+          compute_tile_and_next_scores(ring, tile, end, queries, softmax, tSrS, tOrO);
+        } else {
+          compute_tile(ring, tile, queries, softmax, tOrO);
+        }
       }
       softmax.finish();
       finish_piece(piece, softmax, tOrO, state);
@@ -147,12 +161,44 @@ class Consumer {
     ring.release_values();
   }
 
+  // `tSrS`: the scores of the tile; then those of the next one, if it is not behind `end`.
+  template <class Ring, class Queries, class Scores, class Accumulator>
+  CUTE_DEVICE void compute_tile_and_next_scores(Ring& ring, int tile, int end, Queries const& queries,
+                                                PieceSoftmax& softmax, Scores& tSrS, Accumulator& tOrO) {
+    int const own = warp_ * kKeys;
+    auto const tSrP = numerators(tile * Traits::kTileKeys + own, softmax, tSrS, tOrO);
+    auto tOrP = make_tensor(tSrP.data(), operand_a_layout(tSrP.layout()));  // (MMA, 1, keys / 16)
+    Cache const* const values = ring.wait_values();
+    bool const has_next = tile + 1 < end;
+    Cache const* const keys = has_next ? ring.wait_keys() : values;  // of no tile: in vain, without a branch
+    multiply_pv_and_next_qk<Traits, kKeys>(values, keys, own, keys_that_exist(tile, own), tOrP, tOrO, queries, tSrS);
+    ring.release_values();
+    if (has_next) ring.release_keys();
+  }
+
+  // Of raw scores, from key `first` on; rescales the accumulator.
+  template <class Scores, class Accumulator>
+  CUTE_DEVICE auto numerators(int first, PieceSoftmax& softmax, Scores& tSrS, Accumulator& tOrO) {
+    auto scores = rowcol_view(tSrS);  // (rows, columns)
+    modify_and_mask(params_, unit_, number_, first, kStepKeys, scores);
+    auto acc = rowcol_view(tOrO);
+    softmax.update(scores, acc, params_.scale_log2);
+    auto tSrP = make_tensor_like<Operand>(tSrS);
+    convert(tSrS, tSrP);
+    return tSrP;
+  }
+
+  // Of a tile's keys from `own` on, which the step has.
+  CUTE_DEVICE KeysThatExist keys_that_exist(int tile, int own) const {
+    int const begin = unit_.seen_begin - tile * Traits::kTileKeys, end = unit_.seen_end - tile * Traits::kTileKeys;
+    return {.begin = begin, .end = end, .all = begin <= own && end >= own + kStepKeys};
+  }
+
   // Of the keys of a tile from `own` on. `values_of` is called once the scores have been computed.
   template <class ValuesOf, class Queries, class Accumulator>
   CUTE_DEVICE void step(Cache const* keys, ValuesOf const& values_of, int tile, int own, Queries const& queries,
                         PieceSoftmax& softmax, Accumulator& tOrO) {
     typename Traits::Mma mma;
-    int const first = tile * Traits::kTileKeys + own;
     auto tSrS = partition_fragment_C(mma, Shape<_16, Int<kStepKeys>>{});  // (MMA, 1, keys / 8)
     if constexpr (Traits::kFloat8) {
       if (params_.k_is_e5m2) {
@@ -169,15 +215,9 @@ class Consumer {
       multiply_qk<Traits, kStepKeys>(keys, own, queries, tSrS);
     }
     Cache const* const values = values_of();
-    auto scores = rowcol_view(tSrS);  // (rows, columns)
-    modify_and_mask(params_, unit_, number_, first, kStepKeys, scores);
-    auto acc = rowcol_view(tOrO);
-    softmax.update(scores, acc, params_.scale_log2);
-    auto tSrP = make_tensor_like<Operand>(tSrS);
-    convert(tSrS, tSrP);
+    auto tSrP = numerators(tile * Traits::kTileKeys + own, softmax, tSrS, tOrO);
     auto tOrP = make_tensor(tSrP.data(), operand_a_layout(tSrP.layout()));  // (MMA, 1, keys / 16)
-    int const begin = unit_.seen_begin - tile * Traits::kTileKeys, end = unit_.seen_end - tile * Traits::kTileKeys;
-    KeysThatExist const exist{.begin = begin, .end = end, .all = begin <= own && end >= own + kStepKeys};
+    KeysThatExist const exist = keys_that_exist(tile, own);
     if constexpr (kByWarpgroup) {
       if (!exist.all) {
         Traits::WarpgroupProducts::clear_values(values, exist.begin, exist.end);

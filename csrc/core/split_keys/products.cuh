@@ -33,10 +33,16 @@ struct QueriesInShared {
   }
 };
 
-// Of the kKeys keys of a tile from `first` on.
-template <class Traits, int kKeys, class Queries, class Scores>
+struct NothingBeside {
+  CUTE_DEVICE void operator()(int) const {}
+};
+
+// Of the kKeys keys of a tile from `first` on. `beside(Int<d>)` is called in each step of 16 columns: what it issues
+// runs while the step's MMAs wait for those of the step before.
+template <class Traits, int kKeys, class Queries, class Scores, class Beside = NothingBeside>
 CUTE_DEVICE void multiply_qk(typename Traits::Cache const* k, int first, Queries const& queries,
-                             Scores& tSrS) {  // (MMA, 1, keys / 8)
+                             Scores& tSrS,  // (MMA, 1, keys / 8)
+                             Beside const& beside = {}) {
   typename Traits::Mma mma;
   int const lane = threadIdx.x % 32;
   auto sK_tile = make_tensor(make_smem_ptr(k), typename Traits::SmemLayoutK{});  // (tile, D)
@@ -47,17 +53,18 @@ CUTE_DEVICE void multiply_qk(typename Traits::Cache const* k, int first, Queries
   auto tSrK_copy = copy_k.get_slice(_0{}).retile_D(tSrK);   // (CPY, CPY_N, CPY_D)
   CUTE_STATIC_ASSERT_V(size<1>(tSsK) == size<1>(tSrK_copy) && size<2>(tSsK) == size<2>(tSrK_copy));
   auto tSrQ = fragment_a<typename Traits::Operand>(mma, Shape<_16, Int<Traits::kHeadDim>>{});  // (MMA, 1, D / 16)
+  constexpr int kSteps = Traits::kHeadDim / 16;
   clear(tSrS);
   auto const fetch = [&](int d) {
     queries.fetch(tSrQ, d);
     copy(copy_k, tSsK(_, _, d), tSrK_copy(_, _, d));
   };
   fetch(0);
-  CUTE_UNROLL
-  for (int d = 0; d < size<2>(tSrQ); ++d) {
-    if (d + 1 < size<2>(tSrQ)) fetch(d + 1);  // a step ahead of its MMA
+  for_each(make_seq<kSteps>{}, [&](auto d) {
+    if constexpr (d + 1 < kSteps) fetch(d + 1);  // a step ahead of its MMA
     cute::gemm(mma, tSrQ(_, _, d), tSrK(_, _, d), tSrS);
-  }
+    beside(d);
+  });
 }
 
 // Which keys of a tile exist: V's other rows may be anything in memory, or nothing that was loaded.
@@ -72,37 +79,89 @@ struct KeysThatExist {
   }
 };
 
-template <class Traits, int kKeys, class FragP, class Accumulator>
-CUTE_DEVICE void multiply_pv(typename Traits::Cache const* v, int first, KeysThatExist const& exist,
-                             FragP const& tOrP,      // (MMA, 1, keys / 16)
-                             Accumulator& tOrO) {    // (MMA, 1, D / 8)
-  typename Traits::Mma mma;
-  int const lane = threadIdx.x % 32;
-  auto sVt_tile = make_tensor(make_smem_ptr(v), typename Traits::SmemLayoutVt{});  // (D, tile)
-  auto sVt = local_tile(sVt_tile, Shape<Int<Traits::kHeadDimV>, Int<kKeys>>{}, make_coord(_0{}, first / kKeys));
-  auto tOrV = fragment_b<typename Traits::Operand>(mma, Shape<Int<Traits::kHeadDimV>, Int<kKeys>>{});
-  auto const copy_v = make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, mma);
-  auto tOsV = copy_v.get_slice(lane).partition_S(sVt);     // (CPY, CPY_D, CPY_N)
-  auto tOrV_copy = copy_v.get_slice(_0{}).retile_D(tOrV);  // (CPY, CPY_D, CPY_N)
-  CUTE_STATIC_ASSERT_V(size<1>(tOsV) == size<1>(tOrV_copy) && size<2>(tOsV) == size<2>(tOrV_copy));
-  CUTE_STATIC_ASSERT_V(size<2>(tOrO) == Int<2>{} * size<1>(tOrV_copy));  // a copy has 16 columns
-  CUTE_UNROLL
-  for (int k = 0; k < size<2>(tOrP); ++k) {
-    int const key = first + 16 * k + 2 * (lane % 4);
+// The same, of a lane's registers of kKeys keys of a tile from `first` on.
+template <int kKeys>
+struct BitsThatExist {
+  uint32_t bits[kKeys / 16][2];
+
+  CUTE_DEVICE static BitsThatExist of(KeysThatExist const& exist, int first) {
+    BitsThatExist result;
     CUTE_UNROLL
-    for (int c = 0; c < size<1>(tOrV_copy); ++c) {
-      copy(copy_v, tOsV(_, c, k), tOrV_copy(_, c, k));
+    for (int k = 0; k < kKeys / 16; ++k) {
       CUTE_UNROLL
-      for (int d = 2 * c; d < 2 * c + 2; ++d) {
-        if (!exist.all) {
-          auto words = recast<uint32_t>(tOrV(_, d, k));  // (2): of pairs of keys
-          words(_0{}) &= exist.bits(key);
-          words(_1{}) &= exist.bits(key + 8);
-        }
-        cute::gemm(mma, tOrP(_, _0{}, k), tOrV(_, d, k), tOrO(_, _0{}, d));
+      for (int i = 0; i < 2; ++i) {
+        result.bits[k][i] = exist.bits(first + 16 * k + 8 * i + 2 * int(threadIdx.x % 4));
       }
     }
+    return result;
   }
+};
+
+// The product of V's rows, of the kKeys keys of a tile from `first` on, in steps of 16 keys and 16 columns each.
+template <class Traits, int kKeys>
+struct ProductPV {
+  static constexpr int kColumnSteps = Traits::kHeadDimV / 16, kSteps = kKeys / 16 * kColumnSteps;
+
+  // `mask(words, k)`: clears the bits of keys that do not exist, in two registers of the lane's of key step k.
+  template <int kStep, class Mask, class FragP, class Accumulator>
+  CUTE_DEVICE static void step(typename Traits::Cache const* v, int first, Mask const& mask,
+                               FragP const& tOrP,    // (MMA, 1, keys / 16)
+                               Accumulator& tOrO) {  // (MMA, 1, D / 8)
+    constexpr int k = kStep / kColumnSteps, c = kStep % kColumnSteps;
+    typename Traits::Mma mma;
+    auto sVt_tile = make_tensor(make_smem_ptr(v), typename Traits::SmemLayoutVt{});  // (D, tile)
+    auto sVt = local_tile(sVt_tile, Shape<Int<Traits::kHeadDimV>, Int<kKeys>>{}, make_coord(_0{}, first / kKeys));
+    auto tOrV = fragment_b<typename Traits::Operand>(mma, Shape<Int<Traits::kHeadDimV>, Int<kKeys>>{});
+    auto const copy_v = make_tiled_copy_B(typename Traits::SmemCopyAtomTransposed{}, mma);
+    auto tOsV = copy_v.get_slice(threadIdx.x % 32).partition_S(sVt);  // (CPY, CPY_D, CPY_N)
+    auto tOrV_copy = copy_v.get_slice(_0{}).retile_D(tOrV);           // (CPY, CPY_D, CPY_N)
+    CUTE_STATIC_ASSERT_V(size<1>(tOsV) == size<1>(tOrV_copy) && size<2>(tOsV) == size<2>(tOrV_copy));
+    CUTE_STATIC_ASSERT_V(size<2>(tOrO) == Int<2>{} * size<1>(tOrV_copy));  // a copy has 16 columns
+    copy(copy_v, tOsV(_, c, k), tOrV_copy(_, c, k));
+    CUTE_UNROLL
+    for (int d = 2 * c; d < 2 * c + 2; ++d) {
+      auto words = recast<uint32_t>(tOrV(_, d, k));  // (2): of pairs of keys
+      mask(words, k);
+      cute::gemm(mma, tOrP(_, _0{}, k), tOrV(_, d, k), tOrO(_, _0{}, d));
+    }
+  }
+};
+
+template <class Traits, int kKeys, class FragP, class Accumulator>
+CUTE_DEVICE void multiply_pv(typename Traits::Cache const* v, int first, KeysThatExist const& exist,
+                             FragP const& tOrP,    // (MMA, 1, keys / 16)
+                             Accumulator& tOrO) {  // (MMA, 1, D / 8)
+  auto const mask = [&](auto& words, int k) {
+    if (exist.all) return;
+    int const key = first + 16 * k + 2 * int(threadIdx.x % 4);
+    words(_0{}) &= exist.bits(key);
+    words(_1{}) &= exist.bits(key + 8);
+  };
+  for_each(make_seq<ProductPV<Traits, kKeys>::kSteps>{}, [&](auto i) {
+    ProductPV<Traits, kKeys>::template step<i>(v, first, mask, tOrP, tOrO);
+  });
+}
+
+// Both products beside each other: O += P V of a tile, and S of the next one.
+template <class Traits, int kKeys, class FragP, class Accumulator, class Queries, class Scores>
+CUTE_DEVICE void multiply_pv_and_next_qk(typename Traits::Cache const* v, typename Traits::Cache const* k, int first,
+                                         KeysThatExist const& exist,
+                                         FragP const& tOrP,  // (MMA, 1, keys / 16)
+                                         Accumulator& tOrO,  // (MMA, 1, D / 8)
+                                         Queries const& queries,
+                                         Scores& tSrS) {  // (MMA, 1, keys / 8)
+  auto const existing = BitsThatExist<kKeys>::of(exist, first);
+  auto const mask = [&](auto& words, int k) {
+    words(_0{}) &= existing.bits[k][0];
+    words(_1{}) &= existing.bits[k][1];
+  };
+  constexpr int kSteps = ProductPV<Traits, kKeys>::kSteps, kStepsQK = Traits::kHeadDim / 16;
+  multiply_qk<Traits, kKeys>(k, first, queries, tSrS, [&](auto d) {
+    constexpr int kBegin = d * kSteps / kStepsQK, kEnd = (d + 1) * kSteps / kStepsQK;
+    for_each(make_range<kBegin, kEnd>{}, [&](auto i) {
+      ProductPV<Traits, kKeys>::template step<i>(v, first, mask, tOrP, tOrO);
+    });
+  });
 }
 
 }  // namespace flash_cute::split_keys

@@ -56,6 +56,9 @@ struct Traits {
   // Whether the four warps compute 64 rows together, by WarpgroupProducts of the derived traits.
   static constexpr bool kHasWarpgroupProducts = false;
 
+  // Whether the ring gives the keys of a tile before the values of the one before are released.
+  static constexpr bool kScoresAhead = false;
+
   static constexpr int kStageElements = kTileKeys * cute::max(kHeadDim, kHeadDimV);  // of Cache: one tile of K or of V
 };
 

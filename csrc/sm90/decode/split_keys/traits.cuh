@@ -21,6 +21,10 @@ struct Traits : flash_cute::split_keys::Traits<Element, kHeadDim, kHeadDimV, Cac
   static constexpr bool kHasWarpgroupProducts = !Base::kFloat8 && !Base::kQInShared;
   using WarpgroupProducts = split_keys::WarpgroupProducts<Element, kHeadDim, kHeadDimV, Base::kTileKeys>;
 
+  // Of head dim 256 the registers are missing; float8 numbers are converted beside the product; and two CTAs hide each
+  // other's latencies, with few stages each.
+  static constexpr bool kScoresAhead = !Base::kFloat8 && !Base::kQInShared && kCtasPerSm == 1;
+
   struct SharedStorage {
     alignas(1024) Cache tiles[kStages][Base::kStageElements];
     flash_cute::split_keys::ConsumerStorage<kHeadDim, kHeadDimV> consumers;
