@@ -30,10 +30,13 @@ constexpr int kManyRows = 64;  // else a row tile has so many rows, 16 for each 
 // `many`: of a family whose row tiles have another number of rows then.
 constexpr int rows_of_tile(int rows, int many = kManyRows) { return rows <= kFewRows ? kFewRows : many; }
 
-constexpr int kLeastPieceKeys = 128;
+constexpr int kLeastPieceKeys = 256;
 
-// Pieces of a unit, at most: enough for each multiprocessor to have one where there is one sequence.
-constexpr int most_pieces(int heads_kv) { return std::clamp(256 / std::max(1, heads_kv), 8, 256); }
+// Pieces of a unit, at most: about as many as a large chip has CTAs for a KV head, so that each has one where there is
+// one sequence.
+constexpr int most_pieces(int heads_kv, int ctas_per_sm = 2) {
+  return std::clamp(128 * ctas_per_sm / std::max(1, heads_kv), 8, 256);
+}
 
 // The key tiles of each piece but perhaps the last. `most`: of pieces.
 constexpr int piece_tiles(int tiles, int tile_keys, Divisor const& most) {

@@ -35,7 +35,9 @@ struct Family {
       plan.many_rows = plan.shape.block_m;
       return;
     }
-    plan_ranges(plan, problem, shape, {.most_pieces = most_pieces(problem.call.heads_kv)}, gpu);
+    // Caches of float8 are cut as those of 16 bits: the bits are equal.
+    int const ctas = ctas_per_sm(plan.head_dim, plan.head_dim_v, 2);
+    plan_ranges(plan, problem, shape, {.most_pieces = most_pieces(problem.call.heads_kv, ctas)}, gpu);
   }
 
   static std::vector<std::string> notes(DecodePlan const& plan, KvCacheProblem const& problem) {
