@@ -46,7 +46,10 @@ class Producer {
         box_(int(threadIdx.x % 32) % args.boxes),
         chunk_(int(threadIdx.x % 32) / args.boxes),
         chunk_step_(args.chunk_step) {
-    if (values) state_.advance();  // tiles of K and V take stages by turns
+    if (values) {  // tiles of K and V take stages by turns
+      state_.advance();
+      arriving_.advance();
+    }
   }
 
   CUTE_DEVICE Walk<typename Traits::Cut> find_work() const {
@@ -141,6 +144,7 @@ class Producer {
       if (box_of(unit, tile, number).seen) count += own_chunks;
     }
     count = __reduce_add_sync(0xffffffff, count);
+    if constexpr (Traits::kTilesInFlight > 0) wait_for_arrivals();
     smem_.pipeline.wait_empty(state_);
     if (threadIdx.x % 32 == 0) {
       smem_.pipeline.expect(state_, uint32_t(count * args_.box_rows * chunk_columns_ * sizeof(Cache)));
@@ -153,6 +157,17 @@ class Producer {
     }
     state_.advance();
     state_.advance();
+  }
+
+  // Of the tiles before, all but the last ones have arrived.
+  CUTE_DEVICE void wait_for_arrivals() {
+    if (in_flight_ < Traits::kTilesInFlight) {
+      ++in_flight_;
+      return;
+    }
+    smem_.pipeline.wait_full(arriving_);
+    arriving_.advance();
+    arriving_.advance();
   }
 
   // Pages that do not exist are outside of the map, and arrive as zeros.
@@ -177,6 +192,8 @@ class Producer {
   int chunk_;       // and first chunk
   int chunk_step_;
   PipelineState<Traits::kStages> state_;
+  PipelineState<Traits::kStages> arriving_;  // of the tile that was asked for first, of those that may be in flight
+  int in_flight_ = 0;
   PipelineState<2> unit_state_;
 };
 

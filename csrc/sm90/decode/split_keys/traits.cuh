@@ -25,6 +25,13 @@ struct Traits : flash_cute::split_keys::Traits<Element, kHeadDim, kHeadDimV, Cac
   // other's latencies, with few stages each.
   static constexpr bool kScoresAhead = !Base::kFloat8 && !Base::kQInShared && kCtasPerSm == 1;
 
+  // Tiles of K, and of V, that are in flight at most: a multiprocessor's share of memory's rate needs half of these
+  // bytes. More would only queue up, and instructions and the first tiles of other CTAs behind them. (Where the number
+  // of stages is odd K and V share them, so that a warp cannot tell whether its own tile has arrived: no limit then.)
+  static constexpr int kBytesInFlight = 64 * 1024;
+  static constexpr int kLimit = ceil_div(kBytesInFlight, 2 * kCtasPerSm * kBytes * Base::kStageElements);
+  static constexpr int kTilesInFlight = kStages % 2 == 0 && 2 * kLimit < kStages ? kLimit : 0;  // 0: no limit
+
   struct SharedStorage {
     alignas(1024) Cache tiles[kStages][Base::kStageElements];
     flash_cute::split_keys::ConsumerStorage<kHeadDim, kHeadDimV> consumers;
