@@ -7,6 +7,7 @@
 
 #include "core/score.cuh"
 #include "core/softmax.cuh"
+#include "softcap.cuh"
 #include "traits.cuh"
 #include "work.cuh"
 
@@ -135,19 +136,16 @@ CUTE_DEVICE void modify_and_mask(DecodeParams const& params, Unit const& unit, i
                                  Scores& scores) {  // (rows, columns): pairs of columns, 8 apart
   int const own = first + 2 * (threadIdx.x % 4);
   auto const key_of = [&](int j) { return own + 8 * (j / 2) + j % 2; };
-  // One branch for both: the softcap alone would be predicated, and take a third of a tile's time where there is none.
-  if (params.score.softcap_scale != 0.f || params.score.slopes != nullptr) {
-    if (params.score.softcap_scale != 0.f) cap_scores_by_tanh(scores, params.score);
-    if (params.score.slopes != nullptr) {
+  cap_scores_if_asked(scores, params.score);
+  if (params.score.slopes != nullptr) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRowsOfThread; ++i) {
+      Row const row = Row::of(params, unit, number + 8 * i);
+      float const slope = row.exists ? head_slope(params.score, unit.batch, row.head) : 0.f;
+      int const position = position_of(params, unit.sequence, row.index);
       CUTE_UNROLL
-      for (int i = 0; i < kRowsOfThread; ++i) {
-        Row const row = Row::of(params, unit, number + 8 * i);
-        float const slope = row.exists ? head_slope(params.score, unit.batch, row.head) : 0.f;
-        int const position = position_of(params, unit.sequence, row.index);
-        CUTE_UNROLL
-        for (int j = 0; j < size<1>(scores); ++j) {
-          scores(i, j) -= slope * fabsf(static_cast<float>(position - key_of(j)));
-        }
+      for (int j = 0; j < size<1>(scores); ++j) {
+        scores(i, j) -= slope * fabsf(static_cast<float>(position - key_of(j)));
       }
     }
   }

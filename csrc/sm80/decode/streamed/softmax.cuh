@@ -51,7 +51,7 @@ class Softmax {
     int const lane = thread % 32, first_row = thread / 32;
     float max[kWarpRows];
     read(smem, first_row, lane, scores, max);
-    if (params.score.softcap_scale != 0.f) cap_scores_by_tanh(scores, params.score);
+    flash_cute::split_keys::cap_scores_if_asked(scores, params.score);
     bool const masked = first_key < unit.whole_begin || first_key + kTileKeys > unit.whole_end;
     if (masked || params.score.slopes != nullptr) modify(params, unit, first_row, first_key + 2 * lane, scores);
     float new_max[kWarpRows];
