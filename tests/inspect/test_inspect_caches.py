@@ -204,23 +204,23 @@ def test_latent_heads_are_shared(kernels: tuple[CacheKernel, ...]) -> None:
 
 
 def test_picture(kernels: tuple[CacheKernel, ...], tmp_path: Path) -> None:
-    problem = CacheProblem(((1, 1000), (5, 128), (1, -1)), 2, 1)
+    problem = CacheProblem(((1, 2000), (5, 128), (1, -1)), 2, 1)
     picture = caches.cache_picture(caches.cache_kernel(kernels, 128, "sm90"), problem, 3)
-    # 16 key tiles in pieces of two, two key tiles in one, and a row of nothing: 19 units, in ranges of 7, 6 and 6
+    # 32 key tiles in pieces of four, two key tiles in one, and a row of nothing: 35 tiles, in ranges of 12, 12 and 11
     assert [piece[:5] for piece in picture.data["pieces"]] == [
-        *([0, 0, 0, 0, n] for n in range(4)),
-        *([1, 0, 0, 0, n] for n in range(4, 7)),
-        *([2, 0, 0, 0, n] for n in range(7, 8)),
+        *([0, 0, 0, 0, n] for n in range(3)),
+        *([1, 0, 0, 0, n] for n in range(3, 6)),
+        *([2, 0, 0, 0, n] for n in range(6, 8)),
         [2, 0, 1, 0, 0],
         [2, 0, 2, 0, 0],
     ]
     kinds = [piece[-1] for piece in picture.data["pieces"]]
-    assert kinds == ["fold"] * 4 + ["piece"] * 4 + ["result"] * 2
-    parts = [[0, 4, 0], *([n, n + 1, 1] for n in (4, 5, 6)), [7, 8, 2]]
+    assert kinds == ["fold"] * 3 + ["piece"] * 5 + ["result"] * 2
+    parts = [[0, 3, 0], *([n, n + 1, 1] for n in (3, 4, 5)), *([n, n + 1, 2] for n in (6, 7))]
     assert picture.data["merges"] == [[0, 0, parts]]
-    assert picture.data["length"] == 8 and picture.data["balance"] == pytest.approx(19 / 24, abs=1e-4)
+    assert picture.data["length"] == 12 and picture.data["balance"] == pytest.approx(35 / 36, abs=1e-4)
     svg = picture.save(tmp_path, ("svg",))[0].read_text()
-    assert ">0: 1 x 1000<" in svg and "3 sequences, 2 heads over 1 KV heads" in svg
+    assert ">0: 1 x 2000<" in svg and "3 sequences, 2 heads over 1 KV heads" in svg
 
 
 def test_command(kernels: tuple[CacheKernel, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ inline unsigned __ballot_sync(unsigned, bool value) {
   return bits;
 }
 inline int __ffs(int value) { return __builtin_ffs(value); }
+inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(unsigned(value)); }
 template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask);
 template <class T>
@@ -189,7 +190,7 @@ py::dict schedule(CacheCall const& call, Gpu gpu, HeadDims dims) {
   py::dict result;
   result["shape"] = shape_of(plan.shape);
   result["bundles"] = plan.bundles;
-  result["heads_kv"] = params.heads_kv;
+  result["heads_kv"] = int(params.heads_kv);
   result["part_columns"] = dims.head_dim_v + 2;
   result["workspace_bytes"] = plan.workspace_bytes;
   result["long_rows"] = plan.long_rows;
