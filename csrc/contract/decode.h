@@ -34,7 +34,7 @@ constexpr int kLeastPieceKeys = 256;
 
 // Pieces of a unit, at most: about as many as a large chip has CTAs for a KV head, so that each has one where there is
 // one sequence.
-constexpr int most_pieces(int heads_kv, int ctas_per_sm = 2) {
+constexpr int most_pieces(int heads_kv, int ctas_per_sm) {
   return std::clamp(128 * ctas_per_sm / std::max(1, heads_kv), 8, 256);
 }
 

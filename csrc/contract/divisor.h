@@ -8,6 +8,7 @@ namespace flash_cute {
 // Numbers from 0 to 2^31 - 1 are divided by a multiplication and a shift, where a GPU takes some 20 instructions to
 // divide by a number that it does not know: where a kernel's instructions come from memory they are its start.
 // (T. Granlund, P. Montgomery: Division by invariant integers using multiplication, 1994.) A divisor of 0 divides as 1.
+// Not cutlass::FastDivmod, since the host's files, which plan and check, are compiled without CUTLASS.
 class Divisor {
  public:
   constexpr Divisor(int value = 1) : value_(value) {  // NOLINT: an int is one

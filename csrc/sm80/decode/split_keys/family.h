@@ -21,7 +21,8 @@ struct Family {
                             .stages = kStages,
                             .smem_bytes = smem_bytes(plan.head_dim, plan.head_dim_v),
                             .ctas_per_sm = 1};
-    plan_ranges(plan, problem, shape, {.most_pieces = most_pieces(problem.call.heads_kv)}, gpu);
+    // As many as two CTAs would need, which deals more evenly: fewer pieces have not been measured here.
+    plan_ranges(plan, problem, shape, {.most_pieces = most_pieces(problem.call.heads_kv, 2)}, gpu);
   }
 
   static std::vector<std::string> notes(DecodePlan const& plan, KvCacheProblem const&) { return range_notes(plan); }
