@@ -1,8 +1,11 @@
-// Conversion to float8: rounded to nearest even, saturating at the largest finite value; NaN stays NaN.
+// Conversion to float8: rounded to nearest even, saturating at the largest finite value; NaN stays NaN. And from float8
+// to float16, which is exact.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+
+#include <cuda_fp16.h>
 
 #include <cute/config.hpp>
 
@@ -49,6 +52,30 @@ CUTE_DEVICE uint32_t fp8_pair(float low, float high, bool is_e5m2) {
 #else
   return fp8_by_integers(low, is_e5m2) | fp8_by_integers(high, is_e5m2) << 8;
 #endif
+}
+
+// Two numbers of float8 as float16. `pair`: its low 16 bits.
+template <bool kE5M2>
+CUTE_DEVICE uint32_t float16_pair(uint32_t pair) {
+  uint32_t result;
+  if constexpr (kE5M2) {
+    result = __byte_perm(pair, 0, 0x1404);  // the bits of a float16 without the last 8
+  } else {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    asm("{ .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.rn.f16x2.e4m3x2 %0, low; }"
+        : "=r"(result)
+        : "r"(pair));
+#else
+    // A float16 has the same bits, one place further to the right; its exponent is 8 less: times 256.
+    uint32_t const both = __byte_perm(pair, 0, 0x1404);
+    uint32_t const size = both >> 1 & 0x3f803f80u, sign = both & 0x80008000u;
+    __half2 const scaled = __hmul2(reinterpret_cast<__half2 const&>(size), __half2half2(__ushort_as_half(0x5c00)));
+    result = reinterpret_cast<uint32_t const&>(scaled) | sign;
+    if ((pair & 0x7fu) == 0x7fu) result |= 0x00007fffu;  // NaN
+    if ((pair & 0x7f00u) == 0x7f00u) result |= 0x7fff0000u;
+#endif
+  }
+  return result;
 }
 
 }  // namespace flash_cute

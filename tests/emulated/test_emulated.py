@@ -93,17 +93,32 @@ FAULTS = (
     ),
     Fault(
         *("V of keys that do not exist is not cleared", "load.cuh"),
-        (("if (key < first_key_ || key >= key_limit_) vectors[i] = uint4{};", ""),),
+        (("if (!keys.has(n * kBlockN + i / kVectors % kBlockN)) vectors[i] = uint4{};", ""),),
         *("long_rows", "decode/long_rows"),
     ),
     Fault(
         *("V is cleared before it has landed", "load.cuh"),
-        (("    edge_pipeline(smem_).wait_full({0, edges_++ & 1});\n", ""),),
+        (("      edge_pipeline(smem_).wait_full({0, edges_++ & 1});\n", ""),),
         *("long_rows", "decode/long_rows"),
     ),
     Fault(
         *("K is loaded before its stage is empty", "load.cuh"),
-        (("    pipeline.wait_empty(state);  // all", "    // all"),),
+        (("State state) const { pipeline().wait_empty(state); }", "State) const {}"),),
+        *("long_rows", "decode/long_rows"),
+    ),
+    Fault(
+        *("float16 numbers are written before their stage is empty", "load_float8.cuh"),
+        (("    pipeline().wait_empty(state);  // all", "    // all"),),
+        *("long_rows", "decode/long_rows"),
+    ),
+    Fault(
+        *("float8 numbers are read before they have landed", "load_float8.cuh"),
+        (("    stored().wait_full(state);\n", ""),),
+        *("long_rows", "decode/long_rows"),
+    ),
+    Fault(
+        *("bfloat16 queries are not made float16", "load_float8.cuh"),
+        (("vectors[i] = {in_float16(x.x), in_float16(x.y), in_float16(x.z), in_float16(x.w)};", ""),),
         *("long_rows", "decode/long_rows"),
     ),
     Fault(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from caches import alone, check, make, with_multiprocessors
+from caches import FLOAT8, alone, check, make, with_multiprocessors
 from numerics import same_bits
 
 import flash_cute
@@ -93,6 +93,41 @@ def test_layouts(device: str, storage: str, kv_layout: str, backend: str | None,
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("page", [None, 1, 4, 16, 48, 64, 80, 256])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_float8(
+    device: str,
+    head_dim: int,
+    dtype: torch.dtype,
+    page: int | None,
+    backend: str | None,
+    rng: torch.Generator,
+    seed: int,
+) -> None:
+    pick = random.Random(seed)
+    lengths, rows = _rows(device, 900, 0, 300, 2000), _rows(device, 700, 512, 20, 600)
+    window = pick.choice((None, (pick.randint(0, 300), 0), (700, 30)))
+    options: dict[str, Any] = {} if window is None else {"window": window, "causal": window[1] == 0}
+    options |= {"dtype": dtype, "cache_dtypes": pick.choices(FLOAT8, k=2), "descales": "heads", "appends": True}
+    check(make(rng, device, lengths, rows, page=page, head_dim=head_dim, **options, **_heads(device)), backend)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtypes", [(x, y) for x in FLOAT8 for y in FLOAT8], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_the_bits_of_a_cache_of_16_bits(
+    device: str, head_dim: int, dtypes: tuple[torch.dtype, torch.dtype], backend: str | None, rng: torch.Generator
+) -> None:
+    """float16 holds the values of either type, so that a cache of them gives the same bits."""
+    lengths, rows = _rows(device, 900, 100, 2000), _rows(device, 700, 530, 20)
+    options: dict[str, Any] = {"dtype": torch.float16, "cache_dtypes": dtypes, "head_dim": head_dim}
+    case = make(rng, device, lengths, rows, page=16, **options, **_heads(device))
+    wide = case.replace(k_cache=case.k_cache.half(), v_cache=case.v_cache.half())
+    assert same_bits(case.run(backend), wide.run(backend))
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("number", range(4))
 def test_random_batches(device: str, number: int, backend: str | None, rng: torch.Generator, seed: int) -> None:
     """Long sequences among short ones: right, and each with the bits that it has alone, over a contiguous cache; and on
@@ -104,6 +139,7 @@ def test_random_batches(device: str, number: int, backend: str | None, rng: torc
     lengths = [pick.choice((-1, 0, pick.randint(1, 70), pick.randint(1, 4 * least))) for _ in rows]
     options = {"heads_q": heads_q, "heads_kv": pick.choice((1, 2)), "head_dim": pick.choice((64, 128))}
     options |= pick.choice(({}, {"window": (pick.randint(0, 500), 0)}, {"causal": False}))
+    options |= pick.choice(({}, {"cache_dtypes": pick.choices(FLOAT8, k=2), "descales": "heads"}))
     case = make(rng, device, lengths, rows, page=pick.choice((1, 16, 64, None)), appends=True, **options)
     results = case.clone().run(backend)
     check(case.clone(), backend)
@@ -158,5 +194,7 @@ def test_which_sequences_are_long() -> None:
     assert ragged.data["family"] == "sm90::decode::split_keys"
     said = "Sequences of 512 rows and more are computed as a forward computes them"
     assert said in str(ragged) and said in str(_shape(600)) and said not in str(_shape((300, 200)))
-    for more in ({"softcap": 5.0}, {"head_dim": 192}, {"cache_dtype": torch.float8_e4m3fn}, {"backend": "sm80"}):
+    float8 = _shape(600, cache_dtype=torch.float8_e4m3fn)
+    assert (float8.data["family"], float8.data["smem_bytes"]) == (FAMILY, 222_208)
+    for more in ({"softcap": 5.0}, {"head_dim": 192}, {"backend": "sm80"}):
         assert _shape(600, **more).data["family"] != FAMILY, more

@@ -4,6 +4,7 @@
 // columns come apart, as those of O do (Columns).
 #pragma once
 
+#include "core/fp8.cuh"
 #include "products.cuh"
 
 namespace flash_cute::split_keys {
@@ -14,30 +15,6 @@ CUTE_DEVICE void const* float8_bytes(Float8 const* tile, int row, int column) {
   static_assert(kChunk == 128 || kChunk == 64);
   int const offset = column / kChunk * (kTileKeys * kChunk) + row * kChunk + column % kChunk;
   return tile + (offset ^ (offset >> 7 & (kChunk == 128 ? 7 : 3)) << 4);
-}
-
-// Two numbers of float8 as float16. `pair`: its low 16 bits.
-template <bool kE5M2>
-CUTE_DEVICE uint32_t float16_pair(uint32_t pair) {
-  uint32_t result;
-  if constexpr (kE5M2) {
-    result = __byte_perm(pair, 0, 0x1404);  // the bits of a float16 without the last 8
-  } else {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    asm("{ .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.rn.f16x2.e4m3x2 %0, low; }"
-        : "=r"(result)
-        : "r"(pair));
-#else
-    // A float16 has the same bits, one place further to the right; its exponent is 8 less: times 256.
-    uint32_t const both = __byte_perm(pair, 0, 0x1404);
-    uint32_t const size = both >> 1 & 0x3f803f80u, sign = both & 0x80008000u;
-    __half2 const scaled = __hmul2(reinterpret_cast<__half2 const&>(size), __half2half2(__ushort_as_half(0x5c00)));
-    result = reinterpret_cast<uint32_t const&>(scaled) | sign;
-    if ((pair & 0x7fu) == 0x7fu) result |= 0x00007fffu;  // NaN
-    if ((pair & 0x7f00u) == 0x7f00u) result |= 0x7fff0000u;
-#endif
-  }
-  return result;
 }
 
 CUTE_DEVICE void load_matrices(void const* bytes, uint32_t (&words)[4]) {

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) chunks_kernel(__grid_cons
     smem.k_pipeline.init(4 * Traits::kWarpgroups);
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.q_pipeline) pipeline.init(4);
-    smem.tile_pipeline.init(4 * Traits::kWarpgroups + long_rows::kLoadingWarps);
+    smem.tile_pipeline.init(4 * Traits::kWarpgroups + long_rows::Producers<Traits>::kLoadingWarps);
     long_rows::edge_pipeline(smem).init(1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }

@@ -9,7 +9,8 @@
 namespace flash_cute::sm90::decode::long_rows {
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, 1) long_rows_kernel(__grid_constant__ KernelArgs const args) {
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    long_rows_kernel(__grid_constant__ typename Producers<Traits>::Args const args) {
   extern __shared__ char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
   int const warpgroup = uniform(threadIdx.x / 128);
@@ -21,8 +22,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) long_rows_kernel(__grid_c
     smem.k_pipeline.init(4 * Traits::kWarpgroups);
     smem.v_pipeline.init(4 * Traits::kWarpgroups);
     for (auto& pipeline : smem.q_pipeline) pipeline.init(4);
-    smem.tile_pipeline.init(4 * Traits::kWarpgroups + kLoadingWarps);
-    edge_pipeline(smem).init(1);
+    smem.tile_pipeline.init(4 * Traits::kWarpgroups + Producers<Traits>::kLoadingWarps);
+    Producers<Traits>::init(smem);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
   }
   __syncthreads();  // thread 0 has initialised the barriers
@@ -31,11 +32,13 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) long_rows_kernel(__grid_c
     lower_max_registers<Traits::kProducerRegs>();
     int const warp = uniform(threadIdx.x / 32);
     if (warp == 0) {
-      Loader<Traits, /*kValues=*/false>(args, smem).run();
+      Producers<Traits>::load_keys(args, smem);
     } else if (warp == 1) {
       schedule<Traits>(args.params, smem);
     } else if (warp == 2) {
-      Loader<Traits, /*kValues=*/true>(args, smem).run();
+      Producers<Traits>::load_values(args, smem);
+    } else {
+      Producers<Traits>::load_queries(args, smem);
     }
   } else {
     raise_max_registers<Traits::kConsumerRegs>();

@@ -8,13 +8,13 @@
 #include <cuda_runtime.h>
 
 #include "kernel.cuh"
+#include "load_float8.cuh"
 #include "sm90/common/launch.cuh"
 #include "sm90/decode/common/cache_map.cuh"
 
 namespace flash_cute::sm90::decode::long_rows {
 
-inline Params params_of(DecodeParams const& decode) {
-  Params params{};
+inline void set_params(Params& params, DecodeParams const& decode) {
   params.q = decode.q;
   params.out = decode.out;
   params.lse = decode.lse;
@@ -40,6 +40,17 @@ inline Params params_of(DecodeParams const& decode) {
   params.cache_seqlens = decode.cache_seqlens;
   params.new_keys = decode.new_keys;
   params.long_rows = decode.long_rows;
+}
+inline void set_params(Float8Params& params, DecodeParams const& decode) {
+  set_params(static_cast<Params&>(params), decode);
+  params.k_is_e5m2 = decode.k_is_e5m2;
+  params.v_is_e5m2 = decode.v_is_e5m2;
+  params.descale_k = decode.descale_k;
+  params.descale_v = decode.descale_v;
+}
+inline Params params_of(DecodeParams const& decode) {
+  Params params{};
+  set_params(params, decode);
   return params;
 }
 
@@ -58,23 +69,22 @@ int box_rows(Args const& args, int block_n) {
   return args.params.table.entries == nullptr ? block_n : args.box_rows();
 }
 
-template <class Element, int kHeadDim>
-cudaError_t launch(DecodePlan const& plan, DecodeParams const& decode, cudaStream_t stream) {
-  using KernelTraits = Traits<Element, kHeadDim>;
-  KernelArgs args;
-  args.params = params_of(decode);
+// `Element`: of q and O. `Columns`: of a box of the caches.
+template <class KernelTraits, class Element, class Columns>
+cudaError_t launch_kernel(DecodePlan const& plan, DecodeParams const& decode, cudaStream_t stream) {
+  using Cache = typename Columns::Element;
+  typename Producers<KernelTraits>::Args args{};
+  set_params(args.params, decode);
   Params const& params = args.params;
   divide_pages(args, KernelTraits::kBlockN);
-  int const columns = KernelTraits::ColumnsQK::kChunk;
-  cudaError_t error = encode_sequence_map<Element>(&args.q, params.q, params.q_strides,
-                                                   {params.head_dim, params.len_q, params.heads_q, params.batch},
-                                                   params.sequences.cu_q != nullptr,
-                                                   {.rows = KernelTraits::kRows, .columns = columns});
+  cudaError_t error = encode_sequence_map<Element>(
+      &args.q, params.q, params.q_strides, {params.head_dim, params.len_q, params.heads_q, params.batch},
+      params.sequences.cu_q != nullptr, {.rows = KernelTraits::kRows, .columns = KernelTraits::ColumnsQK::kChunk});
   if (error != cudaSuccess) return error;
-  Box const box{.rows = box_rows(args, KernelTraits::kBlockN), .columns = columns};
-  error = encode_cache<Element>(&args.k, decode.k, decode.k_strides, decode, decode.heads_kv, decode.head_dim, box);
+  Box const box{.rows = box_rows(args, KernelTraits::kBlockN), .columns = Columns::kChunk};
+  error = encode_cache<Cache>(&args.k, decode.k, decode.k_strides, decode, decode.heads_kv, decode.head_dim, box);
   if (error != cudaSuccess) return error;
-  error = encode_cache<Element>(&args.v, decode.v, decode.v_strides, decode, decode.heads_kv, decode.head_dim_v, box);
+  error = encode_cache<Cache>(&args.v, decode.v, decode.v_strides, decode, decode.heads_kv, decode.head_dim_v, box);
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = sizeof(typename KernelTraits::SharedStorage);
   auto* const kernel = long_rows_kernel<KernelTraits>;
@@ -82,6 +92,17 @@ cudaError_t launch(DecodePlan const& plan, DecodeParams const& decode, cudaStrea
   if (error != cudaSuccess) return error;
   Launch const shape{.ctas = plan.long_ctas, .threads = KernelTraits::kThreads, .smem_bytes = kSmemBytes};
   return sm90::launch(kernel, shape, args, stream);
+}
+
+// A head dim with float8 caches has kernels for both.
+template <class Element, int kHeadDim, bool kReadsFloat8>
+cudaError_t launch(DecodePlan const& plan, DecodeParams const& decode, cudaStream_t stream) {
+  using Stored = Traits<Element, kHeadDim>;
+  if constexpr (kReadsFloat8) {
+    using Float8 = Float8Traits<Element, kHeadDim>;
+    if (plan.float8_cache) return launch_kernel<Float8, Element, typename Float8::Columns>(plan, decode, stream);
+  }
+  return launch_kernel<Stored, Element, typename Stored::ColumnsQK>(plan, decode, stream);
 }
 
 }  // namespace flash_cute::sm90::decode::long_rows

@@ -1,10 +1,7 @@
 // The warps that load row tiles by TMA: one loads Q and K, another V. A key tile is loaded in boxes, each of rows of
 // one page and of a chunk of the columns. A lane has a box, whose page it looks up a key tile ahead; or several, where
 // pages are so small that there are more than 32. Where there are no pages, a box has all rows of a key tile.
-//
-// V of keys that do not exist must be zeros: their P is 0, but 0 times what a page has there may be NaN. So of a key
-// tile at the end of the keys, or at the first key of a window, the warp waits for V itself, clears those rows and
-// hands it to the consumers.
+// What hands a key tile to the consumers is a type: TilesAsStored, or that of float8 numbers, see load_float8.cuh.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -17,8 +14,6 @@
 #include "traits.cuh"
 
 namespace flash_cute::sm90::decode::long_rows {
-
-constexpr int kLoadingWarps = 2;
 
 // What follows from a row tile: overloaded for tiles of several heads, see sm90/decode/key_chunks/tile.cuh.
 template <class Traits>
@@ -40,8 +35,8 @@ template <class Traits>
 CUTE_DEVICE constexpr int query_bytes(SequenceTile const&) {
   return Traits::kQElements * int{sizeof(typename Traits::Element)};
 }
-template <class Traits>
-CUTE_DEVICE void load_queries(KernelArgs const& args, typename Traits::SharedStorage& smem, SequenceTile const& tile,
+template <class Traits, class Params_>
+CUTE_DEVICE void load_queries(Args<Params_> const& args, typename Traits::SharedStorage& smem, SequenceTile const& tile,
                               int warpgroup, uint64_t* full, int stage) {
   SequenceOrigin const origin = sequence_origin(args.params, tile, tile.sequence.first_row, tile.sequence.len_q);
   sm90::load_tile<typename Traits::ColumnsQK>(args.q, full, TMA::CacheHintSm90::EVICT_FIRST, smem.q[stage][warpgroup],
@@ -49,16 +44,82 @@ CUTE_DEVICE void load_queries(KernelArgs const& args, typename Traits::SharedSto
                                               tile.head, origin);
 }
 
-// `kValues`: of V, else of Q and K.
-template <class Traits, bool kValues, class Args = KernelArgs>
-class Loader {
+// Which keys exist for a row tile: from `first`, the first one that its first row sees, on.
+struct ExistingKeys {
+  int first;
+  int limit;
+
+  CUTE_DEVICE bool has(int key) const { return key >= first && key < limit; }
+  CUTE_DEVICE bool are_whole(int begin, int count) const { return begin >= first && begin + count <= limit; }
+};
+
+// Makes zeros of the rows of V in key tile n, stored in chunks of 128 bytes, whose keys do not exist. By a warp.
+template <int kBlockN, int kHeadDim>
+CUTE_DEVICE void clear_values(void* values, int n, ExistingKeys const& keys) {
+  constexpr int kVectors = 8;  // of 16 bytes, of a row of a chunk
+  auto* const vectors = static_cast<uint4*>(values);
+#pragma unroll 1
+  for (int i = fresh_thread_index() % 32; i < kHeadDim / 64 * kBlockN * kVectors; i += 32) {
+    if (!keys.has(n * kBlockN + i / kVectors % kBlockN)) vectors[i] = uint4{};
+  }
+}
+
+// Key tiles of 16-bit numbers: TMA itself hands them to the consumers.
+//
+// V of keys that do not exist must be zeros: their P is 0, but 0 times what a page has there may be NaN. So of a key
+// tile at the end of the keys, or at the first key of a window, the warp waits for V itself, clears those rows and
+// hands it to the consumers.
+template <class Traits, bool kValues, class Args>
+class TilesAsStored {
  public:
   using SharedStorage = typename Traits::SharedStorage;
   using Element = typename Traits::Element;
+  using Columns = std::conditional_t<kValues, typename Traits::ColumnsV, typename Traits::ColumnsQK>;
+  using State = PipelineState<Traits::kStages>;
+  static constexpr int kBlockN = Traits::kBlockN;
+  static constexpr bool kLoadsQueries = !kValues;
+
+  CUTE_DEVICE TilesAsStored(Args const&, SharedStorage& smem) : smem_(smem) {}
+
+  // What TMA writes, and the barrier that it arrives at. `whole`: all keys of the tile exist.
+  CUTE_DEVICE Element* buffer(int stage) const { return kValues ? smem_.v[stage] : smem_.k[stage]; }
+  CUTE_DEVICE uint64_t& full(State state, bool whole) const {
+    return kValues && !whole ? edge_pipeline(smem_).full[0] : pipeline().full[state.stage];
+  }
+  // Until all consumer warps have finished the GEMM with what was in the stage.
+  CUTE_DEVICE void wait_empty(State state) const { pipeline().wait_empty(state); }
+
+  // TMA has been asked for key tile n of a row tile.
+  CUTE_DEVICE void on_its_way(SequenceTile const volatile&, int n, State state, bool whole, ExistingKeys const& keys) {
+    if constexpr (kValues) {
+      if (whole) return;
+      edge_pipeline(smem_).wait_full({0, edges_++ & 1});
+      static_assert(Columns::kChunk == 64);
+      clear_values<kBlockN, Traits::kHeadDimV>(smem_.v[state.stage], n, keys);
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // WGMMA reads them
+      __syncwarp();
+      if (fresh_thread_index() % 32 == 0) smem_.v_pipeline.publish(state);
+    }
+  }
+  // TMA has been asked for all of them, and there are some.
+  CUTE_DEVICE void finish(SequenceTile const volatile&, ExistingKeys const&) {}
+
+ private:
+  CUTE_DEVICE auto& pipeline() const { return kValues ? smem_.v_pipeline : smem_.k_pipeline; }
+
+  SharedStorage& smem_;
+  int edges_ = 0;  // key tiles at an edge, so far
+};
+
+// `kValues`: of V, else of Q and K.
+template <class Traits, bool kValues, class Args = KernelArgs, class Tiles = TilesAsStored<Traits, kValues, Args>>
+class Loader {
+ public:
+  using SharedStorage = typename Traits::SharedStorage;
   static constexpr int kBlockN = Traits::kBlockN;
 
   CUTE_DEVICE Loader(Args const& args, SharedStorage& smem)
-      : args_(args), smem_(smem), lane_(fresh_thread_index() % 32) {}
+      : args_(args), smem_(smem), tiles_(args, smem) {}
 
   CUTE_DEVICE void run() {
 #pragma unroll 1
@@ -67,15 +128,15 @@ class Loader {
       if (tile().m_block < 0) return;
       load_row_tile();
       __syncwarp();  // all lanes have read the tile
-      if (lane_ == 0) smem_.tile_pipeline.arrive_empty(at_step(tile_number_));
+      if (lane() == 0) smem_.tile_pipeline.arrive_empty(at_step(tile_number_));
     }
   }
 
  private:
-  using Columns = std::conditional_t<kValues, typename Traits::ColumnsV, typename Traits::ColumnsQK>;
+  using Columns = typename Tiles::Columns;
   static constexpr int kChunk = Columns::kChunk, kChunks = Columns::kChunks;
   using State = PipelineState<Traits::kStages>;
-  static constexpr int kRowBytes = kChunks * kChunk * int{sizeof(Element)};
+  static constexpr int kRowBytes = kChunks * kChunk * int{sizeof(typename Columns::Element)};
   static constexpr int kNoPage = -1;
   static constexpr int kUsualBits = 4;  // of boxes of 16 rows
 
@@ -85,11 +146,12 @@ class Loader {
     int row;
   };
 
+  CUTE_DEVICE static int lane() { return fresh_thread_index() % 32; }
   CUTE_DEVICE typename Traits::Tile const volatile& tile() const { return smem_.tile[opaque(tile_number_) & 1]; }
 
   CUTE_DEVICE void load_row_tile() {
-    first_key_ = max(0, first_position<Traits>(tile()) + tile().sequence.band.lower);  // no limit: far below 0
-    key_limit_ = tile().sequence.len_k;
+    keys_.first = max(0, first_position<Traits>(tile()) + tile().sequence.band.lower);  // no limit: far below 0
+    keys_.limit = tile().sequence.len_k;
     if (args_.params.table.entries == nullptr) return load_contiguous();
     int n = tile().keys.end - 1;
     if (n < tile().keys.begin) return load_q();
@@ -110,6 +172,7 @@ class Loader {
       page = next;
       if (n == tile().keys.end - 1) load_q();
     }
+    tiles_.finish(tile(), keys_);
   }
 
   CUTE_DEVICE void load_contiguous() {
@@ -120,35 +183,32 @@ class Loader {
 #pragma unroll 1
     for (; n >= tile().keys.begin; --n, row -= kBlockN) {
       State const state = at_use<Traits::kStages>(count++);
-      bool const edge = kValues && !is_whole(n);
-      auto& pipeline = kValues ? smem_.v_pipeline : smem_.k_pipeline;
-      auto& full = edge ? edge_pipeline(smem_).full[0] : pipeline.full[state.stage];
+      bool const whole = is_whole(n);
+      auto& full = tiles_.full(state, whole);
       int const head = uniform(tile().head_kv);
       int const page = args_.params.table.pages == 0 ? kNoPage : uniform(contiguous_page(tile()));
-      pipeline.wait_empty(state);
+      tiles_.wait_empty(state);
       if (cute::elect_one_sync()) {
         set_barrier_transaction_bytes(full, uint32_t{kBlockN * kRowBytes});  // with those that are outside of the map
         CUTE_UNROLL
         for (int chunk = 0; chunk < kChunks; ++chunk) copy(full, state.stage, chunk, 0, row, page, head);
       }
       __syncwarp();
-      if constexpr (kValues) {
-        if (edge) finish_edge(n, state);
-      }
+      tiles_.on_its_way(tile(), n, state, whole, keys_);
       if (is_first) load_q();
       is_first = false;
     }
+    tiles_.finish(tile(), keys_);
   }
 
   // A box of a key tile's buffer, from its `row_in_tile` on.
   CUTE_DEVICE void copy(uint64_t& full, int stage, int chunk, int row_in_tile, int row_in_page, int page, int head) {
-    Element* const to = kValues ? smem_.v[stage] : smem_.k[stage];
     SM90_TMA_LOAD_4D::copy(kValues ? &args_.v : &args_.k, &full, uint64_t(TMA::CacheHintSm90::EVICT_LAST),
-                           to + (chunk * kBlockN + row_in_tile) * kChunk, chunk * kChunk, row_in_page, head, page);
+                           tiles_.buffer(stage) + (chunk * kBlockN + row_in_tile) * kChunk, chunk * kChunk, row_in_page, head, page);
   }
 
   CUTE_DEVICE void load_q() {
-    if (kValues || lane_ != 0) return;
+    if (!Tiles::kLoadsQueries || lane() != 0) return;
     auto const& tile = smem_.tile[tile_number_ & 1];
     if (has_queries(tile)) return;
 #pragma unroll 1
@@ -162,19 +222,19 @@ class Loader {
   }
 
   // In a key tile, of the lane's first box.
-  CUTE_DEVICE int row_of_lane() const { return lane_ / kChunks << args_.box_bits; }
+  CUTE_DEVICE int row_of_lane() const { return lane() / kChunks << args_.box_bits; }
 
   // Keys exist from the first one that the row tile's first row sees up to the sequence's last.
-  CUTE_DEVICE bool is_whole(int n) const { return n * kBlockN >= first_key_ && (n + 1) * kBlockN <= key_limit_; }
+  CUTE_DEVICE bool is_whole(int n) const { return keys_.are_whole(n * kBlockN, kBlockN); }
   // The box from `row` of a key tile on has keys that exist.
   CUTE_DEVICE bool exists(int n, int row) const {
     int const key = n * kBlockN + row;
-    return n >= 0 && row < kBlockN && key + args_.box_rows() > first_key_ && key < key_limit_;
+    return n >= 0 && row < kBlockN && key + args_.box_rows() > keys_.first && key < keys_.limit;
   }
   // The rows of the boxes that have some.
   CUTE_DEVICE int existing_rows(int n) const {
-    int const begin = max(0, first_key_ - n * kBlockN) >> args_.box_bits;
-    int const end = (min(kBlockN, key_limit_ - n * kBlockN) + args_.box_rows() - 1) >> args_.box_bits;
+    int const begin = max(0, keys_.first - n * kBlockN) >> args_.box_bits;
+    int const end = (min(kBlockN, keys_.limit - n * kBlockN) + args_.box_rows() - 1) >> args_.box_bits;
     return (end - begin) << args_.box_bits;
   }
 
@@ -190,9 +250,7 @@ class Loader {
   CUTE_DEVICE void load_keys(int n, int row, int page) {
     State const state = at_use<Traits::kStages>(tile().keys.count + tile().keys.end - 1 - n);
     bool const whole = is_whole(n);
-    auto& pipeline = kValues ? smem_.v_pipeline : smem_.k_pipeline;
-    bool const edge = kValues && !whole;
-    auto& full = edge ? edge_pipeline(smem_).full[0] : pipeline.full[state.stage];
+    auto& full = tiles_.full(state, whole);
     if (args_.box_bits == kUsualBits && whole) {
       // One elected lane loads, from what is known as uniform: TMA takes uniform registers, which a loop over the lanes
       // would fill else.
@@ -203,7 +261,7 @@ class Loader {
       int pages[kBoxes];
       CUTE_UNROLL
       for (int box = 0; box < kBoxes; ++box) pages[box] = __shfl_sync(0xffffffff, page, box * kChunks);
-      pipeline.wait_empty(state);  // all consumer warps have finished the GEMM with this stage
+      tiles_.wait_empty(state);
       if (cute::elect_one_sync()) {
         set_barrier_transaction_bytes(full, uint32_t{kBlockN * kRowBytes});
         CUTE_UNROLL
@@ -217,14 +275,15 @@ class Loader {
         }
       }
       __syncwarp();
+      tiles_.on_its_way(tile(), n, state, whole, keys_);
       return;
     }
-    pipeline.wait_empty(state);
+    tiles_.wait_empty(state);
     __syncwarp();
-    if (lane_ == 0) {
+    if (lane() == 0) {
       set_barrier_transaction_bytes(full, uint32_t((whole ? kBlockN : existing_rows(n)) * kRowBytes));
     }
-    int const chunk = lane_ % kChunks, head = tile().head_kv;
+    int const chunk = lane() % kChunks, head = tile().head_kv;
     if (exists(n, row_of_lane())) copy(full, state.stage, chunk, row_of_lane(), row, page, head);
 #pragma unroll 1
     for (int r = row_of_lane() + (32 / kChunks << args_.box_bits); r < kBlockN; r += 32 / kChunks << args_.box_bits) {
@@ -232,33 +291,30 @@ class Loader {
       if (!exists(n, r)) continue;
       copy(full, state.stage, chunk, r, args_.page_size.rem(key), page_at(n, r, args_.page_size.div(key)), head);
     }
-    if constexpr (kValues) {
-      if (edge) finish_edge(n, state);
-    }
-  }
-
-  // Clears the rows of V whose keys do not exist.
-  CUTE_DEVICE void finish_edge(int n, State state) {
-    constexpr int kVectors = kChunk * int{sizeof(Element)} / 16;  // of a row of a chunk
-    edge_pipeline(smem_).wait_full({0, edges_++ & 1});
-    auto* const vectors = reinterpret_cast<uint4*>(smem_.v[state.stage]);
-#pragma unroll 1
-    for (int i = lane_; i < kChunks * kBlockN * kVectors; i += 32) {
-      int const key = n * kBlockN + i / kVectors % kBlockN;
-      if (key < first_key_ || key >= key_limit_) vectors[i] = uint4{};
-    }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // WGMMA reads them
-    __syncwarp();
-    if (lane_ == 0) smem_.v_pipeline.publish(state);
+    tiles_.on_its_way(tile(), n, state, whole, keys_);
   }
 
   Args const& args_;
   SharedStorage& smem_;
-  int lane_;
+  Tiles tiles_;
   int tile_number_ = 0;
-  int first_key_;
-  int key_limit_;
-  int edges_ = 0;  // key tiles at an edge, so far
+  ExistingKeys keys_;  // of the row tile
+};
+
+// What a kernel has beside its consumers and the scheduler. Of float8 caches: see load_float8.cuh.
+template <class Traits>
+struct Producers {
+  using Args = KernelArgs;
+  static constexpr int kLoadingWarps = 2;
+
+  CUTE_DEVICE static void init(typename Traits::SharedStorage& smem) { edge_pipeline(smem).init(1); }
+  CUTE_DEVICE static void load_keys(Args const& args, typename Traits::SharedStorage& smem) {
+    Loader<Traits, /*kValues=*/false>(args, smem).run();
+  }
+  CUTE_DEVICE static void load_values(Args const& args, typename Traits::SharedStorage& smem) {
+    Loader<Traits, /*kValues=*/true>(args, smem).run();
+  }
+  CUTE_DEVICE static void load_queries(Args const&, typename Traits::SharedStorage&) {}  // the warp of keys does so
 };
 
 }  // namespace flash_cute::sm90::decode::long_rows

@@ -21,11 +21,12 @@ struct Params : FwdParams {
   int long_rows;
 };
 
-struct KernelArgs {
+template <class Params_>
+struct Args {
   CUtensorMap q;  // as the forward's of packed batches
   CUtensorMap k;  // (column, row, head, page)
   CUtensorMap v;
-  Params params;
+  Params_ params;
   cutlass::FastDivmod page_size;
   int tile_pages;  // a key tile is so many pages
   int tile_rows;   // and so many rows
@@ -33,6 +34,10 @@ struct KernelArgs {
 
   CUTE_HOST_DEVICE int box_rows() const { return 1 << box_bits; }
 };
+using KernelArgs = Args<Params>;
+
+// What else a tile is told by the scheduler: that of float8 caches, see float8.cuh.
+CUTE_DEVICE void add_factors(Params const&, SequenceTile&) {}
 
 // A sequence that is not long has no rows here. `floor`: see core/sequence.cuh.
 CUTE_DEVICE int rows_of(Params const& params, int index, int floor) {
@@ -57,8 +62,8 @@ CUTE_DEVICE Sequence read_sequence(Params const& params, int index, int floor) {
 // Publishes the CTA's row tiles, as schedule_sequences does: 32 neighbouring sequences at a time, one per lane. The
 // tiles of all sequences and heads are dealt, so that there is no counter, and the workspace stays that of short
 // sequences. By a warp, which has few registers.
-template <class Traits>
-CUTE_DEVICE void schedule(Params const& params, typename Traits::SharedStorage& smem) {
+template <class Traits, class Params_>
+CUTE_DEVICE void schedule(Params_ const& params, typename Traits::SharedStorage& smem) {
   constexpr int kBlockM = Traits::kBlockM;
   constexpr unsigned kAll = forward::kAllLanes;
   int const lane = fresh_thread_index() % 32;
@@ -86,7 +91,7 @@ CUTE_DEVICE void schedule(Params const& params, typename Traits::SharedStorage& 
     smem.tile_pipeline.wait_empty(at_step(tile_number));  // the tile before the last is not read any more
     int key_tiles = 0;
     if (mine) {
-      SequenceTile& tile = smem.tile[opaque(tile_number) & 1];
+      auto& tile = smem.tile[opaque(tile_number) & 1];
       tile.m_block = -1;
       if (exists) {
         Sequence const sequence = read_sequence(params, group + lane, floor);
@@ -101,6 +106,7 @@ CUTE_DEVICE void schedule(Params const& params, typename Traits::SharedStorage& 
         tile.keys = {range.begin, range.end, count};
         tile.parts = 0;
         tile.sequence = sequence;
+        add_factors(params, tile);
       }
       smem.tile_pipeline.publish(at_step(tile_number));
     }

@@ -28,4 +28,16 @@ constexpr KernelShape kernel_shape(int head_dim) {
           .ctas_per_sm = 1};
 }
 
+// Of caches of float8: the stages that TMA writes, beside those of float16 numbers that WGMMA reads.
+constexpr int float8_stage_bytes(int head_dim) { return tile_config(head_dim).block_n * head_dim; }
+constexpr forward::rows::SmemBytes float8_smem(int head_dim) {
+  TileConfig const tile = tile_config(head_dim);
+  return {tile, head_dim, head_dim, 2 * tile.stages * float8_stage_bytes(head_dim)};
+}
+constexpr KernelShape kernel_shape(int head_dim, bool float8_cache) {
+  KernelShape shape = kernel_shape(head_dim);
+  if (float8_cache) shape.smem_bytes = float8_smem(head_dim).total;
+  return shape;
+}
+
 }  // namespace flash_cute::sm90::decode::long_rows

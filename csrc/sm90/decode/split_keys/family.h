@@ -31,7 +31,7 @@ struct Family {
     if (all_are_long(plan, problem.call)) {
       plan.family = "sm90::decode::long_rows";
       plan.kernel = "long_rows_kernel";
-      plan.shape = long_rows::kernel_shape(plan.head_dim);
+      plan.shape = long_rows::kernel_shape(plan.head_dim, plan.float8_cache);
       plan.many_rows = plan.shape.block_m;
       return;
     }
@@ -54,9 +54,7 @@ struct Family {
  private:
   static void plan_long_rows(DecodePlan& plan, KvCacheProblem const& problem, Gpu gpu) {
     Problem const& call = problem.call;
-    if (call.modifies_scores() || plan.float8_cache || !long_rows::has_kernel(plan.head_dim, plan.head_dim_v)) {
-      return;
-    }
+    if (call.modifies_scores() || !long_rows::has_kernel(plan.head_dim, plan.head_dim_v)) return;
     int const least = LongRows::least(call.heads_q);
     if (call.len_q < least || call.batch == 0 || call.heads_q == 0) return;
     plan.long_rows = least;

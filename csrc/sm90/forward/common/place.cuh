@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/place.cuh"
+#include "core/softmax.cuh"
 #include "sm90/common/warpgroup.cuh"
 #include "scheduler.cuh"
 
@@ -29,5 +30,13 @@ CUTE_DEVICE constexpr int parts_of(SequenceTile const&) { return 0; }
 // A copy of the lengths, for what is done after the main loop.
 CUTE_DEVICE FwdParams const& copy_of_lengths(FwdParams const& params, TileCoord const&) { return params; }
 CUTE_DEVICE Sequence copy_of_lengths(FwdParams const&, SequenceTile const& tile) { return tile.sequence; }
+
+// The softmax of a tile's rows, and what its values are multiplied by: a tile of float8 numbers has factors of its own,
+// see sm90/decode/long_rows/float8.cuh.
+CUTE_DEVICE OnlineSoftmax<2> softmax_of(FwdParams const& params, TileCoord const&) {
+  return {params.scale_log2, params.power_scale};
+}
+template <class Accumulator>
+CUTE_DEVICE void scale_values(TileCoord const&, Accumulator&) {}
 
 }  // namespace flash_cute::sm90::forward

@@ -49,7 +49,7 @@ template <class Traits, class Lengths, class Accumulator>
 CUTE_DEVICE void epilogue(FwdParams const& params, Lengths const& sequence, TileCoord const& tile, int warpgroup,
                           typename Traits::SharedStorage& smem, OnlineSoftmax<2> const& softmax,
                           Accumulator& tOrO) {  // (MMA, MMA_M, MMA_D)
-  using Element = typename Traits::Element;
+  using Element = typename Traits::Result;
   // Reread for each tile: else the compiler keeps the epilogue's addresses across the mainloop, and spills at head
   // dim 256.
   unsigned const thread = unsigned(fresh_thread_index()) % 128;

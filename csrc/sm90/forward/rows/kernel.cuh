@@ -26,13 +26,14 @@ CUTE_DEVICE void consumer(FwdParams const& params, typename Traits::SharedStorag
   for (int tile_number = 0;; ++tile_number) {
     if constexpr (!Traits::kReadsAhead) tiles.read(params, smem, tile_number, warpgroup);
     if (!tiles.exists) break;
-    OnlineSoftmax<2> softmax(params.scale_log2, params.power_scale);
+    OnlineSoftmax<2> softmax = softmax_of(params, smem.tile[opaque(tile_number) & 1]);
     auto tOrO = partition_fragment_C(mma, Shape<Int<Traits::kRows>, Int<Traits::kHeadDimV>>{});  // (MMA, MMA_M, MMA_D)
     mainloop<Traits>(params, tile_number, warpgroup, smem, tiles, softmax, tOrO);
     int const parts = parts_of(smem.tile[opaque(tile_number) & 1]);
     if (parts < 0) store_part<Traits>(params, smem.range, warpgroup, softmax, tOrO);
     if (parts > 0) merge_parts<Traits>(params, smem.range, parts, warpgroup, softmax, tOrO);
     if (parts >= 0) {
+      scale_values(smem.tile[opaque(tile_number) & 1], tOrO);
       // Recomputed: kept across the merge, it spilled.
       TileCoord const volatile& tile = smem.tile[opaque(tile_number) & 1];
       TileCoord const coord{.m_block = uniform(tile.m_block),

@@ -83,7 +83,7 @@ constexpr TileConfig tile_config(int head_dim, int entry, int head_dim_v) {
 constexpr TileConfig tile_config(int head_dim, int entry) { return tile_config(head_dim, entry, head_dim); }
 
 // Shared memory: Q, `stages` buffers each of K and V, 1 KB for barriers and tile coordinates; O, and a second buffer of
-// Q, where there is room for them.
+// Q, where there is room for them. `own`: what a kernel needs besides.
 struct SmemBytes {
   static constexpr int kLimit = 227 * 1024;
 
@@ -91,9 +91,9 @@ struct SmemBytes {
   bool has_o = false;
   int q_stages = 1;
 
-  constexpr SmemBytes(TileConfig tile, int head_dim, int head_dim_v) {
+  constexpr SmemBytes(TileConfig tile, int head_dim, int head_dim_v, int own = 0) {
     int const keys = tile.stages * tile.block_n, q = 2 * head_dim * tile.block_m, o = 2 * head_dim_v * tile.block_m;
-    total = q + 2 * (head_dim + head_dim_v) * keys + 1024;
+    total = q + 2 * (head_dim + head_dim_v) * keys + own + 1024;
     if (total + o <= kLimit) {
       total += o;
       has_o = true;

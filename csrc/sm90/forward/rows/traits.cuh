@@ -27,6 +27,7 @@ template <class Element_, int kHeadDim_, TileConfig kTile_, Variant kVariant_ = 
           int kHeadDimV_ = kHeadDim_>
 struct Traits {
   using Element = Element_;
+  using Result = Element;  // of O
   static constexpr TileConfig kTile = kTile_;
   static constexpr Variant kVariant = kVariant_;
   static constexpr int kHeadDim = kHeadDim_;    // of Q and K
