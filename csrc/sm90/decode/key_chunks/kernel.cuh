@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) chunks_kernel(__grid_cons
     if (warp == 0) {
       long_rows::Loader<Traits, /*kValues=*/false, KernelArgs>(args, smem).run();
     } else if (warp == 1) {
-      schedule<Traits>(args.params, smem);
+      key_chunks::schedule<Traits>(args.params, smem);
     } else if (warp == 2) {
       long_rows::Loader<Traits, /*kValues=*/true, KernelArgs>(args, smem).run();
     }
