@@ -20,11 +20,13 @@ class CacheWorkload(Workload):
     """N new rows of each of B sequences over its keys, the new rows' own among them; a forward alone.
 
     M is the number of keys of a sequence; with `lengths` each has its own, and M is the longest's. Pages have `page`
-    keys. With `append` the rows' own keys are not in the cache yet: the call writes them there first.
+    keys. With `append` the rows' own keys are not in the cache yet: the call writes them there first. Caches have q's
+    dtype, or `cache_dtype`, e4m3, with factors of 1.
     """
 
     page: int = 64
     append: bool = False
+    cache_dtype: str = ""
 
     @property
     def sequences(self) -> tuple[int, ...]:
@@ -33,7 +35,11 @@ class CacheWorkload(Workload):
 
     @property
     def columns(self) -> dict[str, Any]:
-        return super().columns | {"page": self.page, "append": "yes" if self.append else ""}
+        return super().columns | {
+            "page": self.page,
+            "append": "yes" if self.append else "",
+            "cache_dtype": self.cache_dtype,
+        }
 
     @property
     def is_latent(self) -> bool:
@@ -55,6 +61,11 @@ class CacheWorkload(Workload):
         """The keys that rows see: with a window none to the left of all of a sequence's windows."""
         left = self.window[0] if self.window else None
         return sum(keys if left is None else min(keys, left + self.N) for keys in self.sequences)
+
+    @property
+    def tensor_bytes(self) -> dict[str, int]:
+        sizes, width = super().tensor_bytes, DTYPES[self.cache_dtype or self.dtype].itemsize
+        return sizes | {name: sizes[name] // DTYPES[self.dtype].itemsize * width for name in "kv"}
 
     @property
     def cache_bytes(self) -> int:
@@ -82,8 +93,9 @@ class CacheWorkload(Workload):
         """The same keys twice: in pages, and one after the other. In the order of `NAMES`:
 
         q (B, N, H, D); k_pages (pages, page, Hkv, D) and v_pages (..., Dv), as many pages as are needed, in a random
-        order; table (B, most pages of a sequence) and lengths (B,) int32, the lengths with the rows' own keys; k
-        (B, M, Hkv, D) and v (B, M, Hkv, Dv). Standard normal. Of latent attention v_pages and v are views of k's.
+        order, of the caches' dtype as k and v; table (B, most pages of a sequence) and lengths (B,) int32, the lengths
+        with the rows' own keys; k (B, M, Hkv, D) and v (B, M, Hkv, Dv). Standard normal. Of latent attention v_pages
+        and v are views of k's.
         """
         generator = torch.Generator(device).manual_seed(seed)
         width = self.shapes["table"][1]
@@ -99,6 +111,7 @@ class CacheWorkload(Workload):
 
         def both(columns: int) -> tuple[torch.Tensor, torch.Tensor]:
             whole = normal(self.B, width * self.page, self.Hkv, columns)
+            whole = whole.to(DTYPES[self.cache_dtype or self.dtype])
             pages = torch.empty(len(numbers), self.page, self.Hkv, columns, dtype=whole.dtype, device=device)
             pages[numbers] = whole.unflatten(1, (width, self.page))[used]
             return pages, whole[:, : self.M]
@@ -115,9 +128,10 @@ def over_cache(B: int, H: int, Hkv: int, D: int, M: int, N: int = 1, **changes: 
 
 
 def decode_grid() -> list[Workload]:
-    """One row a sequence and a few, over caches of models' shapes; pages of 16 and 256, windows, MLA, and an append."""
+    """One row a sequence and a few, over caches of models' shapes; pages of 16, windows, MLA, an append, float8."""
     shapes = [(1, 1024), (1, 8192), (1, 32768), (8, 1024), (8, 8192), (8, 32768), (64, 1024), (64, 8192)]
     cells = [over_cache(batch, 32, 8, 128, keys) for batch, keys in shapes]
+    float8 = [replace(cells[5], cache_dtype="e4m3")]
     long = cells[-1]
     cells += [replace(long, page=page) for page in (16, 256)]
     cells += [replace(long, B=batch, N=rows) for batch in (64, 1) for rows in (2, 4, 16)]
@@ -130,7 +144,7 @@ def decode_grid() -> list[Workload]:
     latent = [(16, 8192), (64, 4096)]
     cells += [over_cache(batch, 128, 1, 576, keys, rows, Dv=512) for batch, keys in latent for rows in (1, 2)]
     cells += [over_cache(64, 16, 1, 576, 4096, Dv=512), over_cache(1, 128, 1, 576, 8192, Dv=512)]
-    return [*cells, replace(long, append=True)]
+    return [*cells, replace(long, append=True), *float8]
 
 
 def decode_host_grid() -> list[Workload]:
@@ -140,11 +154,12 @@ def decode_host_grid() -> list[Workload]:
 
 
 def prefill_grid() -> list[Workload]:
-    """Chunks of prompts over the keys before them, in pages of 64 and of 16; whole prompts."""
+    """Chunks of prompts over the keys before them, in pages of 64 and of 16, and of float8; whole prompts."""
     chunk = over_cache(1, 32, 8, 128, 32048, 2048)
     cells = [chunk, replace(chunk, page=16), replace(chunk, page=256), replace(chunk, N=512)]
     cells += [over_cache(4, 32, 8, 128, 8192, 1024), over_cache(1, 32, 8, 128, 8192, 8192)]
-    return [*cells, over_cache(1, 64, 8, 64, 32048, 2048), over_cache(1, 16, 8, 256, 32048, 2048)]
+    others = [over_cache(1, 64, 8, 64, 32048, 2048), over_cache(1, 16, 8, 256, 32048, 2048)]
+    return [*cells, *others, *(replace(cell, cache_dtype="e4m3") for cell in (chunk, others[0]))]
 
 
 GRIDS: dict[str, Callable[[], list[Workload]]] = {

@@ -86,6 +86,7 @@ def add_shape_flags(parser: argparse.ArgumentParser) -> None:
         help=f"a packed batch instead of B, N and M: 16x1024, 4096+16x256, {', '.join(DRAWN)}; with --page, of keys",
     )
     shape.add_argument("--page", type=int, default=0, help="keys of a page: N rows over caches of M keys (no caches)")
+    shape.add_argument("--cache_dtype", default="", choices=["", "e4m3"], help="with --page, of the caches (q's)")
     shape.add_argument("--append", action="store_true", help="with --page, append the rows' keys to the caches first")
 
 
@@ -116,13 +117,14 @@ def from_flags(flags: argparse.Namespace, direction: Direction) -> Workload:
     heads = (flags.H, flags.Hkv or flags.H)
     shape = (batch, *heads, rows, keys, flags.D, flags.causal, flags.dtype, direction)
     if flags.page:
-        return CacheWorkload(*shape, **options, page=flags.page, append=flags.append)
+        return CacheWorkload(*shape, **options, page=flags.page, append=flags.append, cache_dtype=flags.cache_dtype)
     return Workload(*shape, **options)
 
 
 def to_flags(workload: Workload) -> list[str]:
     """The flags of which `from_flags` makes this workload, with its direction."""
     values = workload.columns
-    flags = [f"--{name}={values[name]}" for name in ("Dv", "window", "softcap", "lengths", "page") if values[name]]
+    given = ("Dv", "window", "softcap", "lengths", "page", "cache_dtype")
+    flags = [f"--{name}={values[name]}" for name in given if values[name]]
     flags += [f"--{name}" for name in ("sinks", "alibi", "append") if values[name]]
     return [*(f"--{name}={values[name]}" for name in SHAPE_COLUMNS), *flags]

@@ -18,12 +18,12 @@ GPUS = ("h200", "h100")  # whose figures are published, the first in preference
 
 SHAPE_COLUMNS = ("direction", "B", "H", "Hkv", "N", "M", "D", "dtype", "causal")
 # Of problems that are more than a shape; a CSV may lack them, and an option that is not there is the empty text.
-OPTION_COLUMNS = ("Dv", "window", "softcap", "sinks", "alibi", "lengths", "page", "append")
+OPTION_COLUMNS = ("Dv", "window", "softcap", "sinks", "alibi", "lengths", "page", "append", "cache_dtype")
 # What may stand behind the name of a provider of ours; the first behind a peer's too.
 DETERMINISTIC = ":deterministic"
 PLAIN = ":plain"  # the same problem without softcap, sinks and ALiBi, or with the new keys in the cache already
 DENSE = ":dense"  # a packed batch of equal lengths, or a cache of them, as a dense call
-BF16 = ":bf16"  # a float8 problem's values in bfloat16
+BF16 = ":bf16"  # a float8 problem's values, or those of a float8 cache, in bfloat16
 ROW_INVARIANT = ":row-invariant"  # a row's bits are the same in training, prefill and decoding
 BATCH_DEPENDENT = ":batch-dependent"  # over a cache: the bits may depend on the batch
 CONTIGUOUS = ":contiguous"  # the keys of a cache one after the other, not in pages
@@ -82,6 +82,7 @@ def options_text(shape: Mapping[str, Any]) -> str:
     """What a problem has beside its shape, in words; empty for most."""
     named = {"Dv": "Dv {}", "window": "window {}", "softcap": "softcap {}", "sinks": "sinks", "alibi": "ALiBi"}
     named |= {"lengths": "lengths {}" if shape.get("page") else "packed {}", "page": "pages of {}", "append": "append"}
+    named |= {"cache_dtype": "{} cache"}
     texts = {name: str(shape[name]) for name in OPTION_COLUMNS if shape.get(name)}
     if "window" in texts:  # a side without a limit is the empty text
         texts["window"] = "/".join(side or "-" for side in texts["window"].split(","))

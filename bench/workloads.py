@@ -73,7 +73,7 @@ class Workload:
         options = (self.Dv or "", ",".join(sides), f"{self.softcap:g}" if self.softcap else "")
         chosen = ("yes" if option else "" for option in (self.sinks, self.alibi))
         shape = {name: getattr(self, name) for name in SHAPE_COLUMNS}
-        of_caches = ("", "")  # see bench/caches.py
+        of_caches = ("", "", "")  # see bench/caches.py
         return shape | dict(zip(OPTION_COLUMNS, (*options, *chosen, self.lengths, *of_caches), strict=True))
 
     @property

@@ -1,6 +1,7 @@
 """Calls over a KV cache: flash_cute's, vLLM's build of FlashAttention-3, and cuDNN's graph over pages.
 
 Every other provider is given the dense problem, where there is one: keys one after the other, as many in all sequences.
+Of float8 caches flash_cute alone is given the numbers as they are stored, the others the same numbers in q's dtype.
 """
 
 from __future__ import annotations
@@ -38,15 +39,26 @@ def forward(
         if workload.append:
             raise Unavailable(f"{name} appends nothing")
         if name == FLASHMLA:
-            return flash_mla(workload)
-        return cudnn_paged(workload, device) if name == CUDNN_PAGED else vllm_fa3(name, workload, device)
+            return _of_16_bits(flash_mla(workload))
+        return _of_16_bits(cudnn_paged(workload, device) if name == CUDNN_PAGED else vllm_fa3(name, workload, device))
     if ours.is_ours(name) and not name.endswith(DENSE):
         return flash_cute(name, workload, device)
     if workload.append or workload.lengths:
         lacking = "append" if workload.append else "lengths of their own"
         raise Unavailable(f"a dense call over contiguous keys: it has no {lacking}")
     backend = dense(name.removesuffix(DENSE), workload.dense)
-    return replace(backend, name=name, arrange=lambda inputs: backend.arrange(_dense_inputs(inputs)))
+    return _of_16_bits(replace(backend, name=name, arrange=lambda inputs: backend.arrange(_dense_inputs(inputs))))
+
+
+def _of_16_bits(backend: Backend) -> Backend:
+    return replace(backend, arrange=lambda inputs: backend.arrange(_in_16_bits(inputs)))
+
+
+def _in_16_bits(inputs: Inputs) -> Inputs:
+    """Keys and values in q's dtype."""
+    q, k_pages, v_pages, table, lengths, k, v = inputs
+    k_pages, v_pages, k, v = (x.to(q.dtype) for x in (k_pages, v_pages, k, v))
+    return q, k_pages, v_pages, table, lengths, k, v
 
 
 def absent(name: str) -> None:
@@ -61,21 +73,22 @@ def absent(name: str) -> None:
 
 def own_call(name: str, workload: CacheWorkload, inputs: Inputs) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     """q and the caches, and the arguments of flash_cute's call that are tensors."""
-    given = dict(zip(NAMES, inputs, strict=True))
-    lengths, k, v = given["lengths"], given["k"], given["v"]
+    given = dict(zip(NAMES, _in_16_bits(inputs) if name.endswith(BF16) else inputs, strict=True))
+    q, lengths, k, v = given["q"], given["lengths"], given["k"], given["v"]
     places: dict[str, torch.Tensor] = {"cache_seqlens": lengths}
     if workload.append and not name.endswith(PLAIN):
         rows = torch.arange(workload.N, device=lengths.device) + (lengths - workload.N)[:, None]
         batch = torch.arange(workload.B, device=lengths.device)[:, None]
-        places |= {"cache_seqlens": lengths - workload.N, "k": k[batch, rows], "v": v[batch, rows]}
+        new = {name: x[batch, rows].to(q.dtype) for name, x in (("k", k), ("v", v))}
+        places |= {"cache_seqlens": lengths - workload.N, **new}
     if name.endswith(CONTIGUOUS):
-        return (given["q"], k, v), places
-    return (given["q"], given["k_pages"], given["v_pages"]), {**places, "page_table": given["table"]}
+        return (q, k, v), places
+    return (q, given["k_pages"], given["v_pages"]), {**places, "page_table": given["table"]}
 
 
 def flash_cute(name: str, workload: CacheWorkload, device: torch.device) -> Backend:
     """`attention_with_kvcache`, of pages or of contiguous caches."""
-    if name.endswith((BF16, DETERMINISTIC)):
+    if name.endswith(DETERMINISTIC) or (name.endswith(BF16) and not workload.cache_dtype):
         raise Unavailable("a call over a cache has no such mode")
     if name.endswith(PLAIN) and not workload.append:
         raise Unavailable("nothing is appended that could be in the cache already")
@@ -95,7 +108,7 @@ def flash_cute(name: str, workload: CacheWorkload, device: torch.device) -> Back
 def plan(name: str, workload: CacheWorkload, inputs: Inputs) -> str:
     """What the library says of its call, in few words."""
     if name.endswith(DENSE):
-        return ours.plan(name.removesuffix(DENSE), workload.dense, _dense_inputs(inputs))
+        return ours.plan(name.removesuffix(DENSE), workload.dense, _dense_inputs(_in_16_bits(inputs)))
     flash_cute = ours.require()
     tensors, places = own_call(name, workload, inputs)
     new = places.pop("k", None)

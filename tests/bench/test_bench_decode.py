@@ -194,6 +194,7 @@ def test_pages_have_the_contiguous_keys(bench: SimpleNamespace) -> None:
 
 
 PROBLEMS: tuple[dict[str, Any], ...] = ({}, {"N": 3}, {"N": 3, "lengths": LENGTHS}, {"N": 2, "window": (9, 0)})
+PROBLEMS += ({"N": 3, "cache_dtype": "e4m3"},)
 DENSE_NAMES = ("flash_cute:dense", "sdpa")
 
 
@@ -250,6 +251,24 @@ def test_every_provider_computes_the_same(
     assert out.shape == right.shape
     assert (out.double() - right).norm() < (1e-3 if name == "cudnn-paged" else 1e-6) * right.norm()
     assert splits_of(name) == vllm
+
+
+def test_float8_caches(bench: SimpleNamespace) -> None:
+    """Their bytes are counted, and the same values in 16 bits are what they are compared with."""
+    plain, workload = (small(bench, dtype="bf16", cache_dtype=name, append=True) for name in ("", "e4m3"))
+    assert workload.cache_bytes * 2 == plain.cache_bytes and workload.tensor_bytes["q"] == plain.tensor_bytes["q"]
+    assert workload.label == f"{plain.label}, e4m3 cache"
+    inputs = workload.make_inputs(CPU, seed=0)
+    right = expected(workload, inputs)
+    for name, dtype in (("flash_cute", torch.float8_e4m3fn), ("flash_cute:bf16", torch.bfloat16)):
+        backend = bench.backends.prepare(name, workload, CPU)
+        (_, k_cache, v_cache), places = backend.arrange(inputs)
+        assert {k_cache.dtype, v_cache.dtype} == {dtype} and places["k"].dtype == torch.bfloat16
+        out = backend.restore(backend.call(*backend.arrange(inputs)))
+        torch.testing.assert_close(out.double(), right, rtol=0, atol=0.02)
+    assert ("flash_cute", "flash_cute:bf16") in bench.backends.pairs(("flash_cute", "flash_cute:bf16"))
+    with pytest.raises(bench.backends.Unavailable, match="no such mode"):
+        bench.backends.prepare("flash_cute:bf16", plain, CPU)
 
 
 def splits_of(name: str) -> list[int]:
@@ -333,7 +352,11 @@ def test_the_grid(bench: SimpleNamespace) -> None:
 def test_flags_make_the_same_problem(bench: SimpleNamespace) -> None:
     parser = argparse.ArgumentParser()
     bench.case_flags.add_shape_flags(parser)
-    for workload in (*bench.caches.decode_grid(), small(bench, lengths=LENGTHS, append=True)):
+    for workload in (
+        *bench.caches.decode_grid(),
+        *bench.caches.prefill_grid(),
+        small(bench, lengths=LENGTHS, append=True),
+    ):
         flags = parser.parse_args([one for one in bench.case_flags.to_flags(workload) if "direction" not in one])
         assert bench.case_flags.from_flags(flags, "fwd") == workload
 
