@@ -7,7 +7,7 @@ namespace {
 
 using namespace flash_cute;
 namespace long_rows = sm90::decode::long_rows;
-constexpr bool kReadsFloat8 = HEAD_DIM < 256;
+constexpr bool kReadsFloat8 = long_rows::has_kernel(HEAD_DIM, HEAD_DIM, /*float8_cache=*/true);
 
 enum class Stored { kAsQ, kE4M3, kE5M2 };
 constexpr char const* kStoredNames[] = {"", " e4m3", " e5m2"};
@@ -47,7 +47,7 @@ void run(Case const& c, Random& random) {
     plan.dtype = c.is_bfloat16 ? DType::kBFloat16 : DType::kFloat16;
     plan.float8_cache = c.k != Stored::kAsQ;
     plan.long_ctas = c.ctas;
-    return long_rows::launch<Element, HEAD_DIM, kReadsFloat8>(plan, params, nullptr);
+    return long_rows::launch<Element, HEAD_DIM>(plan, params, nullptr);
   });
 }
 

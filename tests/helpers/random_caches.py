@@ -29,6 +29,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "float8 64": {"cache_dtypes": FLOAT8, "descales": "heads"},
     "float8 128": {"head_dim": 128, "cache_dtypes": FLOAT8, "descales": "heads"},
     "float8 192/128": {"head_dim": 192, "head_dim_v": 128, "cache_dtypes": FLOAT8, "descales": "heads"},
+    "float8 256": {"head_dim": 256, "cache_dtypes": FLOAT8, "descales": "heads"},
 }
 
 

@@ -94,11 +94,10 @@ cudaError_t launch_kernel(DecodePlan const& plan, DecodeParams const& decode, cu
   return sm90::launch(kernel, shape, args, stream);
 }
 
-// A head dim with float8 caches has kernels for both.
-template <class Element, int kHeadDim, bool kReadsFloat8>
+template <class Element, int kHeadDim>
 cudaError_t launch(DecodePlan const& plan, DecodeParams const& decode, cudaStream_t stream) {
   using Stored = Traits<Element, kHeadDim>;
-  if constexpr (kReadsFloat8) {
+  if constexpr (has_kernel(kHeadDim, kHeadDim, /*float8_cache=*/true)) {
     using Float8 = Float8Traits<Element, kHeadDim>;
     if (plan.float8_cache) return launch_kernel<Float8, Element, typename Float8::Columns>(plan, decode, stream);
   }

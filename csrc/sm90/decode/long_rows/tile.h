@@ -28,6 +28,11 @@ constexpr KernelShape kernel_shape(int head_dim) {
           .ctas_per_sm = 1};
 }
 
+// Beside tiles of head dim 256 the stages of float8 numbers have no room.
+constexpr bool has_kernel(int head_dim, int head_dim_v, bool float8_cache) {
+  return has_kernel(head_dim, head_dim_v) && (!float8_cache || head_dim <= 128);
+}
+
 // Of caches of float8: the stages that TMA writes, beside those of float16 numbers that WGMMA reads.
 constexpr int float8_stage_bytes(int head_dim) { return tile_config(head_dim).block_n * head_dim; }
 constexpr forward::rows::SmemBytes float8_smem(int head_dim) {

@@ -13,7 +13,6 @@ struct Family {
 
   static bool serves(HeadDims kernel, KvCacheProblem const& problem) {
     if (problem.cache.k_type == CacheType::k16Bit) return true;
-    if (!reads_float8(kernel.head_dim, kernel.head_dim_v)) return false;
     // A box of one row begins at a multiple of 128 bytes, as TMA wants it, where chunks are so wide.
     bool const wide = kernel.head_dim % 128 == 0 && kernel.head_dim_v % 128 == 0;
     return wide || !problem.cache.paged || problem.cache.page % 2 == 0;
@@ -54,7 +53,7 @@ struct Family {
  private:
   static void plan_long_rows(DecodePlan& plan, KvCacheProblem const& problem, Gpu gpu) {
     Problem const& call = problem.call;
-    if (call.modifies_scores() || !long_rows::has_kernel(plan.head_dim, plan.head_dim_v)) return;
+    if (call.modifies_scores() || !long_rows::has_kernel(plan.head_dim, plan.head_dim_v, plan.float8_cache)) return;
     int const least = LongRows::least(call.heads_q);
     if (call.len_q < least || call.batch == 0 || call.heads_q == 0) return;
     plan.long_rows = least;

@@ -50,15 +50,12 @@ cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& params, c
 template <int kHeadDim, int kHeadDimV>
 cudaError_t launch(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
   return with_element(plan.dtype, [&]<class Element>(Element) {
-    constexpr bool kReadsFloat8 = reads_float8(kHeadDim, kHeadDimV);
-    cudaError_t error = cudaSuccess;
-    if constexpr (kReadsFloat8) {
-      if (plan.float8_cache) error = launch_kernels<Traits<Element, kHeadDim, kHeadDimV, Float8>>(plan, params, stream);
-    }
-    if (!plan.float8_cache) error = launch_kernels<Traits<Element, kHeadDim, kHeadDimV>>(plan, params, stream);
+    cudaError_t error = plan.float8_cache
+                            ? launch_kernels<Traits<Element, kHeadDim, kHeadDimV, Float8>>(plan, params, stream)
+                            : launch_kernels<Traits<Element, kHeadDim, kHeadDimV>>(plan, params, stream);
     if constexpr (long_rows::has_kernel(kHeadDim, kHeadDimV)) {
       bool const launches = error == cudaSuccess && plan.long_ctas > 0;
-      if (launches) error = long_rows::launch<Element, kHeadDim, kReadsFloat8>(plan, params, stream);
+      if (launches) error = long_rows::launch<Element, kHeadDim>(plan, params, stream);
     }
     return error;
   });

@@ -12,9 +12,6 @@ using flash_cute::split_keys::tile_keys;
 
 constexpr int kThreads = 32 * (kConsumerWarps + 2);
 
-// Head dims with kernels for caches of float8: that of 256 spills.
-constexpr bool reads_float8(int head_dim, int head_dim_v) { return std::max(head_dim, head_dim_v) < 256; }
-
 // With two, 168 registers are left to a thread: enough for 16-bit caches of head dim 64. `bytes`: of an element of the
 // cache.
 constexpr int ctas_per_sm(int head_dim, int head_dim_v, int bytes) {
