@@ -54,12 +54,20 @@ CUTE_DEVICE uint32_t fp8_pair(float low, float high, bool is_e5m2) {
 #endif
 }
 
-// Two numbers of float8 as float16. `pair`: its low 16 bits.
-template <bool kE5M2>
+// Two numbers of float8 as float16. `kHalf`: of a register's low 16 bits, or of its high ones.
+template <bool kE5M2, int kHalf = 0>
 CUTE_DEVICE uint32_t float16_pair(uint32_t pair) {
   uint32_t result;
   if constexpr (kE5M2) {
-    result = __byte_perm(pair, 0, 0x1404);  // the bits of a float16 without the last 8
+    result = __byte_perm(pair, 0, kHalf == 0 ? 0x1404 : 0x3424);  // the bits of a float16 without the last 8
+  } else if constexpr (kHalf == 1) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    asm("{ .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.rn.f16x2.e4m3x2 %0, high; }"
+        : "=r"(result)
+        : "r"(pair));
+#else
+    result = float16_pair<kE5M2>(pair >> 16);
+#endif
   } else {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     asm("{ .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.rn.f16x2.e4m3x2 %0, low; }"

@@ -76,7 +76,8 @@ class Consumer {
         warp_(threadIdx.x / 32),
         lane_(threadIdx.x % 32),
         number_((kRowWarps == 1 ? 0 : 16 * warp_) + lane_ / 4),
-        first_column_(kKeyWarps == 1 ? 0 : 8 * kGroups * warp_) {}
+        first_column_(kKeyWarps == 1 ? 0 : 8 * kGroups * warp_),
+        factor_k_(Traits::kFloat8 ? factor_of(params.descale_k, unit.batch, unit.head_kv) : 1.f) {}
 
   // `ring`: wait_keys(), wait_values() -> the tile in shared memory; release_keys(), release_values(), in this order.
   template <class Ring>
@@ -110,7 +111,7 @@ class Consumer {
     int const end = unit_.end_of(unit_.piece_end - 1);
     if constexpr (kScoresAhead) {
       if (unit_.begin_of(unit_.piece_begin) < end) {
-        multiply_qk<Traits, kKeys>(ring.wait_keys(), warp_ * kKeys, queries, tSrS);
+        multiply_with_keys<kKeys>(ring.wait_keys(), warp_ * kKeys, queries, tSrS);
         ring.release_keys();
       }
     }
@@ -171,7 +172,15 @@ class Consumer {
     Cache const* const values = ring.wait_values();
     bool const has_next = tile + 1 < end;
     Cache const* const keys = has_next ? ring.wait_keys() : values;  // of no tile: in vain, without a branch
-    multiply_pv_and_next_qk<Traits, kKeys>(values, keys, own, keys_that_exist(tile, own), tOrP, tOrO, queries, tSrS);
+    KeysThatExist const exist = keys_that_exist(tile, own);
+    if constexpr (Traits::kFloat8) {
+      with_types([&](auto k_is_e5m2, auto v_is_e5m2) {
+        multiply_pv_and_next_qk_float8<Traits, kKeys, k_is_e5m2, v_is_e5m2>(values, keys, own, exist, tOrP, tOrO,
+                                                                            queries, tSrS);
+      });
+    } else {
+      multiply_pv_and_next_qk<Traits, kKeys>(values, keys, own, exist, tOrP, tOrO, queries, tSrS);
+    }
     ring.release_values();
     if (has_next) ring.release_keys();
   }
@@ -180,6 +189,10 @@ class Consumer {
   template <class Scores, class Accumulator>
   CUTE_DEVICE auto numerators(int first, PieceSoftmax& softmax, Scores& tSrS, Accumulator& tOrO) {
     auto scores = rowcol_view(tSrS);  // (rows, columns)
+    if constexpr (Traits::kFloat8) {
+      CUTE_UNROLL
+      for (int i = 0; i < size(tSrS); ++i) tSrS(i) *= factor_k_;
+    }
     modify_and_mask(params_, unit_, number_, first, kStepKeys, scores);
     auto acc = rowcol_view(tOrO);
     softmax.update(scores, acc, params_.scale_log2);
@@ -200,19 +213,10 @@ class Consumer {
                         PieceSoftmax& softmax, Accumulator& tOrO) {
     typename Traits::Mma mma;
     auto tSrS = partition_fragment_C(mma, Shape<_16, Int<kStepKeys>>{});  // (MMA, 1, keys / 8)
-    if constexpr (Traits::kFloat8) {
-      if (params_.k_is_e5m2) {
-        multiply_qk_float8<Traits, kStepKeys, true>(keys, own, queries, tSrS);
-      } else {
-        multiply_qk_float8<Traits, kStepKeys, false>(keys, own, queries, tSrS);
-      }
-      float const factor = factor_of(params_.descale_k, unit_.batch, unit_.head_kv);
-      CUTE_UNROLL
-      for (int i = 0; i < size(tSrS); ++i) tSrS(i) *= factor;
-    } else if constexpr (kByWarpgroup) {
+    if constexpr (kByWarpgroup) {
       Traits::WarpgroupProducts::multiply_qk(keys, queries.tSrQ, tSrS);
     } else {
-      multiply_qk<Traits, kStepKeys>(keys, own, queries, tSrS);
+      multiply_with_keys<kStepKeys>(keys, own, queries, tSrS);
     }
     Cache const* const values = values_of();
     auto tSrP = numerators(tile * Traits::kTileKeys + own, softmax, tSrS, tOrO);
@@ -230,6 +234,34 @@ class Consumer {
       multiply_pv_float8<Traits, kStepKeys, true>(values, own, exist, tOrP, tOrO);
     } else {
       multiply_pv_float8<Traits, kStepKeys, false>(values, own, exist, tOrP, tOrO);
+    }
+  }
+
+  template <int kCount, class Queries, class Scores>
+  CUTE_DEVICE void multiply_with_keys(Cache const* keys, int own, Queries const& queries, Scores& tSrS) const {
+    if constexpr (!Traits::kFloat8) {
+      multiply_qk<Traits, kCount>(keys, own, queries, tSrS);
+    } else if (params_.k_is_e5m2) {
+      multiply_qk_float8<Traits, kCount, true>(keys, own, queries, tSrS);
+    } else {
+      multiply_qk_float8<Traits, kCount, false>(keys, own, queries, tSrS);
+    }
+  }
+
+  // Calls f with whether keys, and values, of float8 are e5m2.
+  template <class F>
+  CUTE_DEVICE void with_types(F const& f) const {
+    auto const of_k = [&](auto k_is_e5m2) {
+      if (params_.v_is_e5m2) {
+        f(k_is_e5m2, std::true_type{});
+      } else {
+        f(k_is_e5m2, std::false_type{});
+      }
+    };
+    if (params_.k_is_e5m2) {
+      of_k(std::true_type{});
+    } else {
+      of_k(std::false_type{});
     }
   }
 
@@ -386,6 +418,7 @@ class Consumer {
   int lane_;
   int number_;        // in the row tile, of the thread's first row
   int first_column_;  // that the warp folds and stores
+  float factor_k_;  // of float8 keys
 };
 
 }  // namespace flash_cute::split_keys

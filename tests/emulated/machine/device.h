@@ -143,6 +143,7 @@ void mma(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, u
   d0 = sums[0], d1 = sums[1], d2 = sums[2], d3 = sums[3];
 }
 void from_e4m3(uint32_t& halves, uint32_t pair);
+inline void from_e4m3_high(uint32_t& halves, uint32_t pairs) { from_e4m3(halves, pairs >> 16); }
 
 // Scalars.
 inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.f, x) : x; }

@@ -45,11 +45,17 @@ CUTE_DEVICE void scale_values(Float8Tile const& tile, Accumulator& tOrO) {  // (
 
 // `Result_`: of q and O.
 template <class Result_, int kHeadDim>
-struct Float8Traits : Traits<cutlass::half_t, kHeadDim> {
-  using Base = Traits<cutlass::half_t, kHeadDim>;
+struct Float8Traits : forward::rows::Traits<cutlass::half_t, kHeadDim, tile_config(kHeadDim, /*float8_cache=*/true),
+                                             Variant::kPacked, kHeadDim> {
+  using Base = forward::rows::Traits<cutlass::half_t, kHeadDim, tile_config(kHeadDim, /*float8_cache=*/true),
+                                     Variant::kPacked, kHeadDim>;
   using Result = Result_;
-  static constexpr forward::rows::SmemBytes kSmem = float8_smem(kHeadDim);
+  static constexpr forward::rows::SmemBytes kSmem = smem(kHeadDim, /*float8_cache=*/true);
   static constexpr bool kOutThroughSmem = kSmem.has_o;
+  // The warps that load need more than those of 16-bit numbers.
+  static constexpr int kProducerRegs = 56;
+  static constexpr int kConsumerRegs = 152;
+  static_assert(kProducerRegs + Base::kWarpgroups * kConsumerRegs <= 65536 / 128);
   using Tile = Float8Tile;
 
   // A box of TMA has rows of a key tile, with all their columns.

@@ -63,34 +63,43 @@ class TilesOfFloat8 {
   }
 
   // A lane has 8 bytes of a row of a chunk; of each eight rows it has two, of which it knows the second's places from
-  // those of the first.
+  // those of the first. It reads eight times before it writes: beside WGMMA a read takes
+  // long.
   template <bool kE5M2>
   CUTE_DEVICE void widen(int stage) const {
-    constexpr int kStep = 2, kFromFlip = kHeadDim == 128 ? 32 : 16, kToFlip = 32;  // swizzle, two rows below
+    constexpr int kGroups = 4 / kChunks;  // of eight rows
+    static_assert(kBlockN % (8 * kGroups) == 0);
+    constexpr int kFlipFrom = kHeadDim == 128 ? 32 : 16, kFlipTo = 32;  // swizzle, two rows below
     int const lane = fresh_thread_index() % 32;
     int const row = lane / 16 ^ lane / 8 % 2 * 5;  // of eight: 0, 5, 1 and 4
+    int const vector = lane % 8 / 2;               // of 16 bytes, of a row of 64
     auto* const stored = reinterpret_cast<char const*>(buffer(stage));
     auto* const wide = reinterpret_cast<char*>(kValues ? smem_.v[stage] : smem_.k[stage]);
-    auto const read = [&](int from) { return *reinterpret_cast<uint2 const*>(stored + from); };
-    auto const write = [&](int to, uint2 bytes) {
-      *reinterpret_cast<uint4*>(wide + to) = {float16_pair<kE5M2>(bytes.x), float16_pair<kE5M2>(bytes.x >> 16),
-                                              float16_pair<kE5M2>(bytes.y), float16_pair<kE5M2>(bytes.y >> 16)};
-    };
-#pragma unroll 1  // here and below: there are few registers
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      int const place = 4 * chunk + lane % 8 / 2, swizzled = kHeadDim == 128 ? place ^ row : place ^ row / 2;
-      int from = row * kHeadDim + swizzled * 16 + lane % 2 * 8;
-      int to = (chunk * kBlockN + row) * kWideRow + (lane % 8 ^ row) * 16;
-      uint2 next = read(from);
+    int from = row * kHeadDim + (vector ^ (kHeadDim == 128 ? row : row / 2)) * 16 + lane % 2 * 8;
+    int to = row * kWideRow + (lane % 8 ^ row) * 16;
 #pragma unroll 1
-      for (int begin = 0; begin < kBlockN; begin += 8) {
-        uint2 const first = next, second = read((from ^ kFromFlip) + kStep * kHeadDim);
-        from += 8 * kHeadDim;
-        write(to, first);
-        if (begin + 8 < kBlockN) next = read(from);
-        write((to ^ kToFlip) + kStep * kWideRow, second);
-        to += 8 * kWideRow;
-      }
+    for (int begin = 0; begin < kBlockN; begin += 8 * kGroups) {
+      uint2 bytes[kChunks][kGroups][2];
+      auto const for_all = [&](auto const& f) {
+        for_each(make_seq<kChunks>{}, [&](auto chunk) {
+          for_each(make_seq<kGroups>{}, [&](auto group) {
+            f(chunk, group, Int<0>{});
+            f(chunk, group, Int<1>{});
+          });
+        });
+      };
+      for_all([&](int chunk, int group, int second) {
+        int const place = (from ^ (chunk * 64 + second * kFlipFrom)) + (8 * group + 2 * second) * kHeadDim;
+        bytes[chunk][group][second] = *reinterpret_cast<uint2 const*>(stored + place);
+      });
+      for_all([&](int chunk, int group, int second) {
+        int const place = (to ^ second * kFlipTo) + (chunk * kBlockN + 8 * group + 2 * second) * kWideRow;
+        uint2 const x = bytes[chunk][group][second];
+        *reinterpret_cast<uint4*>(wide + place) = {float16_pair<kE5M2>(x.x), float16_pair<kE5M2, 1>(x.x),
+                                                   float16_pair<kE5M2>(x.y), float16_pair<kE5M2, 1>(x.y)};
+      });
+      from += 8 * kGroups * kHeadDim;
+      to += 8 * kGroups * kWideRow;
     }
   }
 

@@ -43,7 +43,7 @@ struct Family {
     std::vector<std::string> found;
     if (!all_are_long(plan, problem.call)) found = range_notes(plan);
     if (plan.long_rows == 0) return found;
-    std::string const rows = std::to_string(long_rows::kernel_shape(plan.head_dim).block_m);
+    std::string const rows = std::to_string(long_rows::kernel_shape(plan.head_dim, plan.float8_cache).block_m);
     found.push_back("Sequences of " + std::to_string(plan.long_rows) +
                     " rows and more are computed as a forward computes them: a CTA has a tile of " + rows +
                     " rows of a query head, and all its keys.");
@@ -57,7 +57,7 @@ struct Family {
     int const least = LongRows::least(call.heads_q);
     if (call.len_q < least || call.batch == 0 || call.heads_q == 0) return;
     plan.long_rows = least;
-    int const rows = long_rows::kernel_shape(plan.head_dim).block_m;
+    int const rows = long_rows::kernel_shape(plan.head_dim, plan.float8_cache).block_m;
     // Of packed sequences at most: the host knows their rows in all.
     int64_t const sequences = call.packed ? std::min(call.batch, call.len_q / least) : call.batch;
     int64_t const tiles = sequences * call.heads_q * ((call.len_q + rows - 1) / rows);

@@ -21,9 +21,8 @@ struct Traits : flash_cute::split_keys::Traits<Element, kHeadDim, kHeadDimV, Cac
   static constexpr bool kHasWarpgroupProducts = !Base::kFloat8 && !Base::kQInShared;
   using WarpgroupProducts = split_keys::WarpgroupProducts<Element, kHeadDim, kHeadDimV, Base::kTileKeys>;
 
-  // Of head dim 256 the registers are missing; float8 numbers are converted beside the product; and two CTAs hide each
-  // other's latencies, with few stages each.
-  static constexpr bool kScoresAhead = !Base::kFloat8 && !Base::kQInShared && kCtasPerSm == 1;
+  // Of head dim 256 the registers are missing; and two CTAs hide each other's latencies, with few stages each.
+  static constexpr bool kScoresAhead = !Base::kQInShared && kCtasPerSm == 1;
 
   // Tiles of K, and of V, that are in flight at most: a multiprocessor's share of memory's rate needs half of these
   // bytes. More would only queue up, and instructions and the first tiles of other CTAs behind them. (Where the number
