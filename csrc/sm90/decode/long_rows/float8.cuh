@@ -45,17 +45,14 @@ CUTE_DEVICE void scale_values(Float8Tile const& tile, Accumulator& tOrO) {  // (
 
 // `Result_`: of q and O.
 template <class Result_, int kHeadDim>
-struct Float8Traits : forward::rows::Traits<cutlass::half_t, kHeadDim, tile_config(kHeadDim, /*float8_cache=*/true),
-                                             Variant::kPacked, kHeadDim> {
-  using Base = forward::rows::Traits<cutlass::half_t, kHeadDim, tile_config(kHeadDim, /*float8_cache=*/true),
-                                     Variant::kPacked, kHeadDim>;
+struct Float8Traits : Traits<cutlass::half_t, kHeadDim> {
+  using Base = Traits<cutlass::half_t, kHeadDim>;
   using Result = Result_;
   static constexpr forward::rows::SmemBytes kSmem = smem(kHeadDim, /*float8_cache=*/true);
   static constexpr bool kOutThroughSmem = kSmem.has_o;
-  // The warps that load need more than those of 16-bit numbers.
-  static constexpr int kProducerRegs = 56;
-  static constexpr int kConsumerRegs = 152;
-  static_assert(kProducerRegs + Base::kWarpgroups * kConsumerRegs <= 65536 / 128);
+  // The warps that load need more than those of 16-bit numbers. Four consumer warpgroups have none to spare.
+  static constexpr int kProducerRegs = Base::kWarpgroups == 3 ? 56 : Base::kProducerRegs;
+  static constexpr int kConsumerRegs = Base::kWarpgroups == 3 ? 152 : Base::kConsumerRegs;
   using Tile = Float8Tile;
 
   // A box of TMA has rows of a key tile, with all their columns.

@@ -63,11 +63,10 @@ class TilesOfFloat8 {
   }
 
   // A lane has 8 bytes of a row of a chunk; of each eight rows it has two, of which it knows the second's places from
-  // those of the first. It reads eight times before it writes: beside WGMMA a read takes
-  // long.
+  // those of the first.
   template <bool kE5M2>
   CUTE_DEVICE void widen(int stage) const {
-    constexpr int kGroups = 4 / kChunks;  // of eight rows
+    constexpr int kGroups = Traits::kProducerRegs < 56 ? 1 : 2;  // of eight rows, that are read before they are written
     static_assert(kBlockN % (8 * kGroups) == 0);
     constexpr int kFlipFrom = kHeadDim == 128 ? 32 : 16, kFlipTo = 32;  // swizzle, two rows below
     int const lane = fresh_thread_index() % 32;

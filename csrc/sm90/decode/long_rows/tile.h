@@ -17,26 +17,22 @@ constexpr bool has_kernel(int head_dim, int head_dim_v, bool float8_cache) {
   return has_kernel(head_dim, head_dim_v) && (!float8_cache || head_dim <= 128);
 }
 
-// The forward's for many rows. Of float8 caches with as many keys, so that a row has the same bits; but with three
-// warpgroups, which leave the warps that load registers.
-constexpr TileConfig tile_config(int head_dim, bool float8_cache = false) {
+// The forward's for many rows.
+constexpr TileConfig tile_config(int head_dim) {
   using namespace forward::rows;
-  TileConfig tile =
-      forward::rows::tile_config(head_dim, head_dim <= 64 ? kRows256 : head_dim <= 128 ? kRows192 : kRows128);
-  if (float8_cache) tile.block_m = 192;
-  return tile;
+  return forward::rows::tile_config(head_dim, head_dim <= 64 ? kRows256 : head_dim <= 128 ? kRows192 : kRows128);
 }
 
 // Of caches of float8: a stage that TMA writes. WGMMA reads others.
 constexpr int float8_stage_bytes(int head_dim) { return tile_config(head_dim).block_n * head_dim; }
 
 constexpr forward::rows::SmemBytes smem(int head_dim, bool float8_cache) {
-  TileConfig const tile = tile_config(head_dim, float8_cache);
+  TileConfig const tile = tile_config(head_dim);
   return {tile, head_dim, head_dim, float8_cache ? 2 * tile.stages * float8_stage_bytes(head_dim) : 0};
 }
 
 constexpr KernelShape kernel_shape(int head_dim, bool float8_cache) {
-  TileConfig const tile = tile_config(head_dim, float8_cache);
+  TileConfig const tile = tile_config(head_dim);
   return {.block_m = tile.block_m,
           .block_n = tile.block_n,
           .threads = 2 * tile.block_m + 128,
