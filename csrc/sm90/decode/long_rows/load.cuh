@@ -204,7 +204,8 @@ class Loader {
   // A box of a key tile's buffer, from its `row_in_tile` on.
   CUTE_DEVICE void copy(uint64_t& full, int stage, int chunk, int row_in_tile, int row_in_page, int page, int head) {
     SM90_TMA_LOAD_4D::copy(kValues ? &args_.v : &args_.k, &full, uint64_t(TMA::CacheHintSm90::EVICT_LAST),
-                           tiles_.buffer(stage) + (chunk * kBlockN + row_in_tile) * kChunk, chunk * kChunk, row_in_page, head, page);
+                           tiles_.buffer(stage) + (chunk * kBlockN + row_in_tile) * kChunk, chunk * kChunk,
+                           row_in_page, head, page);
   }
 
   CUTE_DEVICE void load_q() {

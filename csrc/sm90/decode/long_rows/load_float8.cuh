@@ -189,7 +189,9 @@ struct Producers<Float8Traits<Result, kHeadDim>> {
   CUTE_DEVICE static void load_values(Args const& args, SharedStorage& smem) {
     Loader<Traits, /*kValues=*/true, Args, TilesOfFloat8<Traits, true>>(args, smem).run();
   }
-  CUTE_DEVICE static void load_queries(Args const& args, SharedStorage& smem) { Float8Queries<Traits>(args, smem).run(); }
+  CUTE_DEVICE static void load_queries(Args const& args, SharedStorage& smem) {
+    Float8Queries<Traits>(args, smem).run();
+  }
 };
 
 }  // namespace flash_cute::sm90::decode::long_rows
