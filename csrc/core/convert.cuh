@@ -32,6 +32,14 @@ CUTE_DEVICE float2 unpack(uint32_t pair) {
   }
 }
 
+// The same two as float16, in a word.
+template <class Element>
+CUTE_DEVICE uint32_t in_float16(uint32_t pair) {
+  float2 const values = unpack<Element>(pair);
+  __half2 const halves = __floats2half2_rn(values.x, values.y);
+  return reinterpret_cast<uint32_t const&>(halves);
+}
+
 // The errors of rounding a and b to Element: rounded minus exact.
 template <class Element>
 CUTE_DEVICE float2 rounding_errors(float a, float b) {

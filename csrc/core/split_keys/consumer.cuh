@@ -3,6 +3,9 @@
 // Few rows (kRowWarps 1): each warp has all 16 rows and a quarter of each key tile, and a softmax of its own, so that
 // no tile makes warps wait for one another. At the end of a piece they merge: each sums a quarter of the columns. Many
 // rows (kRowWarps 4): each warp has 16 rows and all keys.
+//
+// Past 400 lines, since what a warp does with a tile, a piece and a unit works on the same registers, which functions
+// elsewhere would all take as arguments.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -418,7 +421,7 @@ class Consumer {
   int lane_;
   int number_;        // in the row tile, of the thread's first row
   int first_column_;  // that the warp folds and stores
-  float factor_k_;  // of float8 keys
+  float factor_k_;    // of float8 keys
 };
 
 }  // namespace flash_cute::split_keys

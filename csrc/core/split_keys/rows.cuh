@@ -43,9 +43,7 @@ CUTE_DEVICE uint32_t operand_pair(uint32_t pair) {
   if constexpr (std::is_same_v<typename Traits::Operand, typename Traits::Element>) {
     return pair;
   } else {
-    float2 const values = unpack<typename Traits::Element>(pair);
-    __half2 const halves = __floats2half2_rn(values.x, values.y);
-    return reinterpret_cast<uint32_t const&>(halves);
+    return in_float16<typename Traits::Element>(pair);
   }
 }
 

@@ -111,7 +111,8 @@ template <class Traits>
 class Float8Queries {
  public:
   using SharedStorage = typename Traits::SharedStorage;
-  static constexpr bool kConverts = !std::is_same_v<typename Traits::Result, cutlass::half_t>;
+  using Stored = typename Traits::Result;
+  static constexpr bool kConverts = !std::is_same_v<Stored, cutlass::half_t>;
 
   CUTE_DEVICE Float8Queries(Float8Args const& args, SharedStorage& smem) : args_(args), smem_(smem) {}
 
@@ -155,16 +156,11 @@ class Float8Queries {
 #pragma unroll 1
     for (int i = lane; i < Traits::kQElements / 8; i += 32) {
       uint4 const x = vectors[i];
-      vectors[i] = {in_float16(x.x), in_float16(x.y), in_float16(x.z), in_float16(x.w)};
+      vectors[i] = {in_float16<Stored>(x.x), in_float16<Stored>(x.y), in_float16<Stored>(x.z), in_float16<Stored>(x.w)};
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // WGMMA reads them
     __syncwarp();
     if (lane == 0) smem_.q_pipeline[warpgroup].publish(state);
-  }
-  CUTE_DEVICE static uint32_t in_float16(uint32_t pair) {
-    float2 const values = unpack<typename Traits::Result>(pair);
-    __half2 const halves = __floats2half2_rn(values.x, values.y);
-    return reinterpret_cast<uint32_t const&>(halves);
   }
 
   Float8Args const& args_;
