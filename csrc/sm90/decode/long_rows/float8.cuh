@@ -2,6 +2,8 @@
 // without error (load_float8.cuh), and the consumers are those of a forward in float16.
 #pragma once
 
+#include "core/convert.cuh"
+#include "core/registers.cuh"
 #include "core/split_keys/fold.cuh"
 #include "core/split_keys/traits.cuh"
 #include "sequences.cuh"
@@ -53,6 +55,7 @@ struct Float8Traits : Traits<cutlass::half_t, kHeadDim> {
   // The warps that load need more than those of 16-bit numbers. Four consumer warpgroups have none to spare.
   static constexpr int kProducerRegs = Base::kWarpgroups == 3 ? 56 : Base::kProducerRegs;
   static constexpr int kConsumerRegs = Base::kWarpgroups == 3 ? 152 : Base::kConsumerRegs;
+  static constexpr bool kConvertsQueries = !std::is_same_v<Result, cutlass::half_t>;
   using Tile = Float8Tile;
 
   // A box of TMA has rows of a key tile, with all their columns.
@@ -75,10 +78,7 @@ struct Float8Traits : Traits<cutlass::half_t, kHeadDim> {
     Pipeline<Base::kStages> k_pipeline;
     Pipeline<Base::kStages> v_pipeline;
     Pipeline<kSmem.q_stages> q_pipeline[Base::kWarpgroups];
-    // Full alone: TMA has written them.
-    Pipeline<Base::kStages> stored_k_pipeline;
-    Pipeline<Base::kStages> stored_v_pipeline;
-    Pipeline<1> stored_q_pipeline[Base::kWarpgroups];
+    Pipeline<Base::kStages> stored_pipeline;
     Tile tile[2];
     Pipeline<2> tile_pipeline;
     Floors floors[32];
@@ -86,6 +86,17 @@ struct Float8Traits : Traits<cutlass::half_t, kHeadDim> {
     int range;  // as in a forward: none is split
   };
   static_assert(sizeof(SharedStorage) == kSmem.total);
+
+  // Makes a warpgroup's rows of Q float16, in place: its threads have waited for them.
+  CUTE_DEVICE static void convert_queries(SharedStorage& smem, int warpgroup, int stage) {
+    auto* const vectors = reinterpret_cast<uint4*>(smem.q[stage][warpgroup]);
+    for (int i = fresh_thread_index() % 128; i < Base::kQElements / 8; i += 128) {
+      uint4 const x = vectors[i];
+      vectors[i] = {in_float16<Result>(x.x), in_float16<Result>(x.y), in_float16<Result>(x.z), in_float16<Result>(x.w)};
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // WGMMA reads them
+    named_sync(kMerge + warpgroup, 128);
+  }
 
   CUTE_DEVICE static PipelineState<kSmem.q_stages> q_state(int tile_number) {
     return at_use<kSmem.q_stages>(tile_number);

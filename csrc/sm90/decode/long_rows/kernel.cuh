@@ -32,13 +32,13 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     lower_max_registers<Traits::kProducerRegs>();
     int const warp = uniform(threadIdx.x / 32);
     if (warp == 0) {
-      Producers<Traits>::load_keys(args, smem);
+      Producers<Traits>::first(args, smem);
     } else if (warp == 1) {
       schedule<Traits>(args.params, smem);
     } else if (warp == 2) {
-      Producers<Traits>::load_values(args, smem);
+      Producers<Traits>::second(args, smem);
     } else {
-      Producers<Traits>::load_queries(args, smem);
+      Producers<Traits>::third(args, smem);
     }
   } else {
     raise_max_registers<Traits::kConsumerRegs>();

@@ -46,6 +46,12 @@ CUTE_DEVICE void load_queries(Args<Params_> const& args, typename Traits::Shared
 
 // Which keys exist for a row tile: from `first`, the first one that its first row sees, on.
 struct ExistingKeys {
+  template <class Traits>
+  CUTE_DEVICE static ExistingKeys of(typename Traits::Tile const volatile& tile) {
+    // No limit to the left: far below 0.
+    return {max(0, first_position<Traits>(tile) + tile.sequence.band.lower), tile.sequence.len_k};
+  }
+
   int first;
   int limit;
 
@@ -78,19 +84,28 @@ class TilesAsStored {
   using State = PipelineState<Traits::kStages>;
   static constexpr int kBlockN = Traits::kBlockN;
   static constexpr bool kLoadsQueries = !kValues;
+  static constexpr int kRowBytes = Columns::kChunks * Columns::kChunk * int{sizeof(Element)};
 
-  CUTE_DEVICE TilesAsStored(Args const&, SharedStorage& smem) : smem_(smem) {}
+  CUTE_DEVICE TilesAsStored(Args const& args, SharedStorage& smem) : args_(args), smem_(smem) {}
 
-  // What TMA writes, and the barrier that it arrives at. `whole`: all keys of the tile exist.
-  CUTE_DEVICE Element* buffer(int stage) const { return kValues ? smem_.v[stage] : smem_.k[stage]; }
+  // Where TMA arrives. `whole`: all keys of the tile exist.
   CUTE_DEVICE uint64_t& full(State state, bool whole) const {
     return kValues && !whole ? edge_pipeline(smem_).full[0] : pipeline().full[state.stage];
   }
   // Until all consumer warps have finished the GEMM with what was in the stage.
   CUTE_DEVICE void wait_empty(State state) const { pipeline().wait_empty(state); }
 
-  // TMA has been asked for key tile n of a row tile.
-  CUTE_DEVICE void on_its_way(SequenceTile const volatile&, int n, State state, bool whole, ExistingKeys const& keys) {
+  // A box of a key tile's buffer, from its `row_in_tile` on.
+  CUTE_DEVICE void load(uint64_t& full, int stage, int chunk, int row_in_tile, int row_in_page, int page,
+                        int head) const {
+    Element* const to = kValues ? smem_.v[stage] : smem_.k[stage];
+    SM90_TMA_LOAD_4D::copy(kValues ? &args_.v : &args_.k, &full, uint64_t(TMA::CacheHintSm90::EVICT_LAST),
+                           to + (chunk * kBlockN + row_in_tile) * Columns::kChunk, chunk * Columns::kChunk, row_in_page,
+                           head, page);
+  }
+
+  // TMA has been asked for key tile n.
+  CUTE_DEVICE void on_its_way(int n, State state, bool whole, ExistingKeys const& keys) {
     if constexpr (kValues) {
       if (whole) return;
       edge_pipeline(smem_).wait_full({0, edges_++ & 1});
@@ -101,12 +116,11 @@ class TilesAsStored {
       if (fresh_thread_index() % 32 == 0) smem_.v_pipeline.publish(state);
     }
   }
-  // TMA has been asked for all of them, and there are some.
-  CUTE_DEVICE void finish(SequenceTile const volatile&, ExistingKeys const&) {}
 
  private:
   CUTE_DEVICE auto& pipeline() const { return kValues ? smem_.v_pipeline : smem_.k_pipeline; }
 
+  Args const& args_;
   SharedStorage& smem_;
   int edges_ = 0;  // key tiles at an edge, so far
 };
@@ -136,7 +150,6 @@ class Loader {
   using Columns = typename Tiles::Columns;
   static constexpr int kChunk = Columns::kChunk, kChunks = Columns::kChunks;
   using State = PipelineState<Traits::kStages>;
-  static constexpr int kRowBytes = kChunks * kChunk * int{sizeof(typename Columns::Element)};
   static constexpr int kNoPage = -1;
   static constexpr int kUsualBits = 4;  // of boxes of 16 rows
 
@@ -150,8 +163,7 @@ class Loader {
   CUTE_DEVICE typename Traits::Tile const volatile& tile() const { return smem_.tile[opaque(tile_number_) & 1]; }
 
   CUTE_DEVICE void load_row_tile() {
-    keys_.first = max(0, first_position<Traits>(tile()) + tile().sequence.band.lower);  // no limit: far below 0
-    keys_.limit = tile().sequence.len_k;
+    keys_ = ExistingKeys::of<Traits>(tile());
     if (args_.params.table.entries == nullptr) return load_contiguous();
     int n = tile().keys.end - 1;
     if (n < tile().keys.begin) return load_q();
@@ -172,7 +184,6 @@ class Loader {
       page = next;
       if (n == tile().keys.end - 1) load_q();
     }
-    tiles_.finish(tile(), keys_);
   }
 
   CUTE_DEVICE void load_contiguous() {
@@ -189,23 +200,15 @@ class Loader {
       int const page = args_.params.table.pages == 0 ? kNoPage : uniform(contiguous_page(tile()));
       tiles_.wait_empty(state);
       if (cute::elect_one_sync()) {
-        set_barrier_transaction_bytes(full, uint32_t{kBlockN * kRowBytes});  // with those that are outside of the map
+        set_barrier_transaction_bytes(full, uint32_t{kBlockN * Tiles::kRowBytes});  // with what is outside of the map
         CUTE_UNROLL
-        for (int chunk = 0; chunk < kChunks; ++chunk) copy(full, state.stage, chunk, 0, row, page, head);
+        for (int chunk = 0; chunk < kChunks; ++chunk) tiles_.load(full, state.stage, chunk, 0, row, page, head);
       }
       __syncwarp();
-      tiles_.on_its_way(tile(), n, state, whole, keys_);
+      tiles_.on_its_way(n, state, whole, keys_);
       if (is_first) load_q();
       is_first = false;
     }
-    tiles_.finish(tile(), keys_);
-  }
-
-  // A box of a key tile's buffer, from its `row_in_tile` on.
-  CUTE_DEVICE void copy(uint64_t& full, int stage, int chunk, int row_in_tile, int row_in_page, int page, int head) {
-    SM90_TMA_LOAD_4D::copy(kValues ? &args_.v : &args_.k, &full, uint64_t(TMA::CacheHintSm90::EVICT_LAST),
-                           tiles_.buffer(stage) + (chunk * kBlockN + row_in_tile) * kChunk, chunk * kChunk,
-                           row_in_page, head, page);
   }
 
   CUTE_DEVICE void load_q() {
@@ -264,35 +267,35 @@ class Loader {
       for (int box = 0; box < kBoxes; ++box) pages[box] = __shfl_sync(0xffffffff, page, box * kChunks);
       tiles_.wait_empty(state);
       if (cute::elect_one_sync()) {
-        set_barrier_transaction_bytes(full, uint32_t{kBlockN * kRowBytes});
+        set_barrier_transaction_bytes(full, uint32_t{kBlockN * Tiles::kRowBytes});
         CUTE_UNROLL
         for (int box = 0; box < kBoxes; ++box) {
           CUTE_UNROLL
           for (int chunk = 0; chunk < kChunks; ++chunk) {
-            copy(full, state.stage, chunk, box << kUsualBits, row_of_box, pages[box], head);
+            tiles_.load(full, state.stage, chunk, box << kUsualBits, row_of_box, pages[box], head);
           }
           row_of_box += 1 << kUsualBits;  // a page has a multiple of these
           if (row_of_box >= args_.params.table.page_size) row_of_box = 0;
         }
       }
       __syncwarp();
-      tiles_.on_its_way(tile(), n, state, whole, keys_);
+      tiles_.on_its_way(n, state, whole, keys_);
       return;
     }
     tiles_.wait_empty(state);
     __syncwarp();
     if (lane() == 0) {
-      set_barrier_transaction_bytes(full, uint32_t((whole ? kBlockN : existing_rows(n)) * kRowBytes));
+      set_barrier_transaction_bytes(full, uint32_t((whole ? kBlockN : existing_rows(n)) * Tiles::kRowBytes));
     }
     int const chunk = lane() % kChunks, head = tile().head_kv;
-    if (exists(n, row_of_lane())) copy(full, state.stage, chunk, row_of_lane(), row, page, head);
+    if (exists(n, row_of_lane())) tiles_.load(full, state.stage, chunk, row_of_lane(), row, page, head);
 #pragma unroll 1
     for (int r = row_of_lane() + (32 / kChunks << args_.box_bits); r < kBlockN; r += 32 / kChunks << args_.box_bits) {
       int const key = n * kBlockN + r;
       if (!exists(n, r)) continue;
-      copy(full, state.stage, chunk, r, args_.page_size.rem(key), page_at(n, r, args_.page_size.div(key)), head);
+      tiles_.load(full, state.stage, chunk, r, args_.page_size.rem(key), page_at(n, r, args_.page_size.div(key)), head);
     }
-    tiles_.on_its_way(tile(), n, state, whole, keys_);
+    tiles_.on_its_way(n, state, whole, keys_);
   }
 
   Args const& args_;
@@ -309,13 +312,14 @@ struct Producers {
   static constexpr int kLoadingWarps = 2;
 
   CUTE_DEVICE static void init(typename Traits::SharedStorage& smem) { edge_pipeline(smem).init(1); }
-  CUTE_DEVICE static void load_keys(Args const& args, typename Traits::SharedStorage& smem) {
+  // The roles of warps 0, 2 and 3 of the producer warpgroup.
+  CUTE_DEVICE static void first(Args const& args, typename Traits::SharedStorage& smem) {
     Loader<Traits, /*kValues=*/false>(args, smem).run();
   }
-  CUTE_DEVICE static void load_values(Args const& args, typename Traits::SharedStorage& smem) {
+  CUTE_DEVICE static void second(Args const& args, typename Traits::SharedStorage& smem) {
     Loader<Traits, /*kValues=*/true>(args, smem).run();
   }
-  CUTE_DEVICE static void load_queries(Args const&, typename Traits::SharedStorage&) {}  // the warp of keys does so
+  CUTE_DEVICE static void third(Args const&, typename Traits::SharedStorage&) {}
 };
 
 }  // namespace flash_cute::sm90::decode::long_rows

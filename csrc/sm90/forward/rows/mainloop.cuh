@@ -153,6 +153,7 @@ CUTE_DEVICE void mainloop(FwdParams const& params, int tile_number, int warpgrou
 
   clear(tOrO);
   smem.q_pipeline[warpgroup].wait_full(q_state());  // TMA: the warpgroup's rows of Q have landed
+  if constexpr (Traits::kConvertsQueries) Traits::convert_queries(smem, warpgroup, q_state().stage);
   if (tiles.begin == tiles.end) {
     int const count = tiles.before + tiles.after;
     pass_on(count, count - 1);  // one turn fewer than key tiles, as in every warpgroup: the first S needs no turn

@@ -56,6 +56,8 @@ struct Traits {
   // published too late for that.
   static constexpr bool kReadsAhead = kHeadDim <= 128 && kWarpgroups < 4 && !kVariant.reads_sequences;
 
+  static constexpr bool kConvertsQueries = false;  // Q has the type of the products when it lands
+
   static constexpr bool kValuesFirst = false;  // K of the next key tile is used before V
 
   static constexpr int kTileHeads = kVariant.reads_sequences ? 1 : most_tile_heads(kBlockM);
