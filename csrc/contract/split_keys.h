@@ -12,11 +12,13 @@ constexpr int kConsumerWarps = 4;
 constexpr int tile_keys(int head_dim) { return head_dim <= 64 ? 128 : 64; }
 
 // Whether the fragments of Q lie in shared memory: beside those accumulators registers have no room for them.
-constexpr bool q_in_shared(int head_dim, int head_dim_v) { return head_dim + head_dim_v > 320; }
+constexpr bool q_in_shared(int head_dim, int head_dim_v, int bytes) {
+  return head_dim + head_dim_v > 320 || (bytes == 1 && head_dim == 128 && head_dim_v == 128);
+}
 
 // Of all warps' fragments of Q.
-constexpr int q_bytes(int head_dim, int head_dim_v) {
-  return q_in_shared(head_dim, head_dim_v) ? 2 * 16 * kConsumerWarps * head_dim : 0;
+constexpr int q_bytes(int head_dim, int head_dim_v, int bytes) {
+  return q_in_shared(head_dim, head_dim_v, bytes) ? 2 * 16 * kConsumerWarps * head_dim : 0;
 }
 
 // Columns of a row that lie side by side in shared memory: 128 bytes of them, or 64 if the head dim is no multiple of
@@ -33,14 +35,14 @@ constexpr int stage_bytes(int head_dim, int head_dim_v, int bytes) {
 }
 
 // What the warps that compute have beside the stages: ConsumerStorage.
-constexpr int consumer_bytes(int head_dim, int head_dim_v) {
-  return 4 * kManyRows * head_dim_v + std::max(16, q_bytes(head_dim, head_dim_v)) + 8 * kConsumerWarps * kFewRows;
+constexpr int consumer_bytes(int head_dim, int head_dim_v, int bytes) {
+  return 4 * kManyRows * head_dim_v + std::max(16, q_bytes(head_dim, head_dim_v, bytes)) + 8 * kConsumerWarps * kFewRows;
 }
 
 // Shared memory of so many stages, what the consumers have, and barriers and the like: a multiple of its alignment.
 constexpr int smem_bytes_of(int stages, int head_dim, int head_dim_v, int bytes) {
   constexpr int kAlignment = 1024, kSmall = 512;
-  int const sum = stages * stage_bytes(head_dim, head_dim_v, bytes) + consumer_bytes(head_dim, head_dim_v) + kSmall;
+  int const sum = stages * stage_bytes(head_dim, head_dim_v, bytes) + consumer_bytes(head_dim, head_dim_v, bytes) + kSmall;
   return (sum + kAlignment - 1) / kAlignment * kAlignment;
 }
 

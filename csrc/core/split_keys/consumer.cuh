@@ -70,7 +70,7 @@ class Consumer {
   static constexpr int kGroups = kAllGroups / kKeyWarps;  // of the columns that a warp folds and stores
   static_assert(kKeys % 16 == 0 && kAllGroups % kKeyWarps == 0);
 
-  using Storage = ConsumerStorage<Traits::kHeadDim, Traits::kHeadDimV>;
+  using Storage = ConsumerStorage<Traits::kHeadDim, Traits::kHeadDimV, sizeof(Cache)>;
 
   CUTE_DEVICE Consumer(DecodeParams const& params, Unit const& unit, Storage& smem)
       : params_(params),

@@ -33,7 +33,7 @@ struct Traits {
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kTileKeys = tile_keys(kHeadDim);
   using Cut = PlainCut<kTileKeys>;
-  static constexpr bool kQInShared = q_in_shared(kHeadDim, kHeadDimV);
+  static constexpr bool kQInShared = q_in_shared(kHeadDim, kHeadDimV, sizeof(Cache));
 
   // Of one warp: it computes 16 rows.
   using Mma = TiledMMA<MMA_Atom<MmaAtom<Operand>>, Layout<Shape<_1, _1, _1>>, Tile<_16, _16, _16>>;
@@ -63,10 +63,10 @@ struct Traits {
 };
 
 // What the warps of a CTA exchange at the end of a piece, the fold of a unit's pieces, and perhaps Q.
-template <int kHeadDim, int kHeadDimV>
+template <int kHeadDim, int kHeadDimV, int kBytes>
 struct ConsumerStorage {
   alignas(16) float acc[kManyRows * kHeadDimV];  // in the order of the MMA's fragments, as Q
-  alignas(16) char q[cute::max(16, q_bytes(kHeadDim, kHeadDimV))];
+  alignas(16) char q[cute::max(16, q_bytes(kHeadDim, kHeadDimV, kBytes))];
   float row_max[kConsumerWarps][kFewRows];
   float row_sum[kConsumerWarps][kFewRows];
 };

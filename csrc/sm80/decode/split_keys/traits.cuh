@@ -15,7 +15,7 @@ struct Traits : flash_cute::split_keys::Traits<Element, kHeadDim, kHeadDimV> {
 
   struct SharedStorage {
     alignas(1024) Element tiles[kStages][Base::kStageElements];
-    flash_cute::split_keys::ConsumerStorage<kHeadDim, kHeadDimV> consumers;
+    flash_cute::split_keys::ConsumerStorage<kHeadDim, kHeadDimV, sizeof(Element)> consumers;
     flash_cute::split_keys::Unit unit;
   };
   static_assert(sizeof(SharedStorage) <= kSmemBytes && kSmemBytes <= kLeastSmemOfChips);

@@ -15,7 +15,7 @@ constexpr int kThreads = 32 * (kConsumerWarps + 2);
 // With two, 168 registers are left to a thread: enough for 16-bit caches of head dim 64. `bytes`: of an element of the
 // cache.
 constexpr int ctas_per_sm(int head_dim, int head_dim_v, int bytes) {
-  return bytes == 2 && std::max(head_dim, head_dim_v) <= 64 ? 2 : 1;
+  return std::max(head_dim, head_dim_v) <= (bytes == 2 ? 64 : 128) ? 2 : 1;
 }
 
 // What a multiprocessor has, less what the driver keeps of each CTA, and of one of the merge kernel, which waits

@@ -33,7 +33,7 @@ struct Traits : flash_cute::split_keys::Traits<Element, kHeadDim, kHeadDimV, Cac
 
   struct SharedStorage {
     alignas(1024) Cache tiles[kStages][Base::kStageElements];
-    flash_cute::split_keys::ConsumerStorage<kHeadDim, kHeadDimV> consumers;
+    flash_cute::split_keys::ConsumerStorage<kHeadDim, kHeadDimV, kBytes> consumers;
     Pipeline<kStages> pipeline;
     // The producer finds the units of work.
     flash_cute::split_keys::Unit units[2];
