@@ -11,7 +11,8 @@ constexpr int kConsumerWarps = 4;
 
 constexpr int tile_keys(int head_dim) { return head_dim <= 64 ? 128 : 64; }
 
-// Whether the fragments of Q lie in shared memory: beside those accumulators registers have no room for them.
+// Whether the fragments of Q lie in shared memory: beside those accumulators registers have no room for them. Of float8
+// two CTAs share a multiprocessor's registers. `bytes`: of an element of the cache.
 constexpr bool q_in_shared(int head_dim, int head_dim_v, int bytes) {
   return head_dim + head_dim_v > 320 || (bytes == 1 && head_dim == 128 && head_dim_v == 128);
 }
@@ -29,7 +30,7 @@ constexpr int chunk_of(int head_dim) {
   return head_dim % kColumns == 0 ? kColumns : kColumns / 2;
 }
 
-// A stage has one tile of K or of V. `bytes`: of an element of the cache.
+// A stage has one tile of K or of V.
 constexpr int stage_bytes(int head_dim, int head_dim_v, int bytes) {
   return bytes * tile_keys(head_dim) * std::max(head_dim, head_dim_v);
 }
@@ -42,7 +43,8 @@ constexpr int consumer_bytes(int head_dim, int head_dim_v, int bytes) {
 // Shared memory of so many stages, what the consumers have, and barriers and the like: a multiple of its alignment.
 constexpr int smem_bytes_of(int stages, int head_dim, int head_dim_v, int bytes) {
   constexpr int kAlignment = 1024, kSmall = 512;
-  int const sum = stages * stage_bytes(head_dim, head_dim_v, bytes) + consumer_bytes(head_dim, head_dim_v, bytes) + kSmall;
+  int const all_stages = stages * stage_bytes(head_dim, head_dim_v, bytes);
+  int const sum = all_stages + consumer_bytes(head_dim, head_dim_v, bytes) + kSmall;
   return (sum + kAlignment - 1) / kAlignment * kAlignment;
 }
 

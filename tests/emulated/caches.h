@@ -16,12 +16,12 @@ struct CacheCase {
   int least = 0;                // sequences of fewer rows are another kernel's
   bool cut_at_ranges = false;
 
-  // `most_rows`: of a sequence. Boxes of one row are TMA's where `single_rows`. `prompts`: all are long.
-  void draw(Random& random, int most_rows, bool single_rows, bool prompts = false) {
-    constexpr int kPages[] = {0, 4, 16, 32, 48, 64, 64, 80, 256, 1};  // 0: contiguous
+  // `most_rows`: of a sequence. `prompts`: all are long.
+  void draw(Random& random, int most_rows, bool prompts = false) {
+    constexpr int kPages[] = {0, 4, 16, 32, 48, 64, 64, 80, 256, 1, 5};  // 0: contiguous
     batch = random.range(1, 5);
     packed = random.chance(0.5);
-    page = kPages[random.range(0, single_rows ? 9 : 8)];
+    page = kPages[random.range(0, int(std::size(kPages)) - 1)];
     int const equal = random.range(1, random.chance(0.5) ? 2 : most_rows);
     for (int b = 0; b < batch; ++b) {
       if (prompts) {

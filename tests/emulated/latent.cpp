@@ -14,7 +14,7 @@ CacheCase draw_case(Random& random) {
   CacheCase c{};
   c.heads_kv = 1;
   c.heads_q = kGroups[random.range(0, prompts ? 1 : 5)];
-  c.draw(random, prompts ? 250 : 6, /*single_rows=*/true, prompts);
+  c.draw(random, prompts ? 250 : 6, prompts);
   c.cut_at_ranges = random.chance(0.5);
   if (random.chance(0.2)) c.sms = random.range(5, 12);  // ranges are shorter than pieces
   return c;

@@ -30,8 +30,7 @@ Case draw_case(Random& random) {
     c.k = random.chance(0.5) ? Stored::kE4M3 : Stored::kE5M2;
     c.v = random.chance(0.5) ? Stored::kE4M3 : Stored::kE5M2;
   }
-  bool const single_rows = c.k == Stored::kAsQ || HEAD_DIM % 128 == 0;
-  c.draw(random, long_rows::kernel_shape(HEAD_DIM, /*float8_cache=*/false).block_m + 70, single_rows);
+  c.draw(random, long_rows::kernel_shape(HEAD_DIM, /*float8_cache=*/false).block_m + 70);
   c.least = c.packed ? random.range(1, 12) : 1;
   c.ctas = random.range(1, 3);
   return c;

@@ -30,7 +30,7 @@ INSTRUCTIONS = (
     (r"cp\.async\.bulk\.wait_group ", "wait_stores"),
     (r"ldmatrix\.sync\.aligned\.x4\.m8n8\.shared", "ldmatrix"),
     (r"cp\.async\.c[ag]\.shared\.global", "copy_bytes"),
-    (r"cp\.async\.(commit_group|wait_group|wait_all)", "nothing"),
+    (r"cp\.async\.(commit_group|wait_group|wait_all|mbarrier\.arrive)", "nothing"),
     (r"ldmatrix\.sync\.aligned\.x4\.trans\.m8n8\.shared", "ldmatrix_transposed"),
     (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16", "mma<true>"),
     (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16", "mma<false>"),

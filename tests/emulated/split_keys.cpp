@@ -30,7 +30,7 @@ Case draw_case(Random& random) {
     c.k = random.chance(0.5) ? Stored::kE4M3 : Stored::kE5M2;
     c.v = random.chance(0.5) ? Stored::kE4M3 : Stored::kE5M2;
   }
-  c.draw(random, 60, /*single_rows=*/c.k == Stored::kAsQ);
+  c.draw(random, 60);
   c.most_pieces = random.range(1, 6);
   return c;
 }

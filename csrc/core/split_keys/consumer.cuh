@@ -3,15 +3,12 @@
 // Few rows (kRowWarps 1): each warp has all 16 rows and a quarter of each key tile, and a softmax of its own, so that
 // no tile makes warps wait for one another. At the end of a piece they merge: each sums a quarter of the columns. Many
 // rows (kRowWarps 4): each warp has 16 rows and all keys.
-//
-// Past 400 lines, since what a warp does with a tile, a piece and a unit works on the same registers, which functions
-// elsewhere would all take as arguments.
 #pragma once
 
 #include <cute/tensor.hpp>
 
 #include "fold.cuh"
-#include "products_float8.cuh"
+#include "products_of_cache.cuh"
 #include "rows.cuh"
 #include "traits.cuh"
 #include "work.cuh"
@@ -64,6 +61,7 @@ class Consumer {
   static constexpr int kKeys = Traits::kTileKeys / kKeyWarps;  // of a tile, a warp's
   // Whose scores are in registers: more would spill.
   static constexpr int kStepKeys = kByWarpgroup ? kKeys : cute::min(kKeys, Traits::kHeadDimV > 192 ? 16 : 32);
+  using Products = ProductsOfCache<Traits, kStepKeys>;
   // The scores of the next tile are computed beside the product of a tile.
   static constexpr bool kScoresAhead = Traits::kScoresAhead && kKeyWarps > 1 && kStepKeys == kKeys;
   static constexpr int kAllGroups = Traits::kHeadDimV / 8;
@@ -114,7 +112,7 @@ class Consumer {
     int const end = unit_.end_of(unit_.piece_end - 1);
     if constexpr (kScoresAhead) {
       if (unit_.begin_of(unit_.piece_begin) < end) {
-        multiply_with_keys<kKeys>(ring.wait_keys(), warp_ * kKeys, queries, tSrS);
+        Products::qk(params_, ring.wait_keys(), warp_ * kKeys, queries, tSrS);
         ring.release_keys();
       }
     }
@@ -176,14 +174,7 @@ class Consumer {
     bool const has_next = tile + 1 < end;
     Cache const* const keys = has_next ? ring.wait_keys() : values;  // of no tile: in vain, without a branch
     KeysThatExist const exist = keys_that_exist(tile, own);
-    if constexpr (Traits::kFloat8) {
-      with_types([&](auto k_is_e5m2, auto v_is_e5m2) {
-        multiply_pv_and_next_qk_float8<Traits, kKeys, k_is_e5m2, v_is_e5m2>(values, keys, own, exist, tOrP, tOrO,
-                                                                            queries, tSrS);
-      });
-    } else {
-      multiply_pv_and_next_qk<Traits, kKeys>(values, keys, own, exist, tOrP, tOrO, queries, tSrS);
-    }
+    Products::pv_and_next_qk(params_, values, keys, own, exist, tOrP, tOrO, queries, tSrS);
     ring.release_values();
     if (has_next) ring.release_keys();
   }
@@ -219,7 +210,7 @@ class Consumer {
     if constexpr (kByWarpgroup) {
       Traits::WarpgroupProducts::multiply_qk(keys, queries.tSrQ, tSrS);
     } else {
-      multiply_with_keys<kStepKeys>(keys, own, queries, tSrS);
+      Products::qk(params_, keys, own, queries, tSrS);
     }
     Cache const* const values = values_of();
     auto tSrP = numerators(tile * Traits::kTileKeys + own, softmax, tSrS, tOrO);
@@ -231,40 +222,8 @@ class Consumer {
         consumers_sync();
       }
       Traits::WarpgroupProducts::multiply_pv(values, tOrP, tOrO);
-    } else if constexpr (!Traits::kFloat8) {
-      multiply_pv<Traits, kStepKeys>(values, own, exist, tOrP, tOrO);
-    } else if (params_.v_is_e5m2) {
-      multiply_pv_float8<Traits, kStepKeys, true>(values, own, exist, tOrP, tOrO);
     } else {
-      multiply_pv_float8<Traits, kStepKeys, false>(values, own, exist, tOrP, tOrO);
-    }
-  }
-
-  template <int kCount, class Queries, class Scores>
-  CUTE_DEVICE void multiply_with_keys(Cache const* keys, int own, Queries const& queries, Scores& tSrS) const {
-    if constexpr (!Traits::kFloat8) {
-      multiply_qk<Traits, kCount>(keys, own, queries, tSrS);
-    } else if (params_.k_is_e5m2) {
-      multiply_qk_float8<Traits, kCount, true>(keys, own, queries, tSrS);
-    } else {
-      multiply_qk_float8<Traits, kCount, false>(keys, own, queries, tSrS);
-    }
-  }
-
-  // Calls f with whether keys, and values, of float8 are e5m2.
-  template <class F>
-  CUTE_DEVICE void with_types(F const& f) const {
-    auto const of_k = [&](auto k_is_e5m2) {
-      if (params_.v_is_e5m2) {
-        f(k_is_e5m2, std::true_type{});
-      } else {
-        f(k_is_e5m2, std::false_type{});
-      }
-    };
-    if (params_.k_is_e5m2) {
-      of_k(std::true_type{});
-    } else {
-      of_k(std::false_type{});
+      Products::pv(params_, values, own, exist, tOrP, tOrO);
     }
   }
 

@@ -142,6 +142,13 @@ CUTE_DEVICE void multiply_pv(typename Traits::Cache const* v, int first, KeysTha
   });
 }
 
+// Calls step(Int<i>) for the kSteps steps of one product that fall to step d of the kOthers of another.
+template <int kSteps, int kOthers, class D, class Step>
+CUTE_DEVICE void steps_beside(D, Step const& step) {
+  constexpr int d = D::value;
+  for_each(make_range<d * kSteps / kOthers, (d + 1) * kSteps / kOthers>{}, step);
+}
+
 // Both products beside each other: O += P V of a tile, and S of the next one.
 template <class Traits, int kKeys, class FragP, class Accumulator, class Queries, class Scores>
 CUTE_DEVICE void multiply_pv_and_next_qk(typename Traits::Cache const* v, typename Traits::Cache const* k, int first,
@@ -155,12 +162,10 @@ CUTE_DEVICE void multiply_pv_and_next_qk(typename Traits::Cache const* v, typena
     words(_0{}) &= existing.bits[k][0];
     words(_1{}) &= existing.bits[k][1];
   };
-  constexpr int kSteps = ProductPV<Traits, kKeys>::kSteps, kStepsQK = Traits::kHeadDim / 16;
+  using Product = ProductPV<Traits, kKeys>;
   multiply_qk<Traits, kKeys>(k, first, queries, tSrS, [&](auto d) {
-    constexpr int kBegin = d * kSteps / kStepsQK, kEnd = (d + 1) * kSteps / kStepsQK;
-    for_each(make_range<kBegin, kEnd>{}, [&](auto i) {
-      ProductPV<Traits, kKeys>::template step<i>(v, first, mask, tOrP, tOrO);
-    });
+    steps_beside<Product::kSteps, Traits::kHeadDim / 16>(
+        d, [&](auto i) { Product::template step<i>(v, first, mask, tOrP, tOrO); });
   });
 }
 

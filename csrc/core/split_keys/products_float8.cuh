@@ -124,12 +124,9 @@ CUTE_DEVICE void multiply_pv_and_next_qk_float8(Float8 const* v, Float8 const* k
     for (int i = 0; i < 4; ++i) bytes[i] &= existing.bits[step][i % 2];
   };
   using Product = ProductPVFloat8<Traits, kKeys, kE5M2V>;
-  constexpr int kSteps = Product::kSteps, kStepsQK = Traits::kHeadDim / 32;
   multiply_qk_float8<Traits, kKeys, kE5M2K>(k, first, queries, tSrS, [&](auto d) {
-    constexpr int kBegin = d * kSteps / kStepsQK, kEnd = (d + 1) * kSteps / kStepsQK;
-    for_each(make_range<kBegin, kEnd>{}, [&](auto i) {
-      Product::template step<i>(v, first, mask, tOrP, tOrO);
-    });
+    steps_beside<Product::kSteps, Traits::kHeadDim / 32>(
+        d, [&](auto i) { Product::template step<i>(v, first, mask, tOrP, tOrO); });
   });
 }
 

@@ -14,6 +14,7 @@ namespace flash_cute::sm90::decode::long_rows {
 
 using flash_cute::split_keys::Float8;
 
+// K and V: (pages, heads_kv, page_size, head_dim); the strides of a batch are those of a page.
 struct Float8Params : Params {
   bool k_is_e5m2;  // else e4m3fn; each tensor has its own
   bool v_is_e5m2;

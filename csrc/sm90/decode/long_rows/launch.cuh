@@ -43,6 +43,11 @@ inline void set_params(Params& params, DecodeParams const& decode) {
 }
 inline void set_params(Float8Params& params, DecodeParams const& decode) {
   set_params(static_cast<Params&>(params), decode);
+  auto const of_pages = [](CacheStrides const& x) { return Strides{.batch = x.page, .head = x.head, .row = x.row}; };
+  params.k = decode.k;
+  params.v = decode.v;
+  params.k_strides = of_pages(decode.k_strides);
+  params.v_strides = of_pages(decode.v_strides);
   params.k_is_e5m2 = decode.k_is_e5m2;
   params.v_is_e5m2 = decode.v_is_e5m2;
   params.descale_k = decode.descale_k;

@@ -94,6 +94,8 @@ class TilesAsStored {
   }
   // Until all consumer warps have finished the GEMM with what was in the stage.
   CUTE_DEVICE void wait_empty(State state) const { pipeline().wait_empty(state); }
+  // Of so many rows.
+  CUTE_DEVICE void expect(uint64_t& full, int rows) const { set_barrier_transaction_bytes(full, rows * kRowBytes); }
 
   // A box of a key tile's buffer, from its `row_in_tile` on.
   CUTE_DEVICE void load(uint64_t& full, int stage, int chunk, int row_in_tile, int row_in_page, int page,
@@ -200,7 +202,7 @@ class Loader {
       int const page = args_.params.table.pages == 0 ? kNoPage : uniform(contiguous_page(tile()));
       tiles_.wait_empty(state);
       if (cute::elect_one_sync()) {
-        set_barrier_transaction_bytes(full, uint32_t{kBlockN * Tiles::kRowBytes});  // with what is outside of the map
+        tiles_.expect(full, kBlockN);  // with those that are outside of the map
         CUTE_UNROLL
         for (int chunk = 0; chunk < kChunks; ++chunk) tiles_.load(full, state.stage, chunk, 0, row, page, head);
       }
@@ -267,7 +269,7 @@ class Loader {
       for (int box = 0; box < kBoxes; ++box) pages[box] = __shfl_sync(0xffffffff, page, box * kChunks);
       tiles_.wait_empty(state);
       if (cute::elect_one_sync()) {
-        set_barrier_transaction_bytes(full, uint32_t{kBlockN * Tiles::kRowBytes});
+        tiles_.expect(full, kBlockN);
         CUTE_UNROLL
         for (int box = 0; box < kBoxes; ++box) {
           CUTE_UNROLL
@@ -284,9 +286,7 @@ class Loader {
     }
     tiles_.wait_empty(state);
     __syncwarp();
-    if (lane() == 0) {
-      set_barrier_transaction_bytes(full, uint32_t((whole ? kBlockN : existing_rows(n)) * Tiles::kRowBytes));
-    }
+    if (lane() == 0) tiles_.expect(full, whole ? kBlockN : existing_rows(n));
     int const chunk = lane() % kChunks, head = tile().head_kv;
     if (exists(n, row_of_lane())) tiles_.load(full, state.stage, chunk, row_of_lane(), row, page, head);
 #pragma unroll 1

@@ -12,10 +12,7 @@ struct Family {
   static constexpr char const* kName = "sm90::decode::split_keys";
 
   static bool serves(HeadDims kernel, KvCacheProblem const& problem) {
-    if (problem.cache.k_type == CacheType::k16Bit) return true;
-    // A box of one row begins at a multiple of 128 bytes, as TMA wants it, where chunks are so wide.
-    bool const wide = kernel.head_dim % 128 == 0 && kernel.head_dim_v % 128 == 0;
-    return wide || !problem.cache.paged || problem.cache.page % 2 == 0;
+    return true;
   }
 
   static void plan(DecodePlan& plan, KvCacheProblem const& problem, Gpu gpu) {

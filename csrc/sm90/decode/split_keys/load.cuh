@@ -1,7 +1,8 @@
 // The producers: a warp loads the tiles of K of a bundle by TMA, another those of V, as many ahead as the ring has
 // stages, across the borders of pieces and sequences. One alone is too slow where pages have 16 keys. A tile is loaded
 // in boxes, each of rows of one page, and of a chunk of the columns. A lane has a box of rows, and some of its chunks;
-// where pages are so small that there are more than 32 boxes, all chunks of several.
+// where pages are so small that there are more than 32 boxes, all chunks of several. Boxes that TMA cannot write are
+// copied by their lane.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -11,6 +12,7 @@
 #include "core/split_keys/work.cuh"
 #include "sm90/common/dependent_launch.cuh"
 #include "sm90/common/pipeline.cuh"
+#include "sm90/decode/common/narrow_rows.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm90::decode::split_keys {
@@ -146,7 +148,7 @@ class Producer {
     count = __reduce_add_sync(0xffffffff, count);
     if constexpr (Traits::kTilesInFlight > 0) wait_for_arrivals();
     smem_.pipeline.wait_empty(state_);
-    if (threadIdx.x % 32 == 0) {
+    if (threadIdx.x % 32 == 0 && !copies_rows()) {
       smem_.pipeline.expect(state_, uint32_t(count * args_.box_rows * chunk_columns_ * sizeof(Cache)));
     }
     __syncwarp();
@@ -154,6 +156,10 @@ class Producer {
 #pragma unroll 1
     for (int number = box_ + 32; number < boxes_; number += 32) {
       copy_box(box_of(unit, tile, number), number);
+    }
+    if (copies_rows()) {
+      wait_for_copies_at(smem_.pipeline.full[state_.stage]);
+      smem_.pipeline.arrive_full(state_);
     }
     state_.advance();
     state_.advance();
@@ -175,9 +181,28 @@ class Producer {
     if (!box.seen) return;
     for (int chunk = chunk_; chunk < chunks_; chunk += chunk_step_) {
       Cache* const tile = smem_.tiles[state_.stage] + (chunk * kTileKeys + number * args_.box_rows) * chunk_columns_;
+      if (copies_rows()) {
+        copy_row(box, chunk * chunk_columns_, tile);
+        continue;
+      }
       SM90_TMA_LOAD_4D::copy(map_, &smem_.pipeline.full[state_.stage], uint64_t(TMA::CacheHintSm90::EVICT_NORMAL), tile,
                              chunk * chunk_columns_, box.row, head_kv_, box.page);
     }
+  }
+
+  CUTE_DEVICE bool copies_rows() const {
+    constexpr int kColumns = kNarrowRow / sizeof(Cache);
+    if constexpr (Traits::kChunkK != kColumns && Traits::kChunkV != kColumns) return false;
+    return args_.box_rows == 1 && chunk_columns_ == kColumns;
+  }
+  CUTE_DEVICE void copy_row(Box const& box, int column, void* to) const {
+    DecodeParams const& params = args_.params;
+    CacheStrides const& strides = values_ ? params.v_strides : params.k_strides;
+    auto const* const cache = static_cast<Cache const*>(values_ ? params.v : params.k);
+    bool const exists = unsigned(box.page) < unsigned(params.table.pages);
+    int64_t const offset = box.page * strides.page + head_kv_ * strides.head + box.row * strides.row + column;
+    int const columns = exists ? (values_ ? params.head_dim_v : params.head_dim) - column : 0;
+    copy_narrow_row(to, cache + (columns > 0 ? offset : 0), columns * int{sizeof(Cache)});
   }
 
   KernelArgs const& args_;
