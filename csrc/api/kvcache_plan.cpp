@@ -52,9 +52,6 @@ DecodeInstance const* find_instance(KvCacheProblem const& problem, Gpu gpu) {
     FLASH_CUTE_CHECK(gpu.capability == 90 && call.asked.backend != Backend::kSm80, "k_cache: expected q's dtype", on,
                      call.asked.backend == Backend::kSm80 ? " with backend 'sm80'" : "", ", got ",
                      dtype_name(args.call.k.dtype));
-    FLASH_CUTE_CHECK(!cache.paged || cache.page % 2 == 0 || std::max(call.head_dim, call.head_dim_v) > 256,
-                     "k_cache: expected pages of an even number of keys of float8 of head dims ", call.head_dim,
-                     " and ", call.head_dim_v, ", got ", cache.page);
     fail("q: this build has no kernel for caches of float8 of head dims ", call.head_dim, " and ", call.head_dim_v);
   }
   fail("q: this build has no kernel for caches of head dims ", call.head_dim, " and ", call.head_dim_v, with_backend,

@@ -14,7 +14,7 @@ constexpr int kNarrowRow = 64;  // bytes
 CUTE_DEVICE void copy_narrow_row(void* to, void const* from, int bytes) {
   constexpr int kVector = 16;
   uint32_t const row = cute::cast_smem_ptr_to_uint(to);
-  CUTE_UNROLL
+#pragma unroll 1
   for (int begin = 0; begin < kNarrowRow; begin += kVector) {
     uint32_t const place = row + begin ^ (row >> 7 & 3) * kVector;  // TMA's swizzle of 64 bytes
     int const count = min(kVector, max(0, bytes - begin));

@@ -43,11 +43,8 @@ inline void set_params(Params& params, DecodeParams const& decode) {
 }
 inline void set_params(Float8Params& params, DecodeParams const& decode) {
   set_params(static_cast<Params&>(params), decode);
-  auto const of_pages = [](CacheStrides const& x) { return Strides{.batch = x.page, .head = x.head, .row = x.row}; };
-  params.k = decode.k;
-  params.v = decode.v;
-  params.k_strides = of_pages(decode.k_strides);
-  params.v_strides = of_pages(decode.v_strides);
+  params.rows[0] = {static_cast<char const*>(decode.k), decode.k_strides, decode.head_dim};
+  params.rows[1] = {static_cast<char const*>(decode.v), decode.v_strides, decode.head_dim_v};
   params.k_is_e5m2 = decode.k_is_e5m2;
   params.v_is_e5m2 = decode.v_is_e5m2;
   params.descale_k = decode.descale_k;

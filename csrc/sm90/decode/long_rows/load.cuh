@@ -84,6 +84,7 @@ class TilesAsStored {
   using State = PipelineState<Traits::kStages>;
   static constexpr int kBlockN = Traits::kBlockN;
   static constexpr bool kLoadsQueries = !kValues;
+  static constexpr bool kHasNarrowRows = false;  // see load_float8.cuh
   static constexpr int kRowBytes = Columns::kChunks * Columns::kChunk * int{sizeof(Element)};
 
   CUTE_DEVICE TilesAsStored(Args const& args, SharedStorage& smem) : args_(args), smem_(smem) {}
@@ -94,8 +95,6 @@ class TilesAsStored {
   }
   // Until all consumer warps have finished the GEMM with what was in the stage.
   CUTE_DEVICE void wait_empty(State state) const { pipeline().wait_empty(state); }
-  // Of so many rows.
-  CUTE_DEVICE void expect(uint64_t& full, int rows) const { set_barrier_transaction_bytes(full, rows * kRowBytes); }
 
   // A box of a key tile's buffer, from its `row_in_tile` on.
   CUTE_DEVICE void load(uint64_t& full, int stage, int chunk, int row_in_tile, int row_in_page, int page,
@@ -202,7 +201,7 @@ class Loader {
       int const page = args_.params.table.pages == 0 ? kNoPage : uniform(contiguous_page(tile()));
       tiles_.wait_empty(state);
       if (cute::elect_one_sync()) {
-        tiles_.expect(full, kBlockN);  // with those that are outside of the map
+        set_barrier_transaction_bytes(full, uint32_t{kBlockN * Tiles::kRowBytes});  // with what is outside of the map
         CUTE_UNROLL
         for (int chunk = 0; chunk < kChunks; ++chunk) tiles_.load(full, state.stage, chunk, 0, row, page, head);
       }
@@ -269,7 +268,7 @@ class Loader {
       for (int box = 0; box < kBoxes; ++box) pages[box] = __shfl_sync(0xffffffff, page, box * kChunks);
       tiles_.wait_empty(state);
       if (cute::elect_one_sync()) {
-        tiles_.expect(full, kBlockN);
+        set_barrier_transaction_bytes(full, uint32_t{kBlockN * Tiles::kRowBytes});
         CUTE_UNROLL
         for (int box = 0; box < kBoxes; ++box) {
           CUTE_UNROLL
@@ -286,7 +285,12 @@ class Loader {
     }
     tiles_.wait_empty(state);
     __syncwarp();
-    if (lane() == 0) tiles_.expect(full, whole ? kBlockN : existing_rows(n));
+    if constexpr (Tiles::kHasNarrowRows) {
+      if (tiles_.copies_rows()) return copy_rows(n, state);
+    }
+    if (lane() == 0) {
+      set_barrier_transaction_bytes(full, uint32_t((whole ? kBlockN : existing_rows(n)) * Tiles::kRowBytes));
+    }
     int const chunk = lane() % kChunks, head = tile().head_kv;
     if (exists(n, row_of_lane())) tiles_.load(full, state.stage, chunk, row_of_lane(), row, page, head);
 #pragma unroll 1
@@ -296,6 +300,18 @@ class Loader {
       tiles_.load(full, state.stage, chunk, r, args_.page_size.rem(key), page_at(n, r, args_.page_size.div(key)), head);
     }
     tiles_.on_its_way(n, state, whole, keys_);
+  }
+
+  CUTE_DEVICE void copy_rows(int n, State state) {
+    constexpr int kRowsAtOnce = Tiles::kRowsAtOnce;
+#pragma unroll 1
+    for (int row = lane() % kRowsAtOnce; row < kBlockN; row += kRowsAtOnce) {
+      int const key = n * kBlockN + row;
+      if (!exists(n, row)) continue;
+      int const page = page_at(n, row, args_.page_size.div(key));
+      tiles_.copy_row(state.stage, row, args_.page_size.rem(key), page, tile().head_kv);
+    }
+    tiles_.publish_rows(state);
   }
 
   Args const& args_;

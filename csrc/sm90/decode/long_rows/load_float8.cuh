@@ -26,37 +26,34 @@ class StoredTiles {
 
   CUTE_DEVICE uint64_t& full(State state, bool /*whole*/) const { return smem_.stored_pipeline.full[state.stage]; }
   CUTE_DEVICE void wait_empty(State state) const { smem_.stored_pipeline.wait_empty(state); }
-  CUTE_DEVICE void expect(uint64_t& full, int rows) const {
-    if (!copies_rows()) set_barrier_transaction_bytes(full, rows * kRowBytes);
-  }
   CUTE_DEVICE void load(uint64_t& full, int stage, int, int row_in_tile, int row_in_page, int page, int head) const {
-    if (copies_rows()) return copy_row(stage, row_in_tile, row_in_page, page, head);
     auto const hint = uint64_t(TMA::CacheHintSm90::EVICT_LAST);
     int const offset = row_in_tile * Traits::kHeadDim;
     SM90_TMA_LOAD_4D::copy(&args_.k, &full, hint, smem_.stored_k[stage] + offset, 0, row_in_page, head, page);
     SM90_TMA_LOAD_4D::copy(&args_.v, &full, hint, smem_.stored_v[stage] + offset, 0, row_in_page, head, page);
   }
-  CUTE_DEVICE void on_its_way(int, State state, bool, ExistingKeys const&) const {
-    if (!copies_rows()) return;
+  CUTE_DEVICE void on_its_way(int, State, bool, ExistingKeys const&) const {}
+
+  // Rows that TMA cannot write: lanes copy them, each a row of K or of V.
+  static constexpr bool kHasNarrowRows = Traits::kHeadDim == kNarrowRow;
+  static constexpr int kRowsAtOnce = 16;
+  CUTE_DEVICE bool copies_rows() const {
+    return kHasNarrowRows && args_.box_bits == 0 && args_.params.table.entries != nullptr;
+  }
+  CUTE_DEVICE void copy_row(int stage, int row_in_tile, int row_in_page, int page, int head) const {
+    bool const values = fresh_thread_index() / kRowsAtOnce % 2 != 0;
+    StoredRows const& rows = args_.params.rows[values];
+    bool const exists = unsigned(page) < unsigned(args_.params.table.pages);
+    int64_t const offset = page * rows.strides.page + head * rows.strides.head + row_in_page * rows.strides.row;
+    copy_narrow_row((values ? smem_.stored_v : smem_.stored_k)[stage] + row_in_tile * kNarrowRow,
+                    rows.data + (exists ? offset : 0), exists ? rows.bytes : 0);
+  }
+  CUTE_DEVICE void publish_rows(State state) const {
     wait_for_copies_at(smem_.stored_pipeline.full[state.stage]);
     smem_.stored_pipeline.arrive_full(state);
   }
 
  private:
-  CUTE_DEVICE bool copies_rows() const {
-    return Traits::kHeadDim == kNarrowRow && args_.params.table.entries != nullptr && args_.box_bits == 0;
-  }
-  CUTE_DEVICE void copy_row(int stage, int row_in_tile, int row_in_page, int page, int head) const {
-    Float8Params const& params = args_.params;
-    bool const exists = unsigned(page) < unsigned(params.table.pages);
-    auto const copy = [&](Float8* tile, void const* cache, Strides const& strides, int head_dim) {
-      int64_t const offset = exists ? page * strides.batch + head * strides.head + row_in_page * strides.row : 0;
-      copy_narrow_row(tile + row_in_tile * kNarrowRow, static_cast<char const*>(cache) + offset, exists ? head_dim : 0);
-    };
-    copy(smem_.stored_k[stage], params.k, params.k_strides, params.head_dim);
-    copy(smem_.stored_v[stage], params.v, params.v_strides, params.head_dim_v);
-  }
-
   Float8Args const& args_;
   SharedStorage& smem_;
 };

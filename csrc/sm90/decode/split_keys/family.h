@@ -11,9 +11,7 @@ struct Family {
   static constexpr Backend kBackend = Backend::kSm90;
   static constexpr char const* kName = "sm90::decode::split_keys";
 
-  static bool serves(HeadDims kernel, KvCacheProblem const& problem) {
-    return true;
-  }
+  static bool serves(HeadDims, KvCacheProblem const&) { return true; }
 
   static void plan(DecodePlan& plan, KvCacheProblem const& problem, Gpu gpu) {
     int const bytes = plan.float8_cache ? 1 : 2;
