@@ -34,6 +34,8 @@ class Producer {
  public:
   using Cache = typename Traits::Cache;
   static constexpr int kTileKeys = Traits::kTileKeys;
+  static constexpr int kNarrowColumns = kNarrowRow / sizeof(Cache);
+  static constexpr bool kHasNarrowRows = Traits::kChunkK == kNarrowColumns || Traits::kChunkV == kNarrowColumns;
 
   // `values`: loads V, else K.
   CUTE_DEVICE Producer(KernelArgs const& args, typename Traits::SharedStorage& smem, bool values)
@@ -139,6 +141,9 @@ class Producer {
 
   // `first`: this lane's first box.
   CUTE_DEVICE void load(Unit const& unit, int tile, Box const& first) {
+    if constexpr (kHasNarrowRows) {
+      if (args_.box_rows == 1 && chunk_columns_ == kNarrowColumns) return load_rows(unit, tile, first);
+    }
     int const own_chunks = max(0, chunks_ - chunk_ + chunk_step_ - 1) / args_.chunk_step;
     int count = first.seen ? own_chunks : 0;
 #pragma unroll 1
@@ -148,7 +153,7 @@ class Producer {
     count = __reduce_add_sync(0xffffffff, count);
     if constexpr (Traits::kTilesInFlight > 0) wait_for_arrivals();
     smem_.pipeline.wait_empty(state_);
-    if (threadIdx.x % 32 == 0 && !copies_rows()) {
+    if (threadIdx.x % 32 == 0) {
       smem_.pipeline.expect(state_, uint32_t(count * args_.box_rows * chunk_columns_ * sizeof(Cache)));
     }
     __syncwarp();
@@ -156,10 +161,6 @@ class Producer {
 #pragma unroll 1
     for (int number = box_ + 32; number < boxes_; number += 32) {
       copy_box(box_of(unit, tile, number), number);
-    }
-    if (copies_rows()) {
-      wait_for_copies_at(smem_.pipeline.full[state_.stage]);
-      smem_.pipeline.arrive_full(state_);
     }
     state_.advance();
     state_.advance();
@@ -181,28 +182,40 @@ class Producer {
     if (!box.seen) return;
     for (int chunk = chunk_; chunk < chunks_; chunk += chunk_step_) {
       Cache* const tile = smem_.tiles[state_.stage] + (chunk * kTileKeys + number * args_.box_rows) * chunk_columns_;
-      if (copies_rows()) {
-        copy_row(box, chunk * chunk_columns_, tile);
-        continue;
-      }
       SM90_TMA_LOAD_4D::copy(map_, &smem_.pipeline.full[state_.stage], uint64_t(TMA::CacheHintSm90::EVICT_NORMAL), tile,
                              chunk * chunk_columns_, box.row, head_kv_, box.page);
     }
   }
 
-  CUTE_DEVICE bool copies_rows() const {
-    constexpr int kColumns = kNarrowRow / sizeof(Cache);
-    if constexpr (Traits::kChunkK != kColumns && Traits::kChunkV != kColumns) return false;
-    return args_.box_rows == 1 && chunk_columns_ == kColumns;
+  // The same of rows that TMA cannot write. (Not among what `load` does: of a TMA instruction behind a condition ptxas
+  // 13.0 read coordinates that it had not set.)
+  CUTE_DEVICE void load_rows(Unit const& unit, int tile, Box const& first) {
+    if constexpr (Traits::kTilesInFlight > 0) wait_for_arrivals();
+    smem_.pipeline.wait_empty(state_);
+    copy_row(first, box_);
+#pragma unroll 1
+    for (int number = box_ + 32; number < kTileKeys; number += 32) {
+      copy_row(box_of(unit, tile, number), number);
+    }
+    wait_for_copies_at(smem_.pipeline.full[state_.stage]);
+    smem_.pipeline.arrive_full(state_);
+    state_.advance();
+    state_.advance();
   }
-  CUTE_DEVICE void copy_row(Box const& box, int column, void* to) const {
+  CUTE_DEVICE void copy_row(Box const& box, int number) const {
+    if (!box.seen) return;
     DecodeParams const& params = args_.params;
     CacheStrides const& strides = values_ ? params.v_strides : params.k_strides;
-    auto const* const cache = static_cast<Cache const*>(values_ ? params.v : params.k);
     bool const exists = unsigned(box.page) < unsigned(params.table.pages);
-    int64_t const offset = box.page * strides.page + head_kv_ * strides.head + box.row * strides.row + column;
-    int const columns = exists ? (values_ ? params.head_dim_v : params.head_dim) - column : 0;
-    copy_narrow_row(to, cache + (columns > 0 ? offset : 0), columns * int{sizeof(Cache)});
+    int64_t const offset = box.page * strides.page + head_kv_ * strides.head + box.row * strides.row;
+    auto const* const row = static_cast<Cache const*>(values_ ? params.v : params.k) + (exists ? offset : 0);
+    int const columns = exists ? (values_ ? params.head_dim_v : params.head_dim) : 0;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks_; ++chunk) {
+      int const column = chunk * kNarrowColumns;
+      copy_narrow_row(smem_.tiles[state_.stage] + (chunk * kTileKeys + number) * kNarrowColumns,
+                      row + (column < columns ? column : 0), (columns - column) * int{sizeof(Cache)});
+    }
   }
 
   KernelArgs const& args_;
