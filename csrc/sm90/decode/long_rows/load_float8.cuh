@@ -8,7 +8,7 @@
 #include "core/fp8.cuh"
 #include "float8.cuh"
 #include "load.cuh"
-#include "sm90/decode/common/narrow_rows.cuh"
+#include "sm90/decode/common/copies.cuh"
 
 namespace flash_cute::sm90::decode::long_rows {
 
@@ -34,19 +34,26 @@ class StoredTiles {
   }
   CUTE_DEVICE void on_its_way(int, State, bool, ExistingKeys const&) const {}
 
-  // Rows that TMA cannot write: lanes copy them, each a row of K or of V.
-  static constexpr bool kHasNarrowRows = Traits::kHeadDim == kNarrowRow;
+  // Rows of 64 bytes cannot be written by TMA one by one: its boxes begin at multiples of 128. Lanes copy them, each a
+  // row of K or of V.
+  static constexpr bool kHasNarrowRows = Traits::kHeadDim == 64;
   static constexpr int kRowsAtOnce = 16;
-  CUTE_DEVICE bool copies_rows() const {
-    return kHasNarrowRows && args_.box_bits == 0 && args_.params.table.entries != nullptr;
-  }
+  CUTE_DEVICE bool copies_rows() const { return args_.box_bits == 0 && args_.params.table.entries != nullptr; }
   CUTE_DEVICE void copy_row(int stage, int row_in_tile, int row_in_page, int page, int head) const {
+    constexpr int kVectors = 4;
     bool const values = fresh_thread_index() / kRowsAtOnce % 2 != 0;
     StoredRows const& rows = args_.params.rows[values];
     bool const exists = unsigned(page) < unsigned(args_.params.table.pages);
     int64_t const offset = page * rows.strides.page + head * rows.strides.head + row_in_page * rows.strides.row;
-    copy_narrow_row((values ? smem_.stored_v : smem_.stored_k)[stage] + row_in_tile * kNarrowRow,
-                    rows.data + (exists ? offset : 0), exists ? rows.bytes : 0);
+    char const* const from = rows.data + (exists ? offset : 0);
+    uint32_t const to = cast_smem_ptr_to_uint((values ? smem_.stored_v : smem_.stored_k)[stage]);
+#pragma unroll 1
+    for (int vector = 0; vector < kVectors; ++vector) {
+      int const begin = vector * kVectorBytes;
+      int const count = exists ? min(kVectorBytes, max(0, rows.bytes - begin)) : 0;
+      int const place = row_in_tile * kVectors + swizzled<kVectors>(row_in_tile, vector);
+      copy_vector(to + place * kVectorBytes, from + (count > 0 ? begin : 0), count);
+    }
   }
   CUTE_DEVICE void publish_rows(State state) const {
     wait_for_copies_at(smem_.stored_pipeline.full[state.stage]);

@@ -19,7 +19,10 @@ template <class Traits>
 class Ring {
  public:
   using Cache = typename Traits::Cache;
-  CUTE_DEVICE explicit Ring(typename Traits::SharedStorage& smem) : smem_(smem) { values_.advance(); }
+  // `copied`: by cp.async, not by TMA.
+  CUTE_DEVICE Ring(typename Traits::SharedStorage& smem, bool copied) : smem_(smem), copied_(copied) {
+    values_.advance();
+  }
 
   CUTE_DEVICE Cache const* wait_keys() const { return wait(keys_); }
   CUTE_DEVICE Cache const* wait_values() const { return wait(values_); }
@@ -31,6 +34,9 @@ class Ring {
 
   CUTE_DEVICE Cache const* wait(State const& state) const {
     smem_.pipeline.wait_full(state);
+    if constexpr (Traits::kHasWarpgroupProducts) {
+      if (copied_) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // WGMMA may read it
+    }
     return smem_.tiles[state.stage];
   }
   CUTE_DEVICE void release(State& state) {
@@ -41,13 +47,15 @@ class Ring {
   }
 
   typename Traits::SharedStorage& smem_;
+  bool copied_;
   State keys_;
   State values_;
 };
 
 template <class Traits>
-CUTE_DEVICE void consume(DecodeParams const& params, typename Traits::SharedStorage& smem) {
-  Ring<Traits> ring(smem);
+CUTE_DEVICE void consume(KernelArgs const& args, typename Traits::SharedStorage& smem) {
+  DecodeParams const& params = args.params;
+  Ring<Traits> ring(smem, args.copies_rows);
 #pragma unroll 1
   for (PipelineState<2> state;; state.advance()) {
     smem.unit_pipeline.wait_full(state);
@@ -85,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, Traits::kCtasPerSm)
   launch_dependents();  // the producers do so once they have asked for the first tile
   common::consumers_sync();
   named_arrive(kInitialized, kThreads);
-  consume<Traits>(args.params, smem);
+  consume<Traits>(args, smem);
 }
 
 template <class Traits>

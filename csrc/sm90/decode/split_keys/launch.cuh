@@ -19,6 +19,7 @@ cudaError_t launch_decode(DecodePlan const& plan, DecodeParams const& params, cu
   KernelArgs args;
   args.params = params;
   args.box_rows = box_rows(params, Traits::kTileKeys);
+  args.copies_rows = params.table.entries != nullptr && args.box_rows < kLeastBoxRows;
   args.boxes = Traits::kTileKeys / args.box_rows;
   args.chunk_step = std::max(1, 32 / int(args.boxes));
   cudaError_t error = encode_cache<Cache>(&args.k, params.k, params.k_strides, params, params.heads_kv,

@@ -1,8 +1,8 @@
 // The producers: a warp loads the tiles of K of a bundle by TMA, another those of V, as many ahead as the ring has
 // stages, across the borders of pieces and sequences. One alone is too slow where pages have 16 keys. A tile is loaded
 // in boxes, each of rows of one page, and of a chunk of the columns. A lane has a box of rows, and some of its chunks;
-// where pages are so small that there are more than 32 boxes, all chunks of several. Boxes that TMA cannot write are
-// copied by their lane.
+// where pages are so small that there are more than 32 boxes, all chunks of several. Of smaller pages the lanes copy
+// rows: copy_rows.cuh.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -12,7 +12,8 @@
 #include "core/split_keys/work.cuh"
 #include "sm90/common/dependent_launch.cuh"
 #include "sm90/common/pipeline.cuh"
-#include "sm90/decode/common/narrow_rows.cuh"
+#include "copy_rows.cuh"
+#include "kernel_args.cuh"
 #include "traits.cuh"
 
 namespace flash_cute::sm90::decode::split_keys {
@@ -20,22 +21,11 @@ namespace flash_cute::sm90::decode::split_keys {
 using flash_cute::split_keys::Unit;
 using flash_cute::split_keys::Walk;
 
-struct KernelArgs {
-  DecodeParams params;
-  int box_rows;  // divides the page size and the tile
-  Divisor boxes;  // of a tile's rows
-  Divisor chunk_step;  // from a lane's chunk to its next
-  CUtensorMap k;  // (column, row, head, page)
-  CUtensorMap v;
-};
-
 template <class Traits>
 class Producer {
  public:
   using Cache = typename Traits::Cache;
   static constexpr int kTileKeys = Traits::kTileKeys;
-  static constexpr int kNarrowColumns = kNarrowRow / sizeof(Cache);
-  static constexpr bool kHasNarrowRows = Traits::kChunkK == kNarrowColumns || Traits::kChunkV == kNarrowColumns;
 
   // `values`: loads V, else K.
   CUTE_DEVICE Producer(KernelArgs const& args, typename Traits::SharedStorage& smem, bool values)
@@ -98,6 +88,7 @@ class Producer {
   CUTE_DEVICE void load_unit(Unit const& unit) {
     int const begin = unit.begin_of(unit.piece_begin), end = unit.end_of(unit.piece_end - 1);
     if (begin >= end) return;
+    if (args_.copies_rows) return copy_unit(unit, begin, end);
     // The lanes look the pages of `chunk_step_` tiles up at once, as many tiles ahead: a lane those of its box.
     Box looked_up = box_of(unit, begin + chunk_, box_), ahead;
     int number = 0;  // of the tile among those
@@ -114,6 +105,24 @@ class Producer {
       }
       load(unit, tile, box);
       launch_dependents();  // not before: beside it the instructions of this kernel would arrive later
+    }
+  }
+
+  CUTE_DEVICE void copy_unit(Unit const& unit, int begin, int end) {
+    RowCopier<Traits> const copier(args_.params, values_, head_kv_);
+    auto ahead = copier.look_up(unit, begin);
+#pragma unroll 1
+    for (int tile = begin; tile < end; ++tile) {
+      auto const rows = ahead;
+      ahead = copier.look_up(unit, tile + 1);
+      if constexpr (Traits::kTilesInFlight > 0) wait_for_arrivals();
+      smem_.pipeline.wait_empty(state_);
+      copier.copy(rows, smem_.tiles[state_.stage]);
+      wait_for_copies_at(smem_.pipeline.full[state_.stage]);
+      smem_.pipeline.arrive_full(state_);
+      state_.advance();
+      state_.advance();
+      launch_dependents();
     }
   }
 
@@ -141,9 +150,6 @@ class Producer {
 
   // `first`: this lane's first box.
   CUTE_DEVICE void load(Unit const& unit, int tile, Box const& first) {
-    if constexpr (kHasNarrowRows) {
-      if (args_.box_rows == 1 && chunk_columns_ == kNarrowColumns) return load_rows(unit, tile, first);
-    }
     int const own_chunks = max(0, chunks_ - chunk_ + chunk_step_ - 1) / args_.chunk_step;
     int count = first.seen ? own_chunks : 0;
 #pragma unroll 1
@@ -184,37 +190,6 @@ class Producer {
       Cache* const tile = smem_.tiles[state_.stage] + (chunk * kTileKeys + number * args_.box_rows) * chunk_columns_;
       SM90_TMA_LOAD_4D::copy(map_, &smem_.pipeline.full[state_.stage], uint64_t(TMA::CacheHintSm90::EVICT_NORMAL), tile,
                              chunk * chunk_columns_, box.row, head_kv_, box.page);
-    }
-  }
-
-  // The same of rows that TMA cannot write. (Not among what `load` does: of a TMA instruction behind a condition ptxas
-  // 13.0 read coordinates that it had not set.)
-  CUTE_DEVICE void load_rows(Unit const& unit, int tile, Box const& first) {
-    if constexpr (Traits::kTilesInFlight > 0) wait_for_arrivals();
-    smem_.pipeline.wait_empty(state_);
-    copy_row(first, box_);
-#pragma unroll 1
-    for (int number = box_ + 32; number < kTileKeys; number += 32) {
-      copy_row(box_of(unit, tile, number), number);
-    }
-    wait_for_copies_at(smem_.pipeline.full[state_.stage]);
-    smem_.pipeline.arrive_full(state_);
-    state_.advance();
-    state_.advance();
-  }
-  CUTE_DEVICE void copy_row(Box const& box, int number) const {
-    if (!box.seen) return;
-    DecodeParams const& params = args_.params;
-    CacheStrides const& strides = values_ ? params.v_strides : params.k_strides;
-    bool const exists = unsigned(box.page) < unsigned(params.table.pages);
-    int64_t const offset = box.page * strides.page + head_kv_ * strides.head + box.row * strides.row;
-    auto const* const row = static_cast<Cache const*>(values_ ? params.v : params.k) + (exists ? offset : 0);
-    int const columns = exists ? (values_ ? params.head_dim_v : params.head_dim) : 0;
-#pragma unroll 1
-    for (int chunk = 0; chunk < chunks_; ++chunk) {
-      int const column = chunk * kNarrowColumns;
-      copy_narrow_row(smem_.tiles[state_.stage] + (chunk * kTileKeys + number) * kNarrowColumns,
-                      row + (column < columns ? column : 0), (columns - column) * int{sizeof(Cache)});
     }
   }
 

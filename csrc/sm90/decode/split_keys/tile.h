@@ -12,6 +12,9 @@ using flash_cute::split_keys::tile_keys;
 
 constexpr int kThreads = 32 * (kConsumerWarps + 2);
 
+// Boxes of fewer rows are not loaded by TMA.
+constexpr int kLeastBoxRows = 16;
+
 // With two, 168 registers are left to a thread: enough for 16-bit caches of head dim 64, and for float8 of 128, where Q
 // is in shared memory. `bytes`: of an element of the cache.
 constexpr int ctas_per_sm(int head_dim, int head_dim_v, int bytes) {

@@ -1,0 +1,30 @@
+// Copies to shared memory by cp.async, to where TMA would write: of rows whose pages are too small for its boxes.
+#pragma once
+
+#include <cute/arch/util.hpp>
+#include <cute/config.hpp>
+
+namespace flash_cute::sm90::decode {
+
+constexpr int kVectorBytes = 16;
+
+// Where TMA's swizzle puts a vector of a row of so many vectors: 128 bytes, or 64.
+template <int kVectors>
+CUTE_DEVICE int swizzled(int row, int vector) {
+  static_assert(kVectors == 8 || kVectors == 4);
+  return vector ^ (kVectors == 8 ? row % 8 : row / 2 % 4);
+}
+
+// `bytes` of a vector are copied, of at most 16; those behind are zeros.
+CUTE_DEVICE void copy_vector(uint32_t to, void const* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+// The barrier's phase does not end before the thread's copies have arrived. It must have an arrival to come, which
+// another instruction makes.
+CUTE_DEVICE void wait_for_copies_at(uint64_t& barrier) {
+  asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(&barrier))
+               : "memory");
+}
+
+}  // namespace flash_cute::sm90::decode
