@@ -9,14 +9,16 @@ namespace flash_cute::sm90::decode {
 constexpr int kVectorBytes = 16;
 
 // Where TMA's swizzle puts a vector of a row of so many vectors: 128 bytes, or 64.
+// That of the sum of two rows without a common bit is that of one, swizzled by the other.
 template <int kVectors>
-CUTE_DEVICE int swizzled(int row, int vector) {
+CUTE_DEVICE constexpr int swizzled(int row, int vector) {
   static_assert(kVectors == 8 || kVectors == 4);
   return vector ^ (kVectors == 8 ? row % 8 : row / 2 % 4);
 }
 
-// `bytes` of a vector are copied, of at most 16; those behind are zeros.
-CUTE_DEVICE void copy_vector(uint32_t to, void const* from, int bytes) {
+// A vector that does not exist becomes zeros, and nothing is read.
+CUTE_DEVICE void copy_vector(uint32_t to, void const* from, bool exists) {
+  int const bytes = exists ? kVectorBytes : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 

@@ -50,9 +50,8 @@ class StoredTiles {
 #pragma unroll 1
     for (int vector = 0; vector < kVectors; ++vector) {
       int const begin = vector * kVectorBytes;
-      int const count = exists ? min(kVectorBytes, max(0, rows.bytes - begin)) : 0;
       int const place = row_in_tile * kVectors + swizzled<kVectors>(row_in_tile, vector);
-      copy_vector(to + place * kVectorBytes, from + (count > 0 ? begin : 0), count);
+      copy_vector(to + place * kVectorBytes, from + begin, exists && begin < rows.bytes);
     }
   }
   CUTE_DEVICE void publish_rows(State state) const {

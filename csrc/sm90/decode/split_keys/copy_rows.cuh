@@ -1,5 +1,5 @@
-// Tiles of small pages: a lane looks up the pages of its rows, and the lanes copy the vectors of each row side by side.
-// TMA takes as long for a box of one row as for one of 16. And where a row has 64 bytes it cannot write one alone: boxes
+// Tiles of small pages: a lane looks up the pages of its rows, and the lanes copy the vectors of a row side by side. TMA
+// takes as long for a box of one row as for one of 16. And where a row has 64 bytes it cannot write one alone, since boxes
 // begin at multiples of 128 bytes of shared memory.
 #pragma once
 
@@ -23,10 +23,10 @@ class RowCopier {
   CUTE_DEVICE RowCopier(DecodeParams const& params, bool values, int head_kv)
       : params_(params), values_(values), head_kv_(head_kv) {}
 
-  // A lane's rows. Of keys that no row sees no entry of the table is read, and nothing copied.
+  // A lane's rows. Of keys that no row sees no entry of the table is read.
   struct Rows {
     int pages[kGroups];
-    int rows[kGroups];  // of the page, or kUnseen
+    int rows[kGroups];  // of the page
   };
   CUTE_DEVICE Rows look_up(Unit const& unit, int tile) const {
     PageTable const& table = params_.table;
@@ -35,12 +35,13 @@ class RowCopier {
     for (int group = 0; group < kGroups; ++group) {
       int const key = tile * kTileKeys + group * 32 + lane(), page = key / table.page_size;
       bool const seen = key >= unit.seen_begin && key < unit.seen_end;
-      found.rows[group] = seen ? key - page * table.page_size : kUnseen;
-      found.pages[group] = seen ? __ldg(table.entries + unit.batch * table.stride + page) : 0;
+      found.rows[group] = key - page * table.page_size;
+      found.pages[group] = seen ? __ldg(table.entries + unit.batch * table.stride + page) : kNoPage;
     }
     return found;
   }
 
+  // Rows of pages that do not exist become zeros.
   CUTE_DEVICE void copy(Rows const& rows, Cache* tile) const {
     using K = Columns<Traits::kChunkK, Traits::kHeadDim / Traits::kChunkK>;
     using V = Columns<Traits::kChunkV, Traits::kHeadDimV / Traits::kChunkV>;
@@ -54,17 +55,17 @@ class RowCopier {
   }
 
  private:
-  static constexpr int kUnseen = -1;
+  static constexpr int kNoPage = -1;
 
-  template <int kChunk, int kChunks>
+  template <int kChunk_, int kChunks_>
   struct Columns {
-    static constexpr int kOfChunk = kChunk * sizeof(Cache) / kVectorBytes;  // vectors
-    static constexpr int kVectors = kChunks * kOfChunk;
+    static constexpr int kChunks = kChunks_;
+    static constexpr int kVectors = kChunk_ * sizeof(Cache) / kVectorBytes;  // of a chunk
   };
 
   CUTE_DEVICE static int lane() { return threadIdx.x % 32; }
 
-  // Where the lane's row of a group is; null: the page does not exist, and the row is zeros.
+  // Where the lane's row of a group is; null: the page does not exist.
   CUTE_DEVICE char const* row_of(Rows const& rows, int group) const {
     CacheStrides const& strides = values_ ? params_.v_strides : params_.k_strides;
     int const page = rows.pages[group];
@@ -76,23 +77,25 @@ class RowCopier {
 
   template <class Columns>
   CUTE_DEVICE void copy_columns(Rows const& rows, Cache* tile) const {
-    constexpr int kVectors = Columns::kVectors, kOfChunk = Columns::kOfChunk;
-    uint32_t const to = cute::cast_smem_ptr_to_uint(tile);
-    int const bytes = int{sizeof(Cache)} * (values_ ? params_.head_dim_v : params_.head_dim);
+    constexpr int kVectors = Columns::kVectors, kRowsAtOnce = 32 / kVectors;
+    constexpr int kRowBytes = kVectors * kVectorBytes;  // of a chunk
+    int const first = lane() / kVectors, vector = lane() % kVectors;  // the lane's of each kRowsAtOnce rows
+    uint32_t const to =
+        cute::cast_smem_ptr_to_uint(tile) + first * kRowBytes + swizzled<kVectors>(first, vector) * kVectorBytes;
+    int const bytes = int{sizeof(Cache)} * (values_ ? params_.head_dim_v : params_.head_dim) - vector * kVectorBytes;
     CUTE_UNROLL
     for (int group = 0; group < kGroups; ++group) {
       auto const own = reinterpret_cast<uint64_t>(row_of(rows, group));
-      bool const own_seen = rows.rows[group] != kUnseen;
-#pragma unroll 4
-      for (int i = 0; i < kVectors; ++i) {
-        int const row = (i * 32 + lane()) / kVectors, vector = (i * 32 + lane()) % kVectors;
-        auto const* const from = reinterpret_cast<char const*>(__shfl_sync(0xffffffff, own, row));
-        if (!__shfl_sync(0xffffffff, own_seen, row)) continue;
-        int const in_chunk = vector % kOfChunk, chunk_row = vector / kOfChunk * kTileKeys + group * 32 + row;
-        int const begin = vector * kVectorBytes;
-        int const count = from == nullptr ? 0 : min(kVectorBytes, max(0, bytes - begin));
-        int const place = chunk_row * kOfChunk + swizzled<kOfChunk>(row, in_chunk);
-        copy_vector(to + place * kVectorBytes, count > 0 ? static_cast<void const*>(from + begin) : params_.q, count);
+      CUTE_UNROLL
+      for (int row = 0; row < 32; row += kRowsAtOnce) {
+        uint64_t const from = __shfl_sync(0xffffffff, own, first + row);
+        CUTE_UNROLL
+        for (int chunk = 0; chunk < Columns::kChunks; ++chunk) {
+          uint32_t const place = to ^ swizzled<kVectors>(row, 0) * kVectorBytes;
+          copy_vector(place + (chunk * kTileKeys + group * 32 + row) * kRowBytes,
+                      reinterpret_cast<char const*>(from) + vector * kVectorBytes + chunk * kRowBytes,
+                      from != 0 && chunk * kRowBytes < bytes);
+        }
       }
     }
   }
