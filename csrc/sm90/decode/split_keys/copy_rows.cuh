@@ -1,6 +1,6 @@
 // Tiles of small pages: a lane looks up the pages of its rows, and the lanes copy the vectors of a row side by side.
-// TMA takes as long for a box of one row as for one of 16. And where a row has 64 bytes it cannot write one alone: boxes
-// begin at multiples of 128 bytes of shared memory.
+// TMA takes as long for a box of one row as for one of 16. And rows of 64 bytes it cannot write one by one, since its
+// boxes begin at multiples of 128 bytes of shared memory.
 #pragma once
 
 #include <type_traits>

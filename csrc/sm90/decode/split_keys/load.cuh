@@ -1,8 +1,7 @@
 // The producers: a warp loads the tiles of K of a bundle by TMA, another those of V, as many ahead as the ring has
 // stages, across the borders of pieces and sequences. One alone is too slow where pages have 16 keys. A tile is loaded
-// in boxes, each of rows of one page, and of a chunk of the columns. A lane has a box of rows, and some of its chunks;
-// where pages are so small that there are more than 32 boxes, all chunks of several. Of smaller pages the lanes copy
-// rows: copy_rows.cuh.
+// in boxes, each of rows of one page, and of a chunk of the columns. A lane has a box of rows, and some of its chunks.
+// Of pages of few keys the lanes copy rows instead: copy_rows.cuh.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -90,20 +89,20 @@ class Producer {
     if (begin >= end) return;
     if (args_.copies_rows) return copy_unit(unit, begin, end);
     // The lanes look the pages of `chunk_step_` tiles up at once, as many tiles ahead: a lane those of its box.
-    Box looked_up = box_of(unit, begin + chunk_, box_), ahead;
+    Box looked_up = box_of(unit, begin + chunk_), ahead;
     int number = 0;  // of the tile among those
 #pragma unroll 1
     for (int tile = begin; tile < end; ++tile) {
-      Box box{.seen = is_seen(unit, tile, box_)};
+      Box box{.seen = is_seen(unit, tile)};
       int const lane = number * boxes_ + box_;
       box.page = __shfl_sync(0xffffffff, looked_up.page, lane);
       box.row = __shfl_sync(0xffffffff, looked_up.row, lane);
-      if (number == 0) ahead = box_of(unit, tile + chunk_step_ + chunk_, box_);
+      if (number == 0) ahead = box_of(unit, tile + chunk_step_ + chunk_);
       if (++number == chunk_step_) {
         looked_up = ahead;
         number = 0;
       }
-      load(unit, tile, box);
+      load(box);
       launch_dependents();  // not before: beside it the instructions of this kernel would arrive later
     }
   }
@@ -126,20 +125,20 @@ class Producer {
     }
   }
 
-  // A box of a tile. Of keys that no row sees no box is loaded, and no entry of the table read.
+  // The lane's box of a tile. Of keys that no row sees no box is loaded, and no entry of the table read.
   struct Box {
     bool seen;
     int page;
     int row;
   };
-  CUTE_DEVICE bool is_seen(Unit const& unit, int tile, int number) const {
-    int const key = tile * kTileKeys + number * args_.box_rows;
+  CUTE_DEVICE bool is_seen(Unit const& unit, int tile) const {
+    int const key = tile * kTileKeys + box_ * args_.box_rows;
     return key + args_.box_rows > unit.seen_begin && key < unit.seen_end;
   }
-  CUTE_DEVICE Box box_of(Unit const& unit, int tile, int number) const {
+  CUTE_DEVICE Box box_of(Unit const& unit, int tile) const {
     PageTable const& table = args_.params.table;
-    int const key = tile * kTileKeys + number * args_.box_rows;
-    Box box{.seen = is_seen(unit, tile, number)};
+    int const key = tile * kTileKeys + box_ * args_.box_rows;
+    Box box{.seen = is_seen(unit, tile)};
     if (!box.seen) return box;
     int const page = key / table.page_size;
     box.row = key - page * table.page_size;
@@ -148,26 +147,17 @@ class Producer {
     return box;
   }
 
-  // `first`: this lane's first box.
-  CUTE_DEVICE void load(Unit const& unit, int tile, Box const& first) {
+  // `box`: this lane's.
+  CUTE_DEVICE void load(Box const& box) {
     int const own_chunks = max(0, chunks_ - chunk_ + chunk_step_ - 1) / args_.chunk_step;
-    int count = first.seen ? own_chunks : 0;
-#pragma unroll 1
-    for (int number = box_ + 32; number < boxes_; number += 32) {
-      if (box_of(unit, tile, number).seen) count += own_chunks;
-    }
-    count = __reduce_add_sync(0xffffffff, count);
+    int const count = __reduce_add_sync(0xffffffff, box.seen ? own_chunks : 0);
     if constexpr (Traits::kTilesInFlight > 0) wait_for_arrivals();
     smem_.pipeline.wait_empty(state_);
     if (threadIdx.x % 32 == 0) {
       smem_.pipeline.expect(state_, uint32_t(count * args_.box_rows * chunk_columns_ * sizeof(Cache)));
     }
     __syncwarp();
-    copy_box(first, box_);
-#pragma unroll 1
-    for (int number = box_ + 32; number < boxes_; number += 32) {
-      copy_box(box_of(unit, tile, number), number);
-    }
+    copy_box(box);
     state_.advance();
     state_.advance();
   }
@@ -184,10 +174,10 @@ class Producer {
   }
 
   // Pages that do not exist are outside of the map, and arrive as zeros.
-  CUTE_DEVICE void copy_box(Box const& box, int number) {
+  CUTE_DEVICE void copy_box(Box const& box) {
     if (!box.seen) return;
     for (int chunk = chunk_; chunk < chunks_; chunk += chunk_step_) {
-      Cache* const tile = smem_.tiles[state_.stage] + (chunk * kTileKeys + number * args_.box_rows) * chunk_columns_;
+      Cache* const tile = smem_.tiles[state_.stage] + (chunk * kTileKeys + box_ * args_.box_rows) * chunk_columns_;
       SM90_TMA_LOAD_4D::copy(map_, &smem_.pipeline.full[state_.stage], uint64_t(TMA::CacheHintSm90::EVICT_NORMAL), tile,
                              chunk * chunk_columns_, box.row, head_kv_, box.page);
     }
@@ -201,7 +191,7 @@ class Producer {
   int chunks_;  // of a row
   int head_kv_;
   int boxes_;
-  int box_;         // this lane's first one
+  int box_;         // this lane's
   int chunk_;       // and first chunk
   int chunk_step_;
   PipelineState<Traits::kStages> state_;

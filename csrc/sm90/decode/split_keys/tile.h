@@ -12,7 +12,7 @@ using flash_cute::split_keys::tile_keys;
 
 constexpr int kThreads = 32 * (kConsumerWarps + 2);
 
-// Boxes of fewer rows are not loaded by TMA.
+// TMA does not load boxes of fewer rows. So a tile has at most 8 boxes of rows.
 constexpr int kLeastBoxRows = 16;
 
 // With two, 168 registers are left to a thread: enough for 16-bit caches of head dim 64, and for float8 of 128, where Q
