@@ -128,12 +128,13 @@ def over_cache(B: int, H: int, Hkv: int, D: int, M: int, N: int = 1, **changes: 
 
 
 def decode_grid() -> list[Workload]:
-    """One row a sequence and a few, over caches of models' shapes; pages of 16, windows, MLA, an append, float8."""
+    """One row a sequence and a few, over caches of models' shapes; pages of 16 and of one key, windows, MLA, an append,
+    float8."""
     shapes = [(1, 1024), (1, 8192), (1, 32768), (8, 1024), (8, 8192), (8, 32768), (64, 1024), (64, 8192)]
     cells = [over_cache(batch, 32, 8, 128, keys) for batch, keys in shapes]
     float8 = [replace(cells[5], cache_dtype="e4m3")]
     long = cells[-1]
-    cells += [replace(long, page=page) for page in (16, 256)]
+    cells += [replace(long, page=page) for page in (16, 256, 1)]
     cells += [replace(long, B=batch, N=rows) for batch in (64, 1) for rows in (2, 4, 16)]
     mixed = lengths_of("mixed")
     of_mixed = over_cache(len(mixed), 32, 8, 128, max(mixed), lengths="mixed")

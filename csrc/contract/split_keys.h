@@ -37,7 +37,8 @@ constexpr int stage_bytes(int head_dim, int head_dim_v, int bytes) {
 
 // What the warps that compute have beside the stages: ConsumerStorage.
 constexpr int consumer_bytes(int head_dim, int head_dim_v, int bytes) {
-  return 4 * kManyRows * head_dim_v + std::max(16, q_bytes(head_dim, head_dim_v, bytes)) + 8 * kConsumerWarps * kFewRows;
+  int const q = std::max(16, q_bytes(head_dim, head_dim_v, bytes));
+  return 4 * kManyRows * head_dim_v + q + 8 * kConsumerWarps * kFewRows;
 }
 
 // Shared memory of so many stages, what the consumers have, and barriers and the like: a multiple of its alignment.
