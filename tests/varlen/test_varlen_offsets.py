@@ -73,7 +73,7 @@ def test_the_time_is_bounded(device: str, head_dim: int, backend: str | None, rn
     def seconds(offsets: torch.Tensor) -> float:
         of = offsets.to(device, torch.int32)
         best = math.inf
-        for _ in range(3):
+        for _ in range(15):  # other processes may use the GPU
             torch.cuda.synchronize()
             start = time.perf_counter()
             out, lse = flash_cute.varlen_fwd(q, k, v, of, of, backend=backend)
