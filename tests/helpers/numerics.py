@@ -128,8 +128,8 @@ def mismatches(
     if problems or out.numel() == 0:
         return problems
     eps = torch.finfo(q.dtype).eps
-    # Where v has one column, or all of them are one, a row of the unfused computation is a single sample, which may happen
-    # to be nearly exact. What the rounding of P may do bounds it then.
+    # Where v has one column, or all of them are one, a row of the unfused computation is a single sample, which may
+    # happen to be nearly exact. What the rounding of P may do bounds it then.
     one_column = v.shape[-1] == 1 or v.stride(-1) == 0
     rounding = (eps / 4 * v.double().abs().amax()).expand(out.shape) if one_column and v.numel() else None
     q, k, v, out, lse = (_at_oracle(x, q) for x in (q, k, v, out, lse))
