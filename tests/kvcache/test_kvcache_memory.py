@@ -59,9 +59,12 @@ def test_entries_that_nothing_reads(
 
 @pytest.mark.parametrize("entry", GARBAGE)
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
-def test_entries_of_no_page(device: str, kv_layout: str, entry: int, backend: str | None, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("page", [16, 5, 1])
+def test_entries_of_no_page(
+    device: str, page: int, kv_layout: str, entry: int, backend: str | None, rng: torch.Generator
+) -> None:
     """Keys and values there count as 0; nothing faults."""
-    case = make(rng, device, (50, 20), (2, 9), page=16, kv_layout=kv_layout)
+    case = make(rng, device, (50, 20), (2, 9), page=page, kv_layout=kv_layout)
     assert case.page_table is not None
     case.page_table[0, 1] = case.page_table[1, 1] = entry
     expected = case.clone()
@@ -124,9 +127,10 @@ def test_the_inputs_stay(device: str, backend: str | None, rng: torch.Generator)
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("device", ["cuda"])
-def test_pages_past_2_31_elements(device: str, backend: str | None, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("page", [16, 15])
+def test_pages_past_2_31_elements(device: str, page: int, backend: str | None, rng: torch.Generator) -> None:
     """The last page of a cache whose pages are 2^31 elements apart."""
-    page, heads, head_dim = 16, 1, 64
+    heads, head_dim = 1, 64
     case = make(rng, device, (30,), 1, page=page, heads_q=2, heads_kv=heads, head_dim=head_dim)
     wide = torch.empty(2**32 + page * head_dim, dtype=case.q.dtype, device=device)
     far = wide.as_strided((3, page, heads, head_dim), (2**31, head_dim, head_dim, 1))
