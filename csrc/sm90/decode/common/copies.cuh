@@ -8,8 +8,8 @@ namespace flash_cute::sm90::decode {
 
 constexpr int kVectorBytes = 16;
 
-// Where TMA's swizzle puts a vector of a row of so many vectors: 128 bytes, or 64.
-// That of the sum of two rows without a common bit is that of one, swizzled by the other.
+// Where TMA's swizzle puts a vector of a row of so many vectors: 128 bytes, or 64. For two rows without a common bit,
+// the place in their sum is the place in the one, swizzled by the other: so a lane computes its first place alone.
 template <int kVectors>
 CUTE_DEVICE constexpr int swizzled(int row, int vector) {
   static_assert(kVectors == 8 || kVectors == 4);

@@ -335,7 +335,7 @@ struct Producers {
   CUTE_DEVICE static void second(Args const& args, typename Traits::SharedStorage& smem) {
     Loader<Traits, /*kValues=*/true>(args, smem).run();
   }
-  CUTE_DEVICE static void third(Args const&, typename Traits::SharedStorage&) {}
+  CUTE_DEVICE static void third(Args const&, typename Traits::SharedStorage&) {}  // the first one loads Q, too
 };
 
 }  // namespace flash_cute::sm90::decode::long_rows

@@ -107,6 +107,8 @@ class Producer {
     }
   }
 
+  // A loop of its own: in one with the boxes, ptxas 13.0 predicated their TMA instruction, and it read a coordinate
+  // that was not set.
   CUTE_DEVICE void copy_unit(Unit const& unit, int begin, int end) {
     RowCopier<Traits> const copier(args_.params, values_, head_kv_);
     auto ahead = copier.look_up(unit, begin);
