@@ -4,6 +4,8 @@
 #include <cute/arch/util.hpp>
 #include <cute/config.hpp>
 
+#include "contract/decode.h"
+
 namespace flash_cute::sm90::decode {
 
 constexpr int kVectorBytes = 16;
@@ -14,6 +16,15 @@ template <int kVectors>
 CUTE_DEVICE constexpr int swizzled(int row, int vector) {
   static_assert(kVectors == 8 || kVectors == 4);
   return vector ^ (kVectors == 8 ? row % 8 : row / 2 % 4);
+}
+
+// Where a row of a page is; null: the page does not exist.
+template <class Cache>
+CUTE_DEVICE char const* address_of_row(void const* cache, CacheStrides const& strides, int pages, int head, int page,
+                                       int row) {
+  if (unsigned(page) >= unsigned(pages)) return nullptr;
+  return reinterpret_cast<char const*>(static_cast<Cache const*>(cache) + page * strides.page + head * strides.head +
+                                       row * strides.row);
 }
 
 // A vector that does not exist becomes zeros, and nothing is read.
@@ -28,5 +39,7 @@ CUTE_DEVICE void wait_for_copies_at(uint64_t& barrier) {
   asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(&barrier))
                : "memory");
 }
+
+CUTE_DEVICE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 }  // namespace flash_cute::sm90::decode

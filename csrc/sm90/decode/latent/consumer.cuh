@@ -22,7 +22,8 @@
 
 namespace flash_cute::sm90::decode::latent {
 
-template <class Traits>
+// `kByTma`: how key tiles are loaded.
+template <class Traits, bool kByTma>
 class Consumer {
  public:
   using Element = typename Traits::Element;
@@ -97,7 +98,8 @@ class Consumer {
 
     auto issue_scores = [&](auto accumulate, int step, PipelineState<kStages> stage) __attribute__((always_inline)) {
       int const chunk = chunk_at(step, warpgroup);
-      wait_for(smem_.full[stage.stage][chunk], stage.phase);  // TMA: the chunk has landed
+      wait_for(smem_.full[stage.stage][chunk], stage.phase);  // the chunk has landed
+      if constexpr (!kByTma) fence_copies();
       uint32_t const bytes = chunk * kChunkBytes;
       auto tSrQ_chunk = operands.at(tSrQ, smem_.q, bytes);
       issue_gemm<decltype(accumulate)::value>(
@@ -110,6 +112,7 @@ class Consumer {
       for (int chunk = 0; chunk < kColumnChunks; ++chunk) {
         wait_for(smem_.full[stage.stage][warpgroup * kColumnChunks + chunk], stage.phase);
       }
+      if constexpr (!kByTma) fence_copies();
       int const first_key = (first_tile + i) * kTileKeys;
       int const begin = uniform(unit.seen_begin) - first_key, end = uniform(unit.seen_end) - first_key;
       if (begin > 0 || end < kTileKeys) clear_rows(columns_of(stage.stage), begin, end);
@@ -203,6 +206,9 @@ class Consumer {
     }
     tiles_ += steps;
   }
+
+  // WGMMA reads what other threads have copied.
+  CUTE_DEVICE static void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
   // Of the warpgroup's columns of V: makes the rows outside of [begin, end) zeros. By all its threads.
   CUTE_DEVICE void clear_rows(Element* values, int begin, int end) const {

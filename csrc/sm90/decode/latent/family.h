@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planning/split_keys.h"
+#include "sm90/decode/common/small_pages.h"
 #include "tile.h"
 
 namespace flash_cute::sm90::decode::latent {
@@ -45,6 +46,8 @@ struct Family {
                     " of each KV head in equal ranges, in pieces that " +
                     (plan.cut_at_ranges ? "end where the ranges do: the bits depend on the batch."
                                         : "depend on a sequence alone."));
+    CacheProblem const& cache = problem.cache;
+    if (copies_rows(cache.paged, cache.page)) notes.push_back(note_of_copies(cache.page));
     return notes;
   }
 

@@ -1,5 +1,5 @@
 // Multi-head latent attention over a KV cache on Hopper, whose values are the first columns of the keys: persistent
-// CTAs of two warpgroups that compute (consumer.cuh) and a warp that loads (load.cuh). See contract/decode.h for how
+// CTAs of two warpgroups that compute (consumer.cuh) and a warp, or four, that load (load.cuh). See contract/decode.h for how
 // the work is cut. A KV head's query heads are those of several CTAs of a bundle where there are more than 64.
 #pragma once
 
@@ -10,32 +10,34 @@
 
 namespace flash_cute::sm90::decode::latent {
 
-template <class Traits>
+template <class Traits, class Loader>
 __global__ void __launch_bounds__(kThreads, 1) decode_kernel(__grid_constant__ KernelArgs const args) {
+  constexpr int kInitialization = kConsumers + 32 * Loader::kWarps;  // threads that take part
   extern __shared__ char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
   if (threadIdx.x >= kConsumers) {
-    bool const loads = uniform(threadIdx.x / 32) == kConsumerWarps;
-    Producer<Traits> producer(args, smem);
+    int const warp = uniform(threadIdx.x / 32) - kConsumerWarps;
+    Producer<Traits, Loader> producer(args, smem, warp);
+    bool const loads = warp < Loader::kWarps;
     if (loads) {
       producer.find_work();
-      named_sync(kInitialized, kConsumers + 32);
+      named_sync(kInitialized, kInitialization);
     }
     lower_max_registers<kProducerRegs>();
     if (loads) producer.run();
     return;
   }
   if (threadIdx.x == 0) {
-    init_ring(smem);
-    smem.unit_pipeline.init(kConsumerWarps);
+    init_ring(smem, Loader::kWarps);
+    smem.unit_pipeline.init(kConsumerWarps + Loader::kWarps - 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
-    prefetch_tma_descriptor(&args.k);
+    if constexpr (Loader::kByTma) prefetch_tma_descriptor(&args.k);
   }
-  launch_dependents();  // the producer does so once it has asked for the first tile
+  launch_dependents();  // the producers do so once they have asked for the first tile
   named_sync(kAllConsumers, kConsumers);
-  named_arrive(kInitialized, kConsumers + 32);
+  named_arrive(kInitialized, kInitialization);
   raise_max_registers<kConsumerRegs>();
-  Consumer<Traits>(args.params, smem).run();
+  Consumer<Traits, Loader::kByTma>(args.params, smem).run();
 }
 
 template <class Traits>

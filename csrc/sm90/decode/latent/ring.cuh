@@ -29,10 +29,19 @@ CUTE_DEVICE int chunk_at(int step, int warpgroup) {
   return (chunk + warpgroup * kColumnChunks) % kLast;
 }
 
+// Calls f(part, first chunk, Int<chunks>) for each part of a tile, in that order. `warpgroup`: which computes the scores.
+template <class F>
+CUTE_DEVICE void for_parts(int warpgroup, F const& f) {
+  f(warpgroup, warpgroup * kColumnChunks, C<kColumnChunks>{});
+  f(kWarpgroups, kWarpgroups * kColumnChunks, C<1>{});
+  f(1 - warpgroup, (1 - warpgroup) * kColumnChunks, C<kColumnChunks>{});
+}
+
+// `arrivals`: of the warps that load a chunk.
 template <class SharedStorage>
-CUTE_DEVICE void init_ring(SharedStorage& smem) {
+CUTE_DEVICE void init_ring(SharedStorage& smem, int arrivals) {
   for (int stage = 0; stage < kStages; ++stage) {
-    for (int chunk = 0; chunk < kChunks; ++chunk) initialize_barrier(smem.full[stage][chunk], 1);
+    for (int chunk = 0; chunk < kChunks; ++chunk) initialize_barrier(smem.full[stage][chunk], arrivals);
     for (int part = 0; part <= kWarpgroups; ++part) initialize_barrier(smem.empty[stage][part], 4);
   }
   for (int warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {

@@ -19,7 +19,8 @@ constexpr int kColumnChunks = kColumns / kChunk;
 
 constexpr int kConsumerWarps = 4 * kWarpgroups;
 constexpr int kConsumers = 32 * kConsumerWarps;
-constexpr int kThreads = kConsumers + 128;  // and a warpgroup of which one warp loads
+constexpr int kProducerWarps = 4;  // which all load, or one
+constexpr int kThreads = kConsumers + 32 * kProducerWarps;
 
 // Registers per thread, by setmaxnreg: of 168 on average.
 constexpr int kProducerRegs = 56;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "planning/split_keys.h"
+#include "sm90/decode/common/small_pages.h"
 #include "sm90/decode/long_rows/tile.h"
 #include "tile.h"
 
@@ -15,12 +16,14 @@ struct Family {
 
   static void plan(DecodePlan& plan, KvCacheProblem const& problem, Gpu gpu) {
     int const bytes = plan.float8_cache ? 1 : 2;
+    int const ctas_per_sm = split_keys::ctas_per_sm(plan.head_dim, plan.head_dim_v, bytes);
+    int const warps = copies(problem) ? warps_of_copied_tile(ctas_per_sm) : 1;
     KernelShape const shape{.block_m = kFewRows,
                             .block_n = tile_keys(plan.head_dim),
-                            .threads = kThreads,
+                            .threads = threads(warps),
                             .stages = stages(plan.head_dim, plan.head_dim_v, bytes),
                             .smem_bytes = smem_bytes(plan.head_dim, plan.head_dim_v, bytes),
-                            .ctas_per_sm = ctas_per_sm(plan.head_dim, plan.head_dim_v, bytes)};
+                            .ctas_per_sm = ctas_per_sm};
     plan_long_rows(plan, problem, gpu);
     if (all_are_long(plan, problem.call)) {
       plan.family = "sm90::decode::long_rows";
@@ -30,13 +33,16 @@ struct Family {
       return;
     }
     // Caches of float8 are cut as those of 16 bits: the bits are equal.
-    int const ctas = ctas_per_sm(plan.head_dim, plan.head_dim_v, 2);
+    int const ctas = split_keys::ctas_per_sm(plan.head_dim, plan.head_dim_v, 2);
     plan_ranges(plan, problem, shape, {.most_pieces = most_pieces(problem.call.heads_kv, ctas)}, gpu);
   }
 
   static std::vector<std::string> notes(DecodePlan const& plan, KvCacheProblem const& problem) {
     std::vector<std::string> found;
-    if (!all_are_long(plan, problem.call)) found = range_notes(plan);
+    if (!all_are_long(plan, problem.call)) {
+      found = range_notes(plan);
+      if (copies(problem)) found.push_back(note_of_copies(problem.cache.page));
+    }
     if (plan.long_rows == 0) return found;
     std::string const rows = std::to_string(long_rows::kernel_shape(plan.head_dim, plan.float8_cache).block_m);
     found.push_back("Sequences of " + std::to_string(plan.long_rows) +
@@ -46,6 +52,7 @@ struct Family {
   }
 
  private:
+  static bool copies(KvCacheProblem const& problem) { return copies_rows(problem.cache.paged, problem.cache.page); }
   static void plan_long_rows(DecodePlan& plan, KvCacheProblem const& problem, Gpu gpu) {
     Problem const& call = problem.call;
     if (call.modifies_scores() || !long_rows::has_kernel(plan.head_dim, plan.head_dim_v, plan.float8_cache)) return;

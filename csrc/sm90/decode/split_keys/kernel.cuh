@@ -1,4 +1,4 @@
-// Attention over a KV cache on Hopper: persistent CTAs of four warps that compute and two that load. See
+// Attention over a KV cache on Hopper: persistent CTAs of four warps that compute and two or four that load. See
 // contract/decode.h for how the work is cut, core/split_keys/consumer.cuh for what the four warps do.
 #pragma once
 
@@ -15,14 +15,11 @@ namespace common = flash_cute::split_keys;
 constexpr int kInitialized = common::kConsumers + 1;  // named barrier: what thread 0 has written is there
 
 // The consumers' side of the ring of tiles, K and V by turns.
-template <class Traits>
+template <class Traits, class Loader>
 class Ring {
  public:
   using Cache = typename Traits::Cache;
-  // `copied`: by cp.async, not by TMA.
-  CUTE_DEVICE Ring(typename Traits::SharedStorage& smem, bool copied) : smem_(smem), copied_(copied) {
-    values_.advance();
-  }
+  CUTE_DEVICE explicit Ring(typename Traits::SharedStorage& smem) : smem_(smem) { values_.advance(); }
 
   CUTE_DEVICE Cache const* wait_keys() const { return wait(keys_); }
   CUTE_DEVICE Cache const* wait_values() const { return wait(values_); }
@@ -34,8 +31,8 @@ class Ring {
 
   CUTE_DEVICE Cache const* wait(State const& state) const {
     smem_.pipeline.wait_full(state);
-    if constexpr (Traits::kHasWarpgroupProducts) {
-      if (copied_) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // WGMMA may read it
+    if constexpr (Traits::kHasWarpgroupProducts && !Loader::kByTma) {
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // WGMMA may read it
     }
     return smem_.tiles[state.stage];
   }
@@ -47,15 +44,13 @@ class Ring {
   }
 
   typename Traits::SharedStorage& smem_;
-  bool copied_;
   State keys_;
   State values_;
 };
 
-template <class Traits>
-CUTE_DEVICE void consume(KernelArgs const& args, typename Traits::SharedStorage& smem) {
-  DecodeParams const& params = args.params;
-  Ring<Traits> ring(smem, args.copies_rows);
+template <class Traits, class Loader>
+CUTE_DEVICE void consume(DecodeParams const& params, typename Traits::SharedStorage& smem) {
+  Ring<Traits, Loader> ring(smem);
 #pragma unroll 1
   for (PipelineState<2> state;; state.advance()) {
     smem.unit_pipeline.wait_full(state);
@@ -71,29 +66,32 @@ CUTE_DEVICE void consume(KernelArgs const& args, typename Traits::SharedStorage&
   }
 }
 
-template <class Traits>
-__global__ void __launch_bounds__(kThreads, Traits::kCtasPerSm)
+template <class Traits, class Loader>
+__global__ void __launch_bounds__(threads(Loader::kWarps), Traits::kCtasPerSm)
     decode_kernel(__grid_constant__ KernelArgs const args) {
+  constexpr int kThreads = threads(Loader::kWarps);
   extern __shared__ char smem_raw[];
   auto& smem = *reinterpret_cast<typename Traits::SharedStorage*>(smem_raw);
   if (int const producer_warp = threadIdx.x / 32 - kConsumerWarps; producer_warp >= 0) {
-    Producer<Traits> producer(args, smem, producer_warp == 1);
+    Producer<Traits, Loader> producer(args, smem, producer_warp);
     auto walk = producer.find_work();
     named_sync(kInitialized, kThreads);
     producer.run(walk);
     return;
   }
   if (threadIdx.x == 0) {
-    smem.pipeline.init(kConsumerWarps);
+    smem.pipeline.init(kConsumerWarps, Loader::kWarps);
     smem.unit_pipeline.init(kConsumerWarps);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
-    prefetch_tma_descriptor(&args.k);
-    prefetch_tma_descriptor(&args.v);
+    if constexpr (Loader::kByTma) {
+      prefetch_tma_descriptor(&args.k);
+      prefetch_tma_descriptor(&args.v);
+    }
   }
   launch_dependents();  // the producers do so once they have asked for the first tile
   common::consumers_sync();
   named_arrive(kInitialized, kThreads);
-  consume<Traits>(args, smem);
+  consume<Traits, Loader>(args.params, smem);
 }
 
 template <class Traits>

@@ -9,11 +9,11 @@ namespace flash_cute::sm90::decode::split_keys {
 
 struct KernelArgs {
   DecodeParams params;
-  bool copies_rows;    // instead of loading boxes by TMA
+  // Of BoxLoader alone:
   int box_rows;        // divides the page size and the tile
   Divisor boxes;       // of a tile's rows
   Divisor chunk_step;  // from a lane's chunk to its next
-  CUtensorMap k;  // (column, row, head, page)
+  CUtensorMap k;       // (column, row, head, page)
   CUtensorMap v;
 };
 

@@ -7,6 +7,7 @@
 #include "kernel.cuh"
 #include "sm90/common/launch.cuh"
 #include "sm90/decode/common/cache_map.cuh"
+#include "sm90/decode/common/small_pages.h"
 #include "sm90/decode/long_rows/launch.cuh"
 
 namespace flash_cute::sm90::decode::split_keys {
@@ -14,31 +15,40 @@ namespace flash_cute::sm90::decode::split_keys {
 using flash_cute::split_keys::Float8;
 
 template <class Traits>
-cudaError_t launch_decode(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
+cudaError_t prepare_boxes(KernelArgs& args) {
   using Cache = typename Traits::Cache;
-  KernelArgs args;
-  args.params = params;
+  DecodeParams const& params = args.params;
   args.box_rows = box_rows(params, Traits::kTileKeys);
-  args.copies_rows = params.table.entries != nullptr && args.box_rows < kLeastBoxRows;
   args.boxes = Traits::kTileKeys / args.box_rows;
   args.chunk_step = std::max(1, 32 / int(args.boxes));
-  cudaError_t error = encode_cache<Cache>(&args.k, params.k, params.k_strides, params, params.heads_kv,
-                                          params.head_dim, {.rows = args.box_rows, .columns = Traits::kChunkK});
+  cudaError_t const error = encode_cache<Cache>(&args.k, params.k, params.k_strides, params, params.heads_kv,
+                                                params.head_dim, {.rows = args.box_rows, .columns = Traits::kChunkK});
   if (error != cudaSuccess) return error;
-  error = encode_cache<Cache>(&args.v, params.v, params.v_strides, params, params.heads_kv, params.head_dim_v,
-                              {.rows = args.box_rows, .columns = Traits::kChunkV});
-  if (error != cudaSuccess) return error;
+  return encode_cache<Cache>(&args.v, params.v, params.v_strides, params, params.heads_kv, params.head_dim_v,
+                             {.rows = args.box_rows, .columns = Traits::kChunkV});
+}
+
+template <class Traits, class Loader>
+cudaError_t launch_decode(int64_t ctas, DecodeParams const& params, cudaStream_t stream) {
+  KernelArgs args{};
+  args.params = params;
+  if constexpr (Loader::kByTma) {
+    cudaError_t const error = prepare_boxes<Traits>(args);
+    if (error != cudaSuccess) return error;
+  }
+  auto* const kernel = decode_kernel<Traits, Loader>;
   constexpr int kSmemBytes = Traits::kSmemBytes;
-  error = cudaFuncSetAttribute(decode_kernel<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  cudaError_t const error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
-  Launch const shape{.ctas = plan.ctas, .threads = kThreads, .smem_bytes = kSmemBytes};
-  return launch(decode_kernel<Traits>, shape, args, stream);
+  return launch(kernel, {.ctas = ctas, .threads = threads(Loader::kWarps), .smem_bytes = kSmemBytes}, args, stream);
 }
 
 template <class Traits>
 cudaError_t launch_kernels(DecodePlan const& plan, DecodeParams const& params, cudaStream_t stream) {
   if (plan.ctas > 0) {
-    cudaError_t const error = launch_decode<Traits>(plan, params, stream);
+    bool const copies = copies_rows(params.table.entries != nullptr, params.table.page_size);
+    cudaError_t const error = copies ? launch_decode<Traits, RowCopier<Traits>>(plan.ctas, params, stream)
+                                     : launch_decode<Traits, BoxLoader<Traits>>(plan.ctas, params, stream);
     if (error != cudaSuccess) return error;
   }
   int64_t const merges = flash_cute::split_keys::merge_ctas(params);

@@ -10,10 +10,11 @@ using flash_cute::split_keys::smem_bytes_of;
 using flash_cute::split_keys::stage_bytes;
 using flash_cute::split_keys::tile_keys;
 
-constexpr int kThreads = 32 * (kConsumerWarps + 2);
+// One warp copies at half of a multiprocessor's share of memory's rate. Where there are two CTAs their registers leave no
+// room for more.
+constexpr int warps_of_copied_tile(int ctas_per_sm) { return ctas_per_sm == 1 ? 2 : 1; }
 
-// TMA does not load boxes of fewer rows. So a tile has at most 8 boxes of rows.
-constexpr int kLeastBoxRows = 16;
+constexpr int threads(int warps_of_tile) { return 32 * (kConsumerWarps + 2 * warps_of_tile); }
 
 // With two, 168 registers are left to a thread: enough for 16-bit caches of head dim 64, and for float8 of 128, where Q
 // is in shared memory. `bytes`: of an element of the cache.
