@@ -298,7 +298,7 @@ void load_matrices(uint32_t address, uint32_t (&words)[4]) {
 void copy_bytes(uint32_t address, void const* from, int bytes, int from_bytes) {
   char* const to = at_address(*machine.cta, address, bytes);
   std::memset(to, 0, size_t(bytes));
-  std::memcpy(to, from, size_t(from_bytes));
+  if (from_bytes > 0) std::memcpy(to, from, size_t(from_bytes));
 }
 
 void load_transposed(uint32_t address, uint32_t (&words)[4]) {

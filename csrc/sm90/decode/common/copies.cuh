@@ -18,17 +18,17 @@ CUTE_DEVICE constexpr int swizzled(int row, int vector) {
   return vector ^ (kVectors == 8 ? row % 8 : row / 2 % 4);
 }
 
-// Where a row of a page is; null: the page does not exist.
+// The address of a row of a page; 0: the page does not exist. A number, since nothing may be added to a null pointer.
 template <class Cache>
-CUTE_DEVICE char const* address_of_row(void const* cache, CacheStrides const& strides, int pages, int head, int page,
-                                       int row) {
-  if (unsigned(page) >= unsigned(pages)) return nullptr;
-  return reinterpret_cast<char const*>(static_cast<Cache const*>(cache) + page * strides.page + head * strides.head +
-                                       row * strides.row);
+CUTE_DEVICE uint64_t address_of_row(void const* cache, CacheStrides const& strides, int pages, int head, int page,
+                                    int row) {
+  if (unsigned(page) >= unsigned(pages)) return 0;
+  return reinterpret_cast<uint64_t>(static_cast<Cache const*>(cache) + page * strides.page + head * strides.head +
+                                    row * strides.row);
 }
 
 // A vector that does not exist becomes zeros, and nothing is read.
-CUTE_DEVICE void copy_vector(uint32_t to, void const* from, bool exists) {
+CUTE_DEVICE void copy_vector(uint32_t to, uint64_t from, bool exists) {
   int const bytes = exists ? kVectorBytes : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
@@ -39,7 +39,5 @@ CUTE_DEVICE void wait_for_copies_at(uint64_t& barrier) {
   asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(&barrier))
                : "memory");
 }
-
-CUTE_DEVICE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 }  // namespace flash_cute::sm90::decode

@@ -85,8 +85,7 @@ class RowCopier {
 
   CUTE_DEVICE uint64_t address_of(Row const& row) const {
     DecodeParams const& params = args_.params;
-    return reinterpret_cast<uint64_t>(
-        address_of_row<Element>(params.k, params.k_strides, params.table.pages, head_, row.page, row.row));
+    return address_of_row<Element>(params.k, params.k_strides, params.table.pages, head_, row.page, row.row);
   }
 
   // Rows of pages that do not exist become zeros, as do columns behind the head dim.
@@ -99,7 +98,7 @@ class RowCopier {
     for (int i = 0; i < kCopies; ++i) {
       int const row = i * kRowsAtOnce;
       copy_vector((place ^ swizzled<kVectors>(row, 0) * kVectorBytes) + row * kRowBytes,
-                  reinterpret_cast<char const*>(from[i] + chunk * kRowBytes), from[i] != 0 && exists);
+                  from[i] + chunk * kRowBytes, from[i] != 0 && exists);
     }
   }
 

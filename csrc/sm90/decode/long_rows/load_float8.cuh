@@ -43,15 +43,14 @@ class StoredTiles {
     constexpr int kVectors = 4;
     bool const values = fresh_thread_index() / kRowsAtOnce % 2 != 0;
     StoredRows const& rows = args_.params.rows[values];
-    bool const exists = unsigned(page) < unsigned(args_.params.table.pages);
-    int64_t const offset = page * rows.strides.page + head * rows.strides.head + row_in_page * rows.strides.row;
-    char const* const from = rows.data + (exists ? offset : 0);
+    uint64_t const from =
+        address_of_row<char>(rows.data, rows.strides, args_.params.table.pages, head, page, row_in_page);
     uint32_t const to = cast_smem_ptr_to_uint((values ? smem_.stored_v : smem_.stored_k)[stage]);
 #pragma unroll 1
     for (int vector = 0; vector < kVectors; ++vector) {
       int const begin = vector * kVectorBytes;
       int const place = row_in_tile * kVectors + swizzled<kVectors>(row_in_tile, vector);
-      copy_vector(to + place * kVectorBytes, from + begin, exists && begin < rows.bytes);
+      copy_vector(to + place * kVectorBytes, from + begin, from != 0 && begin < rows.bytes);
     }
   }
   CUTE_DEVICE void publish_rows(State state) const {

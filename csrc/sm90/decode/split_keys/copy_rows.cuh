@@ -103,9 +103,8 @@ class RowCopier {
     int const bytes = int{sizeof(Cache)} * (values_ ? params_.head_dim_v : params_.head_dim) - vector * kVectorBytes;
     CUTE_UNROLL
     for (int group = 0; group < kGroups; ++group) {
-      auto const own = reinterpret_cast<uint64_t>(
-          address_of_row<Cache>(values_ ? params_.v : params_.k, strides, params_.table.pages, head_kv_,
-                                rows.pages[group], rows.rows[group]));
+      uint64_t const own = address_of_row<Cache>(values_ ? params_.v : params_.k, strides, params_.table.pages,
+                                                 head_kv_, rows.pages[group], rows.rows[group]);
       CUTE_UNROLL
       for (int row = 0; row < 32; row += kRowsAtOnce) {
         uint64_t const from = __shfl_sync(0xffffffff, own, first + row);
@@ -113,8 +112,7 @@ class RowCopier {
         for (int chunk = 0; chunk < Columns::kChunks; ++chunk) {
           uint32_t const place = to ^ swizzled<kVectors>(row, 0) * kVectorBytes;
           copy_vector(place + (chunk * kTileKeys + group * 32 + row) * kRowBytes,
-                      reinterpret_cast<char const*>(from) + vector * kVectorBytes + chunk * kRowBytes,
-                      from != 0 && chunk * kRowBytes < bytes);
+                      from + vector * kVectorBytes + chunk * kRowBytes, from != 0 && chunk * kRowBytes < bytes);
         }
       }
     }

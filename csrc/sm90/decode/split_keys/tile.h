@@ -10,8 +10,8 @@ using flash_cute::split_keys::smem_bytes_of;
 using flash_cute::split_keys::stage_bytes;
 using flash_cute::split_keys::tile_keys;
 
-// One warp copies at half of a multiprocessor's share of memory's rate. Where there are two CTAs their registers leave no
-// room for more.
+// One warp for K and one for V copy at 0.8 of memory's rate, and two each at all of it. Where there are two CTAs their
+// registers leave no room for more.
 constexpr int warps_of_copied_tile(int ctas_per_sm) { return ctas_per_sm == 1 ? 2 : 1; }
 
 constexpr int threads(int warps_of_tile) { return 32 * (kConsumerWarps + 2 * warps_of_tile); }
