@@ -58,10 +58,13 @@ def test_kernel_names_are_understood(name):
 
 DECODE = (
     "flash_cute::sm90::decode::split_keys::decode_kernel<"
-    "flash_cute::sm90::decode::split_keys::Traits<cutlass::{}, 192, 128>>"
+    "flash_cute::sm90::decode::split_keys::Traits<cutlass::{0}, 192, 128>, "
+    "flash_cute::sm90::decode::split_keys::BoxLoader<"
+    "flash_cute::sm90::decode::split_keys::Traits<cutlass::{0}, 192, 128>>>"
 )
 DECODE_MANGLED = (
-    "_ZN10flash_cute4sm906decode10split_keys13decode_kernelINS2_6TraitsIN7cutlass{}ELi192ELi128EEEEEvNS2_10KernelArgsE"
+    "_ZN10flash_cute4sm906decode10split_keys13decode_kernelINS2_6TraitsIN7cutlass{}ELi192ELi128ES6_EENS2_9BoxLoaderIS7_"
+    "EEEEvNS2_10KernelArgsE"
 )
 
 

@@ -195,3 +195,19 @@ def test_on_the_gpu(rng: torch.Generator) -> None:
     assert data["workspace_bytes"] == size
     others = {**case.places, "cache_seqlens": torch.full_like(case.cache_seqlens, -1)}
     assert flash_cute.kvcache_workspace_bytes(case.q, case.k_cache, case.v_cache, **others) == size
+
+
+@needs_kernels
+@pytest.mark.parametrize("latent", [False, True])
+def test_small_pages_are_named(latent: bool, rng: torch.Generator) -> None:
+    """Rows of pages that are no multiple of 16 keys are copied, by twice as many warps."""
+    own = {"head_dim": 576, "head_dim_v": 512, "heads_kv": 1, "storage": "view"}
+    shape: dict[str, Any] = own if latent else {"head_dim": 128}
+    threads = {}
+    for page in (48, 24, 1):
+        case = make(rng, "cpu", (90, 31), 1, page=page, dtype=torch.half, heads_q=16, **shape)
+        explained = _explained(case, capability=90)
+        note = f"Pages of {page} keys are no multiple of 16: rows are copied one by one"
+        assert (note in str(explained)) == (page != 48)
+        threads[page] = explained.data["threads"]
+    assert threads == (dict.fromkeys(threads, 384) if latent else {48: 192, 24: 256, 1: 256})

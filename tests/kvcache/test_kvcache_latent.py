@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from caches import Cached, alone, check, make, with_multiprocessors
+from caches import GARBAGE, Cached, alone, check, make, with_multiprocessors
 from numerics import same_bits
 
 import flash_cute
@@ -28,7 +28,7 @@ def _explained(case: Cached, **more: Any) -> flash_cute.Explanation:
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("page", [None, 1, 16, 48, 64, 256])
+@pytest.mark.parametrize("page", [None, 1, 8, 16, 48, 64, 256])
 @pytest.mark.parametrize("rows", [1, (1, 3, 2, 0, 2, 1, 1)], ids=str)
 @pytest.mark.parametrize("heads", [16, 128])
 def test_pages(device: str, heads: int, rows: Any, page: int | None, backend: str | None, rng: torch.Generator) -> None:
@@ -47,17 +47,21 @@ def test_heads(device: str, heads: int, rows: int, backend: str | None, rng: tor
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("head_dims", [(576, 512), (320, 256), (512, 512), (568, 264)], ids=str)
-def test_head_dims(device: str, head_dims: tuple[int, int], backend: str | None, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("page", [16, 3])
+def test_head_dims(
+    device: str, page: int, head_dims: tuple[int, int], backend: str | None, rng: torch.Generator
+) -> None:
     shapes = {"head_dim": head_dims[0], "head_dim_v": head_dims[1]}
-    check(_make(rng, device, (130, 33), (2, 1), 16, page=16, **shapes), backend)
+    check(_make(rng, device, (130, 33), (2, 1), 16, page=page, **shapes), backend)
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize(
     "options", [{"window": (40, 0)}, {"softcap": 5.0, "window": (70, None)}, {"causal": False}, {"scale": 0.3}], ids=str
 )
-def test_options(device: str, options: dict[str, Any], backend: str | None, rng: torch.Generator) -> None:
-    case = _make(rng, device, (200, 33, -1), 2, 64 if device != "cpu" else 4, page=64, **options)
+@pytest.mark.parametrize("page", [64, 6])
+def test_options(device: str, page: int, options: dict[str, Any], backend: str | None, rng: torch.Generator) -> None:
+    case = _make(rng, device, (200, 33, -1), 2, 64 if device != "cpu" else 4, page=page, **options)
     sinks = torch.randn(case.q.shape[-2], generator=rng).to(device)
     slopes = torch.rand(case.q.shape[-2], generator=rng).to(device)
     check(case.replace(options={**case.options, "sinks": sinks, "alibi_slopes": slopes}), backend)
@@ -82,20 +86,37 @@ def test_pieces_of_which_a_row_tile_sees_none(
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("number", range(3))
-def test_bits_beside_neighbours(device: str, number: int, backend: str | None, rng: torch.Generator, seed: int) -> None:
+@pytest.mark.parametrize("page", [None, 64, 16, 24, 3, 1])
+def test_bits_beside_neighbours(
+    device: str, page: int | None, backend: str | None, rng: torch.Generator, seed: int
+) -> None:
     """Each sequence gives the bits that it gives alone, over a contiguous cache: of one piece, and of several."""
     pick = random.Random(seed)
     longest = 60 if device == "cpu" else 9000
     lengths = [pick.choice((-1, 0, pick.randint(1, 70), pick.randint(1, longest), longest)) for _ in range(6)]
     rows = [pick.choice((0, 1, 1, 2, pick.randint(1, 5))) for _ in lengths]
     heads = pick.choice((16, 64, 128)) if device != "cpu" else 4
-    case = _make(rng, device, lengths, rows, heads, page=pick.choice((16, 64, None)), appends=True)
+    case = _make(rng, device, lengths, rows, heads, page=page, appends=True)
     results = case.run(backend)
     for b in range(len(lengths)):
         single = alone(case, b)
         part = single.of_sequence(0, *single.run(backend))[1:]
         assert same_bits(case.of_sequence(b, *results)[1:], part), f"sequence {b}"
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("page", [16, 5, 1])
+@pytest.mark.parametrize("entry", GARBAGE)
+def test_entries_of_no_page(device: str, page: int, entry: int, backend: str | None, rng: torch.Generator) -> None:
+    """Keys there count as 0; nothing faults."""
+    case = _make(rng, device, (150, 20), (2, 1), 16 if device != "cpu" else 2, page=page)
+    assert case.page_table is not None
+    case.page_table[0, 1] = case.page_table[1, 0] = entry
+    expected = case.clone()
+    expected.k_cache = torch.cat((case.k_cache, torch.zeros_like(case.k_cache[:1])))
+    expected.v_cache = expected.k_cache[..., : case.v_cache.shape[-1]]
+    expected.page_table = torch.where(case.page_table == entry, case.k_cache.shape[0], case.page_table)
+    assert same_bits(check(case, backend), expected.run(backend))
 
 
 @pytest.mark.kernel
