@@ -207,7 +207,14 @@ def test_small_pages_are_named(latent: bool, rng: torch.Generator) -> None:
     for page in (48, 24, 1):
         case = make(rng, "cpu", (90, 31), 1, page=page, dtype=torch.half, heads_q=16, **shape)
         explained = _explained(case, capability=90)
-        note = f"Pages of {page} keys are no multiple of 16: rows are copied one by one"
+        note = f"Pages of {page} keys are no multiple of 16: keys are copied row by row"
         assert (note in str(explained)) == (page != 48)
         threads[page] = explained.data["threads"]
     assert threads == (dict.fromkeys(threads, 384) if latent else {48: 192, 24: 256, 1: 256})
+
+
+@needs_kernels
+def test_small_pages_of_long_sequences(rng: torch.Generator) -> None:
+    """Another kernel computes them, and loads their pages by TMA."""
+    case = make(rng, "cpu", (900, 31), (600, 1), page=24, dtype=torch.half, head_dim=128, heads_q=16, heads_kv=2)
+    assert "keys of sequences of fewer rows than 961 are copied row by row" in str(_explained(case, capability=90))

@@ -44,6 +44,12 @@ def test_no_kernel_spills() -> None:
 
 
 @needs_kernels
+def test_no_kernel_has_a_stack() -> None:
+    """Around a call that is not inlined, fragments are in memory, which ptxas does not count as spills."""
+    assert [f"{k['stack']} bytes: {k['arch']} {k['kernel']}" for k in REPORT["kernels"] if k["stack"]] == []
+
+
+@needs_kernels
 def test_no_wgmma_is_serialised() -> None:
     codes = ("C7508", "C7510", "C7515")
     assert not [w for w in REPORT["warnings"] if w["code"] in codes]

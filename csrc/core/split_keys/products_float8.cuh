@@ -24,6 +24,12 @@ CUTE_DEVICE void load_transposed(void const* bytes, uint32_t (&words)[4]) {
   SM75_U16x8_LDSM_T::copy(*static_cast<uint128_t const*>(bytes), words[0], words[1], words[2], words[3]);
 }
 
+// cute::for_each has a lambda of its own, which nvcc does not always inline: a call keeps the fragments in memory.
+template <int... kSteps, class F>
+CUTE_DEVICE void for_each_inlined(std::integer_sequence<int, kSteps...>, F const& f) {
+  (f(Int<kSteps>{}), ...);
+}
+
 // See multiply_qk; a step has 32 columns.
 template <class Traits, int kKeys, bool kE5M2, class Queries, class Scores, class Beside = NothingBeside>
 CUTE_DEVICE void multiply_qk_float8(Float8 const* k, int first, Queries const& queries,
@@ -45,7 +51,7 @@ CUTE_DEVICE void multiply_qk_float8(Float8 const* k, int first, Queries const& q
   };
   clear(tSrS);
   fetch(Int<0>{});
-  for_each(make_seq<kSteps>{}, [&](auto d) {
+  for_each_inlined(make_seq<kSteps>{}, [&](auto d) __attribute__((always_inline)) {
     if constexpr (d + 1 < kSteps) fetch(d + Int<1>{});  // a step ahead of its MMA
     CUTE_UNROLL
     for (int n = 0; n < kKeys / 16; ++n) {

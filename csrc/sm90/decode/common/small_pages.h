@@ -11,9 +11,11 @@ constexpr int kLeastBoxRows = 16;
 // Whether rows are copied one by one (cp.async), since boxes of one page would have fewer.
 constexpr bool copies_rows(bool paged, int page_size) { return paged && page_size % kLeastBoxRows != 0; }
 
-inline std::string note_of_copies(int page_size) {
+// `long_rows`: of which another kernel computes sequences, or 0.
+inline std::string note_of_copies(int page_size, int long_rows) {
+  std::string const of = long_rows > 0 ? " of sequences of fewer rows than " + std::to_string(long_rows) : "";
   return "Pages of " + std::to_string(page_size) + " keys are no multiple of " + std::to_string(kLeastBoxRows) +
-         ": rows are copied one by one, not loaded by TMA in boxes.";
+         ": keys" + of + " are copied row by row, not loaded by TMA in boxes.";
 }
 
 }  // namespace flash_cute::sm90::decode

@@ -27,8 +27,7 @@ class RowCopier {
         first_row_(warp * kRows),
         head_(int(blockIdx.x) % args.params.heads_kv / args.shares) {}
 
-  // Where the row of a lane is, two of which have the same; 0: no row sees it, or its page does not exist. Of keys that no
-  // row sees no entry of the table is read.
+  // The key's row of a lane; two lanes have the same. Of keys that no row sees no entry of the table is read.
   struct Row {
     int page;
     int row;  // of the page

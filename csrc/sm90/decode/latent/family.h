@@ -47,7 +47,7 @@ struct Family {
                     (plan.cut_at_ranges ? "end where the ranges do: the bits depend on the batch."
                                         : "depend on a sequence alone."));
     CacheProblem const& cache = problem.cache;
-    if (copies_rows(cache.paged, cache.page)) notes.push_back(note_of_copies(cache.page));
+    if (copies_rows(cache.paged, cache.page)) notes.push_back(note_of_copies(cache.page, 0));
     return notes;
   }
 

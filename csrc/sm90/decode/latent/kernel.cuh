@@ -1,6 +1,6 @@
 // Multi-head latent attention over a KV cache on Hopper, whose values are the first columns of the keys: persistent
-// CTAs of two warpgroups that compute (consumer.cuh) and a warp, or four, that load (load.cuh). See contract/decode.h for how
-// the work is cut. A KV head's query heads are those of several CTAs of a bundle where there are more than 64.
+// CTAs of two warpgroups that compute (consumer.cuh) and a warp, or four, that load (load.cuh). See contract/decode.h
+// for how the work is cut. A KV head's query heads are those of several CTAs of a bundle where there are more than 64.
 #pragma once
 
 #include "consumer.cuh"

@@ -1,5 +1,5 @@
-// The producers load the key tiles of a bundle ahead, across the borders of pieces and sequences. How a tile is loaded is
-// a type: BoxLoader, which is one warp, or RowCopier, of whose four warps each has a quarter of a tile's rows.
+// The producers load the key tiles of a bundle ahead, across the borders of pieces and sequences. How a tile is loaded
+// is a type: BoxLoader, which is one warp, or RowCopier, of whose four warps each has a quarter of a tile's rows.
 #pragma once
 
 #include <new>

@@ -1,5 +1,5 @@
-// Key tiles of a contiguous cache, and of pages of a multiple of 16 keys: a warp loads them by TMA in boxes, each of rows
-// of one page and of a chunk of the columns.
+// Key tiles of a contiguous cache, and of pages of a multiple of 16 keys: a warp loads them by TMA in boxes, each of
+// rows of one page and of a chunk of the columns.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>

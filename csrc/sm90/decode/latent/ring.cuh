@@ -29,7 +29,8 @@ CUTE_DEVICE int chunk_at(int step, int warpgroup) {
   return (chunk + warpgroup * kColumnChunks) % kLast;
 }
 
-// Calls f(part, first chunk, Int<chunks>) for each part of a tile, in that order. `warpgroup`: which computes the scores.
+// Calls f(part, first chunk, Int<chunks>) for each part of a tile, in that order. `warpgroup`: which computes the
+// scores.
 template <class F>
 CUTE_DEVICE void for_parts(int warpgroup, F const& f) {
   f(warpgroup, warpgroup * kColumnChunks, C<kColumnChunks>{});

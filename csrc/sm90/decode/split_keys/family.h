@@ -41,7 +41,7 @@ struct Family {
     std::vector<std::string> found;
     if (!all_are_long(plan, problem.call)) {
       found = range_notes(plan);
-      if (copies(problem)) found.push_back(note_of_copies(problem.cache.page));
+      if (copies(problem)) found.push_back(note_of_copies(problem.cache.page, plan.long_rows));
     }
     if (plan.long_rows == 0) return found;
     std::string const rows = std::to_string(long_rows::kernel_shape(plan.head_dim, plan.float8_cache).block_m);

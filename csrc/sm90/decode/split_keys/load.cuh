@@ -1,6 +1,6 @@
-// The producers: a warp loads the tiles of K of a bundle, another those of V, as many ahead as the ring has stages, across
-// the borders of pieces and sequences. One alone is too slow where pages have 16 keys. How a tile is loaded is a type:
-// BoxLoader, or RowCopier, which has two warps for each tile where a CTA has the registers.
+// The producers: a warp loads the tiles of K of a bundle, another those of V, as many ahead as the ring has stages,
+// across the borders of pieces and sequences. One alone is too slow where pages have 16 keys. How a tile is loaded is a
+// type: BoxLoader, or RowCopier, which has two warps for each tile where a CTA has the registers.
 #pragma once
 
 #include "core/split_keys/rows.cuh"
