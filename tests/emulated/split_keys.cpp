@@ -45,7 +45,7 @@ void run(Case const& c, Random& random) {
     plan.dtype = c.is_bfloat16 ? DType::kBFloat16 : DType::kFloat16;
     plan.float8_cache = c.k != Stored::kAsQ;
     plan.ctas = int64_t{params.bundles} * c.heads_kv;
-    return split_keys::launch<HEAD_DIM, HEAD_DIM>(plan, params, nullptr);
+    return split_keys::launch<HEAD_DIM, HEAD_DIM_V>(plan, params, nullptr);
   });
 }
 

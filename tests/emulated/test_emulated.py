@@ -32,6 +32,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
         ("key_chunks", (64,)),
         ("key_chunks", (128,)),
         ("split_keys", (64,)),
+        ("split_keys", (192, 128)),
         ("split_keys", (256,)),
         ("latent", (576, 512)),
     ],
