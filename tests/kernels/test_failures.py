@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import shutil
 import subprocess
@@ -135,14 +136,21 @@ def test_out_of_memory_packed(
 
 @pytest.fixture
 def no_more_memory() -> Iterator[Callable[[], None]]:
-    """A function after which the allocator gets no memory from the device; what it has, it has given back."""
+    """A function after which the allocator has no MiB left and gets none from the device."""
+    held = []
 
     def limit() -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1e-6)
+        # The allocator keeps a segment that a living tensor uses a part of, and may give away the rest.
+        for log2_size in range(36, 19, -1):
+            with contextlib.suppress(torch.OutOfMemoryError):
+                while True:
+                    held.append(torch.empty(2**log2_size, dtype=torch.uint8, device="cuda"))
 
     yield limit
+    held.clear()
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
