@@ -214,8 +214,27 @@ def test_small_pages_are_named(latent: bool, rng: torch.Generator) -> None:
 
 
 @needs_kernels
-def test_small_pages_of_long_sequences(rng: torch.Generator) -> None:
-    """Another kernel computes them, and loads their pages by TMA."""
-    case = make(rng, "cpu", (1200, 31), (1000, 1), page=24, dtype=torch.half, head_dim=128, heads_q=16, heads_kv=2)
+@pytest.mark.parametrize("ragged", [True, False], ids=["ragged", "equal"])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "page", "long_are_copied"),
+    [
+        *((128, torch.half, page, page % 8 != 0) for page in (4, 8, 24, 32)),
+        *((64, torch.half, page, page % 4 != 0) for page in (2, 4, 12)),
+        *((128, torch.float8_e4m3fn, page, page % 4 != 0) for page in (2, 4)),
+        (64, torch.float8_e4m3fn, 1, True),
+    ],
+    ids=str,
+)
+def test_small_pages_of_long_sequences(
+    head_dim: int, dtype: torch.dtype, page: int, long_are_copied: bool, ragged: bool, rng: torch.Generator
+) -> None:
+    """Their rows are copied where a box of TMA would have still fewer, or shorter, ones."""
+    stored: dict[str, Any] = {} if dtype == torch.half else {"cache_dtypes": (dtype, dtype)}
+    shape = {"page": page, "dtype": torch.half, "head_dim": head_dim, "heads_q": 16, "heads_kv": 2}
+    case = make(rng, "cpu", (1200, 31), (1000, 1) if ragged else 1000, **shape, **stored)
     text = " ".join(str(_explained(case, capability=90)).split())
-    assert "keys of sequences of fewer rows than 961 are copied row by row" in text
+    said = f"Pages of {page} keys are no multiple of 16: keys"
+    assert (f"{said} are copied row by row" in text) == long_are_copied
+    assert (f"{said} of sequences of fewer rows than 961 are copied" in text) == (
+        ragged and page % 16 != 0 and not long_are_copied
+    )

@@ -44,9 +44,12 @@ def test_pages(
 @pytest.mark.kernel
 @pytest.mark.parametrize("head_dim", [256, 40, 104, 232])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_head_dims(device: str, head_dim: int, dtype: torch.dtype, backend: str | None, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("page", [16, 1])
+def test_head_dims(
+    device: str, page: int, head_dim: int, dtype: torch.dtype, backend: str | None, rng: torch.Generator
+) -> None:
     lengths, rows = _rows(device, 700, 100), _rows(device, 530, 600)
-    check(make(rng, device, lengths, rows, page=16, head_dim=head_dim, dtype=dtype, **_heads(device)), backend)
+    check(make(rng, device, lengths, rows, page=page, head_dim=head_dim, dtype=dtype, **_heads(device)), backend)
 
 
 @pytest.mark.kernel
@@ -62,7 +65,7 @@ def test_head_dims(device: str, head_dim: int, dtype: torch.dtype, backend: str 
     ],
     ids=str,
 )
-@pytest.mark.parametrize("page", [None, 16])
+@pytest.mark.parametrize("page", [None, 16, 3])
 def test_options(
     device: str, options: dict[str, Any], page: int | None, backend: str | None, rng: torch.Generator
 ) -> None:
@@ -86,10 +89,40 @@ def test_options(
 @pytest.mark.kernel
 @pytest.mark.parametrize("storage", ["halves", "buffer", "view", "gaps"])
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
-def test_layouts(device: str, storage: str, kv_layout: str, backend: str | None, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("page", [64, 24])
+def test_layouts(
+    device: str, page: int, storage: str, kv_layout: str, backend: str | None, rng: torch.Generator
+) -> None:
     lengths, rows = _rows(device, 800, 300), _rows(device, 600, 550)
     options: dict[str, Any] = {"storage": storage, "kv_layout": kv_layout}
-    check(make(rng, device, lengths, rows, page=64, head_dim=128, **options, **_heads(device)), backend)
+    check(make(rng, device, lengths, rows, page=page, head_dim=128, **options, **_heads(device)), backend)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("options", [{}, {"window": (333, 0)}], ids=str)
+@pytest.mark.parametrize("cache_dtypes", [None, FLOAT8], ids=["16 bits", "float8"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_bits_of_any_page(
+    device: str,
+    head_dim: int,
+    cache_dtypes: tuple[torch.dtype, torch.dtype] | None,
+    options: dict[str, Any],
+    backend: str | None,
+    rng: torch.Generator,
+) -> None:
+    """The same keys in pages of other sizes, whose rows are copied or loaded by TMA, some at numbers of no page."""
+    lengths, rows = _rows(device, 2100, 700, 0, 90), _rows(device, 800, 513, 520, 600)
+    stored: dict[str, Any] = {} if cache_dtypes is None else {"cache_dtypes": cache_dtypes, "descales": "heads"}
+    case = make(rng, device, lengths, rows, page=48, head_dim=head_dim, **stored, **options, **_heads(device))
+    assert case.page_table is not None
+    case.page_table[0, 1] = 10**6  # whose keys count as 0
+    expected = check(case, backend)
+    for page in (24, 16, 3, 1):
+        parts = 48 // page
+        table = (case.page_table[:, :, None] * parts + torch.arange(parts, device=device)).flatten(1).int()
+        k_cache, v_cache = (x.reshape(-1, page, *x.shape[2:]) for x in (case.k_cache, case.v_cache))
+        other = case.replace(k_cache=k_cache, v_cache=v_cache, page_table=table)
+        assert same_bits(other.run(backend), expected), f"pages of {page}"
 
 
 @pytest.mark.kernel

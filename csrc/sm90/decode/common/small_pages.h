@@ -8,12 +8,15 @@ namespace flash_cute::sm90::decode {
 // A box of TMA takes as long for one row as for so many.
 constexpr int kLeastBoxRows = 16;
 
-// Whether rows are copied one by one (cp.async), since boxes of one page would have fewer.
-constexpr bool copies_rows(bool paged, int page_size) { return paged && page_size % kLeastBoxRows != 0; }
+// Whether rows are copied one by one (cp.async), since boxes of one page would have fewer rows. `least`: a power of
+// two.
+constexpr bool copies_rows(bool paged, int page_size, int least = kLeastBoxRows) {
+  return paged && page_size % least != 0;
+}
 
-// `long_rows`: of which another kernel computes sequences, or 0.
-inline std::string note_of_copies(int page_size, int long_rows) {
-  std::string const of = long_rows > 0 ? " of sequences of fewer rows than " + std::to_string(long_rows) : "";
+// `loaded_rows`: TMA loads sequences of so many rows and more; 0: none.
+inline std::string note_of_copies(int page_size, int loaded_rows) {
+  std::string const of = loaded_rows > 0 ? " of sequences of fewer rows than " + std::to_string(loaded_rows) : "";
   return "Pages of " + std::to_string(page_size) + " keys are no multiple of " + std::to_string(kLeastBoxRows) +
          ": keys" + of + " are copied row by row, not loaded by TMA in boxes.";
 }

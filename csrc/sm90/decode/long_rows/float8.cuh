@@ -14,15 +14,7 @@ namespace flash_cute::sm90::decode::long_rows {
 
 using flash_cute::split_keys::Float8;
 
-// K or V: (pages, heads_kv, page_size, bytes).
-struct StoredRows {
-  char const* data;
-  CacheStrides strides;
-  int bytes;  // of a row
-};
-
 struct Float8Params : Params {
-  StoredRows rows[2];  // of K, and of V
   bool k_is_e5m2;  // else e4m3fn; each tensor has its own
   bool v_is_e5m2;
   Descale descale_k;

@@ -7,6 +7,7 @@
 
 #include <cuda_runtime.h>
 
+#include "copy_rows.cuh"
 #include "kernel.cuh"
 #include "load_float8.cuh"
 #include "sm90/common/launch.cuh"
@@ -14,11 +15,19 @@
 
 namespace flash_cute::sm90::decode::long_rows {
 
+constexpr Strides strides_of(CacheStrides const& cache) {
+  return {.batch = cache.page, .head = cache.head, .row = cache.row};
+}
+
 inline void set_params(Params& params, DecodeParams const& decode) {
   params.q = decode.q;
+  params.k = decode.k;
+  params.v = decode.v;
   params.out = decode.out;
   params.lse = decode.lse;
   params.q_strides = decode.q_strides;
+  params.k_strides = strides_of(decode.k_strides);
+  params.v_strides = strides_of(decode.v_strides);
   params.out_strides = decode.out_strides;
   if (decode.cu_q != nullptr) params.out_strides.batch = 0;
   params.batch = decode.batch;
@@ -43,8 +52,6 @@ inline void set_params(Params& params, DecodeParams const& decode) {
 }
 inline void set_params(Float8Params& params, DecodeParams const& decode) {
   set_params(static_cast<Params&>(params), decode);
-  params.rows[0] = {static_cast<char const*>(decode.k), decode.k_strides, decode.head_dim};
-  params.rows[1] = {static_cast<char const*>(decode.v), decode.v_strides, decode.head_dim_v};
   params.k_is_e5m2 = decode.k_is_e5m2;
   params.v_is_e5m2 = decode.v_is_e5m2;
   params.descale_k = decode.descale_k;
@@ -73,7 +80,7 @@ int box_rows(Args const& args, int block_n) {
 
 // `Element`: of q and O. `Columns`: of a box of the caches.
 template <class KernelTraits, class Element, class Columns>
-cudaError_t launch_kernel(DecodePlan const& plan, DecodeParams const& decode, cudaStream_t stream) {
+cudaError_t launch_one(DecodePlan const& plan, DecodeParams const& decode, cudaStream_t stream) {
   using Cache = typename Columns::Element;
   typename Producers<KernelTraits>::Args args{};
   set_params(args.params, decode);
@@ -94,6 +101,14 @@ cudaError_t launch_kernel(DecodePlan const& plan, DecodeParams const& decode, cu
   if (error != cudaSuccess) return error;
   Launch const shape{.ctas = plan.long_ctas, .threads = KernelTraits::kThreads, .smem_bytes = kSmemBytes};
   return sm90::launch(kernel, shape, args, stream);
+}
+
+template <class KernelTraits, class Element, class Columns>
+cudaError_t launch_kernel(DecodePlan const& plan, DecodeParams const& decode, cudaStream_t stream) {
+  constexpr int kRowBytes = KernelTraits::kHeadDim * int{sizeof(typename Columns::Element)};
+  bool const copies = copies_rows(decode.table.entries != nullptr, decode.table.page_size, kRowBytes);
+  return copies ? launch_one<Copying<KernelTraits>, Element, Columns>(plan, decode, stream)
+                : launch_one<KernelTraits, Element, Columns>(plan, decode, stream);
 }
 
 template <class Element, int kHeadDim>

@@ -44,6 +44,21 @@ CUTE_DEVICE void load_queries(Args<Params_> const& args, typename Traits::Shared
                                               tile.head, origin);
 }
 
+// Loads Q of a row tile. By one lane.
+template <class Traits, class Args>
+CUTE_DEVICE void load_row_tile_of_q(Args const& args, typename Traits::SharedStorage& smem, int tile_number) {
+  auto const& tile = smem.tile[tile_number & 1];
+  if (has_queries(tile)) return;
+#pragma unroll 1
+  for (int wg = 0; wg < Traits::kWarpgroups; ++wg) {
+    // The warpgroup's four warps have finished all GEMMs with the Q that was there.
+    auto const state = query_state<Traits>(tile, tile_number);
+    smem.q_pipeline[wg].wait_empty(state);
+    uint64_t* const full = smem.q_pipeline[wg].expect(state, query_bytes<Traits>(tile));
+    load_queries<Traits>(args, smem, tile, wg, full, state.stage);
+  }
+}
+
 // Which keys exist for a row tile: from `first`, the first one that its first row sees, on.
 struct ExistingKeys {
   template <class Traits>
@@ -84,7 +99,6 @@ class TilesAsStored {
   using State = PipelineState<Traits::kStages>;
   static constexpr int kBlockN = Traits::kBlockN;
   static constexpr bool kLoadsQueries = !kValues;
-  static constexpr bool kHasNarrowRows = false;  // see load_float8.cuh
   static constexpr int kRowBytes = Columns::kChunks * Columns::kChunk * int{sizeof(Element)};
 
   CUTE_DEVICE TilesAsStored(Args const& args, SharedStorage& smem) : args_(args), smem_(smem) {}
@@ -213,17 +227,7 @@ class Loader {
   }
 
   CUTE_DEVICE void load_q() {
-    if (!Tiles::kLoadsQueries || lane() != 0) return;
-    auto const& tile = smem_.tile[tile_number_ & 1];
-    if (has_queries(tile)) return;
-#pragma unroll 1
-    for (int wg = 0; wg < Traits::kWarpgroups; ++wg) {
-      // The warpgroup's four warps have finished all GEMMs with the Q that was there.
-      auto const state = query_state<Traits>(tile, tile_number_);
-      smem_.q_pipeline[wg].wait_empty(state);
-      uint64_t* const full = smem_.q_pipeline[wg].expect(state, query_bytes<Traits>(tile));
-      load_queries<Traits>(args_, smem_, tile, wg, full, state.stage);
-    }
+    if (Tiles::kLoadsQueries && lane() == 0) load_row_tile_of_q<Traits>(args_, smem_, tile_number_);
   }
 
   // In a key tile, of the lane's first box.
@@ -285,9 +289,6 @@ class Loader {
     }
     tiles_.wait_empty(state);
     __syncwarp();
-    if constexpr (Tiles::kHasNarrowRows) {
-      if (tiles_.copies_rows()) return copy_rows(n, state);
-    }
     if (lane() == 0) {
       set_barrier_transaction_bytes(full, uint32_t((whole ? kBlockN : existing_rows(n)) * Tiles::kRowBytes));
     }
@@ -302,18 +303,6 @@ class Loader {
     tiles_.on_its_way(n, state, whole, keys_);
   }
 
-  CUTE_DEVICE void copy_rows(int n, State state) {
-    constexpr int kRowsAtOnce = Tiles::kRowsAtOnce;
-#pragma unroll 1
-    for (int row = lane() % kRowsAtOnce; row < kBlockN; row += kRowsAtOnce) {
-      int const key = n * kBlockN + row;
-      if (!exists(n, row)) continue;
-      int const page = page_at(n, row, args_.page_size.div(key));
-      tiles_.copy_row(state.stage, row, args_.page_size.rem(key), page, tile().head_kv);
-    }
-    tiles_.publish_rows(state);
-  }
-
   Args const& args_;
   SharedStorage& smem_;
   Tiles tiles_;
@@ -321,11 +310,13 @@ class Loader {
   ExistingKeys keys_;  // of the row tile
 };
 
-// What a kernel has beside its consumers and the scheduler. Of float8 caches: see load_float8.cuh.
+// What a kernel has beside its consumers and the scheduler. Of float8 caches: see load_float8.cuh; of small pages:
+// copy_rows.cuh.
 template <class Traits>
 struct Producers {
   using Args = KernelArgs;
   static constexpr int kLoadingWarps = 2;
+  static constexpr int kTileArrivals = 1;  // by which K or V of a key tile is complete
 
   CUTE_DEVICE static void init(typename Traits::SharedStorage& smem) { edge_pipeline(smem).init(1); }
   // The roles of warps 0, 2 and 3 of the producer warpgroup.

@@ -8,7 +8,6 @@
 #include "core/fp8.cuh"
 #include "float8.cuh"
 #include "load.cuh"
-#include "sm90/decode/common/copies.cuh"
 
 namespace flash_cute::sm90::decode::long_rows {
 
@@ -33,30 +32,6 @@ class StoredTiles {
     SM90_TMA_LOAD_4D::copy(&args_.v, &full, hint, smem_.stored_v[stage] + offset, 0, row_in_page, head, page);
   }
   CUTE_DEVICE void on_its_way(int, State, bool, ExistingKeys const&) const {}
-
-  // Rows of 64 bytes cannot be written by TMA one by one: its boxes begin at multiples of 128. Lanes copy them, each a
-  // row of K or of V.
-  static constexpr bool kHasNarrowRows = Traits::kHeadDim == 64;
-  static constexpr int kRowsAtOnce = 16;
-  CUTE_DEVICE bool copies_rows() const { return args_.box_bits == 0 && args_.params.table.entries != nullptr; }
-  CUTE_DEVICE void copy_row(int stage, int row_in_tile, int row_in_page, int page, int head) const {
-    constexpr int kVectors = 4;
-    bool const values = fresh_thread_index() / kRowsAtOnce % 2 != 0;
-    StoredRows const& rows = args_.params.rows[values];
-    uint64_t const from =
-        address_of_row<char>(rows.data, rows.strides, args_.params.table.pages, head, page, row_in_page);
-    uint32_t const to = cast_smem_ptr_to_uint((values ? smem_.stored_v : smem_.stored_k)[stage]);
-#pragma unroll 1
-    for (int vector = 0; vector < kVectors; ++vector) {
-      int const begin = vector * kVectorBytes;
-      int const place = row_in_tile * kVectors + swizzled<kVectors>(row_in_tile, vector);
-      copy_vector(to + place * kVectorBytes, from + begin, from != 0 && begin < rows.bytes);
-    }
-  }
-  CUTE_DEVICE void publish_rows(State state) const {
-    wait_for_copies_at(smem_.stored_pipeline.full[state.stage]);
-    smem_.stored_pipeline.arrive_full(state);
-  }
 
  private:
   Float8Args const& args_;
@@ -168,6 +143,7 @@ struct Producers<Float8Traits<Result, kHeadDim>> {
   using Args = Float8Args;
   using SharedStorage = typename Traits::SharedStorage;
   static constexpr int kLoadingWarps = 3;
+  static constexpr int kTileArrivals = 1;
 
   CUTE_DEVICE static void init(SharedStorage& smem) { smem.stored_pipeline.init(2); }
   // The roles of warps 0, 2 and 3.

@@ -13,7 +13,7 @@
 
 namespace flash_cute::sm90::decode::long_rows {
 
-// The forward's, where k and v are caches: len_k is their capacity, and their strides are in the maps.
+// The forward's, where k and v are caches: len_k is their capacity, and a page has the place of a batch.
 struct Params : FwdParams {
   PageTable table;
   int const* cache_seqlens;  // see DecodeParams

@@ -1,6 +1,7 @@
 // The tiles of long sequences over a cache: plain constants.
 #pragma once
 
+#include "sm90/decode/common/small_pages.h"
 #include "sm90/forward/rows/tile.h"
 
 namespace flash_cute::sm90::decode::long_rows {
@@ -21,6 +22,12 @@ constexpr bool has_kernel(int head_dim, int head_dim_v, bool float8_cache) {
 constexpr TileConfig tile_config(int head_dim) {
   using namespace forward::rows;
   return forward::rows::tile_config(head_dim, head_dim <= 64 ? kRows256 : head_dim <= 128 ? kRows192 : kRows128);
+}
+
+// Whether the rows of keys, of so many bytes, are copied. Beside the consumers of many rows boxes of 8 rows, and of 4
+// short ones, are faster: docs/trials/sm90_decode.md, "Prompts".
+constexpr bool copies_rows(bool paged, int page_size, int row_bytes) {
+  return decode::copies_rows(paged, page_size, /*least=*/row_bytes >= 256 ? 8 : 4);
 }
 
 // Of caches of float8: a stage that TMA writes. WGMMA reads others.

@@ -39,9 +39,10 @@ struct Family {
 
   static std::vector<std::string> notes(DecodePlan const& plan, KvCacheProblem const& problem) {
     std::vector<std::string> found;
-    if (!all_are_long(plan, problem.call)) {
-      found = range_notes(plan);
-      if (copies(problem)) found.push_back(note_of_copies(problem.cache.page, plan.long_rows));
+    if (!all_are_long(plan, problem.call)) found = range_notes(plan);
+    bool const copies_long = long_rows::copies_rows(problem.cache.paged, problem.cache.page, row_bytes(plan));
+    if (all_are_long(plan, problem.call) ? copies_long : copies(problem)) {
+      found.push_back(note_of_copies(problem.cache.page, copies_long ? 0 : plan.long_rows));
     }
     if (plan.long_rows == 0) return found;
     std::string const rows = std::to_string(long_rows::kernel_shape(plan.head_dim, plan.float8_cache).block_m);
@@ -53,6 +54,7 @@ struct Family {
 
  private:
   static bool copies(KvCacheProblem const& problem) { return copies_rows(problem.cache.paged, problem.cache.page); }
+  static int row_bytes(DecodePlan const& plan) { return plan.head_dim * (plan.float8_cache ? 1 : 2); }
   static void plan_long_rows(DecodePlan& plan, KvCacheProblem const& problem, Gpu gpu) {
     Problem const& call = problem.call;
     if (call.modifies_scores() || !long_rows::has_kernel(plan.head_dim, plan.head_dim_v, plan.float8_cache)) return;
