@@ -155,12 +155,17 @@ def decode_host_grid() -> list[Workload]:
 
 
 def prefill_grid() -> list[Workload]:
-    """Chunks of prompts over the keys before them, in pages of 64 and of 16, and of float8; whole prompts."""
+    """Chunks of prompts over the keys before them, in pages of 64, 16, 8 and one, and of float8; whole prompts."""
     chunk = over_cache(1, 32, 8, 128, 32048, 2048)
-    cells = [chunk, replace(chunk, page=16), replace(chunk, page=256), replace(chunk, N=512)]
+    cells = [replace(chunk, page=page) for page in (64, 16, 256, 8, 1)] + [replace(chunk, N=512)]
     cells += [over_cache(4, 32, 8, 128, 8192, 1024), over_cache(1, 32, 8, 128, 8192, 8192)]
     others = [over_cache(1, 64, 8, 64, 32048, 2048), over_cache(1, 16, 8, 256, 32048, 2048)]
-    return [*cells, *others, *(replace(cell, cache_dtype="e4m3") for cell in (chunk, others[0]))]
+    cells += [replace(cell, page=page) for cell in others for page in (64, 1)]
+    return [
+        *cells,
+        *(replace(chunk, page=page, cache_dtype="e4m3") for page in (64, 1)),
+        replace(others[0], cache_dtype="e4m3"),
+    ]
 
 
 GRIDS: dict[str, Callable[[], list[Workload]]] = {
