@@ -15,7 +15,6 @@ INSTRUCTIONS = (
     (r"mbarrier\.init", "mbarrier_init"),
     (r"mbarrier\.arrive\.expect_tx", "mbarrier_expect"),
     (r"mbarrier\.try_wait\.parity[\s\S]*bra", "mbarrier_wait"),
-    (r"mbarrier\.test_wait\.parity", "mbarrier_test"),
     (r"mbarrier\.arrive\.shared::cta", "mbarrier_arrive"),
     (r"fence\.|griddepcontrol|setmaxnreg|prefetch", "nothing"),
     (r"bar\.sync %0", "barrier_sync"),

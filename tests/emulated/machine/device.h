@@ -56,7 +56,6 @@ void mbarrier_init(uint32_t address, int arrivals);
 void mbarrier_expect(uint32_t address, uint32_t bytes);
 void mbarrier_arrive(uint32_t address);
 void mbarrier_wait(uint32_t address, int parity);
-void mbarrier_test(int& ended, uint32_t address, int parity);
 inline void barrier_sync(int id, int threads) { barrier(id, threads, true); }
 inline void barrier_arrive(int id, int threads) { barrier(id, threads, false); }
 inline void barrier_any(int& any, int value, int id) { any = barrier_or(id, 128, value != 0); }

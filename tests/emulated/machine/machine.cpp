@@ -336,10 +336,6 @@ void mbarrier_wait(uint32_t address, int parity) {
   wait_for(Wait::kMBarrier);
 }
 
-void mbarrier_test(int& ended, uint32_t address, int parity) {
-  ended = (mbarrier_at(address).phase & 1) != unsigned(parity);
-}
-
 std::string describe(Cta const& cta, Lane const& lane) {
   switch (lane.wait) {
     case Wait::kNothing: return lane.spins ? "reads a word again and again" : "runs";

@@ -3,30 +3,17 @@
 // of 128 bytes of shared memory. Why this is a kernel of its own: sm90/decode/split_keys/copy_rows.cuh.
 //
 // Of 16-bit caches one warp copies rows of K, one rows of V, and a third one the rest of both. Of float8 caches one
-// warp copies all, beside the two that make the numbers float16. A warp waits for its copies itself and makes them
-// visible to WGMMA, so that those who read a tile need not know who brought it. It waits when the copies behind them
-// are on their way, so that some always are.
+// warp copies all, beside the two that make the numbers float16. No warp waits for its copies: a tile's barrier does,
+// by an arrival of each lane. The consumers then make what was copied visible to WGMMA, see CopiedPipeline.
 #pragma once
 
-#include <cute/arch/copy_sm80.hpp>
+#include <algorithm>
+#include <type_traits>
 
 #include "load_float8.cuh"
 #include "sm90/decode/common/copies.cuh"
 
 namespace flash_cute::sm90::decode::long_rows {
-
-// Whether a phase of a barrier has ended, for all lanes of a warp.
-CUTE_DEVICE bool has_ended(uint64_t const& barrier, int phase) {
-  int ended;
-  asm volatile(
-      "{ .reg .pred ended;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
-      "selp.b32 %0, 1, 0, ended; }\n"
-      : "=r"(ended)
-      : "r"(cast_smem_ptr_to_uint(&barrier)), "r"(phase)
-      : "memory");
-  return __all_sync(0xffffffff, ended);
-}
 
 // Copies rows [kFirstRow, kFirstRow + kRows) of key tiles, 32 at a time, of which a lane has one. By a warp.
 template <class Traits, class Columns, int kFirstRow, int kRows>
@@ -144,60 +131,27 @@ class CopyingWarp {
       });
       if (n == tile().keys.end - 1) load_q();
     }
-    publish_sent();
   }
 
   template <bool kValues, int kGroup>
   CUTE_DEVICE void copy(int n, int page) {
+    constexpr bool kBegins = kGroup == 0 && (!kValues || !Tiles::kCompleteTogether);
+    constexpr bool kCompletes = kGroup == kGroups - 1 && (kValues || !Tiles::kCompleteTogether);
     State const state = state_of(n);
     auto& pipeline = Tiles::template pipeline<kValues>(smem_);
-    bool constexpr kBegins = kGroup == 0 && !(Tiles::kCompleteTogether && kValues);
-    if (kBegins) {
-      // Those who have the place may wait for what has been sent.
-      if (!has_ended(pipeline.empty[state.stage], state.phase ^ 1)) publish_sent();
-      pipeline.wait_empty(state);
-      __syncwarp();
-    }
-    rows_.template copy<kValues, kGroup>(n, page, tile().head_kv, Tiles::template place<kValues>(smem_, state.stage));
-    cp_async_fence();
-    if (sent_.n >= 0) {
-      cp_async_wait<1>();  // for all but these copies
-      publish();
-    }
-    bool constexpr kCompletes = kGroup == kGroups - 1 && (kValues || !Tiles::kCompleteTogether);
-    sent_ = {kCompletes ? n : kNone, kValues};
-  }
-
-  CUTE_DEVICE void publish_sent() {
-    if (sent_.n < 0) return;
-    cp_async_wait<0>();
-    publish();
-    sent_.n = kNone;
-  }
-  CUTE_DEVICE void publish() {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // WGMMA may read what the lane has copied
+    if (kBegins) pipeline.wait_empty(state);
     __syncwarp();
-    if (lane() != 0) return;
-    State const state = state_of(sent_.n);
-    if (Tiles::kHasValues && (!Tiles::kHasKeys || sent_.values)) {
-      Tiles::template pipeline<true>(smem_).publish(state);
-    } else {
-      Tiles::template pipeline<false>(smem_).publish(state);
+    rows_.template copy<kValues, kGroup>(n, page, tile().head_kv, Tiles::template place<kValues>(smem_, state.stage));
+    if (kCompletes) {
+      wait_for_copies_at(pipeline.full[state.stage]);
+      pipeline.arrive_full(state);
     }
   }
-
-  // A key tile whose last copies are on their way.
-  struct Sent {
-    int n;
-    bool values;
-  };
-  static constexpr int kNone = -1;
 
   Args const& args_;
   SharedStorage& smem_;
   Rows rows_;
   int tile_number_ = 0;
-  Sent sent_{kNone, false};
 };
 
 // Of 16-bit caches: where K and V of a key tile are.
@@ -253,19 +207,33 @@ struct CopiedStoredTiles {
   static constexpr int kValuesBehind = 0;
 };
 
-// Of a kernel that copies rows: `Base` with more registers for the warps that do. Four consumer warpgroups have none to
-// spare.
+// Of K or V that warps have copied. What they wrote in one way, WGMMA reads in another.
+template <int kStages>
+struct CopiedPipeline : Pipeline<kStages> {
+  CUTE_DEVICE void wait_full(PipelineState<kStages> state) {
+    Pipeline<kStages>::wait_full(state);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+};
+
+// The types of a kernel that copies rows. Its warps that load need more registers. Three consumer warpgroups have some
+// to spare, two and four have none.
 template <class Base>
 struct Copying : Base {
   static constexpr int kProducerRegs = Base::kWarpgroups == 3 ? 56 : Base::kProducerRegs;
   static constexpr int kConsumerRegs = Base::kWarpgroups == 3 ? 152 : Base::kConsumerRegs;
+  using SharedStorage = typename Base::template Storage<CopiedPipeline<Base::kStages>>;
 };
+// The consumers read what the widening warps have written.
+template <class Result, int kHeadDim>
+struct Copying<Float8Traits<Result, kHeadDim>> : Float8Traits<Result, kHeadDim> {};
 
 template <class Base>
 struct Producers<Copying<Base>> {
   using Traits = Copying<Base>;
   using Args = KernelArgs;
   using SharedStorage = typename Traits::SharedStorage;
+  static constexpr bool kByTma = false;
   static constexpr int kLoadingWarps = 3;
   static constexpr int kTileArrivals = 2;
 
@@ -286,6 +254,7 @@ struct Producers<Copying<Base>> {
 template <class Result, int kHeadDim>
 struct Producers<Copying<Float8Traits<Result, kHeadDim>>> : Producers<Float8Traits<Result, kHeadDim>> {
   using Traits = Copying<Float8Traits<Result, kHeadDim>>;
+  static constexpr bool kByTma = false;
 
   CUTE_DEVICE static void first(Float8Args const& args, typename Traits::SharedStorage& smem) {
     CopyingWarp<Traits, CopiedStoredTiles<Traits>, Float8Args>(args, smem).run();

@@ -52,7 +52,7 @@ struct Float8Traits : Traits<cutlass::half_t, kHeadDim> {
   using Result = Result_;
   static constexpr forward::rows::SmemBytes kSmem = smem(kHeadDim, /*float8_cache=*/true);
   static constexpr bool kOutThroughSmem = kSmem.has_o;
-  // The warps that load need more than those of 16-bit numbers. Four consumer warpgroups have none to spare.
+  // The warps that widen need more than one that asks TMA. Four consumer warpgroups have none to spare.
   static constexpr int kProducerRegs = Base::kWarpgroups == 3 ? 56 : Base::kProducerRegs;
   static constexpr int kConsumerRegs = Base::kWarpgroups == 3 ? 152 : Base::kConsumerRegs;
   static constexpr bool kConvertsQueries = !std::is_same_v<Result, cutlass::half_t>;

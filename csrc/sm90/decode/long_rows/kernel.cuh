@@ -17,8 +17,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
 
   if (threadIdx.x == 0) {
     prefetch_tma_descriptor(&args.q);
-    prefetch_tma_descriptor(&args.k);
-    prefetch_tma_descriptor(&args.v);
+    if constexpr (Producers<Traits>::kByTma) {
+      prefetch_tma_descriptor(&args.k);
+      prefetch_tma_descriptor(&args.v);
+    }
     smem.k_pipeline.init(4 * Traits::kWarpgroups, Producers<Traits>::kTileArrivals);
     smem.v_pipeline.init(4 * Traits::kWarpgroups, Producers<Traits>::kTileArrivals);
     for (auto& pipeline : smem.q_pipeline) pipeline.init(4);

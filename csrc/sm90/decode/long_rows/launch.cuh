@@ -90,11 +90,13 @@ cudaError_t launch_one(DecodePlan const& plan, DecodeParams const& decode, cudaS
       &args.q, params.q, params.q_strides, {params.head_dim, params.len_q, params.heads_q, params.batch},
       params.sequences.cu_q != nullptr, {.rows = KernelTraits::kRows, .columns = KernelTraits::ColumnsQK::kChunk});
   if (error != cudaSuccess) return error;
-  Box const box{.rows = box_rows(args, KernelTraits::kBlockN), .columns = Columns::kChunk};
-  error = encode_cache<Cache>(&args.k, decode.k, decode.k_strides, decode, decode.heads_kv, decode.head_dim, box);
-  if (error != cudaSuccess) return error;
-  error = encode_cache<Cache>(&args.v, decode.v, decode.v_strides, decode, decode.heads_kv, decode.head_dim_v, box);
-  if (error != cudaSuccess) return error;
+  if constexpr (Producers<KernelTraits>::kByTma) {
+    Box const box{.rows = box_rows(args, KernelTraits::kBlockN), .columns = Columns::kChunk};
+    error = encode_cache<Cache>(&args.k, decode.k, decode.k_strides, decode, decode.heads_kv, decode.head_dim, box);
+    if (error != cudaSuccess) return error;
+    error = encode_cache<Cache>(&args.v, decode.v, decode.v_strides, decode, decode.heads_kv, decode.head_dim_v, box);
+    if (error != cudaSuccess) return error;
+  }
   constexpr int kSmemBytes = sizeof(typename KernelTraits::SharedStorage);
   auto* const kernel = long_rows_kernel<KernelTraits>;
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);

@@ -315,6 +315,7 @@ class Loader {
 template <class Traits>
 struct Producers {
   using Args = KernelArgs;
+  static constexpr bool kByTma = true;  // K and V come
   static constexpr int kLoadingWarps = 2;
   static constexpr int kTileArrivals = 1;  // by which K or V of a key tile is complete
 

@@ -142,6 +142,7 @@ struct Producers<Float8Traits<Result, kHeadDim>> {
   using Traits = Float8Traits<Result, kHeadDim>;
   using Args = Float8Args;
   using SharedStorage = typename Traits::SharedStorage;
+  static constexpr bool kByTma = true;
   static constexpr int kLoadingWarps = 3;
   static constexpr int kTileArrivals = 1;
 

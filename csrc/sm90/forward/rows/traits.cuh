@@ -108,13 +108,15 @@ struct Traits {
 
   using Tile = std::conditional_t<kVariant.reads_sequences, SequenceTile, TileCoord>;
 
-  struct alignas(1024) SharedStorage {
+  // `TilePipeline`: of K and V.
+  template <class TilePipeline>
+  struct alignas(1024) Storage {
     Element k[kStages][kKElements];
     Element v[kStages][kVElements];
     Element q[kSmem.q_stages][kWarpgroups][kQElements];
     std::conditional_t<kSmem.has_o, OutBuffer<kWarpgroups, kHeadDimV>, NoOutBuffer> out;
-    Pipeline<kStages> k_pipeline;
-    Pipeline<kStages> v_pipeline;
+    TilePipeline k_pipeline;
+    TilePipeline v_pipeline;
     Pipeline<kSmem.q_stages> q_pipeline[kWarpgroups];
     Tile tile[2];
     Pipeline<2> tile_pipeline;
@@ -124,6 +126,7 @@ struct Traits {
     int range;  // this CTA's range of the split tiles; negative: none
     Pipeline<1> next_tile;  // full: the producer will soon have loaded its tile. Where sequences are read at run time
   };
+  using SharedStorage = Storage<Pipeline<kStages>>;
   static_assert(sizeof(SharedStorage) == kSmem.total);
 
   // The buffer of Q of a tile.
