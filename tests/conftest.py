@@ -7,8 +7,9 @@ r"""Options, marks and fixtures of the tests.
                                          in two processes, as CI does
     pytest tests --emulated              with those of the emulated machine, see emulated/emulator.py
     pytest tests --backend sm80          only the kernel tests, on that backend
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --kernel-regex kns=wd_ \
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --kernel-name kns=flash_cute \
         python -m pytest tests -m sanitizer --oracle cpu
+                                         memcheck; with --tool synccheck, waits and arrivals at barriers
 """
 
 from __future__ import annotations

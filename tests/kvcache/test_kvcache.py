@@ -19,6 +19,7 @@ LENGTHS = (70, -1, 0, 1, 130, 64)
 PAGES = (None, 1, 4, 16, 48, 64, 512)
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("rows", [1, 3, (1, 5, 2, 0, 40, 1)], ids=str)
 def test_pages(device: str, page: int | None, rows: Any, backend: str | None, rng: torch.Generator) -> None:
@@ -44,6 +45,7 @@ def test_heads(device: str, heads: tuple[int, int], rows: int, backend: str | No
     check(make(rng, device, (45, 129), rows, page=16, heads_q=heads[0], heads_kv=heads[1]), backend)
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("rows", [1, (3, 0, 20)], ids=str)
 @EVERY_FAMILY
 def test_head_dims(device: str, head_dim: int, rows: Any, backend: str | None, rng: torch.Generator) -> None:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.kernel
 LENGTHS = (70, -1, 0, 1, 130, 64)
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("page", [None, 1, 16, 48])
 @pytest.mark.parametrize("rows", [1, 3, (1, 5, 2, 0, 40, 1)], ids=str)
 def test_append_and_attend(device: str, page: int | None, rows: Any, backend: str | None, rng: torch.Generator) -> None:

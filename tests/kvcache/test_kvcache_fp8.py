@@ -33,6 +33,7 @@ def test_dtypes_and_descales(
         check(make(rng, device, (70, -1, 0, 130), rows, page=16, **options), backend)
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("head_dims", [(64, 64), (128, 128), (256, 256), (192, 128), (576, 512), (32, 80)], ids=str)
 @pytest.mark.parametrize("page", [None, 1, 48])
 def test_head_dims(

@@ -27,6 +27,7 @@ def _explained(case: Cached, **more: Any) -> flash_cute.Explanation:
     return flash_cute.explain(case.q, case.k_cache, case.v_cache, **options)
 
 
+@pytest.mark.sanitizer
 @pytest.mark.kernel
 @pytest.mark.parametrize("page", [None, 1, 8, 16, 48, 64, 256])
 @pytest.mark.parametrize("rows", [1, (1, 3, 2, 0, 2, 1, 1)], ids=str)

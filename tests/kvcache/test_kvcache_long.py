@@ -27,6 +27,7 @@ def _rows(device: str, *numbers: int) -> tuple[int, ...]:
     return numbers if device != "cpu" else tuple(n // 20 for n in numbers)
 
 
+@pytest.mark.sanitizer
 @pytest.mark.kernel
 @pytest.mark.parametrize("page", [None, 1, 4, 16, 48, 64, 80, 256])
 @pytest.mark.parametrize("ragged", [False, True], ids=["equal", "ragged"])
@@ -98,6 +99,7 @@ def test_layouts(
     check(make(rng, device, lengths, rows, page=page, head_dim=128, **options, **_heads(device)), backend)
 
 
+@pytest.mark.sanitizer
 @pytest.mark.kernel
 @pytest.mark.parametrize("options", [{}, {"window": (333, 0)}], ids=str)
 @pytest.mark.parametrize("cache_dtypes", [None, FLOAT8], ids=["16 bits", "float8"])

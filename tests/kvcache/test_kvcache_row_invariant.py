@@ -56,6 +56,7 @@ def test_rows_and_groups(
     check(_invariant(make(rng, "cuda", lengths, rows, page=16, head_dim=128, **options)))
 
 
+@pytest.mark.sanitizer
 @pytest.mark.cuda
 @pytest.mark.kernel
 @pytest.mark.parametrize(

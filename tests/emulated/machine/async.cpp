@@ -121,9 +121,7 @@ void load(uint32_t destination, CUtensorMap const* encoded, int const* coordinat
       std::memcpy(to, from, size_t(inside));
     });
   };
-  auto const found = cta.mbarriers.find(barrier);
-  if (found == cta.mbarriers.end()) fail("TMA: an mbarrier that was not initialised");
-  machine.copies.push_back({.cta = &cta, .copy = copy, .barrier = &found->second, .bytes = bytes});
+  machine.copies.push_back({.cta = &cta, .copy = copy, .barrier = &mbarrier_at(barrier), .bytes = bytes});
 }
 
 void load_bytes(uint32_t destination, void const* source, uint32_t bytes, uint32_t barrier) {
@@ -133,9 +131,7 @@ void load_bytes(uint32_t destination, void const* source, uint32_t bytes, uint32
   Cta& cta = *machine.cta;
   for (uint32_t byte = 0; byte < bytes; byte += 16) poison(cta, destination + byte);
   auto const copy = [=, &cta] { std::memcpy(at_address(cta, destination, bytes), source, bytes); };
-  auto const found = cta.mbarriers.find(barrier);
-  if (found == cta.mbarriers.end()) fail("TMA: an mbarrier that was not initialised");
-  machine.copies.push_back({.cta = &cta, .copy = copy, .barrier = &found->second, .bytes = bytes});
+  machine.copies.push_back({.cta = &cta, .copy = copy, .barrier = &mbarrier_at(barrier), .bytes = bytes});
 }
 
 namespace {
@@ -297,8 +293,22 @@ void load_matrices(uint32_t address, uint32_t (&words)[4]) {
 
 void copy_bytes(uint32_t address, void const* from, int bytes, int from_bytes) {
   char* const to = at_address(*machine.cta, address, bytes);
-  std::memset(to, 0, size_t(bytes));
-  if (from_bytes > 0) std::memcpy(to, from, size_t(from_bytes));
+  std::memset(to, 0xff, size_t(bytes));
+  machine.lane->copies.push_back([=] {
+    std::memset(to, 0, size_t(bytes));
+    if (from_bytes > 0) std::memcpy(to, from, size_t(from_bytes));
+  });
+}
+
+void arrive_with_copies(uint32_t barrier) {
+  auto const copy = [copies = std::exchange(machine.lane->copies, {})] {
+    for (auto const& piece : copies) piece();
+  };
+  machine.copies.push_back({.cta = machine.cta, .copy = copy, .barrier = &mbarrier_at(barrier), .arrives = true});
+}
+
+void finish_copies() {
+  for (auto const& piece : std::exchange(machine.lane->copies, {})) piece();
 }
 
 void load_transposed(uint32_t address, uint32_t (&words)[4]) {

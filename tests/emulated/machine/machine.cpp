@@ -12,6 +12,7 @@ Machine machine;
 
 namespace {
 
+constexpr char kTooManyArrivals[] = "more arrivals at an mbarrier than its phase has";
 constexpr size_t kStackBytes = 512 << 10;
 std::vector<char*> stacks;  // kept for the next launch
 std::function<void()> const* kernel;
@@ -103,6 +104,7 @@ bool happen(bool copies, bool products) {
   copy.copy();
   if (copy.barrier != nullptr) {
     copy.barrier->bytes -= copy.bytes;
+    if (copy.arrives && copy.barrier->pending-- == 0) throw std::runtime_error(kTooManyArrivals);
     complete(*copy.barrier);
   }
   return true;
@@ -303,13 +305,11 @@ void mbarrier_init(uint32_t address, int arrivals) {
   machine.cta->mbarriers[address] = {.arrivals = arrivals, .pending = arrivals};
 }
 
-namespace {
 MBarrier& mbarrier_at(uint32_t address) {
   auto const found = machine.cta->mbarriers.find(address);
   if (found == machine.cta->mbarriers.end()) fail("an mbarrier that was not initialised");
   return found->second;
 }
-}  // namespace
 
 void complete(MBarrier& barrier) {
   if (barrier.pending > 0 || barrier.bytes != 0) return;
@@ -319,7 +319,7 @@ void complete(MBarrier& barrier) {
 
 void mbarrier_arrive(uint32_t address) {
   MBarrier& barrier = mbarrier_at(address);
-  if (barrier.pending == 0) fail("more arrivals at an mbarrier than its phase has");
+  if (barrier.pending == 0) fail(kTooManyArrivals);
   --barrier.pending;
   complete(barrier);
 }

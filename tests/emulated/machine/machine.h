@@ -53,7 +53,8 @@ struct Lane {
   int committed = 0;        // groups of stores
   bool reads = false;       // the stores' reads are what it waits for
   bool spins = false;
-  uint32_t address = 0;  // what it waits at
+  std::vector<std::function<void()>> copies;  // cp.async that nothing waits for yet
+  uint32_t address = 0;                       // what it waits at
   int id = 0;
 };
 
@@ -99,12 +100,14 @@ struct Cta {
 
 constexpr uint32_t kFirstAddress = 1024;  // of a CTA's shared memory
 
-// A TMA copy. A load arrives at a barrier; a store reads shared memory some time before it writes.
+// A TMA copy, or those of a lane by cp.async. A load arrives at a barrier; a store reads shared memory some time before
+// it writes.
 struct Copy {
   Cta* cta;
   std::function<void()> copy;
   MBarrier* barrier = nullptr;
   int64_t bytes = 0;
+  bool arrives = false;  // its issue was no arrival
   Lane* lane = nullptr;  // of a store
   int group = 0;
   std::function<void()> read = nullptr;  // of a store that has not read yet
@@ -129,6 +132,7 @@ void seed(uint64_t number);
 void switch_out();                     // of the lane, to the scheduler
 void wait_for(Wait wait);              // the lane's fields say for what
 void complete(MBarrier& barrier);      // its phase, where nothing is missing
+MBarrier& mbarrier_at(uint32_t address);
 void run_product(Cta& cta, Warp& warp);  // the first one under way
 char* at_address(Cta& cta, uint32_t address, int64_t bytes);
 std::string describe(Cta const& cta, Lane const& lane);

@@ -18,6 +18,7 @@ class RowCopier {
   using Element = typename Traits::Element;
   static constexpr bool kByTma = false;
   static constexpr int kWarps = kProducerWarps;
+  static constexpr int kChunkArrivals = kWarps * kCopyArrivals;
   static constexpr int kRows = kTileKeys / kWarps;  // a warp's
 
   CUTE_DEVICE RowCopier(KernelArgs const& args, typename Traits::SharedStorage& smem, int warp)
@@ -53,9 +54,7 @@ class RowCopier {
       CUTE_UNROLL
       for (int chunk = first_chunk; chunk < first_chunk + chunks; ++chunk) {
         copy_chunk(from, chunk, smem_.tiles[state.stage] + chunk * kChunkElements);
-        wait_for_copies_at(smem_.full[state.stage][chunk]);
-        __syncwarp();
-        arrive_once(smem_.full[state.stage][chunk]);
+        arrive_with_copies(smem_.full[state.stage][chunk]);
       }
     });
   }

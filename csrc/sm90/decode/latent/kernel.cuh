@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_kernel(__grid_constant__ K
     return;
   }
   if (threadIdx.x == 0) {
-    init_ring(smem, Loader::kWarps);
+    init_ring(smem, Loader::kChunkArrivals);
     smem.unit_pipeline.init(kConsumerWarps + Loader::kWarps - 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
     if constexpr (Loader::kByTma) prefetch_tma_descriptor(&args.k);

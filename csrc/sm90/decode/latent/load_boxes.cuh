@@ -20,6 +20,7 @@ class BoxLoader {
   using State = PipelineState<kStages>;
   static constexpr bool kByTma = true;
   static constexpr int kWarps = 1;
+  static constexpr int kChunkArrivals = 1;
 
   CUTE_DEVICE BoxLoader(KernelArgs const& args, typename Traits::SharedStorage& smem, int /*warp*/)
       : args_(args),

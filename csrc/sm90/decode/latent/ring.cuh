@@ -38,7 +38,7 @@ CUTE_DEVICE void for_parts(int warpgroup, F const& f) {
   f(1 - warpgroup, (1 - warpgroup) * kColumnChunks, C<kColumnChunks>{});
 }
 
-// `arrivals`: of the warps that load a chunk.
+// `arrivals`: of those that load a chunk.
 template <class SharedStorage>
 CUTE_DEVICE void init_ring(SharedStorage& smem, int arrivals) {
   for (int stage = 0; stage < kStages; ++stage) {

@@ -142,10 +142,7 @@ class CopyingWarp {
     if (kBegins) pipeline.wait_empty(state);
     __syncwarp();
     rows_.template copy<kValues, kGroup>(n, page, tile().head_kv, Tiles::template place<kValues>(smem_, state.stage));
-    if (kCompletes) {
-      wait_for_copies_at(pipeline.full[state.stage]);
-      pipeline.arrive_full(state);
-    }
+    if (kCompletes) arrive_with_copies(pipeline.full[state.stage]);
   }
 
   Args const& args_;
@@ -235,7 +232,7 @@ struct Producers<Copying<Base>> {
   using SharedStorage = typename Traits::SharedStorage;
   static constexpr bool kByTma = false;
   static constexpr int kLoadingWarps = 3;
-  static constexpr int kTileArrivals = 2;
+  static constexpr int kTileArrivals = 2 * kCopyArrivals;  // an own warp's, and the third's
 
   CUTE_DEVICE static void init(SharedStorage&) {}
   // The roles of warps 0, 2 and 3.
@@ -256,6 +253,7 @@ struct Producers<Copying<Float8Traits<Result, kHeadDim>>> : Producers<Float8Trai
   using Traits = Copying<Float8Traits<Result, kHeadDim>>;
   static constexpr bool kByTma = false;
 
+  CUTE_DEVICE static void init(typename Traits::SharedStorage& smem) { smem.stored_pipeline.init(2, kCopyArrivals); }
   CUTE_DEVICE static void first(Float8Args const& args, typename Traits::SharedStorage& smem) {
     CopyingWarp<Traits, CopiedStoredTiles<Traits>, Float8Args>(args, smem).run();
   }

@@ -25,6 +25,7 @@ class RowCopier {
   static constexpr int kTileKeys = Traits::kTileKeys;
   static constexpr bool kByTma = false;
   static constexpr int kWarps = warps_of_copied_tile(Traits::kCtasPerSm);
+  static constexpr int kTileArrivals = kWarps * kCopyArrivals;
   static constexpr int kRows = kTileKeys / kWarps;  // a warp's
   static constexpr int kGroups = kRows / 32;        // of which a lane has a row each
 
@@ -51,8 +52,7 @@ class RowCopier {
 
   CUTE_DEVICE void load(Rows const& rows, PipelineState<Traits::kStages> state) {
     copy(rows, smem_.tiles[state.stage]);
-    wait_for_copies_at(smem_.pipeline.full[state.stage]);
-    smem_.pipeline.arrive_full(state);
+    arrive_with_copies(smem_.pipeline.full[state.stage]);
   }
 
  private:

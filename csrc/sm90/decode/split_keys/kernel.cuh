@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(threads(Loader::kWarps), Traits::kCtasPerSm)
     return;
   }
   if (threadIdx.x == 0) {
-    smem.pipeline.init(kConsumerWarps, Loader::kWarps);
+    smem.pipeline.init(kConsumerWarps, Loader::kTileArrivals);
     smem.unit_pipeline.init(kConsumerWarps);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // makes the barriers visible to TMA
     if constexpr (Loader::kByTma) {

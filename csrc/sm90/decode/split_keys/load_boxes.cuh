@@ -20,6 +20,7 @@ class BoxLoader {
   static constexpr int kTileKeys = Traits::kTileKeys;
   static constexpr bool kByTma = true;
   static constexpr int kWarps = 1;  // that load a tile
+  static constexpr int kTileArrivals = 1;
 
   CUTE_DEVICE BoxLoader(KernelArgs const& args, typename Traits::SharedStorage& smem, int warp)
       : args_(args),
