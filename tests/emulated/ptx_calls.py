@@ -15,7 +15,7 @@ INSTRUCTIONS = (
     (r"mbarrier\.init", "mbarrier_init"),
     (r"mbarrier\.arrive\.expect_tx", "mbarrier_expect"),
     (r"mbarrier\.try_wait\.parity[\s\S]*bra", "mbarrier_wait"),
-    (r"mbarrier\.arrive\.shared::cta", "mbarrier_arrive"),
+    (r"(?<!cp\.async\.)mbarrier\.arrive\.shared::cta", "mbarrier_arrive"),
     (r"fence\.|griddepcontrol|setmaxnreg|prefetch", "nothing"),
     (r"bar\.sync %0", "barrier_sync"),
     (r"bar\.arrive %0", "barrier_arrive"),

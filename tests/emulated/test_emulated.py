@@ -117,6 +117,18 @@ FAULTS = (
         *("long_rows", "decode/long_rows"),
     ),
     Fault(
+        *("copied rows are read before they have landed", "copies.cuh"),
+        (("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0]", "mbarrier.arrive.shared::cta.b64 _, [%0]"),),
+        *("long_rows", "decode/common"),
+        cases=60,
+    ),
+    Fault(
+        *("copied float8 rows are read before they have landed", "copy_rows.cuh"),
+        (("    wait_for_copies_at(pipeline.full[state.stage]);\n", ""),),
+        *("long_rows", "decode/long_rows"),
+        cases=60,
+    ),
+    Fault(
         *("bfloat16 queries are not made float16", "float8.cuh"),
         (("uint4 const x = vectors[i];", "continue;\n      uint4 const x = vectors[i];"),),
         *("long_rows", "decode/long_rows"),
