@@ -1,4 +1,7 @@
-// What is asynchronous: TMA and WGMMA; and the CUDA API's functions that launches call.
+// What is asynchronous: TMA, cp.async and WGMMA; and the CUDA API's functions that launches call.
+//
+// Past 400 lines: what one of them writes to shared memory another reads, by the same swizzles and the same copies
+// under way, and ldmatrix and mma.sync share the products' numbers.
 #include <array>
 #include <bit>
 
