@@ -14,7 +14,7 @@ The kernel's own headers, and their launch, are compiled by g++. `machine/device
 kernel with its text. `tensors.h` and `mask.h` have what the drivers share.
 
 What is not emulated: memory order and proxy fences (a missing fence.proxy.async is not seen), the number of registers,
-clusters. Copies by cp.async happen at once.
+clusters.
 
 The lanes of a warp stay together where they do on the GPU, in code that does not diverge. With --diverge they do so
 only where an instruction makes them: more than today's GPUs do, and code may rely on less.
