@@ -31,7 +31,6 @@ INSTRUCTIONS = (
     (r"ldmatrix\.sync\.aligned\.x4\.m8n8\.shared", "ldmatrix"),
     (r"cp\.async\.c[ag]\.shared\.global", "copy_bytes"),
     (r"cp\.async\.mbarrier\.arrive\.noinc\.shared::cta", "arrive_with_copies"),
-    (r"cp\.async\.mbarrier\.arrive\.shared::cta", "wait_for_copies_at"),
     (r"cp\.async\.(commit_group|wait_all)", "finish_copies"),
     (r"cp\.async\.wait_group", "nothing"),
     (r"ldmatrix\.sync\.aligned\.x4\.trans\.m8n8\.shared", "ldmatrix_transposed"),

@@ -123,12 +123,6 @@ FAULTS = (
         cases=60,
     ),
     Fault(
-        *("copied float8 rows are read before they have landed", "copy_rows.cuh"),
-        (("    wait_for_copies_at(pipeline.full[state.stage]);\n", ""),),
-        *("long_rows", "decode/long_rows"),
-        cases=60,
-    ),
-    Fault(
         *("bfloat16 queries are not made float16", "float8.cuh"),
         (("uint4 const x = vectors[i];", "continue;\n      uint4 const x = vectors[i];"),),
         *("long_rows", "decode/long_rows"),

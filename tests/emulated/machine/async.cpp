@@ -310,11 +310,6 @@ void arrive_with_copies(uint32_t barrier) {
   machine.copies.push_back({.cta = machine.cta, .copy = copy, .barrier = &mbarrier_at(barrier), .arrives = true});
 }
 
-void wait_for_copies_at(uint32_t barrier) {
-  ++mbarrier_at(barrier).pending;
-  arrive_with_copies(barrier);
-}
-
 void finish_copies() {
   for (auto const& piece : std::exchange(machine.lane->copies, {})) piece();
 }

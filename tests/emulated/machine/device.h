@@ -129,7 +129,6 @@ inline void ldmatrix(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint32_
 // longer. Behind `from_bytes` come zeros. The instruction's text has the 16 bytes that are written, or an operand.
 void copy_bytes(uint32_t address, void const* from, int bytes, int from_bytes);
 void arrive_with_copies(uint32_t barrier);
-void wait_for_copies_at(uint32_t barrier);
 void finish_copies();
 inline void copy_bytes(uint32_t address, uint64_t from, int from_bytes) {
   copy_bytes(address, reinterpret_cast<void const*>(from), 16, from_bytes);

@@ -36,17 +36,11 @@ CUTE_DEVICE void copy_vector(uint32_t to, uint64_t from, bool exists) {
 
 constexpr int kCopyArrivals = 32;  // of a warp that copies, at the barrier of what it copied
 
-// The thread's arrival, when its copies are there.
+// The thread's arrival, when its copies are there. The form without .noinc, which raises the count first, is right too,
+// but synccheck of CUDA 13.0 takes it for one arrival too many.
 CUTE_DEVICE void arrive_with_copies(uint64_t& barrier) {
   jitter();
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(&barrier))
-               : "memory");
-}
-
-// The other form: the barrier's phase does not end before the thread's copies are there. It must have an arrival to
-// come, which another instruction makes. synccheck of CUDA 13.0 takes it for one arrival too many, which is wrong.
-CUTE_DEVICE void wait_for_copies_at(uint64_t& barrier) {
-  asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(&barrier))
                : "memory");
 }
 

@@ -89,7 +89,8 @@ class CopyingWarp {
       if (tile().m_block < 0) return;
       copy_row_tile();
       __syncwarp();  // all lanes have read the tile
-      if (lane() == 0) smem_.tile_pipeline.arrive_empty(at_step(tile_number_));
+      // opaque: else its stage keeps a register over the row tile; of float8 caches with head dim 64, one on the stack.
+      if (lane() == 0) smem_.tile_pipeline.arrive_empty(at_step(opaque(tile_number_)));
     }
   }
 
@@ -142,7 +143,7 @@ class CopyingWarp {
     if (kBegins) pipeline.wait_empty(state);
     __syncwarp();
     rows_.template copy<kValues, kGroup>(n, page, tile().head_kv, Tiles::template place<kValues>(smem_, state.stage));
-    if (kCompletes) Tiles::arrive(pipeline, state);
+    if (kCompletes) arrive_with_copies(pipeline.full[state.stage]);
   }
 
   Args const& args_;
@@ -162,10 +163,6 @@ struct CopiedTiles {
   template <bool kValues>
   CUTE_DEVICE static auto* place(SharedStorage& smem, int stage) {
     return kValues ? smem.v[stage] : smem.k[stage];
-  }
-  template <class Pipeline, class State>
-  CUTE_DEVICE static void arrive(Pipeline& pipeline, State state) {
-    arrive_with_copies(pipeline.full[state.stage]);
   }
 
   static constexpr bool kCompleteTogether = false;  // K and V of a key tile
@@ -202,12 +199,6 @@ struct CopiedStoredTiles {
   template <bool kValues>
   CUTE_DEVICE static auto* place(SharedStorage& smem, int stage) {
     return kValues ? smem.stored_v[stage] : smem.stored_k[stage];
-  }
-  // With arrive_with_copies, ptxas 13.0 spills 8 bytes at head dim 64.
-  template <class Pipeline, class State>
-  CUTE_DEVICE static void arrive(Pipeline& pipeline, State state) {
-    wait_for_copies_at(pipeline.full[state.stage]);
-    pipeline.arrive_full(state);
   }
   using Rows = RowCopier<Traits, typename Traits::Columns, 0, Traits::kBlockN>;
   static constexpr bool kCompleteTogether = true, kHasKeys = true, kHasValues = true, kLoadsQueries = true;
@@ -263,6 +254,7 @@ struct Producers<Copying<Float8Traits<Result, kHeadDim>>> : Producers<Float8Trai
   using Traits = Copying<Float8Traits<Result, kHeadDim>>;
   static constexpr bool kByTma = false;
 
+  CUTE_DEVICE static void init(typename Traits::SharedStorage& smem) { smem.stored_pipeline.init(2, kCopyArrivals); }
   CUTE_DEVICE static void first(Float8Args const& args, typename Traits::SharedStorage& smem) {
     CopyingWarp<Traits, CopiedStoredTiles<Traits>, Float8Args>(args, smem).run();
   }
