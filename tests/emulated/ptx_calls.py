@@ -15,7 +15,7 @@ INSTRUCTIONS = (
     (r"mbarrier\.init", "mbarrier_init"),
     (r"mbarrier\.arrive\.expect_tx", "mbarrier_expect"),
     (r"mbarrier\.try_wait\.parity[\s\S]*bra", "mbarrier_wait"),
-    # cp.async has an arrival of this name that raises the count first: it is not known here, and must not pass for this.
+    # cp.async has an arrival of this name that raises the count first: not known here, it must not pass for this one.
     (r"(?<!cp\.async\.)mbarrier\.arrive\.shared::cta", "mbarrier_arrive"),
     (r"fence\.|griddepcontrol|setmaxnreg|prefetch", "nothing"),
     (r"bar\.sync %0", "barrier_sync"),
