@@ -42,6 +42,7 @@ def test_pages(
     check(case, backend)
 
 
+@pytest.mark.sanitizer
 @pytest.mark.kernel
 @pytest.mark.parametrize("head_dim", [256, 40, 104, 232])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -19,24 +19,26 @@ PAGES = 600
 backend = sys.argv[1]
 
 
-def pages(heads, columns, dtype=torch.float16):
+def pages(heads, columns, dtype):
     return torch.randn(PAGES, 1, heads, columns, device="cuda", dtype=torch.float16).to(dtype)
 
 
 def call(rows, heads_q, k, v):
-    q = torch.randn(2, rows, heads_q, k.shape[-1], device="cuda", dtype=torch.float16)
+    dtype = torch.float16 if k.element_size() == 1 else k.dtype
+    q = torch.randn(2, rows, heads_q, k.shape[-1], device="cuda", dtype=dtype)
     lengths = torch.tensor([290, 35], device="cuda", dtype=torch.int32)
     table = torch.randperm(PAGES, device="cuda").int().view(2, -1)
     out, _ = flash_cute.attention_with_kvcache(q, k, v, cache_seqlens=lengths, page_table=table, backend=backend)
     assert out.isfinite().all()
 
 
-for dtype in (torch.float16, torch.float8_e4m3fn) if backend == "sm90" else (torch.float16,):
+for dtype in (torch.float16, torch.bfloat16) + (torch.float8_e4m3fn,) * (backend == "sm90"):
     for head_dim in 64, 128, 256:
         for rows in 1, 520:
             call(rows, 32, pages(8, head_dim, dtype), pages(8, head_dim, dtype))
-latent = pages(1, 576)
-call(1, 16, latent, latent[..., :512])
+    if dtype.itemsize == 2:
+        latent = pages(1, 576, dtype)
+        call(1, 16, latent, latent[..., :512])
 """
 
 
