@@ -46,7 +46,7 @@ def generated(model: Any, prompts: list[list[int]], **paging: Any) -> list[list[
     given["page_size" if "page_size" in names else "block_size"] = 16
     if "auto_switch_to_flash" in names:
         given["auto_switch_to_flash"] = False
-    if "use_async_batching" in names:  # with any implementation wrong now and then: docs/adopting/transformers.md
+    if "use_async_batching" in names:  # with sdpa too wrong now and then: docs/adopting/transformers.md
         given["use_async_batching"] = False
     options = transformers.GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
     config = transformers.ContinuousBatchingConfig(**given)
